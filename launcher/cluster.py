@@ -1,0 +1,159 @@
+"""Who am I, and who are my peers: read from the environment that a scheduler or a person prepared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launcher.errors import UsageError
+
+_EXAMPLE = 'TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}\''
+# Rank order: the chief, where there is one, is rank 0.
+_JOBS = ("chief", "worker")
+# A name, an IPv4 address or a bracketed IPv6 address, and a port.
+_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The processes that train one model together.
+
+    Attributes:
+      source: what said so: "TF_CONFIG", or "alone" when nothing did.
+      workers: "host:port" of every worker in rank order; empty when alone.
+      index: this process's rank.
+    """
+
+    source: str
+    workers: tuple[str, ...]
+    index: int
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes, 1 when alone."""
+        return max(1, len(self.workers))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes checkpoints and reports."""
+        return self.index == 0
+
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        if not self.workers:
+            return "one process, no peers"
+        return f"worker {self.index} of {self.num_workers} ({self.workers[self.index]}), from {self.source}"
+
+
+def resolve(environ: Mapping[str, str]) -> Cluster:
+    """Finds this process's place among its peers.
+
+    Args:
+      environ: the process's environment variables.
+
+    Returns:
+      What the first source that is present says, or a cluster of one process.
+
+    Raises:
+      UsageError: a source is present and does not make sense.
+    """
+    for resolver in _RESOLVERS:
+        cluster = resolver(environ)
+        if cluster is not None:
+            return cluster
+    return Cluster(source="alone", workers=(), index=0)
+
+
+def _from_tf_config(environ: Mapping[str, str]) -> Cluster | None:
+    text = environ.get("TF_CONFIG", "")
+    if not text.strip():
+        return None
+    config = _parse_object(text)
+    workers = _workers(config)
+    rank = _rank(config)
+    return Cluster(source="TF_CONFIG", workers=workers, index=rank)
+
+
+# In order of precedence. A resolver returns None when its scheduler is not there, and raises when it is there
+# and contradicts itself.
+_RESOLVERS: tuple[Callable[[Mapping[str, str]], Cluster | None], ...] = (_from_tf_config,)
+
+
+def _wrong(problem: str) -> UsageError:
+    return UsageError(f"TF_CONFIG: {problem}. A correct one: {_EXAMPLE}; unset TF_CONFIG to train alone")
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _wrong(f"not JSON ({error}): {_shortened(text)}") from None
+    if not isinstance(config, dict):
+        raise _wrong(f"expected a JSON object, got {_shortened(text)}")
+    return config
+
+
+def _workers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Addresses in rank order, checked."""
+    cluster = config.get("cluster")
+    if not cluster:
+        raise _wrong(f'no "cluster" in {_shortened(json.dumps(config))}')
+    if not isinstance(cluster, dict):
+        raise _wrong(f'"cluster" must map job names to lists of addresses, got {json.dumps(cluster)}')
+    unsupported = sorted(set(cluster) - set(_JOBS))
+    if unsupported:
+        raise _wrong(
+            f'job {unsupported[0]!r} in "cluster" is not supported: all processes train and evaluate together, '
+            'as "worker" (or one "chief" and workers)'
+        )
+    workers: list[str] = []
+    for job in _JOBS:
+        addresses = cluster.get(job, [])
+        if not isinstance(addresses, list):
+            raise _wrong(f'"{job}" in "cluster" must be a list of "host:port", got {json.dumps(addresses)}')
+        workers.extend(_checked_address(job, address) for address in addresses)
+    if len(cluster.get("chief", [])) > 1:
+        raise _wrong(f'"cluster" has {len(cluster["chief"])} chiefs, there can be one: {json.dumps(cluster["chief"])}')
+    if not workers:
+        raise _wrong(f'"cluster" has no workers: {json.dumps(cluster)}')
+    repeated = sorted({address for address in workers if workers.count(address) > 1})
+    if repeated:
+        raise _wrong(f"address {repeated[0]!r} is given {workers.count(repeated[0])} times; each worker needs its own")
+    return tuple(workers)
+
+
+def _checked_address(job: str, address: Any) -> str:
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise _wrong(f'{job} address {json.dumps(address)} is not "host:port" with a port from 1 to 65535')
+    return str(address)
+
+
+def _rank(config: Mapping[str, Any]) -> int:
+    """This process's place in the list that `_workers` returns."""
+    cluster, task = config["cluster"], config.get("task")
+    if not task:
+        raise _wrong('no "task": it says which of the workers this process is')
+    if not isinstance(task, dict):
+        raise _wrong(f'"task" must be an object with "type" and "index", got {json.dumps(task)}')
+    kind = task.get("type")
+    if kind not in _JOBS:
+        raise _wrong(f'task type {json.dumps(kind)} is not supported, use "worker" or "chief"')
+    addresses = cluster.get(kind, [])
+    if not addresses:
+        raise _wrong(f'this task is a {kind}, but "cluster" has no {kind}: {json.dumps(cluster)}')
+    index = task.get("index")
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise _wrong(f"task index must be a whole number, got {json.dumps(index)}")
+    if not 0 <= index < len(addresses):
+        valid = "0" if len(addresses) == 1 else f"0 to {len(addresses) - 1}"
+        raise _wrong(f'task index {index} is out of range: "cluster" has {len(addresses)} {kind}(s), index {valid}')
+    return index + (len(cluster.get("chief", [])) if kind == "worker" else 0)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,0 +1,220 @@
+"""The outer loop: how many steps, when to log, evaluate and save, and when to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from launcher.checkpoints import CheckpointStore
+from launcher.data.pipeline import Data
+from launcher.errors import TrainingError
+from launcher.evaluator import Evaluator
+from launcher.recipe import Recipe
+from launcher.reporting.reporter import Reporter
+from launcher.reporting.summary import Stopwatch
+from launcher.trainer import StepRecords, Trainer
+
+Event = dict[str, Any]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a run has to show so far: its last log events."""
+
+    train: Event = dataclasses.field(default_factory=dict)
+    evaluation: Event = dataclasses.field(default_factory=dict)
+
+
+class Controller:
+    """Trains to the last step, or evaluates once.
+
+    Args:
+      trainer, evaluator: the inner loops.
+      data: the task's data.
+      store: where checkpoints go.
+      reporter: where events go.
+      stopwatch: splits the wall time into phases.
+      recipe: the cadence.
+      total_steps: length of the run.
+      evaluate: whether to evaluate while training and at the end.
+      after_first_step: called once, when everything has been traced and used.
+    """
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        evaluator: Evaluator,
+        data: Data,
+        store: CheckpointStore,
+        reporter: Reporter,
+        stopwatch: Stopwatch,
+        recipe: Recipe,
+        total_steps: int,
+        evaluate: bool = True,
+        after_first_step: Callable[[], None] = lambda: None,
+    ):
+        self._trainer = trainer
+        self._evaluator = evaluator
+        self._data = data
+        self._store = store
+        self._reporter = reporter
+        self._stopwatch = stopwatch
+        self._recipe = recipe
+        self._total_steps = total_steps
+        self._evaluates = evaluate and bool(data.num_eval_examples)
+        self._after_first_step = after_first_step
+        self._pending: list[StepRecords] = []
+        self._pending_since = 0.0
+        self._saved_at = time.monotonic()
+        self.outcome = Outcome()
+
+    def train(self) -> None:
+        """Trains from the trainer's step to the last one.
+
+        Raises:
+          TrainingError: gradients stayed non-finite at the smallest loss scale.
+        """
+        trainer, total = self._trainer, self._total_steps
+        step = trainer.step
+        if step >= total:
+            self._reporter.note(f"already trained to step {step} of {total}")
+            if self._evaluates:
+                self.evaluate()
+            return
+        batches = trainer.batches(self._data)
+        self._take(batches, 1, phase="compile")
+        self._after_first_step()
+        self._act(step + 1)
+        while (step := trainer.step) < total:
+            self._take(batches, self._steps_until_next_event(step), phase="train")
+            self._act(trainer.step)
+
+    def evaluate(self) -> Event:
+        """Evaluates the current weights and reports them."""
+        with self._stopwatch.phase("evaluate"):
+            event = {"step": self._trainer.step, **self._evaluator.evaluate()}
+        self._reporter.evaluation(event)
+        self.outcome.evaluation = event
+        return event
+
+    def _take(self, batches: Iterator, num_steps: int, *, phase: str) -> None:
+        if not self._pending:
+            self._pending_since = time.monotonic()
+        with self._stopwatch.phase(phase):
+            records = self._trainer.train(batches, num_steps)
+        self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
+        self._pending.append(records)
+        self._note_skips(records)
+
+    def _steps_until_next_event(self, step: int) -> int:
+        recipe = self._recipe
+        cadences = [recipe.log_every]
+        if self._evaluates and recipe.evaluate_every:
+            cadences.append(recipe.evaluate_every)
+        if recipe.checkpoint_every:
+            cadences.append(recipe.checkpoint_every)
+        until_event = min(every - step % every for every in cadences)
+        return min(until_event, recipe.steps_per_loop, self._total_steps - step)
+
+    def _act(self, step: int) -> None:
+        """Does what is due after `step` steps."""
+        recipe, last = self._recipe, step >= self._total_steps
+        stuck = self._trainer.skips_at_floor >= recipe.max_skips_at_floor
+        if last or stuck or _due(step, recipe.log_every):
+            self._log(step)
+        if stuck:
+            raise TrainingError(
+                f"gradients were not finite for {self._trainer.skips_at_floor} consecutive steps (to step {step}) at "
+                f"loss scale {self._trainer.loss_scale:g}, which cannot fall further; the weights are those of the "
+                "last finite step. Lower the learning rate, check the data for non-finite values, or train in float32"
+            )
+        if self._evaluates and (last or _due(step, recipe.evaluate_every)):
+            event = self.evaluate()
+            if self._is_best(event):
+                self._save(step, event)
+                self._store.mark_best(step, metric=recipe.best_metric, value=event[recipe.best_metric])
+                return
+        minutes = (time.monotonic() - self._saved_at) / 60
+        by_clock = recipe.checkpoint_every_minutes and minutes >= recipe.checkpoint_every_minutes
+        if last or by_clock or _due(step, recipe.checkpoint_every):
+            self._save(step, {})
+
+    def _is_best(self, event: Event) -> bool:
+        name = self._recipe.best_metric
+        if name not in event:
+            known = ", ".join(sorted(set(event) - {"step", "examples"}))
+            raise TrainingError(f"train.best_metric = {name!r} is not a metric of this task; it has {known}")
+        if not math.isfinite(event[name]):
+            return False
+        best = self._store.best_record()
+        if best is None or best.metric != name:
+            return True
+        return event[name] < best.value if name == "loss" else event[name] > best.value
+
+    def _save(self, step: int, metrics: Event) -> None:
+        with self._stopwatch.phase("checkpoint"):
+            self._reporter.flush()
+            self._store.save(step, self._trainer.snapshot(), metrics=metrics)
+        self._saved_at = time.monotonic()
+
+    def _log(self, step: int) -> None:
+        seconds = max(time.monotonic() - self._pending_since, 1e-9)
+        event = summarise(self._pending)
+        examples = event.pop("steps") * self._trainer.config.global_batch_size
+        waited = event.pop("input_wait_seconds")
+        event.update(
+            step=step,
+            loss_scale=self._trainer.loss_scale,
+            skipped_steps=self._trainer.skipped_steps,
+            examples_per_second=examples / seconds,
+            input_wait_fraction=min(1.0, waited / seconds),
+        )
+        self._pending.clear()
+        self._reporter.train(event)
+        self.outcome.train = event
+
+    def _note_skips(self, records: StepRecords) -> None:
+        for offset in np.flatnonzero(records.finite == 0):
+            last = offset + 1 == len(records.finite)
+            after = self._trainer.loss_scale if last else records.loss_scale[offset + 1]
+            self._reporter.note(
+                f"step {records.first_step + offset} skipped: gradients were not finite; "
+                f"loss scale {records.loss_scale[offset]:g} -> {after:g}"
+            )
+
+
+def summarise(parts: list[StepRecords]) -> Event:
+    """One log event of consecutive steps: means over the examples of the steps that were not skipped.
+
+    Returns:
+      loss and metrics (NaN when every step was skipped); learning rate and gradient norm of the last step;
+      `steps` and `input_wait_seconds` in total.
+    """
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    finite = column("finite") > 0
+    weight = column("weight")[finite].sum()
+
+    def mean(sums: np.ndarray) -> float:
+        return float(sums[finite].sum() / weight) if weight else float("nan")
+
+    event: Event = {"loss": mean(column("loss"))}
+    for name in parts[0].metrics:
+        event[name] = mean(np.concatenate([part.metrics[name] for part in parts]))
+    event["learning_rate"] = float(column("learning_rate")[-1])
+    event["gradient_norm"] = float(column("gradient_norm")[-1])
+    event["steps"] = len(finite)
+    event["input_wait_seconds"] = float(column("input_wait_seconds").sum())
+    return event
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,95 @@
+"""What is known of common image data sets without opening them, so that a job can be planned where no data is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """An image classification set as it is stored.
+
+    Args:
+      image_shape: (height, width, channels); height and width are None where images differ in size.
+      num_classes: labels are 0 to num_classes - 1.
+      num_train_examples, num_eval_examples: None if unknown, as the set is not prepared.
+      mean, std: of each channel over the training images, pixels scaled to [0, 1].
+      flip: a mirrored image is still an example of its class.
+      train_split, eval_split: as TFDS names them.
+      max_value: the brightest stored pixel.
+    """
+
+    image_shape: tuple[int | None, int | None, int]
+    num_classes: int
+    num_train_examples: int | None
+    num_eval_examples: int | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flip: bool = True
+    train_split: str = "train"
+    eval_split: str = "test"
+    max_value: float = 255.0
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether all images are stored in one size."""
+        return None not in self.image_shape
+
+
+# No official split: `launcher.data.digits` holds out a fixed, stratified fifth.
+DIGITS = Facts(
+    image_shape=(8, 8, 1),
+    num_classes=10,
+    num_train_examples=1437,
+    num_eval_examples=360,
+    mean=(0.3053,),
+    std=(0.3760,),
+    flip=False,
+    max_value=16.0,
+)
+
+# Mean and standard deviation are the values the field uses; those of CIFAR-100 and MNIST are computed the same way.
+TFDS = {
+    "cifar10": Facts(
+        image_shape=(32, 32, 3),
+        num_classes=10,
+        num_train_examples=50_000,
+        num_eval_examples=10_000,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+    ),
+    "cifar100": Facts(
+        image_shape=(32, 32, 3),
+        num_classes=100,
+        num_train_examples=50_000,
+        num_eval_examples=10_000,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+    ),
+    "fashion_mnist": Facts(
+        image_shape=(28, 28, 1),
+        num_classes=10,
+        num_train_examples=60_000,
+        num_eval_examples=10_000,
+        mean=(0.2860,),
+        std=(0.3530,),
+    ),
+    "imagenet2012": Facts(
+        image_shape=(None, None, 3),
+        num_classes=1000,
+        num_train_examples=1_281_167,
+        num_eval_examples=50_000,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        eval_split="validation",
+    ),
+    "mnist": Facts(
+        image_shape=(28, 28, 1),
+        num_classes=10,
+        num_train_examples=60_000,
+        num_eval_examples=10_000,
+        mean=(0.1307,),
+        std=(0.3081,),
+        flip=False,
+    ),
+}

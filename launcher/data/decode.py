@@ -1,0 +1,82 @@
+"""From an encoded image to a stored one: decode, cut and scale. One image a call, inside `tf.data.Dataset.map`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from launcher.data.augment import as_dtype, crop_windows
+
+Window = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""(height, width: int32 []) -> int32 [4]: top, left, height, width."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageDecoder:
+    """Decodes JPEG or PNG to uint8 images of one shape.
+
+    Args:
+      image_shape: (height, width, channels) of what comes out.
+      fraction: how much of the largest centred window `centre` keeps in each direction: 1 for sets of small images;
+        0.875 (224 of 256 pixels, as in Krizhevsky et al. 2012) for photographs of any size.
+      scaled: False if the encoded images have `image_shape` already.
+    """
+
+    image_shape: tuple[int, int, int]
+    fraction: float
+    scaled: bool
+
+    def centre(self, encoded: tf.Tensor) -> tf.Tensor:
+        """The middle of an image (string []) as uint8 `image_shape`."""
+        if not self.scaled:
+            return tf.ensure_shape(self._decoded(encoded), self.image_shape)
+        return self._scaled_window(encoded, self._centre_window)
+
+    def random_window(self, encoded: tf.Tensor, numbers: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
+        """A random window of an image, scaled.
+
+        Args:
+          encoded: string [], the file.
+          numbers: float32 [22], see `launcher.data.augment.window_numbers`.
+          mirrored: bool [], whether to turn left and right.
+
+        Returns:
+          uint8 `image_shape`.
+        """
+
+        def window(height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
+            return crop_windows(numbers[tf.newaxis], height[tf.newaxis], width[tf.newaxis])[0]
+
+        image = self._scaled_window(encoded, window)
+        return tf.cond(mirrored, lambda: image[:, ::-1], lambda: image)
+
+    def _scaled_window(self, encoded: tf.Tensor, window: Window) -> tf.Tensor:
+        height, width, channels = self.image_shape
+
+        def from_jpeg() -> tf.Tensor:
+            # Decodes no more of the file than the window needs.
+            shape = tf.image.extract_jpeg_shape(encoded)
+            return tf.image.decode_and_crop_jpeg(encoded, window(shape[0], shape[1]), channels=channels)
+
+        def from_other() -> tf.Tensor:
+            image = self._decoded(encoded)
+            shape = tf.shape(image)
+            return tf.image.crop_to_bounding_box(image, *tf.unstack(window(shape[0], shape[1])))
+
+        image = tf.cond(tf.io.is_jpeg(encoded), from_jpeg, from_other)
+        image = tf.image.resize(tf.ensure_shape(image, [None, None, channels]), [height, width])
+        return as_dtype(tf.ensure_shape(image, self.image_shape), tf.uint8)
+
+    def _decoded(self, encoded: tf.Tensor) -> tf.Tensor:
+        return tf.io.decode_image(encoded, channels=self.image_shape[2], expand_animations=False)
+
+    def _centre_window(self, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
+        to_height, to_width, _ = self.image_shape
+        full_height, full_width = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
+        scale = tf.minimum(full_height / to_height, full_width / to_width) * self.fraction
+        cut_height = tf.clip_by_value(tf.round(to_height * scale), 1, full_height)
+        cut_width = tf.clip_by_value(tf.round(to_width * scale), 1, full_width)
+        top, left = tf.floor((full_height - cut_height) / 2), tf.floor((full_width - cut_width) / 2)
+        return tf.cast(tf.stack([top, left, cut_height, cut_width]), tf.int32)

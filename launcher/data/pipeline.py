@@ -1,0 +1,272 @@
+"""Batches whose content depends on (seed, step) alone, for any number of hosts and replicas.
+
+A batch is a dict of tensors whose first axis is the batch. It always has the key "weight", float32 [batch]: 1 for a
+real example (or the example's own weight), 0 for padding.
+
+    RandomAccessData(
+        train=ArrayExamples({"image": train_x, "label": train_y}),
+        evaluation=ArrayExamples({"image": test_x, "label": test_y}),
+    )
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from launcher.data.order import example_seeds, shuffled
+from launcher.errors import UsageError
+
+Batch = dict[str, tf.Tensor]
+Augment = Callable[[Batch, tf.Tensor], Batch]
+"""(batch, seeds int32 [n, 2]: one pair an example) -> batch; stateless."""
+
+WEIGHT = "weight"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Which part of every global batch one host feeds.
+
+    Args:
+      global_batch_size: examples of one step over all replicas; divisible by `num_replicas`.
+      num_replicas: replicas in sync over all hosts.
+      first_replica: global index of this host's first replica.
+      local_replicas: replicas this host feeds.
+      seed: the run's seed.
+      start_step: the first step to make training batches for; evaluation starts at its beginning always.
+    """
+
+    global_batch_size: int
+    num_replicas: int
+    first_replica: int
+    local_replicas: int
+    seed: int
+    start_step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_replicas < 1 or self.local_replicas < 1 or self.first_replica < 0 or self.start_step < 0:
+            raise ValueError(f"impossible shard: {self}")
+        if self.first_replica + self.local_replicas > self.num_replicas:
+            raise ValueError(f"the host's replicas exceed the {self.num_replicas} of the run: {self}")
+        if self.global_batch_size < 1 or self.global_batch_size % self.num_replicas:
+            raise UsageError(
+                f"global batch size {self.global_batch_size} cannot be divided evenly over {self.num_replicas} "
+                f"replicas; choose a multiple of {self.num_replicas}"
+            )
+
+    @property
+    def per_replica_batch_size(self) -> int:
+        return self.global_batch_size // self.num_replicas
+
+    @property
+    def host_batch_size(self) -> int:
+        """Examples this host feeds a step."""
+        return self.per_replica_batch_size * self.local_replicas
+
+    def eval_steps(self, num_examples: int) -> int:
+        """Steps that evaluate `num_examples` once, the last of them padded."""
+        return math.ceil(num_examples / self.global_batch_size)
+
+
+class Data(Protocol):
+    """Where a task's batches come from."""
+
+    @property
+    def num_train_examples(self) -> int | None:
+        """Examples of an epoch; None if unknown: the recipe must then give steps, not epochs."""
+
+    @property
+    def num_eval_examples(self) -> int | None:
+        """Examples of one evaluation; None if unknown or if there are none."""
+
+    def check(self) -> None:
+        """Raises UsageError when the data set is not prepared; called before anything is written."""
+
+    def train_batches(self, shard: Shard) -> tf.data.Dataset:
+        """One replica's batches, static shapes, endless: the host's replicas of a step in turn, then the next step."""
+
+    def eval_batches(self, shard: Shard) -> tf.data.Dataset:
+        """As `train_batches`, but every example once over all hosts; as many batches for every replica, padded."""
+
+
+class Examples(Protocol):
+    """A set of examples in which any one can be had at once."""
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: tf.Tensor) -> Batch:
+        """Examples `indices` (int64 [n]) as tensors [n, ...]; runs inside `tf.data.Dataset.map`."""
+
+
+class ArrayExamples:
+    """Examples held in memory.
+
+    Args:
+      arrays: key to array [n, ...] of any dtype TensorFlow knows. The key "weight", if there, weights the examples.
+
+    Raises:
+      UsageError: no arrays, arrays of different lengths, none of any length, or rows of unequal shapes.
+    """
+
+    def __init__(self, arrays: Mapping[str, npt.ArrayLike]):
+        if not arrays:
+            raise UsageError("ArrayExamples got no arrays; give it at least one, such as {'image': x, 'label': y}")
+        self._arrays = {key: _as_array(key, value) for key, value in arrays.items()}
+        lengths = {key: len(array) for key, array in self._arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise UsageError(f"arrays of one data set must have one length, got {lengths}")
+        self._length = next(iter(lengths.values()))
+        if not self._length:
+            raise UsageError(f"a data set needs at least one example, got arrays of length 0: {', '.join(lengths)}")
+        if WEIGHT in arrays and self._arrays[WEIGHT].ndim != 1:
+            raise UsageError(f"'weight' must hold one number an example, got shape {self._arrays[WEIGHT].shape}")
+        self._tensors: Batch = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fetch(self, indices: tf.Tensor) -> Batch:
+        if not self._tensors:
+            # Made once and captured by reference: as constants of the graph they would be limited to 2 GB. Not made
+            # before the first use, because that would start TensorFlow's runtime while devices are still being set up.
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._tensors = {key: tf.constant(array) for key, array in self._arrays.items()}
+        return {key: tf.gather(tensor, indices) for key, tensor in self._tensors.items()}
+
+
+def _as_array(key: str, value: npt.ArrayLike) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise UsageError(f"{key!r} is not an array: {error}") from None
+    if array.dtype == object:
+        raise UsageError(f"{key!r} has rows of different shapes or types; pad or convert them to one array")
+    if not array.ndim:
+        raise UsageError(f"{key!r} is a single value, {value!r}; its first axis must be the examples")
+    return array
+
+
+class RandomAccessData:
+    """`Data` from examples that can be had in any order.
+
+    Position p of the training stream is example `shuffled(p)`; replica r of step s gets positions s*B + r*b up to
+    s*B + (r+1)*b (B, b: global and per-replica batch). Positions run on over the ends of epochs: no batch is short.
+
+    Args:
+      train: the training examples.
+      evaluation: the examples to evaluate on; None if there are none.
+      augment: changes a training batch; gets a seed pair an example, derived from (seed, epoch, example).
+      finish: changes every batch at the end, training and evaluation alike, such as bytes to standardised floats.
+    """
+
+    def __init__(
+        self,
+        *,
+        train: Examples,
+        evaluation: Examples | None = None,
+        augment: Augment | None = None,
+        finish: Callable[[Batch], Batch] | None = None,
+    ):
+        for role, examples in (("train", train), ("evaluation", evaluation)):
+            if examples is not None and len(examples) < 1:
+                raise UsageError(f"RandomAccessData({role}=...): a data set needs at least one example, got none")
+        self._train = train
+        self._evaluation = evaluation
+        self._augment = augment
+        self._finish = finish
+
+    @property
+    def num_train_examples(self) -> int:
+        return len(self._train)
+
+    @property
+    def num_eval_examples(self) -> int | None:
+        return None if self._evaluation is None else len(self._evaluation)
+
+    def check(self) -> None:
+        """Nothing to prepare."""
+
+    def train_batches(self, shard: Shard) -> tf.data.Dataset:
+        size = len(self._train)
+
+        def batch_at(element: tf.Tensor) -> Batch:
+            epoch, index = shuffled(_positions(shard, element), seed=shard.seed, size=size)
+            batch = self._train.fetch(index)
+            if self._augment is not None:
+                batch = self._augment(batch, example_seeds(seed=shard.seed, epoch=epoch, index=index))
+            return self._finished(batch, shard.per_replica_batch_size)
+
+        first = shard.start_step * shard.local_replicas
+        return batch_pipeline(tf.data.Dataset.counter(first, dtype=tf.int64), batch_at)
+
+    def eval_batches(self, shard: Shard) -> tf.data.Dataset:
+        if self._evaluation is None:
+            raise UsageError("this data set has no evaluation examples; use --mode=train or give it some")
+        examples, size = self._evaluation, len(self._evaluation)
+
+        def batch_at(element: tf.Tensor) -> Batch:
+            position = _positions(shard, element)
+            real = position < size
+            # Padding repeats example 0: any real one will do, and an empty one might not be finite in a norm.
+            batch = examples.fetch(tf.where(real, position, 0))
+            return self._finished(batch, shard.per_replica_batch_size, tf.cast(real, tf.float32))
+
+        elements = shard.eval_steps(size) * shard.local_replicas
+        return batch_pipeline(tf.data.Dataset.range(elements), batch_at)
+
+    def _finished(self, batch: Batch, size: int, mask: tf.Tensor | None = None) -> Batch:
+        if self._finish is not None:
+            batch = self._finish(batch)
+        return weighted(batch, size, mask)
+
+
+def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:
+    """Positions [b] in the global stream of the host's batch number `element` (int64 [])."""
+    size = shard.per_replica_batch_size
+    step, replica = element // shard.local_replicas, element % shard.local_replicas + shard.first_replica
+    return step * shard.global_batch_size + replica * size + tf.range(size, dtype=tf.int64)
+
+
+def weighted(batch: Batch, size: int, mask: tf.Tensor | None = None) -> Batch:
+    """Gives a batch its weights and its static size.
+
+    Args:
+      batch: tensors [size, ...], with or without "weight".
+      size: examples of the batch.
+      mask: float32 [size], 0 for padding; None if all are real.
+
+    Returns:
+      The batch with "weight", float32 [size], every shape static.
+    """
+    weight = tf.ones([size]) if mask is None else mask
+    if WEIGHT in batch:
+        weight *= tf.cast(batch[WEIGHT], tf.float32)
+    batch = {**batch, WEIGHT: weight}
+    return {key: _with_static_shape(key, value, size) for key, value in batch.items()}
+
+
+def _with_static_shape(key: str, value: tf.Tensor, size: int) -> tf.Tensor:
+    if value.shape.rank is None or not value.shape[1:].is_fully_defined():
+        raise UsageError(
+            f"{key!r} of a batch has shape {value.shape}: every axis but the first must be known when the program is "
+            "built; use tf.ensure_shape where the examples are fetched"
+        )
+    return tf.ensure_shape(value, [size, *value.shape[1:]])
+
+
+def batch_pipeline(elements: tf.data.Dataset, batch_at: Callable[..., Batch]) -> tf.data.Dataset:
+    """Maps elements to batches in parallel, in order, ahead of their use."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return (
+        elements.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .prefetch(tf.data.AUTOTUNE)
+        .with_options(options)
+    )

@@ -1,0 +1,252 @@
+"""Prepares a data set for training: downloads it, checks it, converts it. Once; training itself never downloads.
+
+    python -m launcher.data.prepare fashion_mnist
+    python -m launcher.data.prepare cifar10 --data_dir=/data/tfds
+    python -m launcher.data.prepare imagenet2012 --archives=/data/imagenet
+
+NAME is fashion_mnist, cifar10, cifar100, mnist, imagenet2012 or the name of any other TFDS data set. What is prepared
+already is left alone; what was interrupted goes on when the same command is run again.
+
+Where the data set's own server cannot be reached, some sets come from a Debian package (apt-get download and dpkg,
+without root). Downloaded files are checked against the checksums that TFDS holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from launcher.data import debian
+from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError
+from launcher.names import nearest
+
+_PROBE_SECONDS = 8.0
+
+# Need no preparation, so a user may well ask for it.
+_ALWAYS_THERE = {
+    "digits": "it comes with scikit-learn (pip install 'tf-launcher[demo]')",
+    "synthetic": "its images are made up while training",
+}
+
+_FLAGS = flags.FlagValues()
+flags.DEFINE_string(
+    "data_dir", None, "Prepared data sets (default: $TFDS_DATA_DIR, else ~/tensorflow_datasets).", flag_values=_FLAGS
+)
+flags.DEFINE_string(
+    "archives",
+    None,
+    "Folder with the original files, where you have them: nothing is downloaded then.",
+    flag_values=_FLAGS,
+)
+flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=_FLAGS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parses the command line, prepares one data set, returns the exit code."""
+    try:
+        try:
+            names = _FLAGS(list(sys.argv if argv is None else argv))[1:]
+        except flags.Error as error:
+            raise UsageError(f"{error}. --help shows every flag") from None
+        if _FLAGS.help:
+            print(_help())
+            return EXIT_DONE
+        if len(names) != 1:
+            raise UsageError(f"expected the name of one data set, got {len(names)}: {' '.join(names)}\n\n{_help()}")
+        if _FLAGS.data_dir is not None:
+            os.environ["TFDS_DATA_DIR"] = os.path.expanduser(_FLAGS.data_dir)
+        archives = None if _FLAGS.archives is None else Path(_FLAGS.archives).expanduser()
+        prepare(names[0], archives=archives)
+        return EXIT_DONE
+    except LauncherError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except Exception:  # ours: the whole traceback
+        traceback.print_exc()
+        return EXIT_FAILED
+
+
+def _help() -> str:
+    lines = [(__doc__ or "").strip(), "", "Flags:"]
+    for name in ("data_dir", "archives", "help"):
+        lines += [f"  --{name}{'' if _FLAGS[name].boolean else '=DIR'}", f"      {_FLAGS[name].help}"]
+    lines += ["", "Exit codes: 0 done; 64 bad name, flag or files; 70 failed; 75 no network, try again."]
+    return "\n".join(lines)
+
+
+def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], None] = print) -> None:
+    """Prepares a data set in `launcher.data.tfds.data_dir()`.
+
+    Args:
+      name: as TFDS writes it; a leading "tfds:" is ignored.
+      archives: folder with the files that TFDS would download, under their original names.
+      say: called with a line for people at each stage.
+
+    Raises:
+      UsageError: an unknown name, or something only the user can provide is missing.
+      PeerError: the network failed.
+      LauncherError: downloaded files are not what they should be.
+    """
+    name = name.removeprefix("tfds:")
+    if name in _ALWAYS_THERE:
+        say(f"{name}: nothing to prepare, {_ALWAYS_THERE[name]}")
+        return
+    # Imported here because they import TensorFlow, which --help and a digits user can do without.
+    from launcher.data import tfds
+
+    builder = _open(name)
+    if tfds.is_prepared(builder):
+        say(f"{name} is prepared already: {_summary(builder)}")
+        return
+    root = Path(tfds.data_dir())
+    with _readable_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        work = root / "downloads" / f"{name.replace('/', '_')}.archives"
+        folder = _find_archives(name, builder, archives, work, say)
+        say(f"building {name} in {root}" + (f" from {folder}" if folder else ""))
+        _build(builder, folder, extract_dir=work / "extracted" if folder == work else None)
+        if folder == work:
+            shutil.rmtree(work)
+        say(f"done in {time.monotonic() - started:.0f} s: {_summary(builder)}")
+
+
+def _open(name: str) -> Any:
+    from launcher.data import catalog, tfds
+
+    try:
+        return tfds.open_builder(name)
+    except UsageError as error:
+        known = [*_ALWAYS_THERE, *catalog.TFDS]
+        close = nearest(name, known)
+        raise UsageError(
+            f"{error}\nKnown here: {', '.join(sorted(known))}" + (f"; did you mean {close!r}?" if close else "")
+        ) from None
+
+
+def _summary(builder: Any) -> str:
+    splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in sorted(builder.info.splits.items()))
+    return f"{splits} examples in {builder.data_dir}"
+
+
+def _find_archives(
+    name: str, builder: Any, archives: Path | None, work: Path, say: Callable[[str], None]
+) -> Path | None:
+    """The folder of the original files; None if TFDS is to download them."""
+    expected = {info.filename: info.checksum for info in builder.url_infos.values()} if builder.url_infos else {}
+    if archives is not None:
+        missing = [file for file in expected if not (archives / file).is_file()]
+        if not archives.is_dir() or missing:
+            raise UsageError(f"--archives={archives} must hold {', '.join(sorted(expected)) or 'the original files'}")
+        return archives
+    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        words = " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
+        raise UsageError(
+            f"{name} has to be downloaded by hand. {words} Put the files into one folder (manual_dir) and run: "
+            f"python -m launcher.data.prepare {name} --archives=FOLDER"
+        )
+    if work.exists():  # an earlier call got this far
+        return work
+    url = next(iter(builder.url_infos), None)
+    if url is None:
+        return None
+    say(f"looking for {_host(url)}")
+    failure = _probe(url)
+    if failure is None:
+        return None
+    say(f"cannot download from there: {failure}")
+    package = debian.PACKAGES.get(name)
+    if package is not None and debian.available():
+        say(f"taking it from the Debian package {package.name} instead")
+        debian.fetch(package, work, checksums=expected, say=say)
+        return work
+    raise PeerError(
+        f"{name} cannot be downloaded from {_host(url)} ({failure}). Connect this machine to the internet and run again, "
+        f"or give --archives=FOLDER with {', '.join(sorted(expected))}"
+    )
+
+
+def _host(url: str) -> str:
+    return urllib.parse.urlsplit(url).netloc or url
+
+
+def _probe(url: str) -> str | None:
+    """Why `url` cannot be downloaded; None if it can. Quick: TFDS itself would retry for minutes."""
+    outcome = [f"no answer within {_PROBE_SECONDS:.0f} s"]
+
+    def ask() -> None:
+        request = urllib.request.Request(url, method="HEAD")
+        try:
+            with urllib.request.urlopen(request, timeout=_PROBE_SECONDS):
+                outcome[0] = ""
+        except urllib.error.HTTPError as error:
+            # A server that only refuses to be asked this way may still give the file.
+            outcome[0] = "" if error.code in (405, 501) else str(error)
+        except (OSError, ValueError) as error:
+            outcome[0] = str(getattr(error, "reason", error))
+
+    # In a thread because the time limit does not cover looking up the name.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PROBE_SECONDS)
+    return outcome[0] or None
+
+
+def _build(builder: Any, archives: Path | None, *, extract_dir: Path | None) -> None:
+    from launcher.data import tfds
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    module = tfds.module()
+    if not sys.stderr.isatty():
+        module.disable_progress_bar()
+    # TFDS takes files from manual_dir whose names it has registered, and checks their checksums.
+    config = module.download.DownloadConfig(
+        manual_dir=archives,
+        extract_dir=extract_dir,
+        try_download_gcs=False,
+    )
+    builder.download_and_prepare(download_config=config)
+
+
+@contextlib.contextmanager
+def _readable_errors(root: Path) -> Iterator[None]:
+    """Turns what TFDS, the network and the disk raise into messages."""
+    try:
+        yield
+    except LauncherError:
+        raise
+    except PermissionError as error:
+        raise UsageError(f"--data_dir={root} cannot be written: {error}; choose another one") from None
+    except Exception as error:
+        kind = type(error).__name__
+        if kind == "NonMatchingChecksumError":
+            raise LauncherError(f"a file is not the one that TFDS knows: {error}") from None
+        if kind == "DownloadError" or _is_network_failure(error):
+            raise PeerError(f"the download failed, run the same command again to go on: {error}") from None
+        raise
+
+
+def _is_network_failure(error: Exception) -> bool:
+    import requests
+
+    return isinstance(error, requests.exceptions.RequestException | urllib.error.URLError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""TensorFlow Datasets: opening a prepared data set, saying what to do where it is not, reading it into memory.
+
+Nothing here touches the network. TFDS is imported on first use: it takes a second.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import types
+from typing import Any
+
+import numpy as np
+
+from launcher.data.catalog import TFDS, Facts
+from launcher.data.decode import ImageDecoder
+from launcher.errors import UsageError
+from launcher.names import nearest
+
+_READ_BATCH = 1024
+
+
+def data_dir() -> str:
+    """Where prepared data sets are: $TFDS_DATA_DIR (which --data_dir sets), else ~/tensorflow_datasets."""
+    return os.path.expanduser(os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets"))
+
+
+def module() -> types.ModuleType:
+    """The module `tensorflow_datasets`.
+
+    Raises:
+      UsageError: it, or the one module that it needs and does not ask for, is not installed.
+    """
+    try:
+        # TFDS 4.9.10 imports importlib_resources without requiring it (tensorflow/datasets issue 11212).
+        import importlib_resources  # noqa: F401
+        import tensorflow_datasets
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"TensorFlow Datasets cannot be imported, {error.name} is missing: "
+            "pip install tensorflow-datasets importlib_resources"
+        ) from None
+    return tensorflow_datasets
+
+
+def open_builder(name: str, directory: str | None = None) -> Any:
+    """The `tfds.core.DatasetBuilder` of a data set, prepared or not.
+
+    Args:
+      name: as TFDS writes it, such as "cifar10" or "imagenet_resized/32x32".
+      directory: where prepared data sets are; default `data_dir()`.
+
+    Raises:
+      UsageError: TFDS knows no such data set, configuration or version.
+    """
+    tfds = module()
+    directory = directory or data_dir()
+    if not re.fullmatch(r"\w+(/[\w.+-]+)*(:[\w.*]+)?", name):
+        raise UsageError(f"{name!r} is not the name of a TFDS data set; write it as in 'cifar10' or 'mnist:3.0.1'")
+    try:
+        return tfds.builder(name, data_dir=directory, try_gcs=False)
+    except tfds.core.DatasetNotFoundError:
+        close = nearest(re.split("[/:]", name)[0], tfds.list_builders(with_community_datasets=False))
+        offer = f"did you mean {close!r}?" if close else "https://www.tensorflow.org/datasets/catalog lists them"
+        raise UsageError(f"TFDS knows no data set {name!r}; {offer}") from None
+    except (AssertionError, ValueError) as error:  # what TFDS raises for unknown configurations and versions
+        raise UsageError(f"TFDS cannot open {name!r}: {_first_lines(error)}") from None
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def is_prepared(builder: Any) -> bool:
+    """Whether the data set lies in its directory, complete: TFDS moves it there as the last thing it does."""
+    return bool(builder.info.splits)
+
+
+def check_prepared(builder: Any, splits: tuple[str, ...]) -> None:
+    """Raises UsageError, with the command to run, unless the data set is prepared and has the splits."""
+    if not is_prepared(builder):
+        where = builder.data_dir
+        manual = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
+        if manual:
+            manual = f" It has to be downloaded by hand: {' '.join(manual.split())}"
+        root = data_dir()
+        raise UsageError(
+            f"data set {builder.name!r} is not prepared ({where} has no data); run: "
+            f"python -m launcher.data.prepare {full_name(builder)} --data_dir={root}{manual or ''}"
+        )
+    for split in splits:
+        num_examples(builder, split)
+
+
+def full_name(builder: Any) -> str:
+    """Name and configuration, as `open_builder` takes them."""
+    config = builder.builder_config
+    return f"{builder.name}/{config.name}" if config is not None else builder.name
+
+
+def num_examples(builder: Any, split: str) -> int:
+    """Examples of a split such as "test" or "train[:90%]" of a prepared data set.
+
+    Raises:
+      UsageError: no such split, or none of its examples.
+    """
+    try:
+        count = builder.info.splits[split].num_examples
+    except (KeyError, ValueError, AssertionError) as error:
+        raise UsageError(
+            f"{builder.name!r} has no split {split!r}: it has {', '.join(sorted(builder.info.splits))}, and parts such "
+            f"as 'train[90%:]'; bind image_data.train_split and image_data.eval_split. ({_first_lines(error)})"
+        ) from None
+    if not count:
+        raise UsageError(f"split {split!r} of {builder.name!r} is empty; choose a larger part")
+    return count
+
+
+def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Facts:
+    """What is known of a TFDS image set: from the catalog, or else from its builder.
+
+    Args:
+      name: as TFDS writes it.
+      train_split, eval_split: instead of the usual ones; the builder is opened to count their examples.
+
+    Raises:
+      UsageError: no such data set, or it does not hold labelled 8-bit images.
+    """
+    known = TFDS.get(name)
+    if known is not None and train_split is None and eval_split is None:
+        return known
+    builder = open_builder(name)
+    splits = builder.info.splits
+    if eval_split is None:
+        eval_split = known.eval_split if known else next((s for s in ("test", "validation") if s in splits), "test")
+    train_split = train_split or "train"
+    prepared = is_prepared(builder)
+    image_shape, num_classes = _image_features(builder)
+    channels = image_shape[2]
+    return Facts(
+        image_shape=image_shape,
+        num_classes=num_classes,
+        num_train_examples=num_examples(builder, train_split) if prepared else None,
+        num_eval_examples=num_examples(builder, eval_split) if prepared else None,
+        # Where nobody computed them, near enough to zero mean and unit variance.
+        mean=known.mean if known else (0.5,) * channels,
+        std=known.std if known else (0.25,) * channels,
+        flip=known.flip if known else True,
+        train_split=train_split,
+        eval_split=eval_split,
+    )
+
+
+def _image_features(builder: Any) -> tuple[tuple[int | None, int | None, int], int]:
+    tfds = module()
+    features = builder.info.features
+    image, label = (features.get(key) for key in ("image", "label")) if hasattr(features, "get") else (None, None)
+    if not isinstance(image, tfds.features.Image) or not isinstance(label, tfds.features.ClassLabel):
+        raise UsageError(
+            f"{builder.name!r} is no image classification set: it needs the features 'image' and 'label', and has "
+            f"{', '.join(sorted(features))}; write a task of your own for it"
+        )
+    if np.dtype(image.np_dtype) != np.uint8 or image.shape[2] is None:
+        raise UsageError(
+            f"{builder.name!r} has images of {np.dtype(image.np_dtype)} with {image.shape[2]} channels; only 8-bit "
+            "images of a known number of channels can be read"
+        )
+    return tuple(image.shape), label.num_classes
+
+
+def read_config(**options: Any) -> Any:
+    """A `tfds.ReadConfig` for reading in an order that is the same every time."""
+    return module().ReadConfig(try_autocache=False, skip_prefetch=True, **options)
+
+
+def skip_decoding() -> dict[str, Any]:
+    """Makes TFDS hand over images as they are stored, so that they can be cut before they are decoded."""
+    return {"image": module().decode.SkipDecoding()}
+
+
+def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarray]:
+    """Reads a split into memory.
+
+    Returns:
+      {"image": uint8 [n, *decoder.image_shape], "label": int32 [n]}, in the order of the files.
+    """
+    import tensorflow as tf
+
+    count = num_examples(builder, split)
+    images = np.empty((count, *decoder.image_shape), np.uint8)
+    labels = np.empty(count, np.int32)
+    examples = builder.as_dataset(split=split, decoders=skip_decoding(), read_config=read_config())
+    batches = (
+        examples.map(lambda e: (decoder.centre(e["image"]), e["label"]), num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(_READ_BATCH)
+        .prefetch(1)
+    )
+    start = 0
+    for image, label in batches.as_numpy_iterator():
+        images[start : start + len(label)], labels[start : start + len(label)] = image, label
+        start += len(label)
+    if start != count:
+        raise UsageError(
+            f"split {split!r} of {builder.name!r} holds {start} of its {count} examples; its files in "
+            f"{builder.data_dir} are damaged: delete them and prepare the data set again"
+        )
+    if labels.min() < 0:
+        raise UsageError(
+            f"split {split!r} of {builder.name!r} has examples without a label; bind image_data.eval_split to another"
+        )
+    return {"image": images, "label": labels}

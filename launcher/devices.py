@@ -1,0 +1,119 @@
+"""What hardware this machine has, and how it is set up before TensorFlow starts to use it."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+
+import gin
+import tensorflow as tf
+
+from launcher.errors import UsageError
+
+# Tensor Cores multiply float16 from Volta (7.0) on, bfloat16 and TF32 from Ampere (8.0) on.
+FLOAT16_CAPABILITY = (7, 0)
+BFLOAT16_CAPABILITY = (8, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+      model: the maker's name for it.
+      compute_capability: (major, minor), or None when the driver does not say.
+    """
+
+    model: str
+    compute_capability: tuple[int, int] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Devices:
+    """The accelerators of this machine.
+
+    Attributes:
+      gpus: in TensorFlow's order.
+      tpus: TensorFlow's names of the TPU cores attached to this machine.
+      tpu_chips: device files of TPU chips, which are there also when this TensorFlow cannot drive them.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    tpus: tuple[str, ...] = ()
+    tpu_chips: tuple[str, ...] = ()
+
+
+@gin.configurable("gpu")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuOptions:
+    """How GPUs are set up.
+
+    Attributes:
+      memory_growth: take memory as it is needed, not all of it at the start.
+      tf32: multiply float32 matrices in TF32 (10-bit mantissa) where the GPU can; off for full float32.
+      private_threads: threads that launch kernels, for each GPU alone, so that input work does not delay them;
+        0 for TensorFlow's shared pool. The variable TF_GPU_THREAD_MODE, when set, wins.
+    """
+
+    memory_growth: bool = True
+    tf32: bool = True
+    private_threads: int = 2
+
+    def __post_init__(self) -> None:
+        if self.private_threads < 0:
+            raise UsageError(f"gpu.private_threads = {self.private_threads}: must be 0 (shared) or more")
+
+
+def discover() -> Devices:
+    """Lists what is attached to this machine and initialises none of it."""
+    gpus = []
+    for device in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(device)
+        gpus.append(
+            Gpu(model=details.get("device_name", device.name), compute_capability=details.get("compute_capability"))
+        )
+    return Devices(
+        gpus=tuple(gpus),
+        tpus=tuple(device.name for device in tf.config.list_physical_devices("TPU")),
+        tpu_chips=tuple(sorted(glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*"))),
+    )
+
+
+def gpu_notes(gpus: tuple[Gpu, ...], options: GpuOptions) -> tuple[str, ...]:
+    """What to know about the precision of these GPUs, a line for each model."""
+    notes = []
+    for gpu in dict.fromkeys(gpus):
+        capability = gpu.compute_capability
+        if capability is None:
+            continue
+        name = f"{gpu.model} (compute capability {capability[0]}.{capability[1]})"
+        if capability < FLOAT16_CAPABILITY:
+            notes.append(f"{name}: no Tensor Cores; mixed_float16 pays from 7.0, float32 is the faster choice here")
+        elif capability < BFLOAT16_CAPABILITY:
+            notes.append(f"{name}: mixed_float16 pays; mixed_bfloat16 only from 8.0")
+        else:
+            tf32 = "; float32 runs as TF32, gpu.tf32 = False for full float32" if options.tf32 else ""
+            notes.append(f"{name}: mixed_float16 and mixed_bfloat16 pay{tf32}")
+    return tuple(notes)
+
+
+def configure_gpus(count: int, options: GpuOptions) -> None:
+    """Sets up the first `count` GPUs and leaves the others to other programs; before TensorFlow uses any."""
+    gpus = tf.config.list_physical_devices("GPU")
+    tf.config.set_visible_devices(gpus[:count], "GPU")
+    for gpu in gpus[:count]:
+        tf.config.experimental.set_memory_growth(gpu, options.memory_growth)
+    tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
+    if options.private_threads and "TF_GPU_THREAD_MODE" not in os.environ:
+        # Read when TensorFlow creates the GPU devices.
+        os.environ["TF_GPU_THREAD_MODE"] = "gpu_private"
+        os.environ["TF_GPU_THREAD_COUNT"] = str(options.private_threads)
+
+
+def configure_logical_cpus(count: int) -> None:
+    """Makes at least `count` logical devices of this machine's CPU; before TensorFlow uses it."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu) or [None]
+    if len(configured) < count:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)

@@ -1,0 +1,43 @@
+"""Errors a user can act on, and the exit codes that a scheduler can act on.
+
+Whoever raises one of these promises that the message says what is wrong, the value seen and what to do;
+`launcher.main` prints it without a traceback. Every other exception is ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_PREEMPTED = 42
+EXIT_USAGE = 64
+EXIT_FAILED = 70
+EXIT_RETRY = 75
+
+
+class LauncherError(Exception):
+    """Base of the errors that end a run with a message and a documented exit code."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(LauncherError):
+    """Bad flags, gin, environment or input: exit 64, nothing was written."""
+
+    exit_code = EXIT_USAGE
+
+
+class TrainingError(LauncherError):
+    """Training failed and running it again will fail again: exit 70."""
+
+    exit_code = EXIT_FAILED
+
+
+class Preempted(LauncherError):
+    """Saved and asked to stop: exit 42, run the same command again."""
+
+    exit_code = EXIT_PREEMPTED
+
+
+class PeerError(LauncherError):
+    """A peer or the machine failed: exit 75, run the same command again."""
+
+    exit_code = EXIT_RETRY

@@ -1,0 +1,95 @@
+"""Exact evaluation: every example counts once, whatever the topology and the batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher import gradients
+from launcher.data.pipeline import Data, Shard
+from launcher.errors import UsageError
+from launcher.tasks.base import Task
+from launcher.train_step import Batch, checked_sums
+from launcher.trainer import distribute_batches
+
+
+class Evaluator:
+    """Runs the task's loss over the evaluation examples, padded to whole batches with weight 0.
+
+    Args:
+      strategy: where replicas live.
+      task: model, data and loss.
+      model: the model being trained.
+      data: the task's data, opened once.
+      global_batch_size: examples of one evaluation batch over all replicas.
+      jit_compile: compile the replica-local forward pass with XLA.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: tf.distribute.Strategy,
+        task: Task,
+        model: keras.Model,
+        data: Data,
+        global_batch_size: int,
+        jit_compile: bool = False,
+    ):
+        self._strategy = strategy
+        self._task = task
+        self._model = model
+        self._data = data
+        self._global_batch_size = global_batch_size
+        self._metric_names: tuple[str, ...] = ()
+        self._forward = tf.function(self._sums, jit_compile=True) if jit_compile else self._sums
+        self._run_batches = tf.function(self._run_batches_in_graph)
+        self._batches: tf.distribute.DistributedDataset | None = None
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluates the current weights.
+
+        Returns:
+          `loss` and the task's metrics, means over all evaluation examples, and `examples`, their total weight.
+        """
+        num_examples = self._data.num_eval_examples
+        if not num_examples:
+            raise UsageError(f"this data set has no evaluation examples (num_eval_examples = {num_examples})")
+        if self._batches is None:
+            self._batches = distribute_batches(self._strategy, self._data.eval_batches, self._shard)
+        num_batches = math.ceil(num_examples / self._global_batch_size)
+        table = self._run_batches(iter(self._batches), tf.constant(num_batches, tf.int32))
+        # float64 on the host: counts stay exact past 2**24 examples.
+        totals = table.numpy().astype(np.float64).sum(axis=0)
+        loss, weight, metrics = totals[0], totals[1], totals[2:]
+        result = {"loss": loss / weight}
+        result.update(zip(self._metric_names, metrics / weight, strict=True))
+        result["examples"] = weight
+        return {name: float(value) for name, value in result.items()}
+
+    def _run_batches_in_graph(self, batches: Iterator, num_batches: tf.Tensor) -> tf.Tensor:
+        rows = tf.TensorArray(tf.float32, size=num_batches, element_shape=None)
+        for index in tf.range(num_batches):
+            sums = self._strategy.run(self._replica_sums, args=(next(batches),))
+            rows = rows.write(index, self._strategy.experimental_local_results(sums)[0])
+        return rows.stack()
+
+    def _replica_sums(self, batch: Batch) -> tf.Tensor:
+        return gradients.reduce_sum([self._forward(batch)])[0]
+
+    def _sums(self, batch: Batch) -> tf.Tensor:
+        loss, weight, metrics = checked_sums(self._task.loss(self._model, batch, False))
+        self._metric_names = tuple(sorted(metrics))
+        return tf.stack([loss, weight, *(metrics[name] for name in self._metric_names)])
+
+    def _shard(self, first_replica: int, local_replicas: int) -> Shard:
+        return Shard(
+            global_batch_size=self._global_batch_size,
+            num_replicas=self._strategy.num_replicas_in_sync,
+            first_replica=first_replica,
+            local_replicas=local_replicas,
+            seed=0,
+        )

@@ -1,0 +1,219 @@
+"""gin files: where they are found and the bindings and imports that stand in them, not yet looked up."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import re
+import tokenize
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.gin_private import internals
+from launcher.names import advice
+
+RECIPES = Path(__file__).resolve().parent.parent / "gin_configs"  # beside launcher/ in a checkout and when installed
+
+_FORM = "expected NAME.PARAMETER=VALUE or MACRO=VALUE, such as --gin_param 'train.steps = 30'"
+_UNREADABLE = "cannot read the value"
+
+
+def search_path() -> tuple[str, ...]:
+    """Folders in which gin files and their includes are looked for, in this order."""
+    return (os.getcwd(), str(RECIPES))
+
+
+def find_file(name: str, folders: Sequence[str] | None = None) -> str:
+    """Finds a gin file.
+
+    Args:
+      name: absolute, or relative to one of the folders.
+      folders: where to look, in order; None for `search_path()`.
+
+    Raises:
+      UsageError: it is in none of them; the message offers the nearest name.
+    """
+    folders = search_path() if folders is None else folders
+    for folder in folders:
+        path = os.path.join(folder, os.path.expanduser(name))
+        if os.path.isfile(path):
+            return _shown(path)
+    known = {file.name for folder in folders for file in Path(folder).glob("*.gin")}
+    if str(RECIPES) in folders:
+        known |= {file.relative_to(RECIPES).as_posix() for file in RECIPES.rglob("*.gin")}
+    where = "" if os.path.isabs(name) else f" in {' or '.join(folders)}"
+    raise UsageError(f"gin file {name!r} not found{where}{advice(name, known)}")
+
+
+def recipes() -> list[tuple[str, str]]:
+    """Name and one-line purpose (its first comment line) of every recipe that comes with Launcher."""
+    found = []
+    for file in sorted(RECIPES.glob("*.gin")):
+        comments = (line.lstrip("# ").strip() for line in file.read_text("utf-8").splitlines() if line.startswith("#"))
+        found.append((file.name, next(comments, "")))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Name:
+    """`@scope/name`, `@scope/name()` or `%name` as it stands in a value."""
+
+    sign: str
+    scoped: str
+    evaluate: bool = False
+
+    @property
+    def selector(self) -> str:
+        return self.scoped.rsplit("/", 1)[-1]
+
+    def __repr__(self) -> str:
+        return f"{self.sign}{self.scoped}{'()' if self.evaluate else ''}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Binding:
+    """One `scope/selector.arg = value`; a macro's has no arg.
+
+    Attributes:
+      where: file and line, or "--gin_param".
+      order: its place among all statements of one load.
+    """
+
+    scope: str
+    selector: str
+    arg: str
+    value: Any
+    where: str
+    order: int = 0
+
+    @property
+    def name(self) -> str:
+        return "/".join(filter(None, [self.scope, self.selector])) + (f".{self.arg}" if self.arg else "")
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.name} = {self.value!r}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Import:
+    """One `import module` or `from package import module`; `statement` is gin's own."""
+
+    module: str
+    text: str
+    where: str
+    statement: Any
+
+
+def replace_names(value: Any, replace: Callable[[Name], Any]) -> Any:
+    """A copy of a bound value with every name in it replaced."""
+    if isinstance(value, Name):
+        return replace(value)
+    if isinstance(value, dict):
+        return {replace_names(key, replace): replace_names(item, replace) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(replace_names(item, replace) for item in value)
+    return value
+
+
+def names_in(value: Any, sign: str = "@%") -> list[Name]:
+    """The names of these signs that stand anywhere in a bound value."""
+    found: list[Name] = []
+
+    def keep(name: Name) -> None:
+        found.append(name)
+
+    replace_names(value, keep)
+    return [name for name in found if name.sign in sign]
+
+
+def read_file(path: str, *, opened: list[str], including: tuple[str, ...] = ()) -> list[Binding | Import]:
+    """Statements of a file and, in their places, of the files it includes.
+
+    Args:
+      path: as `find_file` gave it.
+      opened: receives the path of every file read.
+      including: files that this one is included from.
+
+    Raises:
+      UsageError: a file cannot be read, parsed or found, or includes itself.
+    """
+    if path in including:
+        raise UsageError(f"{path} includes itself: {' -> '.join([*including, path])}")
+    opened.append(path)
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"gin file {path} cannot be read: {error}") from None
+    parser = internals().parser
+    statements: list[Binding | Import] = []
+    for found in _parse(text, path):
+        where = f"{path} line {found.location.line_num}"
+        if isinstance(found, parser.BindingStatement):
+            statements.append(_as_binding(found, where))
+        elif isinstance(found, parser.ImportStatement):
+            statements.append(Import(module=found.module, text=found.format(), where=where, statement=found))
+        elif isinstance(found, parser.IncludeStatement):
+            try:
+                included = find_file(found.filename)
+            except UsageError as error:
+                raise UsageError(f"{where}: include: {error}") from None
+            statements += read_file(included, opened=opened, including=(*including, path))
+    return statements
+
+
+def read_param(param: str) -> Binding:
+    """The binding in one --gin_param.
+
+    Raises:
+      UsageError: it is not one binding.
+    """
+    try:
+        found = list(_parse(param, None))
+    except UsageError as error:
+        form = "" if str(error).startswith(_UNREADABLE) else f"; {_FORM}"
+        raise UsageError(f"--gin_param {param!r}: {error}{form}") from None
+    if len(found) != 1 or not isinstance(found[0], internals().parser.BindingStatement):
+        raise UsageError(f"--gin_param {param!r} is not one binding; {_FORM}")
+    return _as_binding(found[0], "--gin_param")
+
+
+def _as_binding(found: Any, where: str) -> Binding:
+    return Binding(scope=found.scope, selector=found.selector, arg=found.arg_name, value=found.value, where=where)
+
+
+class _Names:
+    """What gin's parser calls on `@name` and `%name`."""
+
+    def configurable_reference(self, scoped_selector: str, evaluate: bool) -> Name:
+        return Name("@", scoped_selector, evaluate)
+
+    def macro(self, name: str) -> Name:
+        return Name("%", name)
+
+
+def _parse(text: str, path: str | None) -> Iterator[Any]:
+    """gin's statements, with names left as `Name`."""
+    try:
+        yield from internals().parser.ConfigParser(io.StringIO(text), _Names())
+    except SyntaxError as error:
+        problem = error.msg.rstrip(".").replace(".  Got ", ", got ")
+        token = re.search(r"Failed to parse token '(.*)'", error.msg, re.DOTALL)
+        if token:
+            problem = f"{_UNREADABLE} {token[1]}: a string needs quotes, a reference begins with @, a macro with %"
+        line = f": {error.text.strip()}" if path and error.text and error.text.strip() else ""
+        raise UsageError(f"{_at(path, error.lineno)}{problem}{line}") from None
+    except tokenize.TokenError as error:
+        problem, (line_number, _) = error.args
+        raise UsageError(f"{_at(path, line_number)}{problem}; is a bracket or a quote left open?") from None
+
+
+def _at(path: str | None, line_number: int | None) -> str:
+    return f"{path} line {line_number}: " if path else ""
+
+
+def _shown(path: str) -> str:
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith(os.pardir) else relative

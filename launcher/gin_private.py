@@ -1,0 +1,51 @@
+"""Everything of gin that Launcher uses and that is not gin's public API, as found in gin-config 0.5.0.
+
+gin has no public way to ask which names are registered, which bindings were used, or what stands in a file before it
+is looked up. gin changes these objects in place, so they may be held.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import gin
+
+from launcher.errors import UsageError
+
+
+class Gin:
+    """gin's parser, its reference type and its global tables."""
+
+    def __init__(self) -> None:
+        try:
+            self.parser = gin.config_parser
+            self.reference = gin.config.ConfigurableReference
+            self.registry = gin.config._REGISTRY  # complete selector -> Configurable(wrapped, allowlist, denylist, ...)
+            self.constants = gin.config._CONSTANTS  # complete name -> value
+            self.operative = gin.config._OPERATIVE_CONFIG  # (scope, selector) -> {parameter: value} of the calls so far
+            self.imports = gin.config._IMPORTS  # import statements that the operative config repeats
+        except AttributeError as error:
+            raise UsageError(
+                f"this version of gin-config does not fit Launcher ({error}); pip install 'gin-config==0.5.0'"
+            ) from None
+
+
+@functools.cache
+def internals() -> Gin:
+    """The one `Gin` of the process.
+
+    Raises:
+      UsageError: the installed gin-config lacks one of them.
+    """
+    return Gin()
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """The exception that was raised, where gin replaced it by a proxy with a longer message, once or more often."""
+    while "ExceptionProxy" in (method := type(error).__str__).__qualname__:
+        original = inspect.getclosurevars(method).nonlocals.get("exception")
+        if not isinstance(original, BaseException):
+            break
+        error = original
+    return error

@@ -1,0 +1,111 @@
+"""From one replica's scaled gradients to the ones every replica applies.
+
+    cast to wire dtype -> bucket -> reduce (SUM) -> float32 -> unscale and weight -> judge -> clip
+
+Everything here runs in replica context. There is one reduction a bucket, none of them inside a conditional,
+and one judgement after all of them, so replicas can neither disagree nor wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+DEFAULT_BUCKET_BYTES = 64 * 2**20
+
+
+class Judged(NamedTuple):
+    """Gradients ready to be applied, and the verdict on them.
+
+    Attributes:
+      gradients: float32, of the mean loss over the true weight of the global batch; clipped.
+      norm: float32 scalar, their global norm before clipping.
+      finite: bool scalar, whether they may be applied.
+    """
+
+    gradients: list[tf.Tensor]
+    norm: tf.Tensor
+    finite: tf.Tensor
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """The gradient as one float32 tensor (bfloat16 IndexedSlices cannot be reduced, and sums need duplicates added)."""
+    return tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+
+
+def plan_buckets(sizes: Sequence[int], dtypes: Sequence[tf.DType], bucket_bytes: int) -> list[list[int]]:
+    """Groups tensors that travel together: same dtype, at most `bucket_bytes` unless one tensor alone is larger.
+
+    Args:
+      sizes: number of elements of each tensor.
+      dtypes: dtype of each tensor (a reduction of mixed dtypes is refused by TensorFlow).
+      bucket_bytes: upper bound on a bucket.
+
+    Returns:
+      Indices of the tensors of each bucket. The last tensors come first: their gradients are ready first.
+    """
+    buckets: list[list[int]] = []
+    open_bucket: dict[tf.DType, tuple[list[int], int]] = {}
+    for index in reversed(range(len(sizes))):
+        dtype, size = dtypes[index], sizes[index] * dtypes[index].size
+        bucket, filled = open_bucket.get(dtype, ([], 0))
+        if not bucket or filled + size > bucket_bytes:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        open_bucket[dtype] = (bucket, filled + size)
+    return buckets
+
+
+def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[tf.Tensor]:
+    """Sums each tensor over all replicas, one collective a bucket.
+
+    Args:
+      tensors: this replica's values, static shapes; each travels in its own dtype.
+      bucket_bytes: upper bound on one collective's payload.
+
+    Returns:
+      The sums, in the order, shapes and dtypes of `tensors`.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return list(tensors)
+    sizes = [tensor.shape.num_elements() for tensor in tensors]
+    reduced: list[tf.Tensor] = list(tensors)
+    for bucket in plan_buckets(sizes, [tensor.dtype for tensor in tensors], bucket_bytes):
+        flat = tf.concat([tf.reshape(tensors[index], [-1]) for index in bucket], axis=0)
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+        parts = tf.split(total, [sizes[index] for index in bucket])
+        for index, part in zip(bucket, parts, strict=True):
+            reduced[index] = tf.reshape(part, tensors[index].shape)
+    return reduced
+
+
+def judge(
+    reduced: Sequence[tf.Tensor],
+    *,
+    scale: tf.Tensor,
+    nominal_weight: float,
+    true_weight: tf.Tensor,
+    clip_global_norm: float | None = None,
+) -> Judged:
+    """Unscales reduced gradients, corrects them to the true weight, tests them once and clips them.
+
+    Args:
+      reduced: gradients of `scale * sum(losses) / nominal_weight`, summed over replicas, in the wire dtype.
+      scale: float32 scalar, the loss scale they were computed with.
+      nominal_weight: the static weight the loss was divided by before differentiation.
+      true_weight: float32 scalar, sum of the real examples' weights over all replicas.
+      clip_global_norm: upper bound of the global norm, or None.
+    """
+    factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
+    gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
+    norm = tf.linalg.global_norm(gradients)
+    finite = tf.math.is_finite(norm)
+    if clip_global_norm is not None:
+        shrink = tf.minimum(1.0, tf.math.divide_no_nan(tf.constant(clip_global_norm, tf.float32), norm))
+        shrink = tf.where(norm > 0, shrink, 1.0)
+        gradients = [gradient * shrink for gradient in gradients]
+    return Judged(gradients, norm, finite)

@@ -1,0 +1,151 @@
+"""Trains a TensorFlow model on one CPU, many GPUs, many hosts or a TPU pod.
+
+    python -m launcher.main --gin_file=resnet_cpu.gin
+    python -m launcher.main --gin_file=resnet_cpu.gin --replicas=2 --gin_param='train.steps = 30'
+    python -m launcher.main --gin_file=resnet_gpu.gin --dry_run
+
+The gin file says what to train, the flags where and how. Without --gin_file, the recipes are listed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from absl import flags
+
+from launcher import config
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError
+
+FLAGS = flags.FLAGS
+
+_FLAGS = flags.FlagValues()
+flags.DEFINE_multi_string(
+    "gin_file",
+    [],
+    "Recipe; may repeat, later files override. Looked for in the working directory, then in gin_configs/.",
+    flag_values=_FLAGS,
+)
+flags.DEFINE_multi_string(
+    "gin_param", [], "One binding, such as 'train.steps = 30'; may repeat, overrides the files.", flag_values=_FLAGS
+)
+flags.DEFINE_string(
+    "model_dir", None, "Where everything the run writes goes (default: runs/RECIPE).", flag_values=_FLAGS
+)
+flags.DEFINE_string(
+    "data_dir", None, "Prepared data sets (default: $TFDS_DATA_DIR, else ~/tensorflow_datasets).", flag_values=_FLAGS
+)
+flags.DEFINE_enum("mode", "train_and_eval", ["train", "eval", "train_and_eval"], "What to do.", flag_values=_FLAGS)
+flags.DEFINE_enum(
+    "strategy",
+    None,
+    ["auto", "one_device", "mirrored", "multi_worker", "tpu"],
+    "tf.distribute strategy (default: the recipe's train.strategy, which is auto unless bound).",
+    flag_values=_FLAGS,
+)
+flags.DEFINE_integer(
+    "replicas", None, "Local replicas; without an accelerator, that many logical CPU devices.", flag_values=_FLAGS
+)
+flags.DEFINE_string("tpu", None, "Cloud TPU node name, or 'local' on the TPU VM itself.", flag_values=_FLAGS)
+flags.DEFINE_integer("seed", None, "Base of all random numbers (default: the recipe's).", flag_values=_FLAGS)
+flags.DEFINE_bool("dry_run", False, "Print the plan and stop; nothing is written.", flag_values=_FLAGS)
+flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=_FLAGS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parses the command line, runs one mode and returns the exit code that DESIGN's contract documents."""
+    argv = list(sys.argv if argv is None else argv)
+    try:
+        options = _parse(argv)
+        if options.help:
+            print(help_text())
+            return EXIT_DONE
+        if not options.gin_file:
+            print(_recipe_list())
+            return EXIT_DONE
+        _require_tensorflow()
+        # Everything below imports TensorFlow, which takes seconds and may be missing.
+        from launcher import modes
+
+        return modes.run(options)
+    except LauncherError as error:
+        print(f"error: {config.clean_message(error)}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:  # ours: the whole traceback, and whether a retry can help
+        traceback.print_exc()
+        return EXIT_RETRY if _is_peer_failure(error) else EXIT_FAILED
+
+
+def _parse(argv: Sequence[str]) -> flags.FlagValues:
+    try:
+        rest = _FLAGS(argv)
+    except flags.Error as error:
+        raise UsageError(f"{error}. --help shows every flag") from None
+    if len(rest) > 1:
+        raise UsageError(f"unexpected argument {rest[1]!r}: flags are written --name=value. --help shows every flag")
+    if _FLAGS.replicas is not None and _FLAGS.replicas < 1:
+        raise UsageError(f"--replicas={_FLAGS.replicas}: must be 1 or more")
+    if _FLAGS.data_dir is not None:
+        # TFDS reads the same variable, and so do the processes this one starts.
+        os.environ["TFDS_DATA_DIR"] = os.path.expanduser(_FLAGS.data_dir)
+    return _FLAGS
+
+
+def help_text() -> str:
+    """Usage, one flag a paragraph, with defaults and choices."""
+    lines = [__doc__.strip(), "", "Flags:"]
+    for name in ("gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir",
+                 "dry_run", "help"):  # fmt: skip
+        flag = _FLAGS[name]
+        values = "|".join(getattr(flag.parser, "enum_values", None) or [])
+        value = "" if flag.boolean else f"={values or name.upper()}"
+        lines += [f"  --{name}{value}", f"      {flag.help}"]
+        if flag.default not in (None, False, []):
+            lines[-1] += f" Default: {flag.default}."
+    lines += [
+        "",
+        "Exit codes: 0 done; 42 saved and preempted, run again; 64 bad flags, gin or input;",
+        "70 failed and a retry will not help; 75 a peer or the machine failed, run again.",
+    ]
+    return "\n".join(lines)
+
+
+def _recipe_list() -> str:
+    recipes = config.recipes()
+    width = max((len(name) for name, _ in recipes), default=0)
+    lines = ["Recipes (python -m launcher.main --gin_file=NAME):"]
+    lines += [f"  {name:<{width}}  {purpose}" for name, purpose in recipes]
+    return "\n".join(lines)
+
+
+def _require_tensorflow() -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        raise UsageError(f"KERAS_BACKEND={os.environ['KERAS_BACKEND']}: Launcher needs KERAS_BACKEND=tensorflow")
+    try:
+        import tensorflow  # noqa: F401
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "tensorflow":
+            raise
+        raise UsageError(
+            "TensorFlow is not installed. Choose the extra for this machine: "
+            "pip install 'tf-launcher[cpu]', 'tf-launcher[cuda]' (NVIDIA GPUs) or 'tf-launcher[tpu]' (Cloud TPU VMs); "
+            "in a checkout, pip install -e '.[cpu]' and so on"
+        ) from None
+
+
+def _is_peer_failure(error: BaseException) -> bool:
+    """Whether TensorFlow says that another process went away."""
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

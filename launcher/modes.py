@@ -1,0 +1,178 @@
+"""What `--mode` and `--dry_run` do, from the flags on."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from launcher import config, plan, session
+from launcher.checkpoints import CheckpointStore
+from launcher.controller import Controller
+from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
+from launcher.plan import RunPlan
+from launcher.recipe import Recipe
+from launcher.reporting.reporter import Reporter
+from launcher.reporting.summary import Stopwatch, make_summary
+
+
+def run(options: Any) -> int:
+    """Runs the mode that the parsed flags ask for; returns the exit code."""
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    stopwatch = Stopwatch()
+    with config.usage_errors():
+        resolved = _resolve(options)
+        if options.dry_run:
+            return _dry_run(resolved)
+        resolved.data.check()
+        model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
+        built = session.build(resolved)
+        config.check_all_used()
+    store = CheckpointStore(
+        os.path.join(model_dir, "checkpoints"),
+        keep=resolved.recipe.keep_checkpoints,
+        is_chief=resolved.cluster.is_chief,
+    )
+    newest = store.latest()
+    if newest is not None:
+        store.check_compatible(newest, built.trainer.specs())
+    elif options.mode == "eval":
+        raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
+    return _run_session(options.mode, built, store, newest, model_dir, stopwatch)
+
+
+def _resolve(options: Any) -> RunPlan:
+    import_builtins()
+    config.load(options.gin_file, options.gin_param)
+    return plan.resolve(
+        Recipe(),
+        environ=os.environ,
+        strategy=options.strategy,
+        replicas=options.replicas,
+        tpu=options.tpu,
+        seed=options.seed,
+    )
+
+
+def import_builtins() -> None:
+    """Makes the names that recipes may bind known to gin."""
+    for name in ("launcher.data.images", "launcher.tasks.image_classification", "models.mlp", "models.resnet"):
+        importlib.import_module(name)
+
+
+def default_model_dir(gin_files: list[str]) -> str:
+    """`runs/RECIPE`, named after the last gin file."""
+    return os.path.join("runs", os.path.splitext(os.path.basename(gin_files[-1]))[0])
+
+
+def check_model_dir(model_dir: str) -> str:
+    """Checks that `model_dir` can be made and written to, making nothing.
+
+    Raises:
+      UsageError: a file is in the way, or the nearest existing folder is not writable.
+    """
+    if "://" in model_dir:
+        return model_dir
+    existing = os.path.abspath(model_dir)
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    if not os.path.isdir(existing):
+        raise UsageError(f"--model_dir={model_dir}: {existing} is not a folder; choose another --model_dir")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--model_dir={model_dir}: {existing} is not writable for this user; choose another --model_dir"
+        )
+    return model_dir
+
+
+def _dry_run(resolved: RunPlan) -> int:
+    model = session.build_model(resolved)
+    session.build_optimizer(resolved)
+    config.check_all_used()
+    lines = describe(resolved, model)
+    try:
+        resolved.data.check()
+    except UsageError as error:
+        lines["data"] += f"; NOT PREPARED: {error}"
+    reporter = Reporter(model_dir="", total_steps=resolved.total_steps, is_chief=resolved.cluster.is_chief)
+    reporter.plan(lines)
+    return EXIT_DONE
+
+
+def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
+    """The plan with what only the built model can tell."""
+    trained = sum(int(variable.value.shape.num_elements()) for variable in model.trainable_variables)
+    lines = resolved.describe()
+    lines["parameters"] = f"{trained:,} trained of {model.count_params():,} in {model.name}"
+    for number, note in enumerate(resolved.strategy.notes, start=1):
+        lines[f"note {number}"] = note
+    return lines
+
+
+def _run_session(
+    mode: str, built: session.Session, store: CheckpointStore, newest: int | None, model_dir: str, stopwatch: Stopwatch
+) -> int:
+    resolved = built.plan
+    is_chief = resolved.cluster.is_chief
+    if is_chief:
+        _make_model_dir(model_dir)
+    reporter = Reporter(model_dir=model_dir, total_steps=resolved.total_steps, is_chief=is_chief)
+    controller = Controller(
+        trainer=built.trainer,
+        evaluator=built.evaluator,
+        data=resolved.data,
+        store=store,
+        reporter=reporter,
+        stopwatch=stopwatch,
+        recipe=resolved.recipe,
+        total_steps=resolved.total_steps,
+        evaluate=mode != "train",
+        after_first_step=lambda: config.save_operative(os.path.join(model_dir, "config.gin")) if is_chief else None,
+    )
+    exit_code, error_text = EXIT_FAILED, None
+    try:
+        reporter.plan(describe(resolved, built.model))
+        if newest is not None:
+            with stopwatch.phase("checkpoint"):
+                built.trainer.restore(store.read(newest))
+            reporter.truncate_after(newest)
+            reporter.note(f"restored step {newest} from {model_dir}")
+        stopwatch.end_startup()
+        if mode == "eval":
+            controller.evaluate()
+        else:
+            controller.train()
+        exit_code = EXIT_DONE
+    except LauncherError as error:
+        exit_code, error_text = error.exit_code, str(error)
+        raise
+    except BaseException as error:
+        error_text = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        # Also after a failure: whoever started this run reads how it ended from here.
+        reporter.finish(
+            make_summary(
+                exit_code=exit_code,
+                error=error_text,
+                metrics={"train": controller.outcome.train, "eval": controller.outcome.evaluation},
+                step=built.trainer.step,
+                strategy=resolved.strategy.kind,
+                num_replicas=resolved.strategy.num_replicas,
+                policy=resolved.policy,
+                loss_scale=built.trainer.loss_scale,
+                seconds=stopwatch.seconds(),
+            )
+        )
+    return exit_code
+
+
+def _make_model_dir(model_dir: str) -> None:
+    try:
+        tf.io.gfile.makedirs(model_dir)
+    except (OSError, tf.errors.OpError) as error:
+        raise UsageError(f"--model_dir={model_dir} cannot be made: {error}; choose another --model_dir") from None

@@ -1,0 +1,135 @@
+"""A run resolved: recipe, flags and machine put together, before anything is built or written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from launcher import cluster as cluster_lib
+from launcher import precision
+from launcher import strategy as strategy_lib
+from launcher.data.pipeline import Data
+from launcher.errors import UsageError
+from launcher.recipe import Recipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """Everything that is decided before the first variable exists.
+
+    Attributes:
+      recipe: what the gin files say.
+      data: the task's data, opened once.
+      cluster, strategy: who trains, and on what.
+      policy, policy_why: dtype policy, and the reason it was chosen.
+      loss_scale: see `launcher.precision`.
+      wire_dtype: dtype gradients are reduced in.
+      total_steps: length of the run.
+      eval_batch_size: examples of one evaluation batch over all replicas.
+      seed: base of all random numbers.
+    """
+
+    recipe: Recipe
+    data: Data
+    cluster: cluster_lib.Cluster
+    strategy: strategy_lib.StrategyPlan
+    policy: str
+    policy_why: str
+    loss_scale: precision.LossScale
+    wire_dtype: tf.DType
+    total_steps: int
+    eval_batch_size: int
+    seed: int
+
+    @property
+    def per_replica_batch_size(self) -> int:
+        return self.recipe.global_batch_size // self.strategy.num_replicas
+
+    @property
+    def microbatch_size(self) -> int:
+        """Examples of one forward pass of one replica."""
+        return self.per_replica_batch_size // self.recipe.microbatches
+
+    def describe(self) -> dict[str, str]:
+        """The plan as a person reads it."""
+        recipe = self.recipe
+        split = f"{self.strategy.num_replicas} replicas x {recipe.microbatches} microbatches x {self.microbatch_size}"
+        examples = self.data.num_train_examples
+        epochs = f", {self.total_steps * recipe.global_batch_size / examples:.1f} epochs" if examples else ""
+        return {
+            "task": type(recipe.task).__name__,
+            "data": f"{getattr(self.data, 'name', type(self.data).__name__)}: {_count(examples)} training, "
+            f"{_count(self.data.num_eval_examples)} evaluation examples",
+            "cluster": self.cluster.description,
+            "strategy": f"{self.strategy.kind} ({self.strategy.why})",
+            "batch": f"{recipe.global_batch_size} = {split}",
+            "policy": f"{self.policy} ({self.policy_why})",
+            "loss scale": str(self.loss_scale),
+            "wire dtype": self.wire_dtype.name,
+            "steps": f"{self.total_steps:,}{epochs}",
+            "seed": str(self.seed),
+        }
+
+
+def resolve(
+    recipe: Recipe,
+    *,
+    environ: Mapping[str, str],
+    strategy: str | None = None,
+    replicas: int | None = None,
+    tpu: str | None = None,
+    seed: int | None = None,
+) -> RunPlan:
+    """Puts the recipe, the flags (None: not given) and the machine together.
+
+    Raises:
+      UsageError: the environment contradicts itself, devices are missing, or the batch cannot be split.
+    """
+    cluster = cluster_lib.resolve(environ)
+    devices = strategy_lib.plan(
+        requested=strategy or recipe.strategy, replicas=replicas, tpu=tpu, cluster=cluster, environ=environ
+    )
+    policy, why = recipe.precision, "train.precision"
+    if policy == "auto":
+        policy, why = strategy_lib.recommended_policy(devices)
+    if policy not in precision.POLICIES:
+        raise UsageError(f"train.precision = {policy!r}: expected 'auto' or one of {', '.join(precision.POLICIES)}")
+    data = recipe.task.data()
+    plan = RunPlan(
+        recipe=recipe,
+        data=data,
+        cluster=cluster,
+        strategy=devices,
+        policy=policy,
+        policy_why=why,
+        loss_scale=precision.resolve_loss_scale(recipe.loss_scale, policy),
+        wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
+        total_steps=recipe.total_steps(data.num_train_examples),
+        eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
+        seed=recipe.seed if seed is None else seed,
+    )
+    _check_batches(plan)
+    return plan
+
+
+def _check_batches(plan: RunPlan) -> None:
+    recipe, num_replicas = plan.recipe, plan.strategy.num_replicas
+    parts = num_replicas * recipe.microbatches
+    if recipe.global_batch_size % parts:
+        below, above = recipe.global_batch_size // parts * parts, -(-recipe.global_batch_size // parts) * parts
+        nearest = f"{below} or {above}" if below else str(above)
+        raise UsageError(
+            f"train.global_batch_size = {recipe.global_batch_size} cannot be split evenly over {num_replicas} replicas "
+            f"x {recipe.microbatches} microbatches; use a multiple of {parts}, such as {nearest}"
+        )
+    if plan.eval_batch_size % num_replicas:
+        raise UsageError(
+            f"train.eval_batch_size = {plan.eval_batch_size} cannot be split evenly over {num_replicas} replicas; "
+            f"use a multiple of {num_replicas}"
+        )
+
+
+def _count(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"

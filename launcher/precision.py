@@ -1,0 +1,181 @@
+"""Numeric policy of a run: compute dtype, and the loss scale as a pure function of what was judged.
+
+A loss scale here is a small frozen object that never touches a variable: `initial()` gives the state and
+`update(state, finite)` the next one. Every replica evaluates the same function on the same reduced
+judgement, so all replicas agree without another collective (Keras's own decides on replica 0 before the
+reduction, which is how it goes wrong).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import gin
+import tensorflow as tf
+
+from launcher.errors import UsageError
+
+POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
+
+
+class ScaleState(NamedTuple):
+    """What a loss scale remembers between steps; scalars, float32 and int32.
+
+    Attributes:
+      scale: the factor the loss is multiplied by.
+      finite_steps: finite steps since the scale last moved.
+      hysteresis_left: overflows still tolerated before the scale falls.
+      skips_at_floor: consecutive skipped steps at a scale that can fall no further.
+    """
+
+    scale: tf.Tensor
+    finite_steps: tf.Tensor
+    hysteresis_left: tf.Tensor
+    skips_at_floor: tf.Tensor
+
+
+class LossScale(Protocol):
+    """Decides the factor that keeps 16-bit gradients inside their range."""
+
+    def initial(self) -> ScaleState:
+        """The state before the first step."""
+
+    def update(self, state: ScaleState, finite: tf.Tensor) -> ScaleState:
+        """The state after a step whose reduced gradients were finite (bool scalar) or not."""
+
+
+def _state(scale: float, hysteresis: int) -> ScaleState:
+    return ScaleState(
+        scale=tf.constant(scale, tf.float32),
+        finite_steps=tf.constant(0, tf.int32),
+        hysteresis_left=tf.constant(hysteresis, tf.int32),
+        skips_at_floor=tf.constant(0, tf.int32),
+    )
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DynamicLossScale:
+    """Falls on overflow, grows after a run of finite steps.
+
+    The rule is that of torch.amp.GradScaler and Keras with hysteresis 1, and that of Megatron-LM with more:
+    the first `hysteresis - 1` overflows after a growth skip the step but leave the scale. Unlike those, the
+    scale has a floor and a ceiling, so it can neither become 0 nor inf.
+
+    Attributes:
+      initial_scale: scale of the first step (Keras's default; PyTorch starts at 2**16).
+      growth_factor: the scale is multiplied by this after `growth_interval` consecutive finite steps.
+      growth_interval: finite steps before the scale grows (2000 in Micikevicius et al. 2017's released code).
+      backoff_factor: the scale is multiplied by this on overflow.
+      hysteresis: overflows before the scale falls.
+      floor: smallest scale.
+      ceiling: largest scale (2**24 as in Apex: above, float32 sums of scaled losses lose exactness).
+    """
+
+    initial_scale: float = 2.0**15
+    growth_factor: float = 2.0
+    growth_interval: int = 2000
+    backoff_factor: float = 0.5
+    hysteresis: int = 1
+    floor: float = 1.0
+    ceiling: float = 2.0**24
+
+    def __post_init__(self) -> None:
+        if not 0 < self.floor <= self.initial_scale <= self.ceiling:
+            raise UsageError(
+                "DynamicLossScale needs 0 < floor <= initial_scale <= ceiling, got "
+                f"floor={self.floor}, initial_scale={self.initial_scale}, ceiling={self.ceiling}"
+            )
+        if not self.growth_factor >= 1 or not 0 < self.backoff_factor < 1:
+            raise UsageError(
+                "DynamicLossScale needs growth_factor >= 1 and 0 < backoff_factor < 1, got "
+                f"growth_factor={self.growth_factor}, backoff_factor={self.backoff_factor}"
+            )
+        if self.growth_interval < 1 or self.hysteresis < 1:
+            raise UsageError(
+                "DynamicLossScale needs growth_interval >= 1 and hysteresis >= 1, got "
+                f"growth_interval={self.growth_interval}, hysteresis={self.hysteresis}"
+            )
+
+    def initial(self) -> ScaleState:
+        return _state(self.initial_scale, self.hysteresis)
+
+    def update(self, state: ScaleState, finite: tf.Tensor) -> ScaleState:
+        finite_steps = tf.where(finite, state.finite_steps + 1, 0)
+        grows = finite_steps >= self.growth_interval
+        hysteresis_left = tf.where(finite, state.hysteresis_left, tf.maximum(state.hysteresis_left - 1, 0))
+        falls = tf.logical_and(tf.logical_not(finite), hysteresis_left <= 0)
+        grown = tf.minimum(state.scale * self.growth_factor, self.ceiling)
+        fallen = tf.maximum(state.scale * self.backoff_factor, self.floor)
+        at_floor = tf.logical_and(tf.logical_not(finite), state.scale <= self.floor)
+        return ScaleState(
+            scale=tf.where(grows, grown, tf.where(falls, fallen, state.scale)),
+            finite_steps=tf.where(grows, 0, finite_steps),
+            hysteresis_left=tf.where(grows, self.hysteresis, hysteresis_left),
+            skips_at_floor=tf.where(at_floor, state.skips_at_floor + 1, 0),
+        )
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedLossScale:
+    """The same scale for the whole run; overflowing steps are judged and skipped all the same.
+
+    Attributes:
+      scale: the factor; 1 is no scaling.
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise UsageError(f"FixedLossScale.scale must be positive, got {self.scale}")
+
+    def initial(self) -> ScaleState:
+        return _state(self.scale, 0)
+
+    def update(self, state: ScaleState, finite: tf.Tensor) -> ScaleState:
+        return state._replace(
+            finite_steps=tf.where(finite, state.finite_steps + 1, 0),
+            skips_at_floor=tf.where(finite, 0, state.skips_at_floor + 1),
+        )
+
+
+def resolve_loss_scale(requested: Any, policy: str) -> LossScale:
+    """The loss scale of a run.
+
+    Args:
+      requested: "auto" (dynamic under mixed_float16, none otherwise), "none", or an object as
+        `@DynamicLossScale()` gives it.
+      policy: one of `POLICIES`.
+
+    Raises:
+      UsageError: `requested` is none of these.
+    """
+    if requested == "auto":
+        return DynamicLossScale() if policy == "mixed_float16" else FixedLossScale(scale=1.0)
+    if requested == "none":
+        return FixedLossScale(scale=1.0)
+    if hasattr(requested, "initial") and hasattr(requested, "update"):
+        return requested
+    raise UsageError(
+        f"train.loss_scale = {requested!r}: expected 'auto', 'none', @DynamicLossScale() or @FixedLossScale() "
+        "(with the parentheses)"
+    )
+
+
+def resolve_wire_dtype(requested: str, policy: str) -> tf.DType:
+    """The dtype gradients travel in: "auto" is float16 under mixed_float16 and float32 otherwise.
+
+    float16 keeps three more bits of mantissa than bfloat16 and its narrow range is what the loss scale is
+    for; bfloat16 sums lose accuracy fast with the number of replicas.
+
+    Raises:
+      UsageError: unknown name.
+    """
+    if requested == "auto":
+        requested = "float16" if policy == "mixed_float16" else "float32"
+    if requested not in ("float16", "bfloat16", "float32"):
+        raise UsageError(f"train.wire_dtype = {requested!r}: expected 'auto', 'float16', 'bfloat16' or 'float32'")
+    return tf.dtypes.as_dtype(requested)

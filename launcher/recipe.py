@@ -1,0 +1,111 @@
+"""What a run does: the keyword arguments that every recipe binds as `train.…`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import gin
+
+from launcher import gradients
+from launcher.errors import UsageError
+from launcher.optimizers import Optimizer
+
+
+@gin.configurable("train")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One run, as the gin files describe it.
+
+    Attributes:
+      task: model, data and loss (`launcher.tasks.base.Task`), e.g. `@image_classification()`.
+      optimizer: builder called under the strategy's scope, a reference without parentheses, e.g. `@momentum`.
+      global_batch_size: examples a step, over all replicas and microbatches.
+      steps: length of the run in steps; or else
+      epochs: length in passes over the training examples.
+      microbatches: parts each replica's batch is split in, to fit a larger batch in the same memory.
+      steps_per_loop: steps the device takes before the host looks again.
+      strategy: what `--strategy` means when the flag is not given.
+      precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
+      loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
+      wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
+      bucket_bytes: upper bound on one gradient collective.
+      clip_global_norm: upper bound on the global norm of the unscaled mean gradient, or None.
+      jit_compile: compile each replica's forward and backward pass with XLA.
+      max_skips_at_floor: consecutive non-finite steps, at a scale that can fall no further, that end the run.
+      seed: base of all random numbers, unless `--seed` is given.
+      log_every: steps between log events.
+      evaluate_every: steps between evaluations; 0 for only at the end.
+      checkpoint_every: steps between checkpoints; 0 for only at the end.
+      checkpoint_every_minutes: minutes between checkpoints, as well; 0 for never.
+      keep_checkpoints: newest checkpoints kept, besides the best.
+      best_metric: evaluation metric the best checkpoint is chosen by; "loss" is best low, any other best high.
+      eval_batch_size: examples of an evaluation batch over all replicas; None for `global_batch_size`.
+    """
+
+    task: Any = gin.REQUIRED
+    optimizer: Callable[..., Optimizer] = gin.REQUIRED
+    global_batch_size: int = gin.REQUIRED
+    steps: int | None = None
+    epochs: float | None = None
+    microbatches: int = 1
+    steps_per_loop: int = 10
+    strategy: str = "auto"
+    precision: str = "auto"
+    loss_scale: Any = "auto"
+    wire_dtype: str = "auto"
+    bucket_bytes: int = gradients.DEFAULT_BUCKET_BYTES
+    clip_global_norm: float | None = None
+    jit_compile: bool = False
+    max_skips_at_floor: int = 20
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 0
+    checkpoint_every: int = 0
+    checkpoint_every_minutes: float = 10.0
+    keep_checkpoints: int = 3
+    best_metric: str = "loss"
+    eval_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("data", "model", "loss"):
+            if not callable(getattr(self.task, name, None)):
+                raise UsageError(
+                    f"train.task = {self.task!r} is not a task: it has no method {name}(). "
+                    "Bind an object, with parentheses: train.task = @image_classification()"
+                )
+        if not callable(self.optimizer):
+            raise UsageError(
+                f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
+            )
+        self._check_positive("global_batch_size", "microbatches", "steps_per_loop", "log_every", "bucket_bytes")
+        self._check_positive("keep_checkpoints", "max_skips_at_floor")
+        for name in ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"train.{name} = {getattr(self, name)}: must be 0 (never) or more")
+        for name in ("steps", "epochs", "eval_batch_size", "clip_global_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"train.{name} = {value}: must be more than 0")
+        if self.steps is None and self.epochs is None:
+            raise UsageError("how long to train is not said: bind train.steps or train.epochs")
+
+    def _check_positive(self, *names: str) -> None:
+        for name in names:
+            if not getattr(self, name) >= 1:
+                raise UsageError(f"train.{name} = {getattr(self, name)}: must be 1 or more")
+
+    def total_steps(self, num_train_examples: int | None) -> int:
+        """Steps of the whole run; `steps` wins over `epochs`.
+
+        Raises:
+          UsageError: given in epochs of a data set whose size is not known.
+        """
+        if self.steps is not None:
+            return self.steps
+        if not num_train_examples or self.epochs is None:
+            raise UsageError(
+                f"train.epochs = {self.epochs}, but the number of training examples is not known; bind train.steps"
+            )
+        return max(1, round(self.epochs * num_train_examples / self.global_batch_size))

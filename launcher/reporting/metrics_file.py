@@ -1,0 +1,156 @@
+"""metrics.jsonl: one JSON object a log event, each step once, also after kills and resumes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import EXIT_RETRY, LauncherError
+from launcher.reporting import strict_json
+
+FILE_NAME = "metrics.jsonl"
+FIRST_FIELDS = ("step", "split", "loss")
+LAST_FIELDS = (
+    "learning_rate",
+    "loss_scale",
+    "skipped_steps",
+    "gradient_norm",
+    "examples_per_second",
+    "input_wait_fraction",
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class MetricsWriteError(LauncherError):
+    """metrics.jsonl cannot be written. Exit 75: make room, run the same command; the file is cut to the checkpoint."""
+
+    exit_code = EXIT_RETRY
+
+
+class MetricsFile:
+    """Appends log events to DIR/metrics.jsonl; every event is one write, so a kill leaves at most half a last line.
+
+    Fields: step, split ("train" or "eval"), loss, the task's metrics, then learning_rate, loss_scale, skipped_steps,
+    gradient_norm, examples_per_second, input_wait_fraction (those that the event has), and time (Unix seconds). A
+    value that is NaN or infinite is null and its name stands in the list "non_finite".
+
+    Args:
+        model_dir: Made, with the file, by the first event.
+        clock: Gives the Unix time in seconds.
+    """
+
+    def __init__(self, model_dir: str, *, clock: Callable[[], float] = time.time):
+        self._path = Path(model_dir, FILE_NAME)
+        self._clock = clock
+        self._descriptor: int | None = None
+
+    def train(self, event: Mapping[str, Any]) -> None:
+        self._append("train", event)
+
+    def evaluation(self, event: Mapping[str, Any]) -> None:
+        self._append("eval", event)
+
+    def truncate_after(self, step: int) -> int:
+        """Drops the events past `step` that an earlier attempt logged, and any broken line.
+
+        Returns:
+            How many lines were dropped.
+
+        Raises:
+            MetricsWriteError: The file cannot be rewritten; it is as it was.
+        """
+        self.close()
+        try:
+            lines = self._path.read_text(encoding="utf-8", errors="replace").split("\n")
+            kept = [line for line in lines if (event := _parse(line)) is not None and event["step"] <= step]
+            strict_json.replace_file(self._path, "".join(f"{line}\n" for line in kept))
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise _write_error(self._path, error) from error
+        return sum(line != "" for line in lines) - len(kept)
+
+    def flush(self) -> None:
+        """Waits until the events are on the disk: before a checkpoint commits, so that none before it can be lost."""
+        if self._descriptor is None:
+            return
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise _write_error(self._path, error) from error
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _append(self, split: str, event: Mapping[str, Any]) -> None:
+        line = f"{strict_json.dumps(_ordered(split, event, self._clock()))}\n".encode()
+        try:
+            if self._descriptor is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                _heal(self._path)
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            size = os.fstat(self._descriptor).st_size
+            if os.write(self._descriptor, line) != len(line):
+                os.ftruncate(self._descriptor, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise _write_error(self._path, error) from error
+
+
+def read_events(model_dir: str) -> list[dict[str, Any]]:
+    """Returns the events of DIR/metrics.jsonl in the order of the file; [] when there is none.
+
+    Lines that are not whole events (a kill leaves half a last line) are left out.
+    """
+    try:
+        lines = Path(model_dir, FILE_NAME).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [event for line in lines if (event := _parse(line)) is not None]
+
+
+def _ordered(split: str, event: Mapping[str, Any], now: float) -> dict[str, Any]:
+    fields: dict[str, Any] = {"step": int(event["step"]), "split": split}
+    own = [name for name in event if name not in (*FIRST_FIELDS, *LAST_FIELDS)]
+    for name in ("loss", *own, *LAST_FIELDS):
+        if name in event:
+            fields[name] = event[name]
+    return {**fields, "time": now}
+
+
+def _heal(path: Path) -> None:
+    """Ends the file with a whole line: completes or drops a last line that has no newline."""
+    content = path.read_bytes() if path.exists() else b""
+    if not content or content.endswith(b"\n"):
+        return
+    start = content.rfind(b"\n") + 1
+    if _parse(content[start:]) is None:
+        os.truncate(path, start)
+        _logger.warning("Dropped the half-written last line of %s.", path)
+        return
+    with open(path, "ab") as file:
+        file.write(b"\n")
+
+
+def _parse(line: str | bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("step"), int) else None
+
+
+def _write_error(path: Path, error: OSError) -> MetricsWriteError:
+    return MetricsWriteError(
+        f"Could not write {path}: {error.strerror or error}. "
+        "Make room or allow writing there, then run the same command again: it goes on from the last checkpoint."
+    )

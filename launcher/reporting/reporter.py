@@ -1,0 +1,129 @@
+"""Tells people and programs how a run goes: console, metrics.jsonl, TensorBoard, and at its end a summary and a page."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from launcher.reporting.console import make_console
+from launcher.reporting.metrics_file import MetricsFile
+from launcher.reporting.report import write_report
+from launcher.reporting.summary import write_summary
+from launcher.reporting.tensorboard import TensorBoard
+
+_logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Fans every event out to the console, metrics.jsonl and TensorBoard; only the chief shows and writes anything.
+
+    Nothing is made on disk before the first event. `close` belongs in a `finally`: it gives the terminal back.
+
+    Args:
+        model_dir: The run's directory.
+        total_steps: The training's last step.
+        is_chief: Whether this process reports. Elsewhere every method returns at once.
+        quiet: Show only notes on the console.
+        stream: The console's stream; standard output when None.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_dir: str,
+        total_steps: int,
+        is_chief: bool,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+    ):
+        self._model_dir = model_dir
+        self._is_chief = is_chief
+        self._plan: dict[str, str] = {}
+        if not is_chief:
+            return
+        self._console = make_console(total_steps=total_steps, stream=stream, quiet=quiet)
+        self._metrics = MetricsFile(model_dir)
+        self._tensorboard = TensorBoard(str(Path(model_dir, "tensorboard")))
+
+    def plan(self, lines: Mapping[str, str]) -> None:
+        """Shows the resolved plan as a table; the report repeats it."""
+        if self._is_chief:
+            self._plan = dict(lines)
+            self._console.plan(lines)
+
+    def train(self, event: Mapping[str, Any]) -> None:
+        """Reports training up to `event["step"]`: loss, the task's metrics, and the fields of `MetricsFile`.
+
+        Raises:
+            MetricsWriteError: metrics.jsonl cannot be written.
+        """
+        if self._is_chief:
+            self._metrics.train(event)
+            self._tensorboard.train(event)
+            self._console.train(event)
+
+    def evaluation(self, event: Mapping[str, Any]) -> None:
+        """Reports an evaluation: step, loss, the task's metrics.
+
+        Raises:
+            MetricsWriteError: metrics.jsonl cannot be written.
+        """
+        if self._is_chief:
+            self._metrics.evaluation(event)
+            self._tensorboard.evaluation(event)
+            self._console.evaluation(event)
+
+    def note(self, text: str) -> None:
+        """Shows a line for people: a skipped step, a checkpoint restored."""
+        if self._is_chief:
+            self._console.note(text)
+
+    def truncate_after(self, step: int) -> int:
+        """Forgets what an earlier attempt reported past `step`, from which this one goes on; call before any event.
+
+        Returns:
+            How many lines of metrics.jsonl were dropped.
+
+        Raises:
+            MetricsWriteError: metrics.jsonl cannot be rewritten.
+        """
+        if not self._is_chief:
+            return 0
+        self._tensorboard.truncate_after(step)
+        return self._metrics.truncate_after(step)
+
+    def flush(self) -> None:
+        """Waits until the events are on the disk; call before a checkpoint, whose step must find them there.
+
+        Raises:
+            MetricsWriteError: The disk refused.
+        """
+        if self._is_chief:
+            self._metrics.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Writes summary.json and report.html; closes the console first, so that the caller may print.
+
+        Args:
+            summary: As `make_summary` returns.
+
+        Raises:
+            OSError: summary.json cannot be written. A report that cannot be written is a warning.
+        """
+        if not self._is_chief:
+            return
+        self.close()
+        write_summary(self._model_dir, summary)
+        try:
+            write_report(self._model_dir, plan=self._plan, summary=summary)
+        except OSError as error:
+            _logger.warning("The report of this run could not be written: %s.", error)
+
+    def close(self) -> None:
+        """Gives the terminal back and closes the files; again is no error."""
+        if self._is_chief:
+            self._console.close()
+            self._metrics.close()
+            self._tensorboard.close()

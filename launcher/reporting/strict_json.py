@@ -1,0 +1,71 @@
+"""JSON that every reader accepts: plain numbers, and no NaN or Infinity, which JSON does not have."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NON_FINITE = "non_finite"
+
+
+def number(value: Any) -> int | float:
+    """Returns a Python number for a Python, NumPy or TensorFlow scalar."""
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, (int, float)):
+        return value
+    raise TypeError(f"a measurement is one number, got {value!r}")
+
+
+def dumps(record: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """Returns `record` as strict JSON.
+
+    Values that are NaN or infinite become null, and their dotted names are listed under "non_finite":
+    `{"loss": nan}` gives `{"loss": null, "non_finite": ["loss"]}`.
+
+    Args:
+        record: Strings, booleans, None, numbers (also NumPy and TensorFlow scalars), mappings and lists of them.
+        indent: As `json.dumps`.
+    """
+    non_finite: list[str] = []
+    plain = _plain(record, "", non_finite)
+    if non_finite:
+        plain[NON_FINITE] = non_finite
+    return json.dumps(plain, indent=indent, allow_nan=False)
+
+
+def replace_file(path: Path, content: str) -> None:
+    """Writes a whole file atomically: after a crash it has its old contents or the new ones, never half of them."""
+    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any, name: str, non_finite: list[str]) -> Any:
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        prefix = f"{name}." if name else ""
+        return {str(key): _plain(item, f"{prefix}{key}", non_finite) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{name}.{index}", non_finite) for index, item in enumerate(value)]
+    value = number(value)
+    if math.isfinite(value):
+        return value
+    non_finite.append(name)
+    return None

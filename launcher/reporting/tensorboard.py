@@ -1,0 +1,104 @@
+"""TensorBoard event files: one run "train", one run "eval", the same tag in both so that curves overlay.
+
+The events are written with `tf.io.TFRecordWriter` rather than through `tf.summary`: only so can a resumed run mark
+where it goes on (`SessionLog.START`, on which TensorBoard forgets the later points of the earlier attempt).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.reporting import strict_json
+
+_logger = logging.getLogger(__name__)
+_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
+
+
+class TensorBoard:
+    """Writes scalars to DIR/train and DIR/eval; every event is flushed.
+
+    It is a copy of metrics.jsonl for the eyes, so a failure to write is one warning and the end of the copy, not of
+    the training.
+
+    Args:
+        directory: Made by the first event.
+        clock: Gives the Unix time in seconds.
+    """
+
+    def __init__(self, directory: str, *, clock: Callable[[], float] = time.time):
+        self._directory = Path(directory)
+        self._clock = clock
+        self._writers: dict[str, Any] = {}
+        self._failed = False
+
+    def train(self, event: Mapping[str, Any]) -> None:
+        self._write("train", event)
+
+    def evaluation(self, event: Mapping[str, Any]) -> None:
+        self._write("eval", event)
+
+    def truncate_after(self, step: int) -> None:
+        """Makes TensorBoard forget what an earlier attempt logged past `step`."""
+        for run in ("train", "eval"):
+            if (self._directory / run).is_dir():
+                self._guarded(self._mark_restart, run, step)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            self._guarded(writer.close)
+        self._writers.clear()
+
+    def _write(self, run: str, event: Mapping[str, Any]) -> None:
+        self._guarded(self._add_scalars, run, event)
+
+    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+        if self._failed:
+            return
+        import tensorflow as tf
+
+        try:
+            action(*arguments)
+        except (OSError, tf.errors.OpError) as error:
+            self._failed = True
+            _logger.warning("TensorBoard events are no longer written to %s: %s.", self._directory, error)
+
+    def _add_scalars(self, run: str, event: Mapping[str, Any]) -> None:
+        import tensorflow as tf
+
+        values = [
+            tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
+            for name, value in event.items()
+            if name != "step"
+        ]
+        self._record(run, step=int(event["step"]), summary=tf.compat.v1.Summary(value=values))
+
+    def _mark_restart(self, run: str, step: int) -> None:
+        import tensorflow as tf
+
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        self._record(run, step=step + 1, session_log=start)
+
+    def _record(self, run: str, **fields: Any) -> None:
+        import tensorflow as tf
+
+        if run not in self._writers:
+            self._writers[run] = tf.io.TFRecordWriter(str(self._new_file(run)))
+            version = tf.compat.v1.Event(wall_time=self._clock(), file_version="brain.Event:2")
+            self._writers[run].write(version.SerializeToString())
+        self._writers[run].write(tf.compat.v1.Event(wall_time=self._clock(), **fields).SerializeToString())
+        self._writers[run].flush()
+
+    def _new_file(self, run: str) -> Path:
+        """Names a file that sorts behind all others, the order in which TensorBoard reads them."""
+        folder = self._directory / run
+        folder.mkdir(parents=True, exist_ok=True)
+        used = [int(match[1]) for match in map(_FILE.fullmatch, os.listdir(folder)) if match]
+        stamp = max([int(self._clock()), *(seconds + 1 for seconds in used)])
+        return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.v2"

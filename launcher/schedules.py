@@ -1,0 +1,200 @@
+"""Learning rates as functions of the step.
+
+Every schedule here is `warm-up, then a shape`. During the first `warmup` steps the rate rises linearly (Goyal et al.
+2017, arXiv 1706.02677): `peak * (step + 1) / warmup`, so that no step is spent on a rate of zero. The shape then
+follows `progress = (step - warmup) / (horizon - warmup)`, which runs from 0 to 1, and stays at its end. The horizon is
+the length of the run unless `decay_steps` is bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import gin
+import tensorflow as tf
+
+from launcher.errors import UsageError
+
+# (step float32 [], total_steps) -> learning rate float32 []
+Schedule = Callable[[tf.Tensor, int], tf.Tensor]
+_Shape = Callable[[tf.Tensor], tf.Tensor]
+
+
+@gin.configurable
+def constant(*, peak: float = gin.REQUIRED, warmup_steps: int = 0, warmup_fraction: float = 0.0) -> Schedule:
+    """The same rate after the warm-up.
+
+    Args:
+      peak: learning rate after the warm-up.
+      warmup_steps: steps of linear warm-up; or else
+      warmup_fraction: the same as a part of the run.
+
+    Returns:
+      A schedule.
+
+    Raises:
+      UsageError: an argument is out of range.
+    """
+    _check("constant", peak, None, warmup_steps, warmup_fraction, None)
+    return _warmed(lambda progress: tf.ones_like(progress) * peak, peak, warmup_steps, warmup_fraction, None)
+
+
+@gin.configurable
+def cosine(
+    *,
+    peak: float = gin.REQUIRED,
+    warmup_steps: int = 0,
+    warmup_fraction: float = 0.0,
+    final: float = 0.0,
+    decay_steps: int | None = None,
+) -> Schedule:
+    """Half a cosine from `peak` to `final` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts).
+
+    Args:
+      peak: learning rate after the warm-up.
+      warmup_steps: steps of linear warm-up; or else
+      warmup_fraction: the same as a part of the horizon.
+      final: learning rate at the horizon.
+      decay_steps: the horizon; None for the run's length.
+
+    Returns:
+      A schedule.
+
+    Raises:
+      UsageError: an argument is out of range.
+    """
+    _check("cosine", peak, final, warmup_steps, warmup_fraction, decay_steps)
+
+    def shape(progress: tf.Tensor) -> tf.Tensor:
+        return final + (peak - final) * 0.5 * (1.0 + tf.cos(math.pi * progress))
+
+    return _warmed(shape, peak, warmup_steps, warmup_fraction, decay_steps)
+
+
+@gin.configurable
+def linear(
+    *,
+    peak: float = gin.REQUIRED,
+    warmup_steps: int = 0,
+    warmup_fraction: float = 0.0,
+    final: float = 0.0,
+    decay_steps: int | None = None,
+) -> Schedule:
+    """A straight line from `peak` to `final`.
+
+    Args:
+      peak: learning rate after the warm-up.
+      warmup_steps: steps of linear warm-up; or else
+      warmup_fraction: the same as a part of the horizon.
+      final: learning rate at the horizon.
+      decay_steps: the horizon; None for the run's length.
+
+    Returns:
+      A schedule.
+
+    Raises:
+      UsageError: an argument is out of range.
+    """
+    _check("linear", peak, final, warmup_steps, warmup_fraction, decay_steps)
+    return _warmed(lambda progress: peak + (final - peak) * progress, peak, warmup_steps, warmup_fraction, decay_steps)
+
+
+@gin.configurable
+def step_decay(
+    *,
+    peak: float = gin.REQUIRED,
+    boundaries: Sequence[float] = gin.REQUIRED,
+    factor: float = 0.1,
+    warmup_steps: int = 0,
+    warmup_fraction: float = 0.0,
+    decay_steps: int | None = None,
+) -> Schedule:
+    """The rate is multiplied by `factor` at each boundary, as in He et al. 2016 (arXiv 1512.03385).
+
+    Args:
+      peak: learning rate after the warm-up.
+      boundaries: ascending; all whole numbers of steps (>= 1), or all parts of the horizon (between 0 and 1).
+      factor: what each boundary multiplies the rate by.
+      warmup_steps: steps of linear warm-up; or else
+      warmup_fraction: the same as a part of the horizon.
+      decay_steps: the horizon; None for the run's length.
+
+    Returns:
+      A schedule.
+
+    Raises:
+      UsageError: an argument is out of range.
+    """
+    _check("step_decay", peak, None, warmup_steps, warmup_fraction, decay_steps)
+    if not 0.0 < factor <= 1.0:
+        raise UsageError(f"step_decay.factor = {factor}: must be more than 0 and at most 1")
+    are_steps = _are_steps(boundaries)
+
+    def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
+        horizon = decay_steps or total_steps
+        # From the step with a boundary's number on, counted from 0, the rate is the lower one.
+        reached = [float(boundary if are_steps else round(boundary * horizon)) for boundary in boundaries]
+        passed = tf.reduce_sum(tf.cast(tf.cast(step, tf.float32) >= tf.constant(reached), tf.float32))
+        ramp = _ramp(step, _warmup(horizon, warmup_steps, warmup_fraction))
+        return peak * ramp * tf.pow(tf.constant(factor, tf.float32), passed)
+
+    return schedule
+
+
+def _warmed(shape: _Shape, peak: float, warmup_steps: int, warmup_fraction: float, decay_steps: int | None) -> Schedule:
+    def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
+        horizon = decay_steps or total_steps
+        warmup = _warmup(horizon, warmup_steps, warmup_fraction)
+        # A warm-up may be longer than a run that was cut short for a trial.
+        progress = (tf.cast(step, tf.float32) - warmup) / max(1, horizon - warmup)
+        after = shape(tf.clip_by_value(progress, 0.0, 1.0))
+        return tf.where(tf.cast(step, tf.float32) < warmup, peak * _ramp(step, warmup), after)
+
+    return schedule
+
+
+def _warmup(horizon: int, warmup_steps: int, warmup_fraction: float) -> int:
+    return warmup_steps or round(warmup_fraction * horizon)
+
+
+def _ramp(step: tf.Tensor, warmup: int) -> tf.Tensor:
+    """Rises to 1 in `warmup` steps and stays there."""
+    return tf.minimum(1.0, (tf.cast(step, tf.float32) + 1.0) / max(1, warmup))
+
+
+def _are_steps(boundaries: Sequence[float]) -> bool:
+    steps = all(isinstance(boundary, int) and boundary >= 1 for boundary in boundaries)
+    parts = all(isinstance(boundary, float) and 0.0 < boundary < 1.0 for boundary in boundaries)
+    if not boundaries or not (steps or parts) or list(boundaries) != sorted(set(boundaries)):
+        raise UsageError(
+            f"step_decay.boundaries = {boundaries!r}: must be ascending, and all whole numbers of steps, such as "
+            "(3000, 6000), or all parts of the run, such as (0.33, 0.67)"
+        )
+    return steps
+
+
+def _check(
+    name: str,
+    peak: float,
+    final: float | None,
+    warmup_steps: int,
+    warmup_fraction: float,
+    decay_steps: int | None,
+) -> None:
+    if not (math.isfinite(peak) and peak > 0.0):
+        raise UsageError(f"{name}.peak = {peak}: must be a finite learning rate above 0")
+    if final is not None and not 0.0 <= final <= peak:
+        raise UsageError(f"{name}.final = {final}: must be from 0 to the peak, {peak}")
+    if warmup_steps < 0:
+        raise UsageError(f"{name}.warmup_steps = {warmup_steps}: must be 0 or more")
+    if not 0.0 <= warmup_fraction < 1.0:
+        raise UsageError(f"{name}.warmup_fraction = {warmup_fraction}: must be from 0 to less than 1")
+    if warmup_steps and warmup_fraction:
+        raise UsageError(
+            f"{name}.warmup_steps = {warmup_steps} and {name}.warmup_fraction = {warmup_fraction}: bind one of them"
+        )
+    if decay_steps is not None and decay_steps <= warmup_steps:
+        raise UsageError(
+            f"{name}.decay_steps = {decay_steps}: must be more than 0 and more than warmup_steps, {warmup_steps}"
+        )

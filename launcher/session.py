@@ -1,0 +1,119 @@
+"""A plan made real: strategy, model, optimizer, trainer and evaluator."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from launcher import strategy as strategy_lib
+from launcher.errors import UsageError
+from launcher.evaluator import Evaluator
+from launcher.optimizers import Optimizer
+from launcher.plan import RunPlan
+from launcher.train_step import StepConfig
+from launcher.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Session:
+    """What a mode works with."""
+
+    plan: RunPlan
+    strategy: tf.distribute.Strategy
+    model: keras.Model
+    trainer: Trainer
+    evaluator: Evaluator
+
+
+def build(plan: RunPlan) -> Session:
+    """Builds a session in this process; the first call decides the devices, so there is one a process.
+
+    Raises:
+      UsageError: the devices or the model refuse.
+    """
+    strategy = strategy_lib.build(plan.strategy, plan.cluster)
+    return build_on(strategy, plan)
+
+
+def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
+    """The same on a strategy that exists, with as many replicas as the plan says."""
+    recipe = plan.recipe
+    # Names count up within a process and are what a checkpoint goes by: every build starts from the same ones.
+    keras.utils.clear_session()
+    with strategy.scope():
+        model = build_model(plan)
+        optimizer = build_optimizer(plan)
+    trainer = Trainer(
+        strategy=strategy,
+        task=recipe.task,
+        model=model,
+        optimizer=optimizer,
+        loss_scale=plan.loss_scale,
+        config=step_config(plan),
+        total_steps=plan.total_steps,
+    )
+    evaluator = Evaluator(
+        strategy=strategy,
+        task=recipe.task,
+        model=model,
+        data=plan.data,
+        global_batch_size=plan.eval_batch_size,
+        jit_compile=recipe.jit_compile,
+    )
+    return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator)
+
+
+def build_model(plan: RunPlan) -> keras.Model:
+    """The task's model under the plan's policy and seed, in the current strategy scope.
+
+    Raises:
+      UsageError: it is not a Keras model, or has nothing to train.
+    """
+    keras.config.set_dtype_policy(plan.policy)
+    keras.utils.set_random_seed(plan.seed)
+    model = plan.recipe.task.model()
+    if not isinstance(model, keras.Model):
+        raise UsageError(
+            "the task's model() must return a keras.Model (Keras 3), got "
+            f"{type(model).__module__}.{type(model).__name__}"
+        )
+    if not model.trainable_variables:
+        raise UsageError(
+            f"model {model.name!r} has no variables to train; a subclassed model must be built before model() returns "
+            "(call it on an example, or model.build(shape))"
+        )
+    return model
+
+
+def build_optimizer(plan: RunPlan) -> Optimizer:
+    """The recipe's optimizer; a plain Keras optimizer is wrapped.
+
+    Raises:
+      UsageError: the builder gave something else.
+    """
+    optimizer = plan.recipe.optimizer()
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        return Optimizer(optimizer)
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            "train.optimizer must build a launcher Optimizer or a keras.optimizers.Optimizer, "
+            f"got {type(optimizer).__name__}"
+        )
+    return optimizer
+
+
+def step_config(plan: RunPlan) -> StepConfig:
+    recipe = plan.recipe
+    per_example = float(getattr(recipe.task, "nominal_weight_per_example", 1.0))
+    return StepConfig(
+        global_batch_size=recipe.global_batch_size,
+        microbatches=recipe.microbatches,
+        nominal_weight=recipe.global_batch_size * per_example,
+        wire_dtype=plan.wire_dtype,
+        bucket_bytes=recipe.bucket_bytes,
+        clip_global_norm=recipe.clip_global_norm,
+        jit_compile=recipe.jit_compile,
+        seed=plan.seed,
+    )

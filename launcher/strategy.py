@@ -1,0 +1,326 @@
+"""Which devices train, and the tf.distribute strategy over them.
+
+`plan` decides from flags, environment and the devices that are there, and touches none of them; `build` configures
+the devices and makes the strategy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from launcher import tpu as tpu_lib
+from launcher.cluster import Cluster
+from launcher.devices import (
+    FLOAT16_CAPABILITY,
+    Devices,
+    GpuOptions,
+    configure_gpus,
+    configure_logical_cpus,
+    discover,
+    gpu_notes,
+)
+from launcher.errors import UsageError
+
+KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrategyPlan:
+    """A strategy that has been decided on and not yet made.
+
+    Attributes:
+      kind: "one_device", "mirrored", "multi_worker" or "tpu".
+      num_replicas: replicas in sync over all processes.
+      local_replicas: replicas this process drives.
+      why: the reason for the kind, for people.
+      devices: this process's devices, such as "GPU:0".
+      accelerator: "cpu", "gpu" or "tpu".
+      notes: what a person should know before starting.
+      compute_capability: least (major, minor) of the GPUs used; None without GPUs or when unknown.
+      tpu: name or address of the TPU, or "local"; None without one.
+      gpu_options: how GPUs will be set up.
+    """
+
+    kind: str
+    num_replicas: int
+    local_replicas: int
+    why: str
+    devices: tuple[str, ...]
+    accelerator: str
+    notes: tuple[str, ...] = ()
+    compute_capability: tuple[int, int] | None = None
+    tpu: str | None = None
+    gpu_options: GpuOptions = dataclasses.field(default_factory=GpuOptions)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What was asked for, and what is there."""
+
+    replicas: int | None
+    tpu: str | None
+    cluster: Cluster
+    environ: Mapping[str, str]
+    devices: Devices
+    gpu_options: GpuOptions
+
+
+def plan(
+    *,
+    requested: str,
+    replicas: int | None,
+    tpu: str | None,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    devices: Devices | None = None,
+) -> StrategyPlan:
+    """Chooses a strategy, at once and without the network.
+
+    Args:
+      requested: one of `KINDS`. "auto" takes a TPU, else several workers, else all local GPUs, else one device.
+      replicas: replicas on this machine: GPUs, or logical CPU devices where there is no GPU; None for all GPUs. For a
+        remote TPU, its cores.
+      tpu: node name, grpc:// address or "local", as given by `--tpu`.
+      cluster: this process and its peers.
+      environ: the process's environment variables.
+      devices: what this machine has; None to look.
+
+    Raises:
+      UsageError: the devices are not there, or flags and environment contradict each other.
+    """
+    if requested not in KINDS:
+        raise UsageError(f"strategy {requested!r} is not one of {', '.join(KINDS)}")
+    if replicas is not None and replicas < 1:
+        raise UsageError(f"--replicas={replicas}: must be 1 or more")
+    if tpu and requested not in ("auto", "tpu"):
+        raise UsageError(f"--tpu={tpu} contradicts --strategy={requested}: leave one of them out")
+    request = _Request(
+        replicas=replicas,
+        tpu=tpu,
+        cluster=cluster,
+        environ=environ,
+        devices=discover() if devices is None else devices,
+        gpu_options=GpuOptions(),
+    )
+    kind, why = _choose(request) if requested == "auto" else (requested, "asked for")
+    if kind != "multi_worker" and cluster.num_workers > 1:
+        raise UsageError(
+            f"{cluster.source} names {cluster.num_workers} workers, but the strategy is {kind} ({why}): each would "
+            f"train a model of its own. Use --strategy=multi_worker, or unset {cluster.source}"
+        )
+    return _PLANNERS[kind](request, why)
+
+
+def _choose(request: _Request) -> tuple[str, str]:
+    """The kind that "auto" means, and why."""
+    devices, replicas = request.devices, request.replicas
+    name = tpu_lib.named(request.tpu, request.environ)
+    if name:
+        return "tpu", f"auto: {'--tpu' if request.tpu else 'TPU_NAME'}={name}"
+    if devices.tpus:
+        return "tpu", f"auto: this machine has a TPU of {len(devices.tpus)} cores"
+    if request.cluster.num_workers > 1:
+        return "multi_worker", f"auto: {request.cluster.source} names {request.cluster.num_workers} workers"
+    if devices.gpus:
+        count = replicas or len(devices.gpus)
+        return ("mirrored" if count > 1 else "one_device"), f"auto: {count} of {len(devices.gpus)} GPU(s) here"
+    if replicas is not None and replicas > 1:
+        return "mirrored", f"auto: no accelerator, --replicas={replicas}"
+    return "one_device", "auto: no accelerator, no other workers"
+
+
+def _plan_one_device(request: _Request, why: str) -> StrategyPlan:
+    if request.replicas not in (None, 1):
+        raise UsageError(f"--strategy=one_device has one replica, not --replicas={request.replicas}; use mirrored")
+    if request.devices.gpus:
+        return _on_gpus("one_device", 1, request, why)
+    return _on_cpus("one_device", 1, request, why)
+
+
+def _plan_mirrored(request: _Request, why: str) -> StrategyPlan:
+    if request.devices.gpus:
+        return _on_gpus("mirrored", _checked_gpus(request), request, why)
+    if request.replicas is None:
+        raise UsageError(
+            "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs 'tf-launcher[cuda]' and a "
+            "driver). --replicas=N makes N logical CPU devices to mirror over; --strategy=one_device needs nothing"
+        )
+    return _on_cpus("mirrored", request.replicas, request, why)
+
+
+def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
+    cluster = request.cluster
+    if not cluster.workers:
+        raise UsageError(
+            "--strategy=multi_worker: no workers are named. Start one process a worker, each with the same cluster and "
+            'an index of its own, from 0: TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
+            '"task": {"type": "worker", "index": 0}}\''
+        )
+    if request.devices.gpus:
+        local = _on_gpus("multi_worker", _checked_gpus(request), request, why)
+        has = f"{local.local_replicas} GPU(s)"
+    else:
+        if request.replicas not in (None, 1):
+            raise UsageError(
+                f"--strategy=multi_worker --replicas={request.replicas}: without GPUs a worker has one replica "
+                "(a limit of MultiWorkerMirroredStrategy); start more workers"
+            )
+        local = _on_cpus("multi_worker", 1, request, why)
+        has = "no GPU"
+    assumed = f"each of the {cluster.num_workers} workers is taken to have {has}, as this one"
+    notes = [assumed, *_shared_host_notes(request), *local.notes]
+    return dataclasses.replace(local, num_replicas=cluster.num_workers * local.local_replicas, notes=tuple(notes))
+
+
+def _shared_host_notes(request: _Request) -> list[str]:
+    hosts = [address.rpartition(":")[0] for address in request.cluster.workers]
+    host = hosts[request.cluster.index]
+    if not request.devices.gpus or hosts.count(host) == 1 or "CUDA_VISIBLE_DEVICES" in request.environ:
+        return []
+    return [f"{hosts.count(host)} workers share the host {host}: give each GPUs of its own with CUDA_VISIBLE_DEVICES"]
+
+
+def _plan_tpu(request: _Request, why: str) -> StrategyPlan:
+    found = tpu_lib.plan(tpu=request.tpu, replicas=request.replicas, devices=request.devices, environ=request.environ)
+    return StrategyPlan(
+        kind="tpu",
+        num_replicas=found.num_replicas,
+        # One program drives all cores, also those of a pod's other hosts.
+        local_replicas=found.num_replicas,
+        why=why,
+        devices=found.devices,
+        accelerator="tpu",
+        notes=found.notes,
+        tpu=found.name,
+        gpu_options=request.gpu_options,
+    )
+
+
+_PLANNERS = {
+    "one_device": _plan_one_device,
+    "mirrored": _plan_mirrored,
+    "multi_worker": _plan_multi_worker,
+    "tpu": _plan_tpu,
+}
+
+
+def _checked_gpus(request: _Request) -> int:
+    count = len(request.devices.gpus)
+    if request.replicas is not None and request.replicas > count:
+        raise UsageError(
+            f"--replicas={request.replicas}, but this machine has {count} GPU(s): use --replicas={count} or leave it "
+            "out; for logical CPU devices instead, hide the GPUs with CUDA_VISIBLE_DEVICES=-1"
+        )
+    return request.replicas or count
+
+
+def _on_gpus(kind: str, count: int, request: _Request, why: str) -> StrategyPlan:
+    gpus = request.devices.gpus[:count]
+    capabilities = [gpu.compute_capability for gpu in gpus]
+    notes = list(gpu_notes(gpus, request.gpu_options))
+    idle = len(request.devices.gpus) - count
+    if idle:
+        notes.append(f"{idle} GPU(s) of this machine stay unused")
+    return StrategyPlan(
+        kind=kind,
+        num_replicas=count,
+        local_replicas=count,
+        why=why,
+        devices=tuple(f"GPU:{index}" for index in range(count)),
+        accelerator="gpu",
+        notes=tuple(notes),
+        compute_capability=min((c for c in capabilities if c), default=None) if all(capabilities) else None,
+        gpu_options=request.gpu_options,
+    )
+
+
+def _on_cpus(kind: str, count: int, request: _Request, why: str) -> StrategyPlan:
+    notes = []
+    if count > 1:
+        notes.append(f"{count} logical CPU devices share this machine's cores: for trying out, not for speed")
+    if request.devices.tpu_chips and not request.devices.tpus:
+        chips = ", ".join(request.devices.tpu_chips)
+        notes.append(f"if this is a TPU VM ({chips}): TensorFlow lists no TPU device, install 'tf-launcher[tpu]'")
+    return StrategyPlan(
+        kind=kind,
+        num_replicas=count,
+        local_replicas=count,
+        why=why,
+        devices=tuple(f"CPU:{index}" for index in range(count)),
+        accelerator="cpu",
+        notes=tuple(notes),
+        gpu_options=request.gpu_options,
+    )
+
+
+def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
+    """The dtype policy that is fastest on these devices without loss of accuracy, and why.
+
+    Returns:
+      A Keras dtype policy name and the reason for people.
+    """
+    if plan.accelerator == "tpu":
+        return "mixed_bfloat16", "auto: TPUs multiply in bfloat16"
+    if plan.accelerator == "cpu":
+        return "float32", "auto: no accelerator"
+    capability = plan.compute_capability
+    if capability is None:
+        return "float32", "auto: the GPU's compute capability is not known"
+    found = f"compute capability {capability[0]}.{capability[1]}"
+    if capability < FLOAT16_CAPABILITY:
+        return "float32", f"auto: {found}, mixed_float16 pays from 7.0"
+    return "mixed_float16", f"auto: {found}, Tensor Cores from 7.0"
+
+
+def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
+    """Configures this process's devices and makes the strategy; before anything else uses TensorFlow's devices.
+
+    Under several workers, waits until all of them are there.
+
+    Args:
+      plan: what `plan` decided.
+      cluster: the cluster it decided for.
+
+    Raises:
+      UsageError: the TPU cannot be connected to.
+    """
+    if plan.kind == "tpu":
+        assert plan.tpu is not None
+        return tpu_lib.connect(plan.tpu, plan.num_replicas)
+    if plan.accelerator == "gpu":
+        configure_gpus(plan.local_replicas, plan.gpu_options)
+    if plan.kind == "one_device":
+        return tf.distribute.OneDeviceStrategy(f"/{plan.devices[0]}")
+    if plan.kind == "mirrored":
+        return _build_mirrored(plan)
+    return _build_multi_worker(plan, cluster)
+
+
+def _build_mirrored(plan: StrategyPlan) -> tf.distribute.Strategy:
+    devices = list(plan.devices)
+    if plan.accelerator == "gpu":
+        return tf.distribute.MirroredStrategy(devices)
+    configure_logical_cpus(plan.local_replicas)
+    # Logical devices share memory: one adds up what TensorFlow's default, a ring of collectives, would pass around in
+    # up to five times the time. Nor can collectives of two strategies in one process get into each other's way.
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+def _build_multi_worker(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
+    # A resolver of our own, with chief and workers as one job, so that TensorFlow sees the ranks that `cluster` has,
+    # whoever named them, and does not read TF_CONFIG a second time.
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(cluster.workers)}),
+        task_type="worker",
+        task_id=cluster.index,
+        num_accelerators={"GPU": plan.local_replicas} if plan.accelerator == "gpu" else {},
+        rpc_layer="grpc",
+    )
+    communication = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=communication.NCCL if plan.accelerator == "gpu" else communication.AUTO
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)

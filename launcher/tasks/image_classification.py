@@ -1,0 +1,64 @@
+"""Image classification: cross-entropy over float32 logits, top-1 accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gin
+import keras
+import tensorflow as tf
+
+from launcher.data.images import ImageData
+from launcher.errors import UsageError
+
+
+@gin.configurable(name_or_fn="image_classification")
+class ImageClassification:
+    """Softmax cross-entropy with label smoothing; metrics are accuracy and, past ten classes, top-5.
+
+    Args:
+      data: images and labels, `@image_data()`.
+      model: builder called with `image_shape` and `num_classes`, a reference such as `@resnet`.
+      label_smoothing: share of the target spread evenly over all classes (Szegedy et al. 2015), in [0, 1).
+    """
+
+    def __init__(
+        self,
+        *,
+        data: ImageData = gin.REQUIRED,
+        model: Callable[..., keras.Model] = gin.REQUIRED,
+        label_smoothing: float = 0.0,
+    ):
+        if not 0 <= label_smoothing < 1:
+            raise UsageError(f"image_classification.label_smoothing must be in [0, 1), got {label_smoothing}")
+        if not callable(model):
+            raise UsageError(
+                "image_classification.model must be a reference without parentheses, such as @resnet, "
+                f"got {type(model).__name__}"
+            )
+        self._data = data
+        self._model = model
+        self._label_smoothing = label_smoothing
+
+    def data(self) -> ImageData:
+        return self._data
+
+    def model(self) -> keras.Model:
+        return self._model(image_shape=self._data.image_shape, num_classes=self._data.num_classes)
+
+    def loss(
+        self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+        logits = tf.cast(model(batch["image"], training=training), tf.float32)
+        label, weight = batch["label"], batch["weight"]
+        # Smoothing regularises training; evaluation reports the plain cross-entropy, comparable between recipes.
+        smoothing = self._label_smoothing if training else 0.0
+        off = smoothing / self._data.num_classes
+        target = tf.one_hot(label, self._data.num_classes, on_value=1.0 - smoothing + off, off_value=off)
+        losses = tf.nn.softmax_cross_entropy_with_logits(labels=target, logits=logits)
+        correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=label.dtype), label), tf.float32)
+        metrics = {"accuracy": tf.reduce_sum(correct * weight)}
+        if self._data.num_classes > 10:
+            in_top_5 = tf.cast(tf.math.in_top_k(label, logits, k=5), tf.float32)
+            metrics["top_5_accuracy"] = tf.reduce_sum(in_top_5 * weight)
+        return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), metrics

@@ -1,0 +1,177 @@
+"""Finding a TPU and connecting to it.
+
+Everything that can be known without the network is checked first: off the cloud, TensorFlow's own resolver asks a
+metadata server that is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import socket
+from collections.abc import Iterator, Mapping
+
+import tensorflow as tf
+
+from launcher.devices import Devices
+from launcher.errors import UsageError
+
+_ANSWER_SECONDS = 10.0
+_GRPC = "grpc://"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuPlan:
+    """A TPU that is there as far as one can tell without asking it.
+
+    Attributes:
+      name: node name or grpc:// address, or "local".
+      num_replicas: its cores, as TensorFlow counts them.
+      devices: their names, or the TPU's.
+      notes: what a person should know.
+    """
+
+    name: str
+    num_replicas: int
+    devices: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def named(tpu: str | None, environ: Mapping[str, str]) -> str | None:
+    """The TPU that `--tpu`, or else the variable TPU_NAME, names."""
+    return tpu or environ.get("TPU_NAME") or None
+
+
+def plan(*, tpu: str | None, replicas: int | None, devices: Devices, environ: Mapping[str, str]) -> TpuPlan:
+    """Checks the request against this machine, at once and without the network.
+
+    Args:
+      tpu: node name, grpc:// address or "local"; None for TPU_NAME or else the TPU of this machine.
+      replicas: number of TPU cores, which cannot be known before a remote TPU is connected to.
+      devices: what this machine has.
+      environ: the process's environment variables.
+
+    Raises:
+      UsageError: there is no such TPU here, or this is not the host to run on.
+    """
+    name = named(tpu, environ)
+    if name is None and not devices.tpus and not devices.tpu_chips:
+        raise UsageError(
+            "no TPU found: neither --tpu nor TPU_NAME names one and TensorFlow lists no TPU device. On a TPU VM, "
+            "install 'tf-launcher[tpu]'; for a pod, pass --tpu=NODE_NAME; without a TPU, use --strategy=auto"
+        )
+    name = name or "local"
+    _check_host(name, environ)
+    return _plan_local(replicas, devices) if name == "local" else _plan_remote(name, replicas, environ)
+
+
+def _check_host(name: str, environ: Mapping[str, str]) -> None:
+    hosts = [host for host in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host.strip()]
+    worker = environ.get("TPU_WORKER_ID", "0") or "0"
+    if len(hosts) <= 1:
+        return
+    if name == "local":
+        raise UsageError(
+            f"this is host {worker} of a TPU pod of {len(hosts)} hosts (TPU_WORKER_HOSTNAMES), which 'local' cannot "
+            "reach: run on host 0 only, with --tpu=NODE_NAME and the variable TPU_LOAD_LIBRARY=0"
+        )
+    if worker != "0":
+        raise UsageError(
+            f"this is host {worker} of the TPU pod (TPU_WORKER_ID): run the program on host 0 only, it drives all"
+        )
+
+
+def _plan_local(replicas: int | None, devices: Devices) -> TpuPlan:
+    if not devices.tpus and not devices.tpu_chips:
+        raise UsageError(
+            "--tpu=local (or TPU_NAME=local): this machine has no TPU. Run on a TPU VM, or use --strategy=auto"
+        )
+    # A TensorFlow that lists no core may still find them when it connects; somebody has to say how many.
+    count = len(devices.tpus) or replicas
+    if count is None:
+        raise UsageError(
+            f"TPU chips are here ({', '.join(devices.tpu_chips)}), but TensorFlow lists no TPU device: install "
+            "'tf-launcher[tpu]' and end other programs that hold them, or say --replicas=N (cores) to try all the same"
+        )
+    if replicas not in (None, count):
+        raise UsageError(f"--replicas={replicas}, but the TPU of this machine has {count} cores; leave --replicas out")
+    return TpuPlan(name="local", num_replicas=count, devices=devices.tpus or devices.tpu_chips)
+
+
+def _plan_remote(name: str, replicas: int | None, environ: Mapping[str, str]) -> TpuPlan:
+    if not re.fullmatch(r"(grpc://)?[^\s/]+", name):
+        raise UsageError(f"--tpu={name!r} is neither a node name, a grpc://host:port address nor 'local'")
+    if replicas is None:
+        raise UsageError(
+            f"--tpu={name}: say how many cores this TPU has with --replicas=N (as many as TensorFlow lists on it), so "
+            "that the batch can be checked before it is connected to. On a single TPU VM, --tpu=local counts them"
+        )
+    notes: tuple[str, ...] = ()
+    if environ.get("TPU_LOAD_LIBRARY") != "0":
+        notes = ("on a pod's own host 0, set TPU_LOAD_LIBRARY=0, or this process takes the chips from the TPU runtime",)
+    return TpuPlan(name=name, num_replicas=replicas, devices=(name,), notes=notes)
+
+
+def connect(name: str, num_replicas: int) -> tf.distribute.Strategy:
+    """Connects to a TPU, initialises it, which clears its memory, and makes the strategy.
+
+    Args:
+      name: as in `TpuPlan`.
+      num_replicas: cores the plan counts on.
+
+    Raises:
+      UsageError: the TPU cannot be found, does not answer, or has another number of cores.
+    """
+    try:
+        with _network_deadline(_ANSWER_SECONDS):
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(name)
+            hosts = resolver.cluster_spec().as_dict().get("worker", [])
+    # The resolver lets through whatever its HTTP client and the cloud's API raise.
+    except Exception as error:
+        raise UsageError(
+            f"--tpu={name}: cannot look up this TPU ({type(error).__name__}: {error}). Check its name and that it is "
+            "READY; the lookup needs a Google Cloud VM in the TPU's project and zone, or give grpc://host:port"
+        ) from error
+    for host in hosts:
+        _check_answers(name, host)
+    try:
+        if hosts:
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        cause = str(error).splitlines()[0]
+        raise UsageError(
+            f"TPU {name!r} cannot be initialised ({type(error).__name__}: {cause}). Check that the TPU's TensorFlow is "
+            f"{tf.__version__} as here, that 'tf-launcher[tpu]' is installed and that no other program holds the TPU"
+        ) from error
+    strategy = tf.distribute.TPUStrategy(resolver)
+    if strategy.num_replicas_in_sync != num_replicas:
+        raise UsageError(
+            f"TPU {name!r} has {strategy.num_replicas_in_sync} cores, the plan has {num_replicas}: "
+            f"pass --replicas={strategy.num_replicas_in_sync}"
+        )
+    return strategy
+
+
+def _check_answers(name: str, address: str) -> None:
+    """TensorFlow would wait without end for a host that is not there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--tpu={name}: {address} does not answer ({error}). Check the address, the firewall, and that the TPU "
+            "runtime runs on every host"
+        ) from error
+
+
+@contextlib.contextmanager
+def _network_deadline(seconds: float) -> Iterator[None]:
+    """Bounds connections made inside, for libraries that offer no timeout of their own."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,309 @@
+"""One replica's training step: microbatches, one reduction, one judgement, a gated update.
+
+    loss sum -> / nominal weight -> * scale -> differentiate -> add up microbatches in float32
+    -> reduce -> judge -> update weights, slots and moving statistics, or nothing at all
+
+The step runs in replica context. Its only collectives are those of `gradients.reduce_sum`, outside every
+conditional; whatever depends on the judgement is local.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from launcher import gradients
+from launcher.errors import UsageError
+from launcher.optimizers import Optimizer
+from launcher.precision import LossScale, ScaleState
+from launcher.tasks.base import Task
+
+Batch = dict[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """What one step does, apart from the model.
+
+    Attributes:
+      global_batch_size: examples of one step over all replicas and microbatches.
+      microbatches: parts a replica's batch is split in; gradients add up in float32.
+      nominal_weight: static weight the loss is divided by before differentiation; the true one follows the reduction.
+      wire_dtype: dtype gradients are reduced in, on one replica too, so that the topology does not change the result.
+      bucket_bytes: upper bound on the payload of one collective.
+      clip_global_norm: upper bound on the gradients' global norm after unscaling, or None.
+      jit_compile: compile the replica-local forward and backward pass with XLA.
+      seed: base of all random numbers drawn inside the model.
+    """
+
+    global_batch_size: int
+    microbatches: int
+    nominal_weight: float
+    wire_dtype: tf.DType
+    bucket_bytes: int
+    clip_global_norm: float | None
+    jit_compile: bool
+    seed: int
+
+
+class StepReport(NamedTuple):
+    """Float32 scalars of one step, equal on every replica.
+
+    Attributes:
+      loss: sum of weighted losses over the global batch, regularisation included.
+      weight: sum of weights over the global batch.
+      metrics: sums of the task's weighted metrics, in the order of `ReplicaStep.metric_names`.
+      gradient_norm: global norm of the mean gradient, before clipping.
+      finite: 1 when the update was applied, 0 when it was skipped.
+      loss_scale: the scale this step used.
+      learning_rate: of this step.
+    """
+
+    loss: tf.Tensor
+    weight: tf.Tensor
+    metrics: tuple[tf.Tensor, ...]
+    gradient_norm: tf.Tensor
+    finite: tf.Tensor
+    loss_scale: tf.Tensor
+    learning_rate: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counters:
+    """Variables that steer a run, one copy a replica and always equal (aggregation NONE: assigns are local).
+
+    Attributes:
+      step: int64, steps done, skipped ones included; the data position follows from it.
+      skipped: int64, steps skipped so far.
+      scale: the four variables of the loss scale's state.
+    """
+
+    step: tf.Variable
+    skipped: tf.Variable
+    scale: ScaleState
+
+
+class ReplicaStep:
+    """The training step of one replica, to be run by `strategy.run`."""
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        model: keras.Model,
+        optimizer: Optimizer,
+        loss_scale: LossScale,
+        counters: Counters,
+        config: StepConfig,
+    ):
+        self._task = task
+        self._model = model
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
+        self._counters = counters
+        self._config = config
+        self._weights = list(model.trainable_variables)
+        self._moving = moving_statistics(model)
+        self._seeds = seed_states(model)
+        self.metric_names: tuple[str, ...] = ()
+        self._forward_backward: Callable = self._differentiate
+        if config.jit_compile:
+            self._forward_backward = tf.function(self._differentiate, jit_compile=True)
+
+    def __call__(self, batch: Batch) -> StepReport:
+        config, counters = self._config, self._counters
+        scale = tf.convert_to_tensor(counters.scale.scale)
+        step = tf.convert_to_tensor(counters.step)
+        moving_before = [tf.convert_to_tensor(variable.value) for variable in self._moving]
+
+        local = self._accumulate(batch, scale, step, moving_before)
+
+        wire = [tf.cast(gradient, config.wire_dtype) for gradient in local.gradients]
+        sums = [local.loss, local.weight, *local.metrics]
+        reduced = gradients.reduce_sum([*wire, *local.moving, *sums], bucket_bytes=config.bucket_bytes)
+        reduced_wire, rest = reduced[: len(wire)], reduced[len(wire) :]
+        moving_deltas, sums = rest[: len(local.moving)], rest[len(local.moving) :]
+        loss, weight, metrics = sums[0], sums[1], tuple(sums[2:])
+
+        judged = gradients.judge(
+            reduced_wire,
+            scale=scale,
+            nominal_weight=config.nominal_weight,
+            true_weight=weight,
+            clip_global_norm=config.clip_global_norm,
+        )
+        learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
+        parts = _num_replicas() * config.microbatches
+        moving_after = [old + delta / parts for old, delta in zip(moving_before, moving_deltas, strict=True)]
+
+        def apply() -> tf.Tensor:
+            self._optimizer.apply(judged.gradients, tf.cast(step, tf.float32))
+            for variable, old, new in zip(self._moving, moving_before, moving_after, strict=True):
+                # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever.
+                variable.value.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, old))
+            return tf.constant(True)
+
+        tf.cond(judged.finite, apply, lambda: tf.constant(False))
+        self._advance(judged.finite)
+        return StepReport(
+            loss=loss,
+            weight=weight,
+            metrics=metrics,
+            gradient_norm=judged.norm,
+            finite=tf.cast(judged.finite, tf.float32),
+            loss_scale=scale,
+            learning_rate=learning_rate,
+        )
+
+    def _advance(self, finite: tf.Tensor) -> None:
+        counters = self._counters
+        before = ScaleState(*(tf.convert_to_tensor(variable) for variable in counters.scale))
+        for variable, value in zip(counters.scale, self._loss_scale.update(before, finite), strict=True):
+            variable.assign(value)
+        counters.step.assign_add(1)
+        counters.skipped.assign_add(tf.where(finite, tf.constant(0, tf.int64), tf.constant(1, tf.int64)))
+
+    def _accumulate(
+        self, batch: Batch, scale: tf.Tensor, step: tf.Tensor, moving_before: Sequence[tf.Tensor]
+    ) -> _LocalSums:
+        """Adds up the microbatches of this replica in float32."""
+        count = self._config.microbatches
+        if count == 1:
+            return self._microbatch(batch, scale, step, 0, moving_before)
+        parts = {
+            name: tf.reshape(tensor, [count, tensor.shape[0] // count, *tensor.shape[1:]])
+            for name, tensor in batch.items()
+        }
+
+        def part(index: tf.Tensor | int) -> Batch:
+            return {name: tensor[index] for name, tensor in parts.items()}
+
+        first = self._microbatch(part(0), scale, step, 0, moving_before)
+        flat = tf.nest.flatten(first)
+
+        def body(index: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            more = tf.nest.flatten(self._microbatch(part(index), scale, step, index, moving_before))
+            return (index + 1, *(total + value for total, value in zip(totals, more, strict=True)))
+
+        _, *flat = tf.while_loop(lambda index, *_: index < count, body, (tf.constant(1), *flat), parallel_iterations=1)
+        return tf.nest.pack_sequence_as(first, flat)
+
+    def _microbatch(
+        self,
+        batch: Batch,
+        scale: tf.Tensor,
+        step: tf.Tensor,
+        index: tf.Tensor | int,
+        moving_before: Sequence[tf.Tensor],
+    ) -> _LocalSums:
+        """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
+        self._set_seeds(step, index)
+        grads, loss, weight, metrics = self._forward_backward(batch, scale)
+        # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
+        # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
+        deltas = []
+        for variable, before in zip(self._moving, moving_before, strict=True):
+            deltas.append(tf.convert_to_tensor(variable.value) - before)
+            variable.value.assign(before)
+        return _LocalSums(grads, deltas, loss, weight, metrics)
+
+    def _differentiate(
+        self, batch: Batch, scale: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
+        variables = [variable.value for variable in self._weights]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for variable in variables:
+                tape.watch(variable)
+            loss, weight, metrics = checked_sums(self._task.loss(self._model, batch, True))
+            if self._model.losses:
+                # Weighted like the examples beside it, a regulariser counts once in the global mean.
+                loss += weight * tf.cast(tf.add_n(self._model.losses), tf.float32)
+            scaled = loss / self._config.nominal_weight * scale
+        found = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        self.metric_names = tuple(sorted(metrics))
+        return (
+            [gradients.dense(gradient) for gradient in found],
+            loss,
+            weight,
+            tuple(metrics[name] for name in self.metric_names),
+        )
+
+    def _set_seeds(self, step: tf.Tensor, microbatch: tf.Tensor | int) -> None:
+        """Gives every seed generator a state of (seed, step, first example of this part of the global batch)."""
+        if not self._seeds:
+            return
+        config = self._config
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        per_replica = config.global_batch_size // _num_replicas()
+        # The offset, not the replica, so that 2 replicas of 2 microbatches draw what 4 replicas draw.
+        offset = replica * per_replica + microbatch * (per_replica // config.microbatches)
+        pair = tf.stack([tf.constant(config.seed & 0x7FFFFFFF, tf.int32), tf.constant(0, tf.int32)])
+        pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(step, tf.int32))
+        pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(offset, tf.int32))
+        states = tf.random.stateless_uniform(
+            [len(self._seeds), 2], seed=pair, minval=0, maxval=2**31 - 1, dtype=tf.int32
+        )
+        for index, variable in enumerate(self._seeds):
+            variable.value.assign(tf.cast(states[index], variable.value.dtype))
+
+
+class _LocalSums(NamedTuple):
+    """One replica's float32 sums over its microbatches."""
+
+    gradients: list[tf.Tensor]
+    moving: list[tf.Tensor]
+    loss: tf.Tensor
+    weight: tf.Tensor
+    metrics: tuple[tf.Tensor, ...]
+
+
+def _num_replicas() -> int:
+    return tf.distribute.get_replica_context().num_replicas_in_sync
+
+
+def moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    """Variables a forward pass moves: floating-point, not trained. Frozen weights are among them and never move."""
+    seeds = {id(variable) for variable in seed_states(model)}
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) not in seeds and tf.dtypes.as_dtype(variable.dtype).is_floating
+    ]
+
+
+def seed_states(model: keras.Model) -> list[keras.Variable]:
+    """States of the model's seed generators: in Keras 3 they are variables but not weights."""
+    weights = {id(variable) for variable in model.weights}
+    return [
+        variable
+        for variable in model.variables
+        if id(variable) not in weights and variable.path.endswith("seed_generator_state")
+    ]
+
+
+def checked_sums(outputs: Any) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+    """Checks what a task's `loss` returned while the step is traced.
+
+    Raises:
+      UsageError: not (loss, weight, metrics), or not float32 scalars.
+    """
+    try:
+        loss, weight, metrics = outputs
+        named = {"the loss": loss, "the weight": weight, **{f"metric {name!r}": metrics[name] for name in metrics}}
+    except (TypeError, ValueError):
+        raise UsageError(
+            "a task's loss() must return (sum of losses, sum of weights, {metric: sum}), got "
+            f"{type(outputs).__name__}"
+        ) from None
+    for name, value in named.items():
+        tensor = tf.convert_to_tensor(value)
+        if tensor.dtype != tf.float32 or tensor.shape.rank != 0:
+            raise UsageError(
+                f"{name} returned by the task's loss() must be a float32 scalar (a sum over the batch), "
+                f"got {tensor.dtype.name} of shape {tensor.shape}"
+            )
+    return loss, weight, dict(metrics)

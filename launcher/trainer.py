@@ -1,0 +1,230 @@
+"""N training steps on the device, and the state that a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.pipeline import Data, Shard
+from launcher.optimizers import Optimizer
+from launcher.precision import LossScale, ScaleState
+from launcher.tasks.base import Task
+from launcher.train_step import Counters, ReplicaStep, StepConfig
+
+
+class StepRecords(NamedTuple):
+    """What happened in some consecutive steps; float64 arrays of shape [steps].
+
+    Attributes:
+      first_step: number of the first of them, counted from 1.
+      loss: sum of weighted losses of each step's global batch.
+      weight: sum of weights.
+      metrics: sums of the task's metrics by name.
+      gradient_norm, finite, loss_scale, learning_rate: as in `train_step.StepReport`.
+      input_wait_seconds: time each step waited for its batch.
+    """
+
+    first_step: int
+    loss: np.ndarray
+    weight: np.ndarray
+    metrics: dict[str, np.ndarray]
+    gradient_norm: np.ndarray
+    finite: np.ndarray
+    loss_scale: np.ndarray
+    learning_rate: np.ndarray
+    input_wait_seconds: np.ndarray
+
+
+class Trainer:
+    """Owns the model, the optimizer and the counters of a run, and trains them a number of steps at a time.
+
+    Args:
+      strategy: where replicas live. The caller has set the global dtype policy.
+      task: model, data and loss.
+      model, optimizer: built under `strategy.scope()`.
+      loss_scale: see `launcher.precision`.
+      config: what one step does.
+      total_steps: length of the run, for the schedules.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: tf.distribute.Strategy,
+        task: Task,
+        model: keras.Model,
+        optimizer: Optimizer,
+        loss_scale: LossScale,
+        config: StepConfig,
+        total_steps: int,
+    ):
+        self.strategy = strategy
+        self.model = model
+        self.optimizer = optimizer
+        self.config = config
+        with strategy.scope():
+            optimizer.build(model.trainable_variables, total_steps)
+            self.counters = _make_counters(loss_scale.initial())
+        self._step = ReplicaStep(
+            task=task,
+            model=model,
+            optimizer=optimizer,
+            loss_scale=loss_scale,
+            counters=self.counters,
+            config=config,
+        )
+        self._run_steps = tf.function(self._run_steps_in_graph)
+
+    @property
+    def step(self) -> int:
+        """Steps done, skipped ones included."""
+        return int(self.counters.step.numpy())
+
+    @property
+    def skipped_steps(self) -> int:
+        return int(self.counters.skipped.numpy())
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale the next step will use."""
+        return float(self.counters.scale.scale.numpy())
+
+    @property
+    def skips_at_floor(self) -> int:
+        """Consecutive skipped steps at a scale that cannot fall further."""
+        return int(self.counters.scale.skips_at_floor.numpy())
+
+    def batches(self, data: Data) -> Iterator:
+        """Batches for `train`, starting at the data position of the current step."""
+        return iter(distribute_batches(self.strategy, data.train_batches, self._shard))
+
+    def train(self, batches: Iterator, num_steps: int) -> StepRecords:
+        """Takes `num_steps` steps, looping on the device.
+
+        Args:
+          batches: what `batches()` returned; advanced by `num_steps`.
+          num_steps: how many.
+
+        Returns:
+          Every step's record; fetching it waits for the steps to end.
+        """
+        first_step = self.step + 1
+        table, waits = self._run_steps(batches, tf.constant(num_steps, tf.int32))
+        columns = table.numpy().astype(np.float64).T
+        names = self._step.metric_names
+        metrics = dict(zip(names, columns[2 : 2 + len(names)], strict=True))
+        norm, finite, scale, learning_rate = columns[2 + len(names) :]
+        return StepRecords(
+            first_step=first_step,
+            loss=columns[0],
+            weight=columns[1],
+            metrics=metrics,
+            gradient_norm=norm,
+            finite=finite,
+            loss_scale=scale,
+            learning_rate=learning_rate,
+            input_wait_seconds=waits.numpy(),
+        )
+
+    def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)
+        waits = tf.TensorArray(tf.float64, size=num_steps, element_shape=[])
+        previous = tf.constant(0.0)
+        for index in tf.range(num_steps):
+            # The clock starts when the previous step has ended, so that only real waiting is counted.
+            with tf.control_dependencies([previous]):
+                started = tf.timestamp()
+            with tf.control_dependencies([started]):
+                batch = next(batches)
+            with tf.control_dependencies(tf.nest.flatten(self.strategy.experimental_local_results(batch))):
+                waits = waits.write(index, tf.timestamp() - started)
+            report = self.strategy.run(self._step, args=(batch,))
+            row = tf.stack([self.strategy.experimental_local_results(value)[0] for value in tf.nest.flatten(report)])
+            rows = rows.write(index, row)
+            previous = row[0]
+        return rows.stack(), waits.stack()
+
+    def _shard(self, first_replica: int, local_replicas: int) -> Shard:
+        return Shard(
+            global_batch_size=self.config.global_batch_size,
+            num_replicas=self.strategy.num_replicas_in_sync,
+            first_replica=first_replica,
+            local_replicas=local_replicas,
+            seed=self.config.seed,
+            start_step=self.step,
+        )
+
+    def variables(self) -> dict[str, tf.Variable | keras.Variable]:
+        """Everything a resumed run needs, by the name it has in a checkpoint."""
+        named: dict[str, tf.Variable | keras.Variable] = {
+            "counters/step": self.counters.step,
+            "counters/skipped": self.counters.skipped,
+        }
+        for field, variable in zip(ScaleState._fields, self.counters.scale, strict=True):
+            named[f"loss_scale/{field}"] = variable
+        for prefix, variables in (("model", self.model.weights), ("optimizer", self.optimizer.variables)):
+            for variable in variables:
+                name = unique_name(f"{prefix}/{variable.path}", named)
+                named[name] = variable
+        return named
+
+    def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every variable of the state, by name."""
+        return {name: (tuple(v.shape), tf.dtypes.as_dtype(v.dtype).name) for name, v in self.variables().items()}
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """The state as host arrays, copied: training may go on while they are written."""
+        return {name: np.array(variable.numpy()) for name, variable in self.variables().items()}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Puts a snapshot into every replica's variables; names and shapes have been checked by the caller."""
+        for name, variable in self.variables().items():
+            variable.assign(state[name])
+
+
+def distribute_batches(
+    strategy: tf.distribute.Strategy,
+    make: Callable[[Shard], tf.data.Dataset],
+    shard: Callable[[int, int], Shard],
+) -> tf.distribute.DistributedDataset:
+    """An endless distributed data set: each host makes the batches of its own replicas.
+
+    Args:
+      strategy: the strategy whose replicas are fed.
+      make: `Shard -> tf.data.Dataset` of one replica's batches.
+      shard: `(first_replica, local_replicas) -> Shard`.
+    """
+
+    def host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        local = context.num_replicas_in_sync // context.num_input_pipelines
+        dataset = make(shard(context.input_pipeline_id * local, local))
+        # Known to be endless, TensorFlow asks no worker whether it has another batch: that would be a
+        # collective in every step.
+        return dataset.repeat()
+
+    return strategy.distribute_datasets_from_function(host_dataset)
+
+
+def unique_name(name: str, taken: Mapping[str, object]) -> str:
+    """`name`, or `name#2`, … when layers of a subclassed model share a path; stable for a fixed build order."""
+    if name not in taken:
+        return name
+    count = 2
+    while f"{name}#{count}" in taken:
+        count += 1
+    return f"{name}#{count}"
+
+
+def _make_counters(scale: ScaleState) -> Counters:
+    def variable(value: tf.Tensor, name: str) -> tf.Variable:
+        return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.NONE)
+
+    return Counters(
+        step=variable(tf.constant(0, tf.int64), "step"),
+        skipped=variable(tf.constant(0, tf.int64), "skipped"),
+        scale=ScaleState(*(variable(value, name) for name, value in zip(ScaleState._fields, scale, strict=True))),
+    )

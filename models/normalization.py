@@ -1,0 +1,208 @@
+"""Batch normalisation whose function does not depend on how many replicas share the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@keras.saving.register_keras_serializable(package="models")
+class BatchNormalization(keras.layers.Layer):
+    """Batch normalisation with float32 statistics over groups of examples, over the batch, or over all replicas.
+
+    In training the statistics come from the batch, in one of three ways:
+
+    * `group_size=n`: every n consecutive examples are normalised by themselves. With the same n everywhere the
+      function that is trained is the same on any topology: 128 examples on one replica are 4 groups of 32, and so are
+      4 replicas of 32. Goyal et al. 2017 (arXiv 1706.02677, section 2.3) keep n = 32 whatever the number of workers.
+    * `group_size=None`: the whole batch that this replica (or microbatch) sees.
+    * `synchronized=True`: the batch of all replicas together, by one float32 all-reduce of 2 * channels + 1 numbers
+      forward and one backward. `tf.distribute` reduces by joining the replicas' threads, so this cannot stand inside a
+      `tf.while_loop` of a replica, nor inside another `tf.function` there, compiled by XLA or not.
+
+    Each training call moves `moving_mean` and `moving_variance` once, `moving = moving * momentum + batch *
+    (1 - momentum)`, where `batch` is the mean over the groups of the mean, or of the biased variance. The update is
+    affine in the batch statistic, so averaging the moving statistics over replicas and microbatches afterwards, which
+    is left to the caller, gives what one replica with all the groups would have. Outside training, and when the layer
+    is frozen (`trainable=False`), the moving statistics normalise.
+
+    Statistics and weights are float32 under every dtype policy; the output has the layer's compute dtype. Outside XLA
+    the kernels subtract the mean before they square; XLA expands the same operation to E[x^2] - E[x]^2, which is as
+    good as long as the mean is not hundreds of standard deviations away from zero.
+
+    Source: Ioffe and Szegedy 2015, arXiv 1502.03167.
+
+    Args:
+        momentum: Share of the old moving statistic that one call keeps, in [0, 1].
+        epsilon: Added to the variance, greater than 0.
+        gamma_initializer: Initial scale; "zeros" in the last normalisation of a residual block makes it an identity.
+        group_size: Examples that are normalised together, or None for the whole local batch. A batch of unknown size
+            (as when a functional model is built) is one group.
+        synchronized: Take the statistics over all replicas. The layer must then be called by every replica alike, and
+            the replicas' `moving_mean` must be equal, as they are after any number of synchronised updates.
+        name: Name of the layer.
+        dtype: Dtype policy; None is the global one.
+
+    Call arguments:
+        inputs: Floating point tensor [batch, ..., channels] of rank 2 or more.
+        training: Whether to normalise by the statistics of the batch.
+
+    Raises:
+        ValueError: An argument out of range, `synchronized` together with `group_size`, or, in training, a batch that
+            is no multiple of `group_size`.
+    """
+
+    def __init__(
+        self,
+        *,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        gamma_initializer: str | keras.initializers.Initializer = "ones",
+        group_size: int | None = None,
+        synchronized: bool = False,
+        name: str | None = None,
+        dtype: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, **kwargs)
+        if not 0.0 <= momentum <= 1.0:
+            raise ValueError(f"momentum must lie between 0 and 1, and is {momentum}.")
+        if epsilon <= 0.0:
+            raise ValueError(f"epsilon must be greater than 0, and is {epsilon}.")
+        if group_size is not None and group_size < 1:
+            raise ValueError(f"group_size must be at least 1, or None for the whole batch, and is {group_size}.")
+        if synchronized and group_size is not None:
+            raise ValueError(
+                f"Normalisation is either synchronized over all replicas or over groups of group_size={group_size} "
+                "examples. Set synchronized to False, or group_size to None."
+            )
+        self.momentum = float(momentum)
+        self.epsilon = float(epsilon)
+        self.gamma_initializer = keras.initializers.get(gamma_initializer)
+        self.group_size = group_size
+        self.synchronized = synchronized
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        channels = input_shape[-1]
+        if len(input_shape) < 2 or channels is None:
+            raise ValueError(
+                f"Batch normalisation needs inputs [batch, ..., channels] with a known number of channels; "
+                f"the shape is {tuple(input_shape)}."
+            )
+        self.gamma = self._weight("gamma", channels, self.gamma_initializer, trainable=True)
+        self.beta = self._weight("beta", channels, "zeros", trainable=True)
+        self.moving_mean = self._weight("moving_mean", channels, "zeros", trainable=False)
+        self.moving_variance = self._weight("moving_variance", channels, "ones", trainable=False)
+
+    def _weight(self, name: str, channels: int, initializer: Any, *, trainable: bool) -> keras.Variable:
+        # autocast=False: a 16-bit policy would otherwise hand the weight to `call` in 16 bits.
+        return self.add_weight(
+            name=name, shape=(channels,), dtype="float32", initializer=initializer, trainable=trainable, autocast=False
+        )
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        normalize = self._normalize_by_batch if training and self.trainable else self._normalize
+        if inputs.shape.rank == 4:
+            return normalize(inputs)
+        # The kernels want four dimensions; which of them are spatial makes no difference to them.
+        images = tf.reshape(inputs, [tf.shape(inputs)[0], -1, 1, inputs.shape[-1]])
+        return tf.reshape(normalize(images), tf.shape(inputs))
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {
+            "momentum": self.momentum,
+            "epsilon": self.epsilon,
+            "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
+            "group_size": self.group_size,
+            "synchronized": self.synchronized,
+        }
+
+    def _normalize(self, images: tf.Tensor) -> tf.Tensor:
+        """Normalises by the moving statistics."""
+        return tf.raw_ops.FusedBatchNormV3(
+            x=images,
+            scale=tf.convert_to_tensor(self.gamma),
+            offset=tf.convert_to_tensor(self.beta),
+            mean=tf.convert_to_tensor(self.moving_mean),
+            variance=tf.convert_to_tensor(self.moving_variance),
+            epsilon=self.epsilon,
+            is_training=False,
+        ).y
+
+    def _normalize_by_batch(self, images: tf.Tensor) -> tf.Tensor:
+        """Normalises by the statistics of the batch, and moves the moving statistics."""
+        context = tf.distribute.get_replica_context() if self.synchronized else None
+        if context is not None and context.num_replicas_in_sync > 1:
+            outputs, mean, variance = self._normalize_replicas(images, context)
+        else:
+            outputs, mean, variance = self._normalize_groups(images)
+        self._move(self.moving_mean, mean)
+        self._move(self.moving_variance, variance)
+        return outputs
+
+    def _move(self, moving: keras.Variable, statistic: tf.Tensor) -> None:
+        moving.assign(tf.convert_to_tensor(moving) * self.momentum + statistic * (1.0 - self.momentum))
+
+    def _normalize_groups(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Normalises each group by itself; returns the outputs and the mean over groups of mean and variance."""
+        num_groups = self._num_groups(images.shape[0])
+        if num_groups == 1:
+            return self._normalize_group(images)
+        # One kernel a group instead of one set of reductions over [groups, ...]: about twice as fast on a CPU and
+        # cuDNN's kernel on a GPU; and a group gives the same bits here as on a replica that has only this group.
+        groups = [self._normalize_group(group) for group in tf.split(images, num_groups)]
+        outputs, means, variances = zip(*groups, strict=True)
+        return tf.concat(outputs, 0), tf.add_n(means) / num_groups, tf.add_n(variances) / num_groups
+
+    def _num_groups(self, batch_size: int | None) -> int:
+        if self.group_size is None or batch_size is None:
+            return 1
+        if batch_size % self.group_size:
+            raise ValueError(
+                f"{self.name}: a batch of {batch_size} examples cannot be normalised in groups of "
+                f"group_size={self.group_size}. Make the batch of one replica and microbatch a multiple of "
+                f"{self.group_size}, or set group_size to a divisor of {batch_size}, such as "
+                f"{math.gcd(batch_size, self.group_size)}, or to None for the whole local batch."
+            )
+        return max(1, batch_size // self.group_size)
+
+    def _normalize_group(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Normalises by the statistics of these examples; returns the outputs, the mean and the biased variance."""
+        empty = tf.zeros([0], tf.float32)  # no running statistics: the kernel returns those of the batch
+        result = tf.raw_ops.FusedBatchNormV3(
+            x=images,
+            scale=tf.convert_to_tensor(self.gamma),
+            offset=tf.convert_to_tensor(self.beta),
+            mean=empty,
+            variance=empty,
+            epsilon=self.epsilon,
+            is_training=True,
+        )
+        # The kernel normalises by the biased variance but returns it times n / (n - 1) (Bessel's correction), which
+        # would make the moving variance depend on the size of the group.
+        values = tf.cast(tf.size(images) // images.shape[-1], tf.float32)
+        return result.y, result.batch_mean, result.batch_variance * ((values - 1.0) / values)
+
+    def _normalize_replicas(
+        self, images: tf.Tensor, context: tf.distribute.ReplicaContext
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Normalises by the statistics over all replicas; returns the outputs, the mean and the biased variance."""
+        # Sums of squares lose digits as the mean grows. Around the moving mean, which all replicas share, there is
+        # little to lose, and it needs no second collective as the mean of the batch would.
+        origin = tf.stop_gradient(tf.convert_to_tensor(self.moving_mean))
+        centred = tf.cast(images, tf.float32) - origin
+        values = tf.cast(tf.size(images) // images.shape[-1], tf.float32)
+        sums = [tf.reduce_sum(centred, [0, 1, 2]), tf.reduce_sum(tf.square(centred), [0, 1, 2]), values[tf.newaxis]]
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.concat(sums, 0))
+        channels = images.shape[-1]
+        offset, squares = total[:channels] / total[-1], total[channels:-1] / total[-1]
+        variance = tf.maximum(squares - tf.square(offset), 0.0)
+        scale = tf.math.rsqrt(variance + self.epsilon) * self.gamma
+        outputs = (centred - offset) * scale + self.beta
+        return tf.cast(outputs, images.dtype), offset + origin, variance

@@ -1,0 +1,247 @@
+"""Residual networks: ResNet v1.5 for photographs and the small networks of the CIFAR experiments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gin
+import keras
+import tensorflow as tf
+
+from models.normalization import BatchNormalization
+
+Normalization = Callable[..., BatchNormalization]  # (name=, gamma_initializer=) -> layer
+Block = Callable[..., Any]  # (inputs, name=, filters=, stride=, norm=, last_gamma=) -> outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Architecture:
+    """One depth: the blocks of each stage, the kind of block, and the channels inside a block of each stage."""
+
+    blocks: tuple[int, ...]
+    block: Block
+    filters: tuple[int, ...]
+    is_small: bool
+
+
+@gin.configurable
+def resnet(
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    depth: int = 50,
+    stem: str = "auto",
+    norm_group_size: int | None = None,
+    synchronized_norm: bool = False,
+    norm_momentum: float = 0.9,
+    norm_epsilon: float = 1e-5,
+    zero_init_last_gamma: bool = True,
+) -> keras.Model:
+    """Builds a residual network for image classification.
+
+    Depths 18, 34, 50, 101 and 152 are the networks of He et al. 2015 (arXiv 1512.03385, table 1) in the form called
+    v1.5: the stride of a bottleneck stands in its 3x3 convolution instead of the first 1x1. Convolutions have no bias
+    and padding is explicit and symmetric, so that the network is the one that Goyal et al. 2017 (arXiv 1706.02677) and
+    torchvision train; ResNet-50 has exactly 25,557,032 trainable parameters for 1000 classes of RGB images.
+
+    Depths 8, 20, 32, 44 and 56 are the 6n+2 networks of He et al. 2015, section 4.2: three stages of 16, 32 and 64
+    channels, and parameter-free shortcuts (the paper's option A: every second pixel, new channels zero). ResNet-20
+    has 269,722 trainable parameters for 10 classes of RGB images.
+
+    Convolutions are initialised after He et al. 2015 (arXiv 1502.01852), fan-out; the classifier with a standard
+    deviation of 0.01 (Goyal et al. 2017, section 5.1). Layers are named by their place, as in
+    `stage2_block1_conv1`, `stage2_block1_norm1`, `stage2_block1_shortcut_conv`, `logits`.
+
+    Args:
+        image_shape: Height and width in pixels, and channels; any size from 1 x 1 on.
+        num_classes: Number of logits.
+        depth: 18, 34, 50, 101, 152, or 8, 20, 32, 44, 56.
+        stem: "7x7" (stride 2, then a max pooling of stride 2), "3x3" (stride 1, no pooling), or "auto": 7x7 for images
+            of at least 64 pixels on the shorter side. The depths 8 to 56 of the 6n+2 kind have the 3x3 stem always.
+        norm_group_size: Examples whose statistics normalise together in training, or None for the local batch.
+        synchronized_norm: Whether the statistics are those of the batch of all replicas.
+        norm_momentum: Share of the moving statistics that a training call keeps.
+        norm_epsilon: Added to the variance.
+        zero_init_last_gamma: Whether each residual block starts as the identity, by a zero scale in its last
+            normalisation (Goyal et al. 2017, section 5.1).
+
+    Returns:
+        A functional model from images, float32 [batch, height, width, channels], to logits, float32
+        [batch, num_classes], under any dtype policy; the layers between compute in the policy's dtype.
+
+    Raises:
+        ValueError: Unknown depth or stem, or an image shape, number of classes or normalisation that cannot be.
+    """
+    architecture = _ARCHITECTURES.get(depth)
+    if architecture is None:
+        raise ValueError(f"There is no ResNet of depth {depth}. Known depths: {', '.join(map(str, _ARCHITECTURES))}.")
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ValueError(f"image_shape must be (height, width, channels), each at least 1, and is {image_shape}.")
+    if num_classes < 1:
+        raise ValueError(f"num_classes must be at least 1, and is {num_classes}.")
+    norm = functools.partial(
+        BatchNormalization,
+        momentum=norm_momentum,
+        epsilon=norm_epsilon,
+        group_size=norm_group_size,
+        synchronized=synchronized_norm,
+    )
+    last_gamma = "zeros" if zero_init_last_gamma else "ones"
+
+    images = keras.Input(shape=tuple(image_shape), dtype="float32", name="image")
+    features = _stem(images, kind=_stem_kind(stem, depth, image_shape), filters=architecture.filters[0], norm=norm)
+    for stage, (blocks, filters) in enumerate(zip(architecture.blocks, architecture.filters, strict=True), start=1):
+        for block in range(1, blocks + 1):
+            features = architecture.block(
+                features,
+                name=f"stage{stage}_block{block}",
+                filters=filters,
+                stride=2 if stage > 1 and block == 1 else 1,
+                norm=norm,
+                last_gamma=last_gamma,
+            )
+    # The head is float32: 16 bits would round a mean over many positions, and the logits.
+    pooled = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
+    logits = keras.layers.Dense(
+        num_classes, kernel_initializer=keras.initializers.RandomNormal(stddev=0.01), dtype="float32", name="logits"
+    )(pooled)
+    return keras.Model(images, logits, name=f"resnet{depth}")
+
+
+def _stem_kind(stem: str, depth: int, image_shape: tuple[int, int, int]) -> str:
+    if stem not in ("auto", "7x7", "3x3"):
+        raise ValueError(f"There is no stem {stem!r}. Known stems: auto, 7x7, 3x3.")
+    if _ARCHITECTURES[depth].is_small:
+        if stem == "7x7":
+            raise ValueError(
+                f"ResNet-{depth} is for small images and has a 3x3 stem. Set stem to 'auto', or use depth 18."
+            )
+        return "3x3"
+    if stem == "auto":
+        return "7x7" if min(image_shape[:2]) >= 64 else "3x3"
+    return stem
+
+
+def _stem(images: Any, *, kind: str, filters: int, norm: Normalization) -> Any:
+    if kind == "3x3":
+        return _convolution_norm_relu(images, name="stem", filters=filters, kernel=3, norm=norm)
+    features = _convolution_norm_relu(images, name="stem", filters=filters, kernel=7, stride=2, norm=norm)
+    # After a ReLU, zeros around the image are as neutral for a maximum as minus infinity.
+    features = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(features)
+    return keras.layers.MaxPooling2D(3, strides=2, padding="valid", name="stem_pool")(features)
+
+
+def _basic_block(
+    inputs: Any, *, name: str, filters: int, stride: int, norm: Normalization, last_gamma: str, projects: bool
+) -> Any:
+    """Two 3x3 convolutions, the first with the stride."""
+    features = _convolution_norm_relu(inputs, name=name, index="1", filters=filters, kernel=3, stride=stride, norm=norm)
+    features = _convolution(features, name=f"{name}_conv2", filters=filters, kernel=3)
+    features = norm(name=f"{name}_norm2", gamma_initializer=last_gamma)(features)
+    shortcut = _projection if projects else _subsampling
+    return _join(features, shortcut(inputs, name=name, filters=filters, stride=stride, norm=norm), name=name)
+
+
+def _bottleneck_block(
+    inputs: Any, *, name: str, filters: int, stride: int, norm: Normalization, last_gamma: str
+) -> Any:
+    """1x1, 3x3 with the stride (v1.5), and 1x1 to four times the channels."""
+    features = _convolution_norm_relu(inputs, name=name, index="1", filters=filters, kernel=1, norm=norm)
+    features = _convolution_norm_relu(
+        features, name=name, index="2", filters=filters, kernel=3, stride=stride, norm=norm
+    )
+    features = _convolution(features, name=f"{name}_conv3", filters=4 * filters, kernel=1)
+    features = norm(name=f"{name}_norm3", gamma_initializer=last_gamma)(features)
+    return _join(features, _projection(inputs, name=name, filters=4 * filters, stride=stride, norm=norm), name=name)
+
+
+def _join(features: Any, shortcut: Any, *, name: str) -> Any:
+    total = keras.layers.Add(name=f"{name}_add")([features, shortcut])
+    return keras.layers.ReLU(name=f"{name}_relu")(total)
+
+
+def _projection(inputs: Any, *, name: str, filters: int, stride: int, norm: Normalization) -> Any:
+    """The inputs, or where the shape changes a 1x1 convolution and its normalisation (the paper's option B)."""
+    if stride == 1 and inputs.shape[-1] == filters:
+        return inputs
+    shortcut = _convolution(inputs, name=f"{name}_shortcut_conv", filters=filters, kernel=1, stride=stride)
+    return norm(name=f"{name}_shortcut_norm")(shortcut)
+
+
+def _subsampling(inputs: Any, *, name: str, filters: int, stride: int, norm: Normalization) -> Any:
+    """The inputs, or where the shape changes a selection of their pixels (the paper's option A)."""
+    del norm  # no parameters, nothing to normalise
+    if stride == 1 and inputs.shape[-1] == filters:
+        return inputs
+    return SubsamplingShortcut(filters=filters, stride=stride, name=f"{name}_shortcut")(inputs)
+
+
+@keras.saving.register_keras_serializable(package="models")
+class SubsamplingShortcut(keras.layers.Layer):
+    """The parameter-free shortcut of He et al. 2015 (option A): every `stride`-th pixel, and zeros for new channels.
+
+    Args:
+        filters: Channels of the output, at least those of the input; the zeros go half before, half after them.
+        stride: Step between the pixels that are kept, in both directions.
+        name: Name of the layer.
+        dtype: Dtype policy; None is the global one.
+    """
+
+    def __init__(self, *, filters: int, stride: int, name: str | None = None, dtype: Any = None, **kwargs: Any) -> None:
+        super().__init__(name=name, dtype=dtype, **kwargs)
+        self.filters = filters
+        self.stride = stride
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        new = self.filters - inputs.shape[-1]
+        kept = inputs[:, :: self.stride, :: self.stride, :]
+        return tf.pad(kept, [[0, 0], [0, 0], [0, 0], [new // 2, new - new // 2]])
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        batch, *sizes, _ = input_shape
+        return (batch, *(None if size is None else -(-size // self.stride) for size in sizes), self.filters)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"filters": self.filters, "stride": self.stride}
+
+
+def _convolution_norm_relu(
+    inputs: Any, *, name: str, filters: int, kernel: int, norm: Normalization, stride: int = 1, index: str = ""
+) -> Any:
+    features = _convolution(inputs, name=f"{name}_conv{index}", filters=filters, kernel=kernel, stride=stride)
+    features = norm(name=f"{name}_norm{index}")(features)
+    return keras.layers.ReLU(name=f"{name}_relu{index}")(features)
+
+
+def _convolution(inputs: Any, *, name: str, filters: int, kernel: int, stride: int = 1) -> Any:
+    padding = "same"
+    if stride > 1 and kernel > 1:
+        # "same" would pad an even image on one side only when there is a stride, and shift it by a pixel.
+        inputs = keras.layers.ZeroPadding2D(kernel // 2, name=f"{name}_pad")(inputs)
+        padding = "valid"
+    # A new initializer each: one instance would give equal values to all kernels of a shape.
+    initializer = keras.initializers.VarianceScaling(scale=2.0, mode="fan_out", distribution="untruncated_normal")
+    return keras.layers.Conv2D(
+        filters, kernel, strides=stride, padding=padding, use_bias=False, kernel_initializer=initializer, name=name
+    )(inputs)
+
+
+def _large(blocks: tuple[int, ...], block: Block) -> _Architecture:
+    return _Architecture(blocks=blocks, block=block, filters=(64, 128, 256, 512), is_small=False)
+
+
+def _small(depth: int) -> _Architecture:
+    block = functools.partial(_basic_block, projects=False)
+    return _Architecture(blocks=((depth - 2) // 6,) * 3, block=block, filters=(16, 32, 64), is_small=True)
+
+
+_ARCHITECTURES = {depth: _small(depth) for depth in (8, 20, 32, 44, 56)} | {
+    18: _large((2, 2, 2, 2), functools.partial(_basic_block, projects=True)),
+    34: _large((3, 4, 6, 3), functools.partial(_basic_block, projects=True)),
+    50: _large((3, 4, 6, 3), _bottleneck_block),
+    101: _large((3, 4, 23, 3), _bottleneck_block),
+    152: _large((3, 8, 36, 3), _bottleneck_block),
+}

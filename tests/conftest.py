@@ -1,0 +1,249 @@
+"""What every test may rely on: devices, clean global state, and launchers as real processes that never outlive a test.
+
+TensorFlow is configured when something imports it first, so tests that need none of it start at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_LOGICAL_CPUS = 4
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # the same devices everywhere; set it to test on GPUs
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+
+# ------------------------------------------------------------------------------------------------ TensorFlow's devices
+
+
+class _LogicalCpus(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports TensorFlow and at once gives it logical CPU devices, which is too late after the first operation."""
+
+    def __init__(self) -> None:
+        self._loader: importlib.abc.Loader | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader  # TensorFlow asks it for the paths of its files
+        self._loader.exec_module(module)
+        cpu = module.config.list_physical_devices("CPU")[0]
+        devices = [module.config.LogicalDeviceConfiguration() for _ in range(NUM_LOGICAL_CPUS)]
+        module.config.set_logical_device_configuration(cpu, devices)
+
+
+if "tensorflow" not in sys.modules:
+    sys.meta_path.insert(0, _LogicalCpus())
+
+
+# -------------------------------------------------------------------------------------------------------- global state
+
+
+@pytest.fixture(autouse=True)
+def clean_state() -> Iterator[None]:
+    """Leaves no gin binding and no dtype policy behind for the next test."""
+    yield
+    if "launcher.config" in sys.modules:
+        sys.modules["launcher.config"].reset()
+    if "keras" in sys.modules:
+        sys.modules["keras"].config.set_dtype_policy("float32")
+
+
+# ------------------------------------------------------------------------------------------------ launchers, processes
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A process that has ended: exit code (negative: the signal that ended it) and all it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """A process under way, in a process group of its own, printing to files."""
+
+    process: subprocess.Popen[bytes]
+    stdout_path: Path
+    stderr_path: Path
+
+    @property
+    def stdout(self) -> str:
+        return self.stdout_path.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_path.read_text(errors="replace")
+
+    def wait(self, timeout: float = 240.0) -> Finished:
+        """Waits until it ends; fails the test after `timeout` seconds."""
+        try:
+            returncode = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout:.0f} s\n{self.tail()}")
+        return Finished(returncode, self.stdout, self.stderr)
+
+    def wait_until(self, condition: Callable[[], object], timeout: float = 240.0) -> None:
+        """Waits for a condition on what the process does; fails the test if it ends before, or after `timeout`."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if self.process.poll() is not None and not condition():
+                pytest.fail(f"ended with {self.process.returncode} before the condition held\n{self.tail()}")
+            if time.monotonic() > deadline:
+                pytest.fail(f"condition not met after {timeout:.0f} s\n{self.tail()}")
+            time.sleep(0.02)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process and all it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def tail(self, lines: int = 40) -> str:
+        texts = {"stdout": self.stdout, "stderr": self.stderr}
+        return "\n".join("\n".join([f"--- {name}", *text.splitlines()[-lines:]]) for name, text in texts.items())
+
+    def end(self) -> None:
+        """Kills it, its group, and children that left the group."""
+        children = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        self.send(signal.SIGKILL)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self.process.wait()
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """This environment without anything that says who or where a worker is; None takes a variable away."""
+    scheduler = ("SLURM_", "KUBERNETES_", "JOB_COMPLETION_", "TPU_", "MEGASCALE_", "PMI_", "OMPI_", "COV_", "PYTEST_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(scheduler)}
+    for name in ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS", "PYTHONWARNINGS"):
+        environ.pop(name, None)
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
+    environ["PYTHONUNBUFFERED"] = "1"
+    for name, value in changes.items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
+    return environ
+
+
+@pytest.fixture
+def start_launcher(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """start_launcher(*args, env=None, cwd=None, module="launcher.main"): starts `python -m MODULE ARGS` in the test's
+    temporary folder and returns it `Started`. Whatever still runs at the test's end is killed with all its children."""
+    started: list[Started] = []
+
+    def start(
+        *args: str,
+        env: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+        module: str = "launcher.main",
+    ) -> Started:
+        logs = tmp_path / ".processes"
+        logs.mkdir(exist_ok=True)
+        out, err = logs / f"{len(started)}.out", logs / f"{len(started)}.err"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=cwd or tmp_path,
+                env=_environment(env or {}),
+                start_new_session=True,
+            )
+        started.append(Started(process, out, err))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+@pytest.fixture
+def run_launcher(start_launcher: Callable[..., Started]) -> Callable[..., Finished]:
+    """run_launcher(*args, timeout=240, env=None, cwd=None, module="launcher.main"): the same, run to its end."""
+
+    def run(*args: str, timeout: float = 240.0, **options: object) -> Finished:
+        return start_launcher(*args, **options).wait(timeout)
+
+    return run
+
+
+@pytest.fixture
+def run_workers(
+    start_launcher: Callable[..., Started], free_ports: Callable[[int], list[int]]
+) -> Callable[..., list[Finished]]:
+    """run_workers(n, *args, timeout=240, env=None, cwd=None): n workers of one TF_CONFIG cluster on loopback, run to
+    their end; outcomes in the order of rank. The deadline is one for all."""
+
+    def run(num_workers: int, *args: str, timeout: float = 240.0, **options: object) -> list[Finished]:
+        hosts = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
+        env = options.pop("env", None) or {}
+        workers = []
+        for index in range(num_workers):
+            config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+            workers.append(start_launcher(*args, env={**env, "TF_CONFIG": json.dumps(config)}, **options))
+        deadline = time.monotonic() + timeout
+        return [worker.wait(max(0.0, deadline - time.monotonic())) for worker in workers]
+
+    return run
+
+
+_next_port = random.Random(os.getpid()).randrange(2000)
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], list[int]]:
+    """free_ports(n): n loopback ports nobody listens on. They lie below the range that the system gives to outgoing
+    connections, a range of its own for every pytest-xdist worker, and none is given out twice."""
+
+    def find(count: int) -> list[int]:
+        global _next_port
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        ports: list[int] = []
+        while len(ports) < count:
+            port = 10000 + 2000 * (worker % 10) + _next_port
+            _next_port = (_next_port + 1) % 2000
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+        return ports
+
+    return find

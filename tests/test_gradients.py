@@ -1,0 +1,130 @@
+"""The chain cast -> bucket -> reduce -> unscale -> judge -> clip against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher import gradients
+
+
+def on_replicas(values, function):
+    """Runs `function(value)` with values[i] on replica i of a MirroredStrategy; returns each replica's result."""
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{index}" for index in range(len(values))], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    per_replica = strategy.experimental_distribute_values_from_function(
+        lambda context: values[context.replica_id_in_sync_group]
+    )
+
+    @tf.function
+    def run():
+        return strategy.run(function, args=(per_replica,))
+
+    results = run()
+    flat = [strategy.experimental_local_results(value) for value in tf.nest.flatten(results)]
+    return [
+        tf.nest.pack_sequence_as(results, [copies[index].numpy() for copies in flat]) for index in range(len(values))
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    halves=st.lists(st.booleans(), min_size=12, max_size=12),
+    bucket_bytes=st.integers(1, 300),
+)
+def test_buckets_hold_every_tensor_once_one_dtype_each_within_the_bound(sizes, halves, bucket_bytes):
+    dtypes = [tf.float16 if half else tf.float32 for half in halves[: len(sizes)]]
+    buckets = gradients.plan_buckets(sizes, dtypes, bucket_bytes)
+    assert sorted(index for bucket in buckets for index in bucket) == list(range(len(sizes)))
+    for bucket in buckets:
+        assert len({dtypes[index] for index in bucket}) == 1
+        assert len(bucket) == 1 or sum(sizes[i] * dtypes[i].size for i in bucket) <= bucket_bytes
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize("bucket_bytes", [16, 2**20])
+def test_sum_over_replicas_is_numpys_for_mixed_dtypes_and_shapes(num_replicas, bucket_bytes):
+    source = np.random.default_rng(0)
+    shapes = [((3, 4), np.float32), ((), np.float32), ((5,), np.float16), ((2, 2, 2), np.float16), ((0,), np.float32)]
+    values = [
+        [tf.constant(source.integers(-8, 8, shape).astype(dtype)) for shape, dtype in shapes]
+        for _ in range(num_replicas)
+    ]
+    results = on_replicas(values, lambda tensors: gradients.reduce_sum(tensors, bucket_bytes=bucket_bytes))
+    for position, (shape, dtype) in enumerate(shapes):
+        expected = sum(value[position].numpy() for value in values)
+        for result in results:
+            assert result[position].dtype == dtype
+            assert result[position].shape == shape
+            np.testing.assert_array_equal(result[position], expected)
+
+
+def test_float16_wire_is_judged_by_the_sum_not_by_one_replica():
+    # 40,000 is finite in float16 on each replica; the sum, 80,000, is not.
+    values = [tf.constant([40000.0], tf.float16)] * 2
+
+    def judge(value):
+        reduced = gradients.reduce_sum([value])
+        return gradients.judge(reduced, scale=tf.constant(1.0), nominal_weight=2.0, true_weight=tf.constant(2.0)).finite
+
+    assert on_replicas(values, judge) == [False, False]
+
+
+@pytest.mark.parametrize("bad_replica", [0, 1])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_one_bad_value_on_any_replica_is_seen_by_all(bad_replica, bad):
+    values = [tf.constant([1.0, bad if index == bad_replica else 2.0]) for index in range(2)]
+
+    def judge(value):
+        return gradients.judge(
+            gradients.reduce_sum([value]), scale=tf.constant(8.0), nominal_weight=2.0, true_weight=tf.constant(2.0)
+        ).finite
+
+    assert on_replicas(values, judge) == [False, False]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    scale=st.sampled_from([1.0, 128.0, 2.0**15, 2.0**20]),
+    weights=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(sum),
+    clip=st.sampled_from([None, 0.1, 1.0, 1e6]),
+    seed=st.integers(0, 2**16),
+)
+def test_unscaled_gradient_is_the_mean_over_real_examples(scale, weights, clip, seed):
+    """Each replica holds `weight` examples' gradients; the judged one is their mean, clipped by the global norm."""
+    source = np.random.default_rng(seed)
+    nominal = 8.0
+    per_example = [[source.normal(size=(2, 3)) for _ in range(weight)] for weight in weights]
+    wire = [np.sum(examples, axis=0) if examples else np.zeros((2, 3)) for examples in per_example]
+    reduced = tf.constant(np.sum(wire, axis=0) * scale / nominal, tf.float32)
+    judged = gradients.judge(
+        [reduced],
+        scale=tf.constant(scale),
+        nominal_weight=nominal,
+        true_weight=tf.constant(float(sum(weights))),
+        clip_global_norm=clip,
+    )
+    mean = np.sum([example for examples in per_example for example in examples], axis=0) / sum(weights)
+    norm = np.linalg.norm(mean)
+    expected = mean * min(1.0, clip / norm) if clip else mean
+    assert bool(judged.finite)
+    np.testing.assert_allclose(judged.norm, norm, rtol=1e-5)
+    np.testing.assert_allclose(judged.gradients[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_all_zero_gradients_stay_zero_under_clipping():
+    judged = gradients.judge(
+        [tf.zeros([3])], scale=tf.constant(1.0), nominal_weight=1.0, true_weight=tf.constant(1.0), clip_global_norm=1.0
+    )
+    assert bool(judged.finite)
+    np.testing.assert_array_equal(judged.gradients[0], np.zeros(3))
+
+
+def test_sparse_gradients_add_up_duplicate_rows():
+    slices = tf.IndexedSlices(tf.ones([3, 2], tf.bfloat16), tf.constant([0, 2, 2]), dense_shape=tf.constant([4, 2]))
+    np.testing.assert_array_equal(gradients.dense(slices), [[1, 1], [0, 0], [2, 2], [0, 0]])

@@ -1,0 +1,178 @@
+"""The two commands of the README, as far as they go without the network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
+COMMANDS = {"quickstart.sh": [], "test.sh": [], "install.sh": ["cpu,demo"]}
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")
+
+
+def run(script, *args, cwd=None, **environ):
+    env = {name: value for name, value in os.environ.items() if name not in ("VENV", "PYTHON", "WORKERS")}
+    return subprocess.run(
+        [str(ROOT / "scripts" / script), *args],
+        env={**env, **environ},
+        cwd=cwd or ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def executable(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "commands.log"
+
+
+@pytest.fixture
+def venv(tmp_path, log):
+    """A virtual environment that is real but for two commands it only notes down: pip, and the launcher itself, which
+    leaves the summary of a run behind."""
+    summary = json.dumps({"status": "completed", "metrics": {"eval": {"accuracy": 0.98125}}})
+    executable(
+        tmp_path / "venv" / "bin" / "python",
+        f"""#!/usr/bin/env bash
+        case "$*" in
+          "-m pip --version") ;;
+          "-m pip install "*) printf '%s\\n' "$*" >>{log}; [[ -z "${{FAIL:-}}" ]] ;;
+          "-m launcher.main "*)
+            printf '%s in %s\\n' "$*" "$PWD" >>{log}
+            for argument in "$@"; do
+              case "$argument" in --model_dir=*) folder="${{argument#*=}}" ;; esac
+            done
+            mkdir -p "$folder" && printf '%s' '{summary}' >"$folder/summary.json"
+            exit "${{STATUS:-0}}" ;;
+          *) exec {sys.executable} "$@" ;;
+        esac
+        """,
+    )
+    (tmp_path / "venv" / "pyvenv.cfg").write_text("")
+    return str(tmp_path / "venv")
+
+
+@pytest.mark.parametrize("script", [path.name for path in SCRIPTS])
+def test_help_is_shown_and_nothing_done(script, tmp_path):
+    done = run(script, "--help", VENV=str(tmp_path / "venv"))
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: scripts/{script}")
+    assert "--dry_run" in done.stdout
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(("script", "arguments"), COMMANDS.items())
+def test_a_dry_run_prints_what_would_run_and_changes_nothing(script, arguments, tmp_path):
+    done = run(script, "--dry_run", *arguments, cwd=tmp_path, VENV=str(tmp_path / "venv"), PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith("+ ") for line in done.stdout.splitlines())
+    assert f"+ {sys.executable} -m venv {tmp_path}/venv" in done.stdout
+    assert "-m pip install" in done.stdout
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("path", [*SCRIPTS, ROOT / ".ci" / "run"], ids=lambda path: path.name)
+def test_shellcheck_has_nothing_to_say_and_bash_is_strict(path):
+    checker = Path(sysconfig.get_path("scripts")) / "shellcheck"
+    done = subprocess.run([checker, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    text = path.read_text()
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert "\nset -euo pipefail\n" in text
+    assert os.access(path, os.X_OK)
+
+
+def test_ci_runs_the_command_of_the_readme():
+    assert "scripts/test.sh" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_quickstart_from_any_folder_prints_the_accuracy_and_where_the_results_are(venv, log, tmp_path):
+    (tmp_path / "else where").mkdir()
+    done = run("quickstart.sh", "--model_dir=my run", "--seed=1", cwd=tmp_path / "else where", VENV=venv)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "else where" / "my run"
+    assert "Test accuracy: 98.1" in done.stdout
+    assert f"{folder} (summary.json" in done.stdout
+    installed, trained = log.read_text().splitlines()
+    assert installed.endswith(f"-e {ROOT}[cpu,demo]")
+    assert trained == f"-m launcher.main --gin_file=resnet_cpu.gin --model_dir={folder} --seed=1 in {ROOT}"
+
+
+def test_quickstart_ends_as_the_training_ended(venv):
+    done = run("quickstart.sh", "--model_dir", f"{venv}/run", VENV=venv, STATUS="42")
+    assert done.returncode == 42
+    assert "Test accuracy" not in done.stdout
+
+
+def test_an_install_is_done_once_until_it_fails_or_asks_for_more(venv, log):
+    assert run("install.sh", "cpu", VENV=venv, FAIL="1").returncode != 0
+    for extras, installs in [("cpu", 2), ("cpu", 2), ("cpu,demo", 3), ("test", 4), ("demo", 4), ("preflight", 5)]:
+        assert run("install.sh", extras, VENV=venv).returncode == 0
+        assert len(log.read_text().splitlines()) == installs, extras
+
+
+def test_a_python_that_does_not_fit_is_named(tmp_path):
+    old = executable(tmp_path / "python3", "#!/bin/sh\nexit 1\n")
+    done = run("install.sh", "cpu", VENV=str(tmp_path / "venv"), PYTHON=str(old))
+    assert done.returncode == 1
+    assert f"PYTHON={old} is not a Python from 3.10 to 3.13" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_machine_without_python_is_told_what_to_install(tmp_path):
+    for tool in ("bash", "dirname", "cat", "env", "ls", "id"):
+        (tmp_path / tool).symlink_to(f"/bin/{tool}" if os.path.exists(f"/bin/{tool}") else f"/usr/bin/{tool}")
+    done = run("install.sh", "cpu", PATH=str(tmp_path), VENV=str(tmp_path / "venv"))
+    assert done.returncode == 1
+    assert "no Python from 3.10 to 3.13" in done.stderr
+    assert "apt-get install python3 python3-venv" in done.stderr
+
+
+def test_debians_missing_ensurepip_is_named_with_its_package(tmp_path):
+    # Debian's python3 without python3-venv: it runs, and cannot import ensurepip.
+    python = executable(
+        tmp_path / "python3",
+        f"""#!/usr/bin/env bash
+        [[ "$*" != *ensurepip* ]] || exit 1
+        exec {sys.executable} "$@"
+        """,
+    )
+    done = run("install.sh", "--dry_run", "cpu", VENV=str(tmp_path / "venv"), PYTHON=str(python))
+    assert done.returncode == 0, done.stderr
+    major, minor = sys.version_info[:2]
+    assert f"python{major}.{minor}-venv" in done.stdout
+
+
+def test_a_folder_that_is_no_virtual_environment_is_left_alone(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    done = run("install.sh", "cpu", VENV=str(tmp_path), PYTHON=sys.executable)
+    assert done.returncode == 1
+    assert "is not a virtual environment" in done.stderr
+    assert os.listdir(tmp_path) == ["precious"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [([], "which extras?"), (["a", "b"], "one argument"), (["-x"], "unknown option -x")]
+)
+def test_install_explains_wrong_arguments(arguments, message):
+    done = run("install.sh", *arguments)
+    assert done.returncode == 1
+    assert message in done.stderr

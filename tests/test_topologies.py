@@ -1,0 +1,77 @@
+"""One program, any topology: the ResNet recipe on real digits, on one replica and on others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from launcher import config, modes, plan, session
+from launcher import strategy as strategy_lib
+from launcher.checkpoints import CheckpointStore
+from launcher.cluster import resolve
+from launcher.recipe import Recipe
+
+STEPS = 50
+RECIPE = ("resnet_cpu.gin",)
+PARAMS = (f"train.steps = {STEPS}", "cosine.decay_steps = 350")
+
+
+def built(replicas=1, microbatches=1, params=()):
+    modes.import_builtins()
+    config.load(RECIPE, [*PARAMS, f"train.microbatches = {microbatches}", *params])
+    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
+    return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
+
+
+def curve_and_state(replicas=1, microbatches=1, params=(), steps=STEPS):
+    made = built(replicas, microbatches, params)
+    records = made.trainer.train(made.trainer.batches(made.plan.data), steps)
+    return records.loss / records.weight, made.trainer.snapshot(), made
+
+
+@pytest.fixture(scope="module")
+def one_replica():
+    losses, state, _ = curve_and_state()
+    return losses, state
+
+
+def assert_same_run(losses, state, expected):
+    np.testing.assert_allclose(losses, expected[0], rtol=1e-5)
+    assert state.keys() == expected[1].keys()
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(("replicas", "microbatches"), [(2, 1), (4, 1), (2, 2), (1, 4)])
+def test_every_topology_trains_to_the_weights_of_one_replica(one_replica, replicas, microbatches):
+    losses, state, _ = curve_and_state(replicas, microbatches)
+    assert losses[-1] < 0.9 * losses[0], "nothing was learned, so nothing is compared"
+    assert_same_run(losses, state, one_replica)
+
+
+@pytest.mark.heavy
+def test_two_worker_processes_train_to_the_weights_of_one_replica(one_replica, run_workers, tmp_path):
+    bindings = [f"--gin_param={binding}" for binding in (*PARAMS, "train.log_every = 1")]
+    workers = run_workers(2, f"--gin_file={RECIPE[0]}", "--mode=train", f"--model_dir={tmp_path}/run", *bindings)
+    assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
+    events = [json.loads(line) for line in Path(tmp_path, "run/metrics.jsonl").read_text().splitlines()]
+    losses = np.array([event["loss"] for event in events if event["split"] == "train"])
+    assert_same_run(losses, CheckpointStore(f"{tmp_path}/run/checkpoints").read(STEPS), one_replica)
+
+
+def replica_copies(variable: keras.Variable):
+    return [copy.numpy() for copy in getattr(variable.value, "values", [variable.value])]
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_replicas_of_a_run_stay_bitwise_equal_in_every_policy(policy):
+    *_, made = curve_and_state(4, params=[f"train.precision = '{policy}'"], steps=10)
+    for variable in [*made.model.weights, *made.trainer.optimizer.variables]:
+        copies = replica_copies(variable)
+        assert len(copies) == 4
+        for copy in copies[1:]:
+            np.testing.assert_array_equal(copy, copies[0], err_msg=variable.path)
