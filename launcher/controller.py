@@ -12,8 +12,9 @@ import numpy as np
 
 from launcher.checkpoints import CheckpointStore
 from launcher.data.pipeline import Data
-from launcher.errors import TrainingError
+from launcher.errors import TrainingError, UsageError
 from launcher.evaluator import Evaluator
+from launcher.names import advice
 from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
@@ -69,13 +70,29 @@ class Controller:
         self._total_steps = total_steps
         self._evaluates = evaluate and bool(data.num_eval_examples)
         self._after_first_step = after_first_step
+        self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
         self._pending_since = 0.0
         self._saved_at = time.monotonic()
         self.outcome = Outcome()
 
+    def prepare(self) -> None:
+        """Opens the data at the trainer's step and builds the training graph; nothing is trained or written.
+
+        Raises:
+          UsageError: the task's loss() or the recipe's best_metric is wrong.
+        """
+        with self._stopwatch.phase("compile"):
+            self._batches = self._trainer.batches(self._data)
+            names = {"loss", *self._trainer.trace(self._batches)}
+        if self._recipe.best_metric not in names:
+            raise UsageError(
+                f"train.best_metric = {self._recipe.best_metric!r} is not a metric of this task"
+                f"{advice(self._recipe.best_metric, names)}"
+            )
+
     def train(self) -> None:
-        """Trains from the trainer's step to the last one.
+        """Trains from the trainer's step to the last one, after `prepare`.
 
         Raises:
           TrainingError: gradients stayed non-finite at the smallest loss scale.
@@ -87,12 +104,11 @@ class Controller:
             if self._evaluates:
                 self.evaluate()
             return
-        batches = trainer.batches(self._data)
-        self._take(batches, 1, phase="compile")
+        self._take(1, phase="compile")
         self._after_first_step()
         self._act(step + 1)
         while (step := trainer.step) < total:
-            self._take(batches, self._steps_until_next_event(step), phase="train")
+            self._take(self._steps_until_next_event(step), phase="train")
             self._act(trainer.step)
 
     def evaluate(self) -> Event:
@@ -103,11 +119,11 @@ class Controller:
         self.outcome.evaluation = event
         return event
 
-    def _take(self, batches: Iterator, num_steps: int, *, phase: str) -> None:
+    def _take(self, num_steps: int, *, phase: str) -> None:
         if not self._pending:
             self._pending_since = time.monotonic()
         with self._stopwatch.phase(phase):
-            records = self._trainer.train(batches, num_steps)
+            records = self._trainer.train(self._batches, num_steps)
         self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
         self._pending.append(records)
         self._note_skips(records)
@@ -147,9 +163,6 @@ class Controller:
 
     def _is_best(self, event: Event) -> bool:
         name = self._recipe.best_metric
-        if name not in event:
-            known = ", ".join(sorted(set(event) - {"step", "examples"}))
-            raise TrainingError(f"train.best_metric = {name!r} is not a metric of this task; it has {known}")
         if not math.isfinite(event[name]):
             return False
         best = self._store.best_record()

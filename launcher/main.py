@@ -10,6 +10,7 @@ The gin file says what to train, the flags where and how. Without --gin_file, th
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,39 +20,48 @@ from absl import flags
 from launcher import config
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError
 
-FLAGS = flags.FLAGS
+_ORDER = (
+    "gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir", "dry_run", "help",
+)  # fmt: skip
 
-_FLAGS = flags.FlagValues()
-flags.DEFINE_multi_string(
-    "gin_file",
-    [],
-    "Recipe; may repeat, later files override. Looked for in the working directory, then in gin_configs/.",
-    flag_values=_FLAGS,
-)
-flags.DEFINE_multi_string(
-    "gin_param", [], "One binding, such as 'train.steps = 30'; may repeat, overrides the files.", flag_values=_FLAGS
-)
-flags.DEFINE_string(
-    "model_dir", None, "Where everything the run writes goes (default: runs/RECIPE).", flag_values=_FLAGS
-)
-flags.DEFINE_string(
-    "data_dir", None, "Prepared data sets (default: $TFDS_DATA_DIR, else ~/tensorflow_datasets).", flag_values=_FLAGS
-)
-flags.DEFINE_enum("mode", "train_and_eval", ["train", "eval", "train_and_eval"], "What to do.", flag_values=_FLAGS)
-flags.DEFINE_enum(
-    "strategy",
-    None,
-    ["auto", "one_device", "mirrored", "multi_worker", "tpu"],
-    "tf.distribute strategy (default: the recipe's train.strategy, which is auto unless bound).",
-    flag_values=_FLAGS,
-)
-flags.DEFINE_integer(
-    "replicas", None, "Local replicas; without an accelerator, that many logical CPU devices.", flag_values=_FLAGS
-)
-flags.DEFINE_string("tpu", None, "Cloud TPU node name, or 'local' on the TPU VM itself.", flag_values=_FLAGS)
-flags.DEFINE_integer("seed", None, "Base of all random numbers (default: the recipe's).", flag_values=_FLAGS)
-flags.DEFINE_bool("dry_run", False, "Print the plan and stop; nothing is written.", flag_values=_FLAGS)
-flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=_FLAGS)
+
+def define_flags() -> flags.FlagValues:
+    """The launcher's flags, apart from absl's global ones, where TensorFlow and TFDS put theirs."""
+    values = flags.FlagValues()
+    flags.DEFINE_multi_string(
+        "gin_file",
+        [],
+        "Recipe; may repeat, later files override. Looked for in the working directory, then in gin_configs/.",
+        flag_values=values,
+    )
+    flags.DEFINE_multi_string(
+        "gin_param", [], "One binding, such as 'train.steps = 30'; may repeat, overrides the files.", flag_values=values
+    )
+    flags.DEFINE_string(
+        "model_dir", None, "Where all that the run writes goes. Default: runs/RECIPE.", flag_values=values
+    )
+    flags.DEFINE_string(
+        "data_dir", None, "Prepared data sets. Default: $TFDS_DATA_DIR, else ~/tensorflow_datasets.", flag_values=values
+    )
+    flags.DEFINE_enum("mode", "train_and_eval", ["train", "eval", "train_and_eval"], "What to do.", flag_values=values)
+    flags.DEFINE_enum(
+        "strategy",
+        None,
+        ["auto", "one_device", "mirrored", "multi_worker", "tpu"],
+        "tf.distribute strategy. Default: the recipe's train.strategy, which is auto unless bound.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "replicas",
+        None,
+        "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores.",
+        flag_values=values,
+    )
+    flags.DEFINE_string("tpu", None, "Cloud TPU node name, or 'local' on the TPU VM itself.", flag_values=values)
+    flags.DEFINE_integer("seed", None, "Base of all random numbers. Default: the recipe's.", flag_values=values)
+    flags.DEFINE_bool("dry_run", False, "Print the plan and stop; nothing is written.", flag_values=values)
+    flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
+    return values
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parse(argv)
         if options.help:
-            print(help_text())
+            print(help_text(options))
             return EXIT_DONE
         if not options.gin_file:
             print(_recipe_list())
@@ -82,29 +92,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str]) -> flags.FlagValues:
+    options = define_flags()
     try:
-        rest = _FLAGS(argv)
+        rest = options(argv)
     except flags.Error as error:
-        raise UsageError(f"{error}. --help shows every flag") from None
+        raise UsageError(f"{str(error).rstrip(' .')}; --help shows every flag") from None
     if len(rest) > 1:
         raise UsageError(f"unexpected argument {rest[1]!r}: flags are written --name=value. --help shows every flag")
-    if _FLAGS.replicas is not None and _FLAGS.replicas < 1:
-        raise UsageError(f"--replicas={_FLAGS.replicas}: must be 1 or more")
-    if _FLAGS.data_dir is not None:
+    if options.replicas is not None and options.replicas < 1:
+        raise UsageError(f"--replicas={options.replicas}: must be 1 or more")
+    if options.data_dir is not None:
         # TFDS reads the same variable, and so do the processes this one starts.
-        os.environ["TFDS_DATA_DIR"] = os.path.expanduser(_FLAGS.data_dir)
-    return _FLAGS
+        os.environ["TFDS_DATA_DIR"] = os.path.expanduser(options.data_dir)
+    return options
 
 
-def help_text() -> str:
+def help_text(options: flags.FlagValues) -> str:
     """Usage, one flag a paragraph, with defaults and choices."""
-    lines = [__doc__.strip(), "", "Flags:"]
-    for name in ("gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir",
-                 "dry_run", "help"):  # fmt: skip
-        flag = _FLAGS[name]
+    lines = [(__doc__ or "").strip(), "", "Flags:"]
+    for name in _ORDER:
+        flag = options[name]
         values = "|".join(getattr(flag.parser, "enum_values", None) or [])
         value = "" if flag.boolean else f"={values or name.upper()}"
-        lines += [f"  --{name}{value}", f"      {flag.help}"]
+        # absl puts the choices in front of the text, and a remark on repeating behind it.
+        text = re.sub(r"^<[^>]*>: |;\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)
+        lines += [f"  --{name}{value}", f"      {text}"]
         if flag.default not in (None, False, []):
             lines[-1] += f" Default: {flag.default}."
     lines += [

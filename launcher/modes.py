@@ -91,6 +91,7 @@ def check_model_dir(model_dir: str) -> str:
 
 def _dry_run(resolved: RunPlan) -> int:
     model = session.build_model(resolved)
+    session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
     config.check_all_used()
     lines = describe(resolved, model)
@@ -118,8 +119,6 @@ def _run_session(
 ) -> int:
     resolved = built.plan
     is_chief = resolved.cluster.is_chief
-    if is_chief:
-        _make_model_dir(model_dir)
     reporter = Reporter(model_dir=model_dir, total_steps=resolved.total_steps, is_chief=is_chief)
     controller = Controller(
         trainer=built.trainer,
@@ -133,12 +132,18 @@ def _run_session(
         evaluate=mode != "train",
         after_first_step=lambda: config.save_operative(os.path.join(model_dir, "config.gin")) if is_chief else None,
     )
+    if newest is not None:
+        with stopwatch.phase("checkpoint"):
+            built.trainer.restore(store.read(newest))
+    if mode != "eval":
+        with config.usage_errors():
+            controller.prepare()
+    if is_chief:
+        _make_model_dir(model_dir)
     exit_code, error_text = EXIT_FAILED, None
     try:
         reporter.plan(describe(resolved, built.model))
         if newest is not None:
-            with stopwatch.phase("checkpoint"):
-                built.trainer.restore(store.read(newest))
             reporter.truncate_after(newest)
             reporter.note(f"restored step {newest} from {model_dir}")
         stopwatch.end_startup()

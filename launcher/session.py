@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import traceback
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
 
+import models
 from launcher import strategy as strategy_lib
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
@@ -14,6 +18,8 @@ from launcher.optimizers import Optimizer
 from launcher.plan import RunPlan
 from launcher.train_step import StepConfig
 from launcher.trainer import Trainer
+
+_MODELS = pathlib.Path(models.__file__).parent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     with strategy.scope():
         model = build_model(plan)
         optimizer = build_optimizer(plan)
+    check_normalization(model, plan)
     trainer = Trainer(
         strategy=strategy,
         task=recipe.task,
@@ -73,7 +80,13 @@ def build_model(plan: RunPlan) -> keras.Model:
     """
     keras.config.set_dtype_policy(plan.policy)
     keras.utils.set_random_seed(plan.seed)
-    model = plan.recipe.task.model()
+    try:
+        model = plan.recipe.task.model()
+    except ValueError as error:
+        # Our own models check their arguments, which are bindings; what a user's model raises keeps its traceback.
+        if pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent != _MODELS:
+            raise
+        raise UsageError(str(error)) from None
     if not isinstance(model, keras.Model):
         raise UsageError(
             "the task's model() must return a keras.Model (Keras 3), got "
@@ -85,6 +98,37 @@ def build_model(plan: RunPlan) -> keras.Model:
             "(call it on an example, or model.build(shape))"
         )
     return model
+
+
+def check_normalization(model: keras.Model, plan: RunPlan) -> None:
+    """Refuses, before anything is traced or written, what a normalisation layer could not do.
+
+    Raises:
+      UsageError: groups that do not fit a microbatch, or statistics over all replicas inside a loop or under XLA, where
+        TensorFlow allows no collective.
+    """
+    recipe = plan.recipe
+    for layer in _layers(model):
+        group = getattr(layer, "group_size", None)
+        if group and plan.microbatch_size % group:
+            raise UsageError(
+                f"layer {layer.name!r} takes its statistics over groups of {group} examples, which does not divide the "
+                f"{plan.microbatch_size} of one microbatch on one replica; bind the layer's group size to a divisor "
+                f"(e.g. resnet.norm_group_size = {plan.microbatch_size}), or change train.global_batch_size, "
+                "train.microbatches or the number of replicas"
+            )
+        if getattr(layer, "synchronized", False) and (recipe.microbatches > 1 or recipe.jit_compile):
+            raise UsageError(
+                f"layer {layer.name!r} synchronises its statistics over all replicas, which works neither with "
+                f"train.microbatches > 1 (it is {recipe.microbatches}) nor with train.jit_compile "
+                f"(it is {recipe.jit_compile}); use a fixed group instead, e.g. resnet.norm_group_size = 32"
+            )
+
+
+def _layers(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
+    for inner in getattr(layer, "layers", []):
+        yield inner
+        yield from _layers(inner)
 
 
 def build_optimizer(plan: RunPlan) -> Optimizer:

@@ -102,6 +102,18 @@ class Trainer:
         """Batches for `train`, starting at the data position of the current step."""
         return iter(distribute_batches(self.strategy, data.train_batches, self._shard))
 
+    def trace(self, batches: Iterator) -> tuple[str, ...]:
+        """Builds the graph of `train` and runs nothing, so that a task's mistakes show before anything is written.
+
+        Returns:
+          The names of the task's metrics.
+
+        Raises:
+          UsageError: the task's loss() does not return what it should.
+        """
+        self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
+        return self._step.metric_names
+
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
         """Takes `num_steps` steps, looping on the device.
 

@@ -25,13 +25,13 @@ class BatchNormalization(keras.layers.Layer):
 
     Each training call moves `moving_mean` and `moving_variance` once, `moving = moving * momentum + batch *
     (1 - momentum)`, where `batch` is the mean over the groups of the mean, or of the biased variance. The update is
-    affine in the batch statistic, so averaging the moving statistics over replicas and microbatches afterwards, which
-    is left to the caller, gives what one replica with all the groups would have. Outside training, and when the layer
-    is frozen (`trainable=False`), the moving statistics normalise.
+    affine in the batch statistic, so averaging the moving statistics of replicas and microbatches that started from the
+    same ones, which is left to the caller, gives what one replica with all the groups would have. Outside training,
+    and when the layer is frozen (`trainable=False`), the moving statistics normalise.
 
     Statistics and weights are float32 under every dtype policy; the output has the layer's compute dtype. Outside XLA
-    the kernels subtract the mean before they square; XLA expands the same operation to E[x^2] - E[x]^2, which is as
-    good as long as the mean is not hundreds of standard deviations away from zero.
+    the kernels subtract the mean before they square; XLA expands the same operation to E[x^2] - E[x]^2, which loses
+    digits where the mean is tens of standard deviations away from zero.
 
     Source: Ioffe and Szegedy 2015, arXiv 1502.03167.
 

@@ -110,7 +110,10 @@ for each in "${covering[@]}"; do
   fi
 done
 
-run "$python" -m pip install --disable-pip-version-check --progress-bar off --quiet -e "${root}[${extras}]"
+install=("$python" -m pip install --disable-pip-version-check --progress-bar off --quiet)
+run "${install[@]}" --upgrade pip # the one that comes with Python 3.10 does not find the versions that fit, for hours
+export PYTHONWARNINGS=ignore # setuptools warns at length of every editable installation
+run "${install[@]}" -e "${root}[${extras}]"
 if [[ -z "$dry_run" ]]; then
   printf '%s\n' "$wanted" >"$venv/launcher-$extras.installed"
 fi

@@ -53,7 +53,7 @@ def venv(tmp_path, log):
         tmp_path / "venv" / "bin" / "python",
         f"""#!/usr/bin/env bash
         case "$*" in
-          "-m pip --version") ;;
+          "-m pip --version" | *" --upgrade pip") ;;
           "-m pip install "*) printf '%s\\n' "$*" >>{log}; [[ -z "${{FAIL:-}}" ]] ;;
           "-m launcher.main "*)
             printf '%s in %s\\n' "$*" "$PWD" >>{log}

@@ -94,8 +94,8 @@ def fetch(package: Package, destination: Path, *, checksums: Mapping[str, str], 
         content = restore_gzip_header((root / package.folder / name).read_bytes(), name=name, time=time)
         if hashlib.sha256(content).hexdigest() != checksums[name]:
             raise LauncherError(
-                f"{name} of Debian's {archive.name} is not the published file (SHA-256 differs from {checksums[name]}); "
-                "get the data set's files from its authors and give their folder as --archives"
+                f"{name} in {archive.name} is not the published file: its SHA-256 is not {checksums[name]}. Get the "
+                "data set's files from its authors and give their folder as --archives"
             )
         (files / name).write_bytes(content)
     os.replace(files, destination)

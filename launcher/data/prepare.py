@@ -14,6 +14,7 @@ without root). Downloaded files are checked against the checksums that TFDS hold
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -29,11 +30,13 @@ from typing import Any
 
 from absl import flags
 
-from launcher.data import debian
+from launcher.data import catalog, debian, tfds
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError
 from launcher.names import nearest
 
 _PROBE_SECONDS = 8.0
+
+_FOLDER_ERRORS = (errno.EACCES, errno.EDQUOT, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EROFS)
 
 # Need no preparation, so a user may well ask for it.
 _ALWAYS_THERE = {
@@ -56,6 +59,7 @@ flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, prepares one data set, returns the exit code."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         try:
             names = _FLAGS(list(sys.argv if argv is None else argv))[1:]
@@ -107,29 +111,23 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
     if name in _ALWAYS_THERE:
         say(f"{name}: nothing to prepare, {_ALWAYS_THERE[name]}")
         return
-    # Imported here because they import TensorFlow, which --help and a digits user can do without.
-    from launcher.data import tfds
-
     builder = _open(name)
     if tfds.is_prepared(builder):
         say(f"{name} is prepared already: {_summary(builder)}")
         return
+    started = time.monotonic()
     root = Path(tfds.data_dir())
-    with _readable_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        started = time.monotonic()
+    with _readable_errors(name, builder, root):
         work = root / "downloads" / f"{name.replace('/', '_')}.archives"
         folder = _find_archives(name, builder, archives, work, say)
         say(f"building {name} in {root}" + (f" from {folder}" if folder else ""))
         _build(builder, folder, extract_dir=work / "extracted" if folder == work else None)
         if folder == work:
             shutil.rmtree(work)
-        say(f"done in {time.monotonic() - started:.0f} s: {_summary(builder)}")
+    say(f"done in {time.monotonic() - started:.0f} s: {_summary(builder)}")
 
 
 def _open(name: str) -> Any:
-    from launcher.data import catalog, tfds
-
     try:
         return tfds.open_builder(name)
     except UsageError as error:
@@ -149,21 +147,19 @@ def _find_archives(
     name: str, builder: Any, archives: Path | None, work: Path, say: Callable[[str], None]
 ) -> Path | None:
     """The folder of the original files; None if TFDS is to download them."""
-    expected = {info.filename: info.checksum for info in builder.url_infos.values()} if builder.url_infos else {}
+    urls = builder.url_infos or {}
+    expected = {info.filename or url.rsplit("/", 1)[-1]: info.checksum for url, info in urls.items()}
+    by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
     if archives is not None:
-        missing = [file for file in expected if not (archives / file).is_file()]
-        if not archives.is_dir() or missing:
-            raise UsageError(f"--archives={archives} must hold {', '.join(sorted(expected)) or 'the original files'}")
+        # One of them is enough to go on: TFDS registers the files of all configurations together.
+        if not archives.is_dir() or (expected and not any((archives / file).is_file() for file in expected)):
+            raise UsageError(f"--archives={archives} must be a folder with {', '.join(sorted(expected)) or by_hand}")
         return archives
-    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-        words = " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
-        raise UsageError(
-            f"{name} has to be downloaded by hand. {words} Put the files into one folder (manual_dir) and run: "
-            f"python -m launcher.data.prepare {name} --archives=FOLDER"
-        )
     if work.exists():  # an earlier call got this far
         return work
-    url = next(iter(builder.url_infos), None)
+    if by_hand and all(file in by_hand for file in expected):
+        raise UsageError(_by_hand_message(name, builder))
+    url = next(iter(urls), None)
     if url is None:
         return None
     say(f"looking for {_host(url)}")
@@ -177,8 +173,16 @@ def _find_archives(
         debian.fetch(package, work, checksums=expected, say=say)
         return work
     raise PeerError(
-        f"{name} cannot be downloaded from {_host(url)} ({failure}). Connect this machine to the internet and run again, "
-        f"or give --archives=FOLDER with {', '.join(sorted(expected))}"
+        f"{name} cannot be downloaded from {_host(url)} ({failure}). Connect this machine to the internet and run "
+        f"again, or give --archives=FOLDER with {', '.join(sorted(expected))}"
+    )
+
+
+def _by_hand_message(name: str, builder: Any) -> str:
+    words = " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
+    return (
+        f"{name} has to be downloaded by hand. {words} Put the files into one folder (manual_dir) and run: "
+        f"python -m launcher.data.prepare {name} --archives=FOLDER"
     )
 
 
@@ -209,9 +213,6 @@ def _probe(url: str) -> str | None:
 
 
 def _build(builder: Any, archives: Path | None, *, extract_dir: Path | None) -> None:
-    from launcher.data import tfds
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     module = tfds.module()
     if not sys.stderr.isatty():
         module.disable_progress_bar()
@@ -225,25 +226,27 @@ def _build(builder: Any, archives: Path | None, *, extract_dir: Path | None) -> 
 
 
 @contextlib.contextmanager
-def _readable_errors(root: Path) -> Iterator[None]:
+def _readable_errors(name: str, builder: Any, root: Path) -> Iterator[None]:
     """Turns what TFDS, the network and the disk raise into messages."""
     try:
         yield
     except LauncherError:
         raise
-    except PermissionError as error:
-        raise UsageError(f"--data_dir={root} cannot be written: {error}; choose another one") from None
     except Exception as error:
         kind = type(error).__name__
         if kind == "NonMatchingChecksumError":
             raise LauncherError(f"a file is not the one that TFDS knows: {error}") from None
         if kind == "DownloadError" or _is_network_failure(error):
             raise PeerError(f"the download failed, run the same command again to go on: {error}") from None
+        if isinstance(error, OSError) and error.errno in _FOLDER_ERRORS:
+            raise UsageError(f"--data_dir={root} cannot be written ({error}); choose another folder") from None
+        if builder.MANUAL_DOWNLOAD_INSTRUCTIONS and kind in ("AssertionError", "FileNotFoundError", "NotFoundError"):
+            raise UsageError(f"{_by_hand_message(name, builder)}\n({error})") from None
         raise
 
 
 def _is_network_failure(error: Exception) -> bool:
-    import requests
+    import requests  # TFDS downloads with it
 
     return isinstance(error, requests.exceptions.RequestException | urllib.error.URLError)
 

@@ -1,6 +1,6 @@
 """TensorFlow Datasets: opening a prepared data set, saying what to do where it is not, reading it into memory.
 
-Nothing here touches the network. TFDS is imported on first use: it takes a second.
+Nothing here touches the network. TFDS is imported on first use, TensorFlow not before examples are read.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import re
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from launcher.data.catalog import TFDS, Facts
-from launcher.data.decode import ImageDecoder
 from launcher.errors import UsageError
 from launcher.names import nearest
+
+if TYPE_CHECKING:
+    from launcher.data.decode import ImageDecoder
 
 _READ_BATCH = 1024
 
@@ -153,12 +155,12 @@ def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Fact
 
 def _image_features(builder: Any) -> tuple[tuple[int | None, int | None, int], int]:
     tfds = module()
-    features = builder.info.features
-    image, label = (features.get(key) for key in ("image", "label")) if hasattr(features, "get") else (None, None)
+    features = dict(builder.info.features.items()) if hasattr(builder.info.features, "items") else {}
+    image, label = features.get("image"), features.get("label")
     if not isinstance(image, tfds.features.Image) or not isinstance(label, tfds.features.ClassLabel):
         raise UsageError(
             f"{builder.name!r} is no image classification set: it needs the features 'image' and 'label', and has "
-            f"{', '.join(sorted(features))}; write a task of your own for it"
+            f"{', '.join(sorted(features)) or 'other ones'}; write a task of your own for it"
         )
     if np.dtype(image.np_dtype) != np.uint8 or image.shape[2] is None:
         raise UsageError(

@@ -123,7 +123,7 @@ def _ordered(split: str, event: Mapping[str, Any], now: float) -> dict[str, Any]
     own = [name for name in event if name not in (*FIRST_FIELDS, *LAST_FIELDS)]
     for name in ("loss", *own, *LAST_FIELDS):
         if name in event:
-            fields[name] = event[name]
+            fields[name] = strict_json.number(event[name])
     return {**fields, "time": now}
 
 

@@ -19,7 +19,8 @@ _NOT_PLOTTED = ("step", "split", "time", "input_wait_fraction", strict_json.NON_
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 0 0 1.5rem; } td, th { padding: .2rem 1.2rem .2rem 0; text-align: left; }
-tr { border-bottom: 1px solid #ddd; } img { max-width: 100%; } .failed { color: #b00020; } pre { white-space: pre-wrap; }
+tr { border-bottom: 1px solid #ddd; } img { max-width: 100%; } .failed { color: #b00020; }
+pre { white-space: pre-wrap; }
 """
 
 Curve = tuple[list[float], list[float]]  # Steps and values.

@@ -1,4 +1,4 @@
-"""Tells people and programs how a run goes: console, metrics.jsonl, TensorBoard, and at its end a summary and a page."""
+"""Tells people and programs how a run goes: console, metrics.jsonl, TensorBoard, at the end a summary and a page."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from launcher.errors import EXIT_DONE
 from launcher.reporting.console import make_console
 from launcher.reporting.metrics_file import MetricsFile
 from launcher.reporting.report import write_report
-from launcher.reporting.summary import write_summary
+from launcher.reporting.summary import SummaryWriteError, write_summary
 from launcher.reporting.tensorboard import TensorBoard
 
 _logger = logging.getLogger(__name__)
@@ -106,16 +107,24 @@ class Reporter:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json and report.html; closes the console first, so that the caller may print.
 
+        A report that cannot be written is a warning, and so is a summary after a run that failed: what stopped the run
+        is the error that people must see.
+
         Args:
             summary: As `make_summary` returns.
 
         Raises:
-            OSError: summary.json cannot be written. A report that cannot be written is a warning.
+            SummaryWriteError: The run completed, but summary.json cannot be written.
         """
         if not self._is_chief:
             return
         self.close()
-        write_summary(self._model_dir, summary)
+        try:
+            write_summary(self._model_dir, summary)
+        except SummaryWriteError as error:
+            if summary["exit_code"] == EXIT_DONE:
+                raise
+            _logger.warning("%s", error)
         try:
             write_report(self._model_dir, plan=self._plan, summary=summary)
         except OSError as error:

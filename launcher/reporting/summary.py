@@ -10,11 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
+from launcher.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_RETRY, LauncherError
 from launcher.reporting import strict_json
 
 FILE_NAME = "summary.json"
 PHASES = ("startup", "compile", "train", "input_wait", "evaluate", "checkpoint")
+
+
+class SummaryWriteError(LauncherError):
+    """summary.json cannot be written. Exit 75: make room, run the same command again."""
+
+    exit_code = EXIT_RETRY
 
 
 def make_summary(
@@ -72,11 +78,18 @@ def write_summary(model_dir: str, summary: Mapping[str, Any]) -> None:
     """Writes DIR/summary.json atomically; a value that is NaN or infinite is null and named under "non_finite".
 
     Raises:
-        OSError: The directory cannot be made or written; an older summary is as it was.
+        SummaryWriteError: The directory cannot be made or written; an older summary is as it was.
     """
-    folder = Path(model_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    strict_json.replace_file(folder / FILE_NAME, f"{strict_json.dumps(summary, indent=2)}\n")
+    path = Path(model_dir, FILE_NAME)
+    content = f"{strict_json.dumps(summary, indent=2)}\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        strict_json.replace_file(path, content)
+    except OSError as error:
+        raise SummaryWriteError(
+            f"Could not write {path}: {error.strerror or error}. "
+            "Make room or allow writing there, then run the same command again."
+        ) from error
 
 
 class Stopwatch:

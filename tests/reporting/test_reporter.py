@@ -1,0 +1,114 @@
+"""The reporter reaches every place from the chief, and none from anybody else."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher.errors import EXIT_FAILED
+from launcher.reporting.metrics_file import read_events
+from launcher.reporting.reporter import Reporter
+from launcher.reporting.summary import Stopwatch, SummaryWriteError, make_summary
+
+TRAIN = {"step": 10, "loss": 0.5, "accuracy": 0.25, "examples_per_second": 100.0, "loss_scale": 1.0}
+SUMMARY = make_summary(
+    exit_code=0,
+    error=None,
+    metrics={"eval": {"loss": 0.125}},
+    step=20,
+    strategy="one_device",
+    num_replicas=1,
+    policy="float32",
+    loss_scale=None,
+    seconds=Stopwatch().seconds(),
+)
+
+
+def report_a_run(reporter: Reporter, first_step: int = 0) -> None:
+    reporter.plan({"strategy": "one_device"})
+    reporter.truncate_after(first_step)
+    for step in range(first_step + 5, 21, 5):
+        reporter.train({**TRAIN, "step": step})
+        reporter.flush()
+    reporter.note("saved")
+    reporter.evaluation({"step": 20, "loss": 0.125})
+    reporter.finish(SUMMARY)
+    reporter.close()
+
+
+def test_the_chief_reports_everywhere(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    report_a_run(Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=stream))
+    assert "strategy  one_device" in stream.getvalue()
+    assert "step 20/20  loss 0.5  accuracy 0.25  100 examples/s" in stream.getvalue()
+    assert "saved\nevaluation at step 20  loss 0.125\n" in stream.getvalue()
+    assert [event["step"] for event in read_events(str(tmp_path))] == [5, 10, 15, 20, 20]
+    assert sorted(os.listdir(tmp_path / "tensorboard")) == ["eval", "train"]
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
+    page = (tmp_path / "report.html").read_text()
+    assert "<th>strategy</th><td>one_device</td>" in page
+    assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "report.html", "summary.json", "tensorboard"]
+
+
+def test_other_workers_touch_and_show_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    report_a_run(Reporter(model_dir=str(tmp_path / "run"), total_steps=20, is_chief=False, stream=stream))
+    assert list(tmp_path.iterdir()) == []
+    assert stream.getvalue() == ""
+    assert capfd.readouterr().out == ""
+
+
+def test_a_plan_alone_touches_no_disk(tmp_path: Path) -> None:
+    reporter = Reporter(model_dir=str(tmp_path / "run"), total_steps=20, is_chief=True, stream=io.StringIO())
+    reporter.plan({"strategy": "one_device"})
+    reporter.note("that is all")
+    reporter.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_killed_and_resumed_has_every_step_once_in_every_place(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    killed = Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=io.StringIO())
+    for step in (5, 10, 15):
+        killed.train({**TRAIN, "step": step})
+    report_a_run(Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=io.StringIO()), first_step=10)
+    train = [event["step"] for event in read_events(str(tmp_path)) if event["split"] == "train"]
+    assert train == [5, 10, 15, 20]
+    board = accumulator.EventAccumulator(str(tmp_path / "tensorboard" / "train"))
+    board.Reload()
+    assert [point.step for point in board.Scalars("loss")] == train
+
+
+def test_a_report_that_fails_does_not_cost_the_summary(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "report.html").mkdir()
+    Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=io.StringIO()).finish(SUMMARY)
+    assert json.loads((tmp_path / "summary.json").read_text())["step"] == 20
+    assert "report of this run could not be written" in caplog.text
+
+
+def test_a_summary_that_fails_ends_only_a_run_that_had_not_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "summary.json").mkdir()
+    reporter = Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=io.StringIO())
+    reporter.finish({**SUMMARY, "status": "failed", "exit_code": EXIT_FAILED})
+    assert "Could not write" in caplog.text
+    with pytest.raises(SummaryWriteError, match=r"summary\.json.*run the same command again"):
+        reporter.finish(SUMMARY)
+
+
+def test_making_a_reporter_does_not_import_tensorflow_or_matplotlib() -> None:
+    program = (
+        "import sys; from launcher.reporting.reporter import Reporter\n"
+        "Reporter(model_dir='run', total_steps=1, is_chief=True).plan({'a': 'b'})\n"
+        "print(sys.modules.keys() & {'tensorflow', 'matplotlib', 'keras'})"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(launcher.__file__).parents[1])}
+    assert subprocess.check_output([sys.executable, "-c", program], env=env, text=True).splitlines()[-1] == "set()"

@@ -1,0 +1,165 @@
+"""Users' mistakes: one message that names the value and the way out, the documented exit code, nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher import main as entry
+
+WORKERS = ["10.0.0.1:1234", "10.0.0.2:1234"]
+
+
+def tf_config(**task):
+    return json.dumps({"cluster": {"worker": WORKERS}, "task": task})
+
+
+@pytest.fixture
+def refused(capsys, tmp_path, monkeypatch):
+    """Runs main() and returns its message, having checked that it is one, with exit code 64 and nothing written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+    def run(*args, recipe="resnet_cpu.gin", code=64):
+        before = sorted(tmp_path.rglob("*"))
+        files = [f"--gin_file={recipe}"] if recipe else []
+        assert entry.main(["launcher", *files, "--model_dir=out", *args]) == code
+        printed = capsys.readouterr()
+        assert printed.err.startswith("error: ")
+        assert "Traceback" not in printed.err
+        assert sorted(tmp_path.rglob("*")) == before
+        return printed.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--gin_file=resnet_cpuu.gin"], ["resnet_cpuu.gin", "resnet_cpu.gin"]),
+        (["--gin_param=trian.steps = 3"], ["trian", "train"]),
+        (["--gin_param=train.stepz = 3"], ["stepz", "steps"]),
+        (["--gin_param=train.steps = %STEPZ"], ["STEPZ"]),
+        (["--gin_param=adam.learning_rate = 0.1"], ["adam.learning_rate", "never"]),
+        (["--gin_param=train.steps = 'ten'"], ["train.steps", "'ten'", "int"]),
+        (["--gin_param=train.steps = -3"], ["train.steps", "-3"]),
+        (["--gin_param=train.steps"], ["train.steps"]),
+        (["--gin_param=train.precision = 'float8'"], ["float8", "mixed_float16"]),
+        (["--gin_param=train.optimizer = @momentum()"], ["train.optimizer"]),
+        (["--gin_param=train.loss_scale = 'dynamic'"], ["dynamic", "DynamicLossScale"]),
+        (["--gin_param=image_data.name = 'digit'"], ["digit", "digits"]),
+        (["--gin_param=image_data.name = 'tfds:nonesuch'"], ["nonesuch"]),
+        (["--gin_param=resnet.depth = 19"], ["19", "18"]),
+        (["--gin_param=train.best_metric = 'acuracy'"], ["acuracy", "accuracy"]),
+        (["--strategy=tpu"], ["no TPU", "--strategy=auto"]),
+        (["--strategy=mirrored"], ["mirrored", "--replicas"]),
+        (["--strategy=multi_worker"], ["TF_CONFIG"]),
+        (["--strategy=mirored"], ["mirored", "mirrored"]),
+        (["--replicas=3"], ["128", "3 replicas", "126 or 129"]),
+        (["--replicas=0"], ["--replicas=0"]),
+        (["--gin_param=train.microbatches = 8"], ["norm_group_size", "16"]),
+        (["--gin_param=train.microbatches = 3"], ["128", "3 microbatches"]),
+        (["--gin_param=train.eval_batch_size = 9", "--replicas=2"], ["eval_batch_size", "9"]),
+        (["--mode=eval"], ["no checkpoint", "out"]),
+        (["--model_dri=x"], ["model_dri", "model_dir"]),
+        (["stray"], ["stray"]),
+    ],
+)
+def test_a_mistake_is_one_message_with_the_value_and_the_way_out(refused, args, said):
+    recipe = None if args[0].startswith("--gin_file") else "resnet_cpu.gin"
+    message = refused(*args, recipe=recipe)
+    for part in said:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{not json", "not JSON"),
+        (json.dumps({"cluster": {"worker": WORKERS}}), "task"),
+        (tf_config(type="worker", index=2), "2"),
+        (tf_config(type="chief", index=0), "chief"),
+        (tf_config(type="worker", index="x"), "x"),
+    ],
+)
+def test_malformed_tf_config_is_named(refused, monkeypatch, value, said):
+    monkeypatch.setenv("TF_CONFIG", value)
+    message = refused()
+    assert "TF_CONFIG" in message
+    assert said in message
+
+
+def test_data_that_is_not_prepared_names_the_command_that_prepares_it(refused, tmp_path):
+    data_dir = tmp_path / "data"
+    assert "launcher.data.prepare fashion_mnist" in refused(f"--data_dir={data_dir}", recipe="resnet_fashion.gin")
+
+
+def test_model_dir_in_the_way_or_not_writable(refused, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "file" in refused(f"--model_dir={tmp_path}/file/run")
+    if os.geteuid() == 0:
+        assert "/proc" in refused("--model_dir=/proc/nowhere/run")
+    else:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        assert "locked" in refused(f"--model_dir={tmp_path}/locked/run")
+
+
+SMALL = ("--gin_param=train.steps = 2", "--gin_param=train.global_batch_size = 32", "--gin_param=resnet.depth = 8")
+
+
+def test_checkpoint_of_another_model_is_refused_and_kept(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["launcher", "--gin_file=resnet_cpu.gin", "--model_dir=out", "--mode=train"]
+    assert entry.main([*command, *SMALL]) == 0
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert entry.main([*command, *SMALL, "--gin_param=resnet.depth = 20"]) == 64
+    message = capsys.readouterr().err
+    assert "another model" in message
+    assert "--model_dir" in message
+    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
+
+
+def test_loss_that_stays_non_finite_at_the_floor_ends_the_run_with_70(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = entry.main(
+        [
+            "launcher", "--gin_file=resnet_cpu.gin", "--model_dir=out", *SMALL, "--gin_param=train.steps = 40",
+            "--gin_param=train.loss_scale = @FixedLossScale()", "--gin_param=FixedLossScale.scale = 1e38",
+            "--gin_param=train.precision = 'mixed_float16'", "--gin_param=train.max_skips_at_floor = 5",
+        ]
+    )  # fmt: skip
+    assert code == 70
+    printed = capsys.readouterr()
+    assert "not finite" in printed.err
+    assert "Traceback" not in printed.err
+    summary = json.loads(Path("out/summary.json").read_text())
+    assert (summary["status"], summary["exit_code"]) == ("failed", 70)
+    assert "not finite" in summary["error"]
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert entry.main(["launcher", "--gin_file=resnet_tpu.gin", "--strategy=one_device", "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    for part in ("25,557,032", "4096 = 1 replicas", "mixed_bfloat16", "28,151"):
+        assert part in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_recipe_the_recipes_are_listed_with_their_purpose(capsys):
+    assert entry.main(["launcher"]) == 0
+    assert "resnet_cpu.gin          ResNet-20 on 1,797 scanned digits" in capsys.readouterr().out
+
+
+def test_help_names_every_flag_and_exit_code(capsys):
+    assert entry.main(["launcher", "--help"]) == 0
+    printed = capsys.readouterr().out
+    for flag in entry.define_flags():
+        if flag != "h":
+            assert f"--{flag}" in printed
+    for code in ("42", "64", "70", "75"):
+        assert code in printed
