@@ -1,6 +1,11 @@
 """Metadata of the package; what builds, lints and tests it is configured in pyproject.toml."""
 
+import re
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+VERSION = re.search(r'__version__ = "(.+)"', Path(__file__).with_name("launcher").joinpath("__init__.py").read_text())[1]
 
 # TensorFlow comes by extra, because three distributions provide the one module `tensorflow` and no one of them fits
 # every machine. Without an extra, `python -m launcher.main` names them.
@@ -9,7 +14,7 @@ DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its 
 
 setup(
     name="tf-launcher",
-    version="0.1.0",
+    version=VERSION,
     description="Trains TensorFlow models on one CPU, many GPUs, many hosts and TPU pods from one command.",
     python_requires=">=3.10,<3.14",  # what TensorFlow 2.20 and 2.21 have wheels for
     # gin_configs holds data only; it stands beside launcher/ in a checkout and in site-packages alike.

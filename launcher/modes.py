@@ -135,6 +135,7 @@ def _run_session(
     if newest is not None:
         with stopwatch.phase("checkpoint"):
             built.trainer.restore(store.read(newest))
+            built.trainer.check_agreement()
     if mode != "eval":
         with config.usage_errors():
             controller.prepare()
@@ -143,8 +144,10 @@ def _run_session(
     exit_code, error_text = EXIT_FAILED, None
     try:
         reporter.plan(describe(resolved, built.model))
+        if mode != "eval":
+            # What an attempt that died had logged past its last checkpoint is about to happen again.
+            reporter.truncate_after(-1 if newest is None else newest)
         if newest is not None:
-            reporter.truncate_after(newest)
             reporter.note(f"restored step {newest} from {model_dir}")
         stopwatch.end_startup()
         if mode == "eval":
@@ -159,20 +162,22 @@ def _run_session(
         error_text = f"{type(error).__name__}: {error}"
         raise
     finally:
-        # Also after a failure: whoever started this run reads how it ended from here.
-        reporter.finish(
-            make_summary(
-                exit_code=exit_code,
-                error=error_text,
-                metrics={"train": controller.outcome.train, "eval": controller.outcome.evaluation},
-                step=built.trainer.step,
-                strategy=resolved.strategy.kind,
-                num_replicas=resolved.strategy.num_replicas,
-                policy=resolved.policy,
-                loss_scale=built.trainer.loss_scale,
-                seconds=stopwatch.seconds(),
-            )
+        summary = make_summary(
+            exit_code=exit_code,
+            error=error_text,
+            metrics={"train": controller.outcome.train, "eval": controller.outcome.evaluation},
+            step=built.trainer.step,
+            strategy=resolved.strategy.kind,
+            num_replicas=resolved.strategy.num_replicas,
+            policy=resolved.policy,
+            loss_scale=built.trainer.loss_scale,
+            seconds=stopwatch.seconds(),
         )
+        if mode == "eval":
+            # The summary and the report tell of the training, which may even be going on beside us.
+            reporter.close()
+        else:
+            reporter.finish(summary)
     return exit_code
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import Data, Shard
+from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
 from launcher.tasks.base import Task
@@ -196,6 +197,25 @@ class Trainer:
         """Puts a snapshot into every replica's variables; names and shapes have been checked by the caller."""
         for name, variable in self.variables().items():
             variable.assign(state[name])
+
+    def check_agreement(self) -> None:
+        """Checks that all workers are at the same step, after each restored what it saw on disk.
+
+        Raises:
+          PeerError: they are not, as when a shared disk shows its files late.
+        """
+        summed = tf.function(lambda: self.strategy.run(_steps_over_replicas, args=(self.counters.step,)))()
+        total = int(self.strategy.experimental_local_results(summed)[0].numpy())
+        if total != self.step * self.strategy.num_replicas_in_sync:
+            raise PeerError(
+                f"this worker restored step {self.step}, another worker a different one; is --model_dir one directory "
+                "that all workers share? Run the same command again"
+            )
+
+
+def _steps_over_replicas(step: tf.Variable) -> tf.Tensor:
+    """In replica context: the sum of all replicas' steps."""
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(step))
 
 
 def distribute_batches(

@@ -21,6 +21,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -30,6 +31,9 @@ NUM_LOGICAL_CPUS = 4
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # the same devices everywhere; set it to test on GPUs
 os.environ["KERAS_BACKEND"] = "tensorflow"
+
+hypothesis.settings.register_profile("launcher", deadline=None)  # no test asserts a time
+hypothesis.settings.load_profile("launcher")
 
 
 # ------------------------------------------------------------------------------------------------ TensorFlow's devices

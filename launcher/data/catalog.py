@@ -42,8 +42,8 @@ DIGITS = Facts(
     num_classes=10,
     num_train_examples=1437,
     num_eval_examples=360,
-    mean=(0.3053,),
-    std=(0.3760,),
+    mean=(0.3054,),
+    std=(0.3761,),
     flip=False,
     max_value=16.0,
 )

@@ -131,6 +131,7 @@ class StreamedImages:
         """One stream, epoch after epoch, from the first example that is not used up."""
         first_epoch, skip = divmod(used, tfds.num_examples(self._builder, split))
 
+        @tf.autograph.experimental.do_not_convert  # TFDS's functions are wrapped in a way it only warns about
         def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
             words = example_seeds(seed=seed, epoch=epoch[tf.newaxis], index=tf.constant([stream], tf.int64))[0]
             file_seed, buffer_seed = tf.unstack(tf.cast(words, tf.int64))

@@ -81,14 +81,13 @@ def is_prepared(builder: Any) -> bool:
 def check_prepared(builder: Any, splits: tuple[str, ...]) -> None:
     """Raises UsageError, with the command to run, unless the data set is prepared and has the splits."""
     if not is_prepared(builder):
-        where = builder.data_dir
-        manual = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
-        if manual:
-            manual = f" It has to be downloaded by hand: {' '.join(manual.split())}"
-        root = data_dir()
+        by_hand, command = "", f"python -m launcher.data.prepare {full_name(builder)} --data_dir={data_dir()}"
+        if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+            words = " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
+            by_hand = f" Its files have to be downloaded by hand: {words}"
+            command += " --archives=FOLDER_WITH_THE_FILES"
         raise UsageError(
-            f"data set {builder.name!r} is not prepared ({where} has no data); run: "
-            f"python -m launcher.data.prepare {full_name(builder)} --data_dir={root}{manual or ''}"
+            f"data set {full_name(builder)!r} is not prepared: no data in {builder.data_dir}.{by_hand} Run: {command}"
         )
     for split in splits:
         num_examples(builder, split)

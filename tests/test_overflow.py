@@ -1,0 +1,126 @@
+"""mixed_float16 with one example of the global batch that overflows: every topology takes the same decisions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher import config, modes, plan, session
+from launcher import strategy as strategy_lib
+from launcher.checkpoints import CheckpointStore
+from launcher.cluster import resolve
+from launcher.recipe import Recipe
+
+STEPS = 24  # one epoch is 16 steps, so the bad example comes once or twice
+
+MODULE = '''
+import gin, keras, numpy as np, tensorflow as tf
+from sklearn.datasets import load_digits
+from launcher.data.pipeline import ArrayExamples, RandomAccessData
+
+@gin.configurable
+class Poisoned:
+    """Digits, of which one is so bright that it overflows in float16."""
+    def data(self):
+        images, labels = load_digits(return_X_y=True)
+        images = (images[:512] / 16 - 0.3).astype("float32")
+        images[100] = 1e6
+        return RandomAccessData(train=ArrayExamples({"image": images, "label": labels[:512].astype("int32")}))
+
+    def model(self):
+        return keras.Sequential([
+            keras.Input((64,)), keras.layers.Dense(32, "relu", name="one"), keras.layers.BatchNormalization(name="norm"),
+            keras.layers.Dense(10, dtype="float32", name="two")])
+
+    def loss(self, model, batch, training):
+        logits = model(batch["image"], training=training)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits)
+        return tf.reduce_sum(losses * batch["weight"]), tf.reduce_sum(batch["weight"]), {}
+'''
+
+RECIPE = f"""
+import poisoned
+train.task = @Poisoned()
+train.optimizer = @adamw
+train.precision = 'mixed_float16'
+train.steps = {STEPS}
+train.global_batch_size = 32
+train.log_every = 1
+adamw.learning_rate = 1e-3
+adamw.weight_decay = 0.01
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    (tmp_path / "poisoned.py").write_text(MODULE)
+    (tmp_path / "poisoned.gin").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "poisoned.gin"
+
+
+def train(recipe, replicas=1, microbatches=1):
+    modes.import_builtins()
+    config.load([recipe], [f"train.microbatches = {microbatches}"])
+    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
+    made = session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
+    records = made.trainer.train(made.trainer.batches(resolved.data), STEPS)
+    return records, made
+
+
+def skipped_steps(records):
+    return [int(step) for step in records.first_step + np.flatnonzero(records.finite == 0)]
+
+
+def test_every_topology_skips_the_same_steps_and_replicas_stay_equal(recipe):
+    expected, _ = train(recipe)
+    skipped = skipped_steps(expected)
+    assert 1 <= len(skipped) <= 2
+    assert expected.loss_scale[0] == 2.0**15
+    assert expected.loss_scale[-1] in (2.0**14, 2.0**13)
+    for replicas, microbatches in [(2, 1), (4, 1), (2, 2)]:
+        records, made = train(recipe, replicas, microbatches)
+        assert skipped_steps(records) == skipped
+        np.testing.assert_array_equal(records.loss_scale, expected.loss_scale)
+        assert made.trainer.skipped_steps == len(skipped)
+        for variable in [*made.model.weights, *made.trainer.optimizer.variables]:
+            copies = [copy.numpy() for copy in variable.value.values]
+            assert len(copies) == replicas
+            for copy in copies:
+                assert np.isfinite(copy).all(), variable.path
+                np.testing.assert_array_equal(copy, copies[0], err_msg=variable.path)
+
+
+def test_a_skipped_step_leaves_weights_slots_statistics_and_counters_untouched(recipe):
+    records, _ = train(recipe)
+    bad = skipped_steps(records)[0]
+    modes.import_builtins()
+    config.load([recipe])
+    resolved = plan.resolve(Recipe(), environ={}, replicas=2)
+    trainer = session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved).trainer
+    batches = trainer.batches(resolved.data)
+    trainer.train(batches, bad - 1)
+    before = trainer.snapshot()
+    trainer.train(batches, 1)
+    after = trainer.snapshot()
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert {"counters/step", "counters/skipped", "loss_scale/scale"} <= moved
+    assert {name for name in moved if not name.startswith("loss_scale/")} == {"counters/step", "counters/skipped"}
+
+
+@pytest.mark.heavy
+def test_two_workers_skip_the_same_steps_and_the_log_says_so(recipe, run_workers, tmp_path):
+    skipped = skipped_steps(train(recipe)[0])
+    workers = run_workers(2, f"--gin_file={recipe}", "--model_dir=run")
+    assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
+    for step in skipped:
+        assert f"step {step} skipped: gradients were not finite; loss scale" in workers[0].stdout
+    events = [json.loads(line) for line in Path(tmp_path, "run/metrics.jsonl").read_text().splitlines()]
+    assert events[-1]["skipped_steps"] == len(skipped)
+    assert [event["step"] for event in events if event["loss"] is None] == skipped
+    state = CheckpointStore(f"{tmp_path}/run/checkpoints").read(STEPS)
+    assert all(np.isfinite(value).all() for value in state.values())

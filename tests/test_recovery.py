@@ -1,0 +1,68 @@
+"""A run that is killed goes on by the same command and ends as one that nobody touched."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+
+from launcher.checkpoints import CheckpointStore
+
+STEPS = 40
+FLAGS = (
+    "--gin_file=resnet_cpu.gin",
+    f"--gin_param=train.steps = {STEPS}",
+    "--gin_param=train.checkpoint_every = 5",
+    "--gin_param=train.log_every = 1",
+    "--gin_param=train.global_batch_size = 64",
+    "--gin_param=resnet.depth = 8",
+)
+
+
+def events(model_dir: Path):
+    return [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_killed_run_resumes_by_the_same_command_and_ends_bitwise_as_undisturbed(start_launcher, run_launcher, tmp_path):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    assert run_launcher(*FLAGS, f"--model_dir={undisturbed}").returncode == 0
+
+    first = start_launcher(*FLAGS, f"--model_dir={killed}")
+    store = CheckpointStore(str(killed / "checkpoints"))
+    first.wait_until(lambda: len(store.steps()) >= 2)
+    first.send(signal.SIGKILL)
+    assert first.wait().returncode == -signal.SIGKILL
+    resumed_from = store.latest()
+    assert 0 < resumed_from < STEPS
+
+    second = run_launcher(*FLAGS, f"--model_dir={killed}")
+    assert second.returncode == 0, second.stderr
+    assert f"restored step {resumed_from}" in second.stdout
+
+    expected = CheckpointStore(str(undisturbed / "checkpoints")).read(STEPS)
+    found = store.read(STEPS)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+    def losses(model_dir):
+        return [(event["step"], event["loss"]) for event in events(model_dir) if event["split"] == "train"]
+
+    assert losses(killed) == losses(undisturbed)
+    assert [step for step, _ in losses(killed)] == list(range(1, STEPS + 1))
+
+
+def test_finished_run_says_so_and_evaluates_again_without_training(run_launcher, tmp_path):
+    flags = (*FLAGS, f"--model_dir={tmp_path}/run", "--gin_param=train.steps = 3")
+    assert run_launcher(*flags).returncode == 0
+    before = CheckpointStore(f"{tmp_path}/run/checkpoints").read(3)
+    again = run_launcher(*flags)
+    assert again.returncode == 0
+    assert "already trained to step 3 of 3" in again.stdout
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert "accuracy" in summary["metrics"]["eval"]
+    after = CheckpointStore(f"{tmp_path}/run/checkpoints").read(3)
+    assert all(np.array_equal(after[name], before[name]) for name in before)
