@@ -5,7 +5,8 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-VERSION = re.search(r'__version__ = "(.+)"', Path(__file__).with_name("launcher").joinpath("__init__.py").read_text())[1]
+PACKAGE = Path(__file__).with_name("launcher") / "__init__.py"
+VERSION = re.search(r'__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8"))[1]
 
 # TensorFlow comes by extra, because three distributions provide the one module `tensorflow` and no one of them fits
 # every machine. Without an extra, `python -m launcher.main` names them.
@@ -25,6 +26,7 @@ setup(
         "absl-py>=2.0",  # flags
         "gin-config>=0.5.0,<0.6",  # recipes; private parts of 0.5.0 are used, see launcher/gin_private.py
         "keras>=3.10",  # models, optimizers; TensorFlow's own requirement would admit older ones
+        "ml-dtypes>=0.3",  # bfloat16 for NumPy: what the wire loses is simulated before a run
         "numpy>=1.26",  # checkpoints, data in memory
         "rich>=13.0",  # progress line and tables
         "tensorflow-datasets>=4.9.9",  # fashion_mnist and every tfds:NAME; brings no TensorFlow of its own

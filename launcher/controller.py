@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -113,7 +114,12 @@ class Controller:
 
     def evaluate(self) -> Event:
         """Evaluates the current weights and reports them."""
-        with self._stopwatch.phase("evaluate"):
+        averaged = (
+            self._trainer.ema.in_place_of_weights(self._trainer.strategy)
+            if self._recipe.evaluate_ema
+            else contextlib.nullcontext()
+        )
+        with self._stopwatch.phase("evaluate"), averaged:
             event = {"step": self._trainer.step, **self._evaluator.evaluate()}
         self._reporter.evaluation(event)
         self.outcome.evaluation = event
@@ -147,8 +153,9 @@ class Controller:
         if stuck:
             raise TrainingError(
                 f"gradients were not finite for {self._trainer.skips_at_floor} consecutive steps (to step {step}) at "
-                f"loss scale {self._trainer.loss_scale:g}, which cannot fall further; the weights are those of the "
-                "last finite step. Lower the learning rate, check the data for non-finite values, or train in float32"
+                f"loss scale {self._trainer.loss_scale:g}, which cannot fall further: first in "
+                f"{self._trainer.name_non_finite(self._data)}. The weights are those of the last finite step. Lower "
+                "the learning rate, check the data for non-finite values, or train in float32"
             )
         if self._evaluates and (last or _due(step, recipe.evaluate_every)):
             event = self.evaluate()

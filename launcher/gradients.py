@@ -1,6 +1,6 @@
 """From one replica's scaled gradients to the ones every replica applies.
 
-    cast to wire dtype -> bucket -> reduce (SUM) -> float32 -> unscale and weight -> judge -> clip
+    cast to wire dtype -> bucket -> reduce (SUM) -> float32 -> unscale and weight -> judge
 
 Everything here runs in replica context. There is one reduction a bucket, none of them inside a conditional,
 and one judgement after all of them, so replicas can neither disagree nor wait for each other.
@@ -20,8 +20,8 @@ class Judged(NamedTuple):
     """Gradients ready to be applied, and the verdict on them.
 
     Attributes:
-      gradients: float32, of the mean loss over the true weight of the global batch; clipped.
-      norm: float32 scalar, their global norm before clipping.
+      gradients: float32, of the mean loss over the true weight of the global batch.
+      norm: float32 scalar, their global norm.
       finite: bool scalar, whether they may be applied.
     """
 
@@ -89,23 +89,16 @@ def judge(
     scale: tf.Tensor,
     nominal_weight: float,
     true_weight: tf.Tensor,
-    clip_global_norm: float | None = None,
 ) -> Judged:
-    """Unscales reduced gradients, corrects them to the true weight, tests them once and clips them.
+    """Unscales reduced gradients, corrects them to the true weight and tests them once.
 
     Args:
       reduced: gradients of `scale * sum(losses) / nominal_weight`, summed over replicas, in the wire dtype.
       scale: float32 scalar, the loss scale they were computed with.
       nominal_weight: the static weight the loss was divided by before differentiation.
       true_weight: float32 scalar, sum of the real examples' weights over all replicas.
-      clip_global_norm: upper bound of the global norm, or None.
     """
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
     gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
     norm = tf.linalg.global_norm(gradients)
-    finite = tf.math.is_finite(norm)
-    if clip_global_norm is not None:
-        shrink = tf.minimum(1.0, tf.math.divide_no_nan(tf.constant(clip_global_norm, tf.float32), norm))
-        shrink = tf.where(norm > 0, shrink, 1.0)
-        gradients = [gradient * shrink for gradient in gradients]
-    return Judged(gradients, norm, finite)
+    return Judged(gradients, norm, tf.math.is_finite(norm))

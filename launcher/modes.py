@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import config, plan, session
+from launcher import config, plan, session, wire
 from launcher.checkpoints import CheckpointStore
 from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
@@ -106,10 +106,16 @@ def _dry_run(resolved: RunPlan) -> int:
 
 def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
     """The plan with what only the built model can tell."""
-    trained = sum(int(variable.value.shape.num_elements()) for variable in model.trainable_variables)
+    sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     lines = resolved.describe()
-    lines["parameters"] = f"{trained:,} trained of {model.count_params():,} in {model.name}"
-    for number, note in enumerate(resolved.strategy.notes, start=1):
+    lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
+    payload = wire.payload_bytes(sizes, resolved.wire_dtype.name)
+    sent = wire.ring_bytes(payload, resolved.strategy.num_replicas)
+    lines["wire"] = (
+        f"{resolved.wire_dtype.name}: {payload / 2**20:.2f} MiB of gradients a step, "
+        f"{sent / 2**20:.2f} MiB sent by each replica"
+    )
+    for number, note in enumerate(resolved.notes, start=1):
         lines[f"note {number}"] = note
     return lines
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from launcher import cluster as cluster_lib
-from launcher import precision
+from launcher import precision, wire
 from launcher import strategy as strategy_lib
 from launcher.data.pipeline import Data
 from launcher.errors import UsageError
@@ -52,6 +52,12 @@ class RunPlan:
         """Examples of one forward pass of one replica."""
         return self.per_replica_batch_size // self.recipe.microbatches
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know before the run: of the devices, and of a wire dtype that loses too much."""
+        warning = wire.warning(self.wire_dtype.name, self.strategy.num_replicas)
+        return (*self.strategy.notes, *([warning] if warning else []))
+
     def describe(self) -> dict[str, str]:
         """The plan as a person reads it."""
         recipe = self.recipe
@@ -67,7 +73,6 @@ class RunPlan:
             "batch": f"{recipe.global_batch_size} = {split}",
             "policy": f"{self.policy} ({self.policy_why})",
             "loss scale": str(self.loss_scale),
-            "wire dtype": self.wire_dtype.name,
             "steps": f"{self.total_steps:,}{epochs}",
             "seed": str(self.seed),
         }

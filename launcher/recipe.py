@@ -9,6 +9,7 @@ from typing import Any
 import gin
 
 from launcher import gradients
+from launcher.clipping import Clipping
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 
@@ -31,7 +32,11 @@ class Recipe:
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
       wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
       bucket_bytes: upper bound on one gradient collective.
-      clip_global_norm: upper bound on the global norm of the unscaled mean gradient, or None.
+      clip_global_norm, clip_value, clip_layer_norm, clip_adaptive: at most one bound on the unscaled mean gradient; see
+        `launcher.clipping.Clipping`.
+      ema_decay: decay of an exponential moving average of the weights and moving statistics, such as 0.9999; None for
+        no average.
+      evaluate_ema: evaluate the averaged weights, when there are any.
       jit_compile: compile each replica's forward and backward pass with XLA.
       max_skips_at_floor: consecutive non-finite steps, at a scale that can fall no further, that end the run.
       seed: base of all random numbers, unless `--seed` is given.
@@ -57,6 +62,11 @@ class Recipe:
     wire_dtype: str = "auto"
     bucket_bytes: int = gradients.DEFAULT_BUCKET_BYTES
     clip_global_norm: float | None = None
+    clip_value: float | None = None
+    clip_layer_norm: float | None = None
+    clip_adaptive: float | None = None
+    ema_decay: float | None = None
+    evaluate_ema: bool = True
     jit_compile: bool = False
     max_skips_at_floor: int = 20
     seed: int = 0
@@ -84,10 +94,13 @@ class Recipe:
         for name in ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes"):
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name} = {getattr(self, name)}: must be 0 (never) or more")
-        for name in ("steps", "epochs", "eval_batch_size", "clip_global_norm"):
+        for name in ("steps", "epochs", "eval_batch_size"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"train.{name} = {value}: must be more than 0")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
+        self.clipping  # noqa: B018 - a wrong bound is refused here
         if self.steps is None and self.epochs is None:
             raise UsageError("how long to train is not said: bind train.steps or train.epochs")
 
@@ -95,6 +108,16 @@ class Recipe:
         for name in names:
             if not getattr(self, name) >= 1:
                 raise UsageError(f"train.{name} = {getattr(self, name)}: must be 1 or more")
+
+    @property
+    def clipping(self) -> Clipping:
+        """The one bound that is set, if any."""
+        return Clipping(
+            global_norm=self.clip_global_norm,
+            value=self.clip_value,
+            layer_norm=self.clip_layer_norm,
+            adaptive=self.clip_adaptive,
+        )
 
     def total_steps(self, num_train_examples: int | None) -> int:
         """Steps of the whole run; `steps` wins over `epochs`.

@@ -157,7 +157,8 @@ def step_config(plan: RunPlan) -> StepConfig:
         nominal_weight=recipe.global_batch_size * per_example,
         wire_dtype=plan.wire_dtype,
         bucket_bytes=recipe.bucket_bytes,
-        clip_global_norm=recipe.clip_global_norm,
+        clipping=recipe.clipping,
+        ema_decay=recipe.ema_decay,
         jit_compile=recipe.jit_compile,
         seed=plan.seed,
     )

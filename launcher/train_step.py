@@ -17,6 +17,8 @@ import keras
 import tensorflow as tf
 
 from launcher import gradients
+from launcher.clipping import Clipping
+from launcher.ema import MovingAverage
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
@@ -35,7 +37,8 @@ class StepConfig:
       nominal_weight: static weight the loss is divided by before differentiation; the true one follows the reduction.
       wire_dtype: dtype gradients are reduced in, on one replica too, so that the topology does not change the result.
       bucket_bytes: upper bound on the payload of one collective.
-      clip_global_norm: upper bound on the gradients' global norm after unscaling, or None.
+      clipping: how the unscaled mean gradient is bounded.
+      ema_decay: decay of the moving average of weights and moving statistics, or None for no average.
       jit_compile: compile the replica-local forward and backward pass with XLA.
       seed: base of all random numbers drawn inside the model.
     """
@@ -45,7 +48,8 @@ class StepConfig:
     nominal_weight: float
     wire_dtype: tf.DType
     bucket_bytes: int
-    clip_global_norm: float | None
+    clipping: Clipping
+    ema_decay: float | None
     jit_compile: bool
     seed: int
 
@@ -98,6 +102,7 @@ class ReplicaStep:
         optimizer: Optimizer,
         loss_scale: LossScale,
         counters: Counters,
+        ema: MovingAverage,
         config: StepConfig,
     ):
         self._task = task
@@ -105,6 +110,7 @@ class ReplicaStep:
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._counters = counters
+        self._ema = ema
         self._config = config
         self._weights = list(model.trainable_variables)
         self._moving = moving_statistics(model)
@@ -134,17 +140,19 @@ class ReplicaStep:
             scale=scale,
             nominal_weight=config.nominal_weight,
             true_weight=weight,
-            clip_global_norm=config.clip_global_norm,
         )
         learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
         parts = _num_replicas() * config.microbatches
         moving_after = [old + delta / parts for old, delta in zip(moving_before, moving_deltas, strict=True)]
 
         def apply() -> tf.Tensor:
-            self._optimizer.apply(judged.gradients, tf.cast(step, tf.float32))
+            weights = [tf.convert_to_tensor(variable.value) for variable in self._weights]
+            clipped = config.clipping.apply(judged.gradients, judged.norm, weights)
+            self._optimizer.apply(clipped, tf.cast(step, tf.float32))
             for variable, old, new in zip(self._moving, moving_before, moving_after, strict=True):
                 # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever.
                 variable.value.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, old))
+            self._ema.update(step - tf.convert_to_tensor(self._counters.skipped))
             return tf.constant(True)
 
         tf.cond(judged.finite, apply, lambda: tf.constant(False))
@@ -158,6 +166,28 @@ class ReplicaStep:
             loss_scale=scale,
             learning_rate=learning_rate,
         )
+
+    def non_finite(self, batch: Batch) -> tf.Tensor:
+        """Which gradients of the step that this batch belongs to are not finite, and on which replica.
+
+        Computes the gradients with the present weights and scale once more and changes nothing.
+
+        Args:
+          batch: this replica's part of the step after `counters.step`.
+
+        Returns:
+          float32 [replicas + 1, trained variables]: 1 where a replica's own gradient is not finite; the last row tells
+          of the sums over replicas, which can overflow on the wire where no part does.
+        """
+        scale, step = tf.convert_to_tensor(self._counters.scale.scale), tf.convert_to_tensor(self._counters.step)
+        moving = [tf.convert_to_tensor(variable.value) for variable in self._moving]
+        local = self._accumulate(batch, scale, step, moving)
+        sent = [tf.cast(gradient, self._config.wire_dtype) for gradient in local.gradients]
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        mine = tf.one_hot(replica, _num_replicas())[:, None] * _bad(sent)[None, :]
+        (rows,) = gradients.reduce_sum([mine])
+        summed = gradients.reduce_sum(sent, bucket_bytes=self._config.bucket_bytes)
+        return tf.concat([rows, _bad(summed)[None, :]], axis=0)
 
     def _advance(self, finite: tf.Tensor) -> None:
         counters = self._counters
@@ -259,6 +289,11 @@ class _LocalSums(NamedTuple):
     loss: tf.Tensor
     weight: tf.Tensor
     metrics: tuple[tf.Tensor, ...]
+
+
+def _bad(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """float32 [len(tensors)]: 1 where a tensor holds a value that is not finite."""
+    return tf.stack([1.0 - tf.cast(tf.reduce_all(tf.math.is_finite(tensor)), tf.float32) for tensor in tensors])
 
 
 def _num_replicas() -> int:

@@ -10,11 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import Data, Shard
+from launcher.ema import MovingAverage
 from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
 from launcher.tasks.base import Task
-from launcher.train_step import Counters, ReplicaStep, StepConfig
+from launcher.train_step import Counters, ReplicaStep, StepConfig, moving_statistics
 
 
 class StepRecords(NamedTuple):
@@ -70,12 +71,15 @@ class Trainer:
         with strategy.scope():
             optimizer.build(model.trainable_variables, total_steps)
             self.counters = _make_counters(loss_scale.initial())
+            self.ema = MovingAverage([*model.trainable_variables, *moving_statistics(model)], config.ema_decay)
+            self.ema.build()
         self._step = ReplicaStep(
             task=task,
             model=model,
             optimizer=optimizer,
             loss_scale=loss_scale,
             counters=self.counters,
+            ema=self.ema,
             config=config,
         )
         self._run_steps = tf.function(self._run_steps_in_graph)
@@ -143,6 +147,26 @@ class Trainer:
             input_wait_seconds=waits.numpy(),
         )
 
+    def name_non_finite(self, data: Data) -> str:
+        """Says which layers' gradients are not finite on the batch of the last step, and on which replica.
+
+        That step must have been skipped, so that the weights are still those it saw. All workers call this together.
+        """
+        counters = self.counters
+        counters.step.assign_sub(1)
+        batch = next(self.batches(data))
+        table = tf.function(lambda: self.strategy.run(self._step.non_finite, args=(batch,)))()
+        counters.step.assign_add(1)
+        rows = self.strategy.experimental_local_results(table)[0].numpy()
+        names = [variable.path for variable in self.model.trainable_variables]
+        for replica, row in enumerate(rows):
+            found = [name for name, bad in zip(names, row, strict=True) if bad]
+            if found:
+                where = f"on replica {replica}" if replica + 1 < len(rows) else "only in their sum over the replicas"
+                more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+                return f"{', '.join(found[:3])}{more}, {where}"
+        return "no layer when computed again"
+
     def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)
         waits = tf.TensorArray(tf.float64, size=num_steps, element_shape=[])
@@ -183,6 +207,8 @@ class Trainer:
             for variable in variables:
                 name = unique_name(f"{prefix}/{variable.path}", named)
                 named[name] = variable
+        for path, average in self.ema.variables.items():
+            named[unique_name(f"ema/{path}", named)] = average
         return named
 
     def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -32,7 +32,8 @@ class Poisoned:
 
     def model(self):
         return keras.Sequential([
-            keras.Input((64,)), keras.layers.Dense(32, "relu", name="one"), keras.layers.BatchNormalization(name="norm"),
+            keras.Input((64,)), keras.layers.Dense(32, "relu", name="one"),
+            keras.layers.BatchNormalization(name="norm"),
             keras.layers.Dense(10, dtype="float32", name="two")])
 
     def loss(self, model, batch, training):

@@ -67,6 +67,7 @@ def pad_crop(images: tf.Tensor, seeds: tf.Tensor, *, padding: int, flip: bool) -
       padding: pixels, at least 1; each of the (2 * padding + 1)**2 offsets is equally likely.
       flip: then mirror half of the images left to right.
     """
+    images = tf.convert_to_tensor(images)
     batch, height, width, channels = images.shape
     padded_height, padded_width = height + 2 * padding, width + 2 * padding
     top, left = offsets(seeds, padding=padding)
@@ -102,6 +103,7 @@ def random_resized_crop(images: tf.Tensor, seeds: tf.Tensor, *, flip: bool) -> t
       seeds: int32 [batch, 2].
       flip: then mirror half of the images left to right.
     """
+    images = tf.convert_to_tensor(images)
     batch, height, width, _ = images.shape
     heights, widths = tf.fill([batch], height), tf.fill([batch], width)
     windows = tf.cast(crop_windows(window_numbers(seeds), heights, widths), tf.float32)

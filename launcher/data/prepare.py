@@ -36,7 +36,8 @@ from launcher.names import nearest
 
 _PROBE_SECONDS = 8.0
 
-_FOLDER_ERRORS = (errno.EACCES, errno.EDQUOT, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EROFS)
+_FULL = (errno.EDQUOT, errno.ENOSPC)
+_NOT_WRITABLE = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
 # Need no preparation, so a user may well ask for it.
 _ALWAYS_THERE = {
@@ -238,11 +239,18 @@ def _readable_errors(name: str, builder: Any, root: Path) -> Iterator[None]:
             raise LauncherError(f"a file is not the one that TFDS knows: {error}") from None
         if kind == "DownloadError" or _is_network_failure(error):
             raise PeerError(f"the download failed, run the same command again to go on: {error}") from None
-        if isinstance(error, OSError) and error.errno in _FOLDER_ERRORS:
+        if isinstance(error, OSError) and _is_in_the_way(error, root):
             raise UsageError(f"--data_dir={root} cannot be written ({error}); choose another folder") from None
         if builder.MANUAL_DOWNLOAD_INSTRUCTIONS and kind in ("AssertionError", "FileNotFoundError", "NotFoundError"):
             raise UsageError(f"{_by_hand_message(name, builder)}\n({error})") from None
         raise
+
+
+def _is_in_the_way(error: OSError, root: Path) -> bool:
+    """Whether nothing can be written under `root`."""
+    path = Path(error.filename) if isinstance(error.filename, str) else None
+    concerned = path is not None and (path.is_relative_to(root) or root.is_relative_to(path))
+    return error.errno in _FULL or (concerned and error.errno in _NOT_WRITABLE)
 
 
 def _is_network_failure(error: Exception) -> bool:

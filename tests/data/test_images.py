@@ -90,7 +90,7 @@ def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
 
 
 def test_synthetic_images_are_the_same_every_time_and_tell_their_class():
-    options = dict(name="synthetic", image_size=6, num_classes=4, train_examples=100, eval_examples=30)
+    options = {"name": "synthetic", "image_size": 6, "num_classes": 4, "train_examples": 100, "eval_examples": 30}
     data = image_data(**options)
     assert (data.image_shape, data.num_train_examples, data.num_eval_examples) == ((6, 6, 3), 100, 30)
     data.check()
@@ -118,7 +118,10 @@ def test_a_job_on_imagenet_is_planned_without_opening_it(monkeypatch):
 
 def test_gin_binds_image_data():
     gin.parse_config("image_data.name = 'digits'\nimage_data.num_classes = 12")
-    data: Data = image_data()
+    try:
+        data: Data = image_data()
+    finally:
+        gin.clear_config()
     assert data.num_classes == 12
     assert data.num_train_examples == 1437
 
@@ -126,17 +129,17 @@ def test_gin_binds_image_data():
 @pytest.mark.parametrize(
     ("bindings", "words"),
     [
-        (dict(name="digit"), "'digit' is unknown; did you mean 'digits'"),
-        (dict(name="cifar10"), "did you mean 'tfds:cifar10'"),
-        (dict(name="digits", augmentation="imagnet"), "did you mean 'imagenet'"),
-        (dict(name="digits", image_size=0), "image_size = 0"),
-        (dict(name="digits", num_classes=9), "'digits' has 10 classes"),
-        (dict(name="digits", train_split="train[:9]"), "one fixed split"),
-        (dict(name="digits", train_examples=9), "'digits' has its own"),
-        (dict(name="tfds:imagenet2012"), "bind image_data.image_size"),
-        (dict(name="synthetic", image_size=8), "needs image_data.image_size and image_data.num_classes"),
-        (dict(name="synthetic", image_size=8, num_classes=2, eval_examples=0), "eval_examples = 0"),
-        (dict(name="synthetic", image_size=8, num_classes=2, augmentation="small"), "not augmented"),
+        ({"name": "digit"}, "'digit' is unknown; did you mean 'digits'"),
+        ({"name": "cifar10"}, "did you mean 'tfds:cifar10'"),
+        ({"name": "digits", "augmentation": "imagnet"}, "did you mean 'imagenet'"),
+        ({"name": "digits", "image_size": 0}, "image_size = 0"),
+        ({"name": "digits", "num_classes": 9}, "'digits' has 10 classes"),
+        ({"name": "digits", "train_split": "train[:9]"}, "one fixed split"),
+        ({"name": "digits", "train_examples": 9}, "'digits' has its own"),
+        ({"name": "tfds:imagenet2012"}, "bind image_data.image_size"),
+        ({"name": "synthetic", "image_size": 8}, "needs image_data.image_size and image_data.num_classes"),
+        ({"name": "synthetic", "image_size": 8, "num_classes": 2, "eval_examples": 0}, "eval_examples = 0"),
+        ({"name": "synthetic", "image_size": 8, "num_classes": 2, "augmentation": "small"}, "not augmented"),
     ],
 )
 def test_bindings_that_make_no_data_are_refused(bindings, words):

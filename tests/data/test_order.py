@@ -57,5 +57,5 @@ def test_seeds_of_examples_change_with_seed_epoch_and_example_only():
     assert len({tuple(pair) for pair in reference}) == 1000
     np.testing.assert_array_equal(example_seeds(seed=1, epoch=0, index=index[700:710]), reference[700:710])
     np.testing.assert_array_equal(example_seeds(seed=1, epoch=tf.zeros([1000], tf.int64), index=index), reference)
-    for other in (dict(seed=2, epoch=0), dict(seed=1, epoch=1)):
+    for other in ({"seed": 2, "epoch": 0}, {"seed": 1, "epoch": 1}):
         assert not (example_seeds(**other, index=index).numpy() == reference).all(axis=1).any()

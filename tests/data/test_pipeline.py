@@ -72,12 +72,10 @@ def test_a_batch_larger_than_the_data_set_spans_epochs():
         assert sorted(epoch) == [0, 1, 2]
 
 
-@given(
-    size=st.integers(1, 30), hosts=st.integers(1, 3), replicas=st.integers(1, 3), per_replica=st.integers(1, 4)
-)
+@given(size=st.integers(1, 30), hosts=st.integers(1, 3), replicas=st.integers(1, 3), per_replica=st.integers(1, 4))
 @settings(max_examples=12, deadline=None, derandomize=True)
 def test_evaluation_counts_every_example_once_and_pads_with_weight_0(size, hosts, replicas, per_replica):
-    topology = dict(hosts=hosts, replicas=replicas, batch=hosts * replicas * per_replica)
+    topology = {"hosts": hosts, "replicas": replicas, "batch": hosts * replicas * per_replica}
     steps = -(-size // topology["batch"])
     data = _data(evaluation=size)
     for shard in shards(**topology):
@@ -207,7 +205,7 @@ def test_examples_of_unknown_shape_are_refused_by_name():
             return {"odd": tf.py_function(lambda i: i, [indices], tf.int64)}
 
     (shard,) = shards(hosts=1, replicas=1, batch=1)
-    with pytest.raises(UsageError, match="'odd'.*ensure_shape"):
+    with pytest.raises(UsageError, match=r"'odd'.*ensure_shape"):
         RandomAccessData(train=Shapeless()).train_batches(shard)
 
 
@@ -223,9 +221,9 @@ def test_a_global_batch_that_replicas_cannot_share_is_refused():
 
 
 @pytest.mark.parametrize(
-    "wrong", [dict(num_replicas=0), dict(first_replica=-1), dict(first_replica=3), dict(start_step=-1)]
+    "wrong", [{"num_replicas": 0}, {"first_replica": -1}, {"first_replica": 3}, {"start_step": -1}]
 )
 def test_an_impossible_shard_is_refused(wrong):
-    right = dict(global_batch_size=8, num_replicas=4, first_replica=0, local_replicas=2, seed=0)
-    with pytest.raises(ValueError, match="shard|replicas"):
+    right = {"global_batch_size": 8, "num_replicas": 4, "first_replica": 0, "local_replicas": 2, "seed": 0}
+    with pytest.raises(ValueError, match=r"shard|replicas"):
         Shard(**{**right, **wrong})

@@ -1,0 +1,82 @@
+"""Clipping of gradients that are reduced, unscaled and judged: once, the same on every replica.
+
+Clipping before the reduction, as Keras's `clipnorm` does, clips each replica's share and sums what is left: another
+function on every topology.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from launcher.errors import UsageError
+
+# Weights this small are clipped as if they had this norm, so that zero-initialised ones can move (Brock et al. 2021).
+_SMALLEST_WEIGHT_NORM = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """How gradients are bounded; at most one of the bounds is set.
+
+    Attributes:
+      global_norm: bound of the norm over all gradients together (Pascanu et al. 2013, arXiv 1211.5063).
+      value: bound of every element's magnitude.
+      layer_norm: bound of each variable's own norm.
+      adaptive: bound of the ratio of gradient to weight norm, unit by unit: adaptive gradient clipping (Brock et al.
+        2021, arXiv 2102.06171), whose authors use 0.01 to 0.16 and leave the classifier out; here it is in.
+    """
+
+    global_norm: float | None = None
+    value: float | None = None
+    layer_norm: float | None = None
+    adaptive: float | None = None
+
+    def __post_init__(self) -> None:
+        bounds = {name: bound for name, bound in dataclasses.asdict(self).items() if bound is not None}
+        for name, bound in bounds.items():
+            if not bound > 0:
+                raise UsageError(f"train.clip_{name} = {bound}: must be more than 0")
+        if len(bounds) > 1:
+            given = ", ".join(f"train.clip_{name} = {bound}" for name, bound in bounds.items())
+            raise UsageError(f"gradients are clipped one way, not several: {given}; bind one of them")
+
+    def apply(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Bounds the gradients.
+
+        Args:
+          gradients: float32, of the mean loss.
+          norm: float32 scalar, their global norm.
+          weights: float32, what each gradient will change.
+
+        Returns:
+          float32 gradients of the same shapes.
+        """
+        if self.global_norm is not None:
+            shrink = _shrink(norm, tf.constant(self.global_norm, tf.float32))
+            return [gradient * shrink for gradient in gradients]
+        if self.value is not None:
+            return [tf.clip_by_value(gradient, -self.value, self.value) for gradient in gradients]
+        if self.layer_norm is not None:
+            bound = tf.constant(self.layer_norm, tf.float32)
+            return [gradient * _shrink(tf.norm(gradient), bound) for gradient in gradients]
+        if self.adaptive is not None:
+            return [self._adapt(gradient, weight) for gradient, weight in zip(gradients, weights, strict=True)]
+        return list(gradients)
+
+    def _adapt(self, gradient: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        bound = self.adaptive * tf.maximum(_unit_norm(weight), _SMALLEST_WEIGHT_NORM)
+        return gradient * _shrink(_unit_norm(gradient), bound)
+
+
+def _shrink(norm: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+    """min(1, bound / norm), and 1 for a norm of 0."""
+    return tf.where(norm > bound, tf.math.divide_no_nan(bound, norm), 1.0)
+
+
+def _unit_norm(tensor: tf.Tensor) -> tf.Tensor:
+    """The norm of each output unit's weights (the last axis is the unit), broadcastable; of a vector, of all of it."""
+    axes = list(range(tensor.shape.rank - 1)) if tensor.shape.rank > 1 else None
+    return tf.sqrt(tf.reduce_sum(tf.square(tensor), axis=axes, keepdims=True))

@@ -1,0 +1,76 @@
+"""Exponential moving average of a model's weights: in float32, moved only by steps that were applied."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+
+class MovingAverage:
+    """Averages of trained weights and moving statistics; nothing at all when there is no decay.
+
+    The decay of update t is min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage, so that the
+    first averages are not those of the initial weights.
+
+    Args:
+      variables: what is averaged; float32.
+      decay: in (0, 1), or None for no average.
+    """
+
+    def __init__(self, variables: Sequence[keras.Variable], decay: float | None):
+        self._decay = decay
+        self._sources = list(variables) if decay is not None else []
+        self._averages: list[tf.Variable] = []
+
+    def build(self) -> None:
+        """Makes the averages, equal to the weights; under the strategy's scope."""
+        for source in self._sources:
+            self._averages.append(
+                # Assigned by every replica to its own copy, as the weights are.
+                tf.Variable(
+                    tf.cast(source.value, tf.float32),
+                    trainable=False,
+                    name="ema",
+                    aggregation=tf.VariableAggregation.NONE,
+                )
+            )
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The averages by the path of what they average: what a checkpoint holds."""
+        return {source.path: average for source, average in zip(self._sources, self._averages, strict=True)}
+
+    def update(self, updates: tf.Tensor) -> None:
+        """Moves the averages towards the weights as they are now; replica context, legal in a conditional.
+
+        Args:
+          updates: updates applied before this one, integer scalar.
+        """
+        if self._decay is None:
+            return
+        count = tf.cast(updates, tf.float32)
+        decay = tf.minimum(tf.constant(self._decay, tf.float32), (1.0 + count) / (10.0 + count))
+        for source, average in zip(self._sources, self._averages, strict=True):
+            average.assign_add((tf.convert_to_tensor(source.value) - average) * (1.0 - decay))
+
+    @contextlib.contextmanager
+    def in_place_of_weights(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
+        """Inside the block the model has the averaged weights; afterwards its own again, bit for bit."""
+        if not self._averages:
+            yield
+            return
+        swap = tf.function(lambda: strategy.run(self._swap))
+        swap()
+        try:
+            yield
+        finally:
+            swap()
+
+    def _swap(self) -> None:
+        for source, average in zip(self._sources, self._averages, strict=True):
+            weight, averaged = tf.identity(source.value), tf.identity(average)
+            source.value.assign(averaged)
+            average.assign(weight)

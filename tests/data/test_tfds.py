@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
+from tiny_tfds import PHOTOS_TEST, PHOTOS_TRAIN
+
+from launcher.data import tfds
+from launcher.data.images import ImageData, image_data
+from launcher.data.stream import num_streams
+from launcher.errors import UsageError
+
+BATCH, STEPS = 4, 130  # 520 of 203 examples: 2.6 epochs
+
+
+def _data(name: str, *, streamed: bool, **options) -> ImageData:
+    return image_data(name=name, image_size=10, memory_limit_bytes=0 if streamed else 2**30, **options)
+
+
+# ------------------------------------------------------------------------------------------- in memory and streamed
+
+
+def test_a_prepared_set_tells_its_shape_classes_and_counts(photos):
+    data = _data(photos, streamed=False)
+    assert (data.image_shape, data.num_classes) == ((10, 10, 3), 300)
+    assert (data.num_train_examples, data.num_eval_examples) == (PHOTOS_TRAIN, PHOTOS_TEST)
+    data.check()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_parts_of_splits_may_be_bound(photos, streamed):
+    data = _data(photos, streamed=streamed, train_split="train[:150]", eval_split="train[150:]")
+    assert (data.num_train_examples, data.num_eval_examples) == (150, PHOTOS_TRAIN - 150)
+    train = global_batches(data.train_batches, hosts=1, replicas=1, batch=BATCH, steps=40)
+    evaluated = global_batches(data.eval_batches, hosts=1, replicas=1, batch=BATCH, steps=14)
+    held_out = joined(evaluated, "label")[joined(evaluated, "weight") == 1]
+    assert len(held_out) == PHOTOS_TRAIN - 150
+    assert not set(joined(train, "label")) & set(held_out)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("hosts", "replicas"), [*TOPOLOGIES, (3, 1)])
+def test_evaluation_sees_every_photo_once(photos, hosts, replicas, streamed):
+    batch = 2 * hosts * replicas
+    steps = -(-PHOTOS_TEST // batch)
+    data = _data(photos, streamed=streamed)
+    for shard in shards(hosts=hosts, replicas=replicas, batch=batch):
+        assert len(list(data.eval_batches(shard))) == steps * replicas
+    batches = global_batches(data.eval_batches, hosts=hosts, replicas=replicas, batch=batch, steps=steps)
+    weight = joined(batches, "weight")
+    np.testing.assert_array_equal(np.sort(joined(batches, "label")[weight == 1]), np.arange(PHOTOS_TEST))
+    assert weight.sum() == PHOTOS_TEST and (weight == 0).sum() == steps * batch - PHOTOS_TEST
+
+
+def test_streamed_and_held_photos_are_the_same(photos):
+    def by_label(streamed):
+        (batch,) = global_batches(
+            _data(photos, streamed=streamed).eval_batches, hosts=1, replicas=1, batch=PHOTOS_TEST, steps=1
+        )
+        return batch["image"][np.argsort(batch["label"])]
+
+    np.testing.assert_array_equal(by_label(True), by_label(False))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_batches_have_static_shapes(photos, streamed):
+    data = _data(photos, streamed=streamed, augmentation="small")
+    (shard,) = shards(hosts=1, replicas=2, batch=BATCH)
+    for dataset in (data.train_batches(shard), data.eval_batches(shard)):
+        assert {key: (tuple(spec.shape), spec.dtype.name) for key, spec in dataset.element_spec.items()} == {
+            "image": ((2, 10, 10, 3), "float32"),
+            "label": ((2,), "int32"),
+            "weight": ((2,), "float32"),
+        }
+
+
+# ---------------------------------------------------------------------------------------------------------- streamed
+
+
+@pytest.fixture(scope="module")
+def undisturbed(photos_dir):
+    """The batches of a streamed run on one replica, for each augmentation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TFDS_DATA_DIR", str(photos_dir))
+        return {
+            augmentation: global_batches(
+                _data("tfds:launcher_test_photos", streamed=True, augmentation=augmentation).train_batches,
+                hosts=1,
+                replicas=1,
+                batch=BATCH,
+                steps=STEPS,
+            )
+            for augmentation in ("small", "imagenet")
+        }
+
+
+def test_a_stream_shows_every_photo_equally_often(undisturbed):
+    # 4 streams of 50 or 51 photos, one photo of each a step: 130 steps are 2.5 or 2.6 epochs.
+    counts = np.bincount(joined(undisturbed["small"], "label"), minlength=PHOTOS_TRAIN)
+    assert len(counts) == PHOTOS_TRAIN
+    assert set(counts) == {2, 3}
+
+
+def test_epochs_of_a_stream_differ(undisturbed):
+    labels = np.array([batch["label"] for batch in undisturbed["small"]])
+    orders = [labels[:50, stream].tolist() for stream in range(BATCH)]
+    later = [labels[51:101, stream].tolist() for stream in range(BATCH)]
+    assert all(order != other for order, other in zip(orders, later, strict=True))
+    assert all(order != sorted(order) for order in orders)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "replicas", "augmentation"), [(2, 2, "small"), (1, 4, "imagenet"), (2, 1, "imagenet"), (4, 1, "imagenet")]
+)
+def test_streams_make_the_same_global_batches_on_every_topology(photos, undisturbed, hosts, replicas, augmentation):
+    batches = global_batches(
+        _data(photos, streamed=True, augmentation=augmentation).train_batches,
+        hosts=hosts,
+        replicas=replicas,
+        batch=BATCH,
+        steps=12,
+    )
+    assert_same(batches, undisturbed[augmentation][:12])
+
+
+@pytest.mark.parametrize("start_step", [5, 90])
+def test_a_resumed_stream_goes_on_where_it_was(photos, undisturbed, start_step):
+    resumed = global_batches(
+        _data(photos, streamed=True, augmentation="imagenet").train_batches,
+        hosts=2,
+        replicas=1,
+        batch=BATCH,
+        steps=STEPS - start_step,
+        start_step=start_step,
+    )
+    assert_same(resumed, undisturbed["imagenet"][start_step:])
+
+
+def test_another_seed_gives_another_stream(photos, undisturbed):
+    other = global_batches(
+        _data(photos, streamed=True, augmentation="small").train_batches,
+        hosts=1,
+        replicas=1,
+        batch=BATCH,
+        steps=3,
+        seed=6,
+    )
+    assert (joined(other, "label") != joined(undisturbed["small"][:3], "label")).any()
+
+
+def test_three_hosts_share_a_stream_set_among_them(photos):
+    batches = global_batches(
+        _data(photos, streamed=True).train_batches, hosts=3, replicas=1, batch=6, steps=PHOTOS_TRAIN // 6
+    )
+    labels = joined(batches, "label")
+    assert len(set(labels)) == len(labels) == 198
+
+
+def test_the_number_of_streams_fits_batch_and_hosts():
+    assert num_streams(1024, 1) == num_streams(1024, 8) == num_streams(1024, 32) == 32
+    assert num_streams(96, 2) == 32 and num_streams(8, 4) == 8
+    assert num_streams(96, 3) == 3 and num_streams(1024, 64) == 64
+    for batch, hosts in ((96, 1), (100, 4), (7, 7), (1024, 64)):
+        streams = num_streams(batch, hosts)
+        assert batch % streams == 0 and streams % hosts == 0
+
+
+def test_too_few_examples_to_stream_are_refused(photos):
+    data = _data(photos, streamed=True, train_split="train[:3]")
+    (shard,) = shards(hosts=1, replicas=1, batch=BATCH)
+    with pytest.raises(UsageError, match=r"3 examples.*memory_limit_bytes"):
+        data.train_batches(shard)
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_set_that_is_not_prepared_says_how_to_prepare_it(empty_data_dir):
+    data = image_data(name="tfds:launcher_test_photos", image_size=10)
+    assert data.num_train_examples is None and data.num_eval_examples is None
+    command = f"python -m launcher.data.prepare launcher_test_photos --data_dir={empty_data_dir}"
+    with pytest.raises(UsageError, match=command):
+        data.check()
+    (shard,) = shards(hosts=1, replicas=1, batch=1)
+    with pytest.raises(UsageError, match=command):
+        data.train_batches(shard)
+    assert not empty_data_dir.exists()
+
+
+def test_a_set_to_be_downloaded_by_hand_says_so(empty_data_dir):
+    with pytest.raises(UsageError, match=r"by hand: manual_dir should contain icons.npy, drawn.*--archives="):
+        image_data(name="tfds:launcher_test_icons", eval_split="train[:5]").check()
+
+
+def test_fashion_mnist_not_prepared_names_its_command(empty_data_dir):
+    with pytest.raises(UsageError, match=r"python -m launcher.data.prepare fashion_mnist --data_dir="):
+        image_data(name="fashion_mnist").check()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("tfds:launcher_test_photo", {}, "did you mean 'launcher_test_photos'"),
+        ("tfds:launcher_test_photos:9.9.9", {}, "cannot open"),
+        ("tfds:../etc", {}, "not the name"),
+        ("tfds:launcher_test_sentences", {}, "no image classification set.*text"),
+        ("tfds:launcher_test_photos", {}, "bind image_data.image_size"),
+        ("tfds:launcher_test_photos", {"image_size": 8, "train_split": "training"}, "no split 'training'.*test, train"),
+        ("tfds:launcher_test_photos", {"image_size": 8, "eval_split": "test[100%:]"}, "is empty"),
+    ],
+)
+def test_a_set_that_cannot_be_read_is_refused_by_name(photos, name, options, words):
+    with pytest.raises(UsageError, match=words):
+        image_data(name=name, **options)
+
+
+def test_a_missing_module_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "importlib_resources", None)
+    with pytest.raises(UsageError, match="importlib_resources is missing: pip install"):
+        tfds.module()
+
+
+def test_data_sets_are_in_the_users_folder_unless_told_otherwise(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    assert tfds.data_dir() == str(tmp_path / "tensorflow_datasets")
+    monkeypatch.setenv("TFDS_DATA_DIR", "~/elsewhere")
+    assert tfds.data_dir() == str(tmp_path / "elsewhere")

@@ -1,0 +1,91 @@
+"""The moving average of the weights: its definition, gated by the judgement, restored, used in evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from launcher import config, modes, plan, session
+from launcher import strategy as strategy_lib
+from launcher.cluster import resolve
+from launcher.recipe import Recipe
+
+DECAY = 0.5
+PARAMS = ("train.steps = 8", "train.global_batch_size = 32", "resnet.depth = 8", "resnet.norm_group_size = 8")
+
+
+def built(replicas=1, params=()):
+    modes.import_builtins()
+    config.load(["resnet_cpu.gin"], [*PARAMS, f"train.ema_decay = {DECAY}", *params])
+    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
+    return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
+
+
+def averages(state):
+    return {name.removeprefix("ema/"): value for name, value in state.items() if name.startswith("ema/")}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_average_follows_its_recurrence_and_is_equal_on_replicas(replicas):
+    trainer = built(replicas).trainer
+    batches = trainer.batches(session_data())
+    expected = averages(trainer.snapshot())
+    for name, value in expected.items():
+        np.testing.assert_array_equal(value, trainer.snapshot()[f"model/{name}"])
+    for update in range(4):
+        trainer.train(batches, 1)
+        state = trainer.snapshot()
+        decay = min(DECAY, (1 + update) / (10 + update))
+        for name in expected:
+            expected[name] = expected[name] * decay + state[f"model/{name}"] * (1 - decay)
+            np.testing.assert_allclose(state[f"ema/{name}"], expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
+    assert any(name.endswith("moving_mean") for name in expected)
+    if replicas > 1:
+        for average in trainer.ema.variables.values():
+            copies = [copy.numpy() for copy in average.values]
+            np.testing.assert_array_equal(copies[0], copies[1])
+
+
+def session_data():
+    return Recipe().task.data()
+
+
+def test_a_skipped_step_leaves_the_average_alone_also_under_float16():
+    overflow = [
+        "train.precision = 'mixed_float16'",
+        "train.loss_scale = @FixedLossScale()",
+        "FixedLossScale.scale = 1e38",
+    ]
+    trainer = built(2, overflow).trainer
+    before = averages(trainer.snapshot())
+    records = trainer.train(trainer.batches(session_data()), 2)
+    assert list(records.finite) == [0, 0]
+    for name, value in averages(trainer.snapshot()).items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_evaluation_sees_the_average_and_training_gets_its_weights_back():
+    made = built(2)
+    trainer = made.trainer
+    trainer.train(trainer.batches(made.plan.data), 3)
+    before = trainer.snapshot()
+    of_weights = made.evaluator.evaluate()["loss"]
+    with trainer.ema.in_place_of_weights(trainer.strategy):
+        of_average = made.evaluator.evaluate()["loss"]
+        inside = trainer.snapshot()
+    for name, value in averages(before).items():
+        np.testing.assert_array_equal(inside[f"model/{name}"], value, err_msg=name)
+    assert of_average != of_weights
+    after = trainer.snapshot()
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+
+def test_average_is_restored_from_a_snapshot():
+    trainer = built().trainer
+    trainer.train(trainer.batches(session_data()), 3)
+    state = trainer.snapshot()
+    other = built().trainer
+    other.restore(state)
+    for name, value in averages(other.snapshot()).items():
+        np.testing.assert_array_equal(value, state[f"ema/{name}"], err_msg=name)
