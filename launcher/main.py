@@ -21,7 +21,7 @@ from launcher import config
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError
 
 _ORDER = (
-    "gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir", "dry_run", "help",
+    "gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir", "deterministic", "dry_run", "help",
 )  # fmt: skip
 
 
@@ -59,6 +59,9 @@ def define_flags() -> flags.FlagValues:
     )
     flags.DEFINE_string("tpu", None, "Cloud TPU node name, or 'local' on the TPU VM itself.", flag_values=values)
     flags.DEFINE_integer("seed", None, "Base of all random numbers. Default: the recipe's.", flag_values=values)
+    flags.DEFINE_bool(
+        "deterministic", False, "Bitwise equal runs on one topology, at some cost in speed.", flag_values=values
+    )
     flags.DEFINE_bool("dry_run", False, "Print the plan and stop; nothing is written.", flag_values=values)
     flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
     return values

@@ -30,6 +30,8 @@ def run(options: Any) -> int:
             return _dry_run(resolved)
         resolved.data.check()
         model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
+        if options.deterministic:
+            tf.config.experimental.enable_op_determinism()
         built = session.build(resolved)
         config.check_all_used()
     store = CheckpointStore(

@@ -12,6 +12,7 @@ from launcher import gradients
 from launcher.clipping import Clipping
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
+from launcher.regularization import Penalty
 
 
 @gin.configurable("train")
@@ -34,6 +35,7 @@ class Recipe:
       bucket_bytes: upper bound on one gradient collective.
       clip_global_norm, clip_value, clip_layer_norm, clip_adaptive: at most one bound on the unscaled mean gradient; see
         `launcher.clipping.Clipping`.
+      penalty: penalty on weights by layer type, `@penalty()`, or None.
       ema_decay: decay of an exponential moving average of the weights and moving statistics, such as 0.9999; None for
         no average.
       evaluate_ema: evaluate the averaged weights, when there are any.
@@ -65,6 +67,7 @@ class Recipe:
     clip_value: float | None = None
     clip_layer_norm: float | None = None
     clip_adaptive: float | None = None
+    penalty: Penalty | None = None
     ema_decay: float | None = None
     evaluate_ema: bool = True
     jit_compile: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import traceback
-from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -16,6 +15,7 @@ from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
 from launcher.optimizers import Optimizer
 from launcher.plan import RunPlan
+from launcher.regularization import layers
 from launcher.train_step import StepConfig
 from launcher.trainer import Trainer
 
@@ -52,6 +52,8 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         model = build_model(plan)
         optimizer = build_optimizer(plan)
     check_normalization(model, plan)
+    if recipe.penalty is not None:
+        recipe.penalty.check(model)
     trainer = Trainer(
         strategy=strategy,
         task=recipe.task,
@@ -108,7 +110,7 @@ def check_normalization(model: keras.Model, plan: RunPlan) -> None:
         TensorFlow allows no collective.
     """
     recipe = plan.recipe
-    for layer in _layers(model):
+    for layer in layers(model):
         group = getattr(layer, "group_size", None)
         if group and plan.microbatch_size % group:
             raise UsageError(
@@ -123,12 +125,6 @@ def check_normalization(model: keras.Model, plan: RunPlan) -> None:
                 f"train.microbatches > 1 (it is {recipe.microbatches}) nor with train.jit_compile "
                 f"(it is {recipe.jit_compile}); use a fixed group instead, e.g. resnet.norm_group_size = 32"
             )
-
-
-def _layers(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
-    for inner in getattr(layer, "layers", []):
-        yield inner
-        yield from _layers(inner)
 
 
 def build_optimizer(plan: RunPlan) -> Optimizer:
@@ -159,6 +155,7 @@ def step_config(plan: RunPlan) -> StepConfig:
         bucket_bytes=recipe.bucket_bytes,
         clipping=recipe.clipping,
         ema_decay=recipe.ema_decay,
+        penalty=recipe.penalty,
         jit_compile=recipe.jit_compile,
         seed=plan.seed,
     )

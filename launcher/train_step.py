@@ -22,6 +22,7 @@ from launcher.ema import MovingAverage
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
+from launcher.regularization import Penalty
 from launcher.tasks.base import Task
 
 Batch = dict[str, tf.Tensor]
@@ -38,6 +39,7 @@ class StepConfig:
       wire_dtype: dtype gradients are reduced in, on one replica too, so that the topology does not change the result.
       bucket_bytes: upper bound on the payload of one collective.
       clipping: how the unscaled mean gradient is bounded.
+      penalty: penalty on weights by layer type, or None.
       ema_decay: decay of the moving average of weights and moving statistics, or None for no average.
       jit_compile: compile the replica-local forward and backward pass with XLA.
       seed: base of all random numbers drawn inside the model.
@@ -50,6 +52,7 @@ class StepConfig:
     bucket_bytes: int
     clipping: Clipping
     ema_decay: float | None
+    penalty: Penalty | None = None
     jit_compile: bool
     seed: int
 
@@ -252,6 +255,8 @@ class ReplicaStep:
             if self._model.losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.
                 loss += weight * tf.cast(tf.add_n(self._model.losses), tf.float32)
+            if self._config.penalty is not None:
+                loss += weight * self._config.penalty(self._model)
             scaled = loss / self._config.nominal_weight * scale
         found = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         self.metric_names = tuple(sorted(metrics))

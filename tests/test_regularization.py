@@ -1,0 +1,60 @@
+"""Penalties by layer type: their value, and that a topology does not change how often they count."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from launcher import config, modes, plan, session
+from launcher import strategy as strategy_lib
+from launcher.cluster import resolve
+from launcher.errors import UsageError
+from launcher.recipe import Recipe
+from launcher.regularization import Penalty
+
+
+def small_model():
+    inner = keras.Sequential([keras.Input((4, 4, 2)), keras.layers.Conv2D(3, 2), keras.layers.BatchNormalization()])
+    return keras.Sequential([keras.Input((4, 4, 2)), inner, keras.layers.Flatten(), keras.layers.Dense(5)])
+
+
+def test_penalty_is_the_sum_over_kernels_of_the_named_types_also_inside_nested_models():
+    model = small_model()
+    kernels = {variable.path: variable.numpy() for variable in model.trainable_variables if "kernel" in variable.path}
+    conv, dense = sorted(kernels.values(), key=np.ndim, reverse=True)
+    found = Penalty(l2={"Conv2D": 0.3, "Dense": 0.1}, l1={"Dense": 0.01})(model)
+    expected = 0.3 * np.sum(conv**2) + 0.1 * np.sum(dense**2) + 0.01 * np.sum(np.abs(dense))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_layer_type_the_model_does_not_have_is_refused_with_those_it_has():
+    with pytest.raises(UsageError, match=r"'Conv1D'.*Conv2D, Dense"):
+        Penalty(l2={"Conv1D": 1e-4}).check(small_model())
+    with pytest.raises(UsageError, match=r"l2\['Dense'\] = -1"):
+        Penalty(l2={"Dense": -1})
+
+
+def first_steps(replicas, microbatches, penalty):
+    modes.import_builtins()
+    params = ["train.steps = 4", "train.global_batch_size = 32", "resnet.depth = 8", "resnet.norm_group_size = 8"]
+    params.append(f"train.microbatches = {microbatches}")
+    if penalty:
+        params += ["train.penalty = @penalty()", "penalty.l2 = {'Conv2D': 0.01, 'Dense': 0.02}"]
+    config.load(["resnet_cpu.gin"], params)
+    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
+    made = session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
+    value = float(Penalty(l2={"Conv2D": 0.01, "Dense": 0.02})(made.model))
+    records = made.trainer.train(made.trainer.batches(resolved.data), 4)
+    return records.loss / records.weight, made.trainer.snapshot(), value
+
+
+def test_penalty_is_part_of_the_loss_once_on_every_topology():
+    plain, _, value = first_steps(1, 1, penalty=False)
+    losses, state, _ = first_steps(1, 1, penalty=True)
+    np.testing.assert_allclose(losses[0] - plain[0], value, rtol=1e-4)
+    for replicas, microbatches in [(4, 1), (2, 2)]:
+        other_losses, other, _ = first_steps(replicas, microbatches, penalty=True)
+        np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
+        for name, expected in state.items():
+            np.testing.assert_allclose(other[name], expected, atol=1e-5, err_msg=name)
