@@ -21,7 +21,8 @@ from launcher import config
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError
 
 _ORDER = (
-    "gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir", "deterministic", "dry_run", "help",
+    "gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir", "deterministic",
+    "dry_run", "help",
 )  # fmt: skip
 
 
@@ -43,7 +44,13 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "data_dir", None, "Prepared data sets. Default: $TFDS_DATA_DIR, else ~/tensorflow_datasets.", flag_values=values
     )
-    flags.DEFINE_enum("mode", "train_and_eval", ["train", "eval", "train_and_eval"], "What to do.", flag_values=values)
+    flags.DEFINE_enum(
+        "mode",
+        "train_and_eval",
+        ["train", "eval", "train_and_eval", "verify"],
+        "What to do; verify compares some steps on several topologies.",
+        flag_values=values,
+    )
     flags.DEFINE_enum(
         "strategy",
         None,

@@ -18,11 +18,15 @@ from launcher.plan import RunPlan
 from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.verify import command as verify
+from launcher.verify.settings import Settings as VerifySettings
 
 
 def run(options: Any) -> int:
     """Runs the mode that the parsed flags ask for; returns the exit code."""
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    if options.mode == "verify":
+        return _verify(options)
     stopwatch = Stopwatch()
     with config.usage_errors():
         resolved = _resolve(options)
@@ -30,8 +34,6 @@ def run(options: Any) -> int:
             return _dry_run(resolved)
         resolved.data.check()
         model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
-        if options.deterministic:
-            tf.config.experimental.enable_op_determinism()
         built = session.build(resolved)
         config.check_all_used()
     store = CheckpointStore(
@@ -50,6 +52,7 @@ def run(options: Any) -> int:
 def _resolve(options: Any) -> RunPlan:
     import_builtins()
     config.load(options.gin_file, options.gin_param)
+    VerifySettings()  # a recipe may say how it is to be verified
     return plan.resolve(
         Recipe(),
         environ=os.environ,
@@ -57,7 +60,27 @@ def _resolve(options: Any) -> RunPlan:
         replicas=options.replicas,
         tpu=options.tpu,
         seed=options.seed,
+        deterministic=options.deterministic,
     )
+
+
+def _verify(options: Any) -> int:
+    for flag in ("strategy", "replicas", "tpu"):
+        if getattr(options, flag) is not None:
+            raise UsageError(
+                f"--{flag}={getattr(options, flag)}: --mode=verify compares topologies of its own; bind them, such as "
+                "--gin_param='verify.replicas = (2, 4)'"
+            )
+    with config.usage_errors():
+        import_builtins()
+        config.load(options.gin_file, options.gin_param)
+        return verify.run(
+            gin_files=options.gin_file,
+            gin_params=options.gin_param,
+            seed=options.seed,
+            model_dir=check_model_dir(options.model_dir or default_model_dir(options.gin_file)),
+            dry_run=options.dry_run,
+        )
 
 
 def import_builtins() -> None:

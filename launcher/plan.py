@@ -29,6 +29,7 @@ class RunPlan:
       total_steps: length of the run.
       eval_batch_size: examples of one evaluation batch over all replicas.
       seed: base of all random numbers.
+      deterministic: whether two runs on one topology must be bitwise equal.
     """
 
     recipe: Recipe
@@ -42,6 +43,7 @@ class RunPlan:
     total_steps: int
     eval_batch_size: int
     seed: int
+    deterministic: bool = False
 
     @property
     def per_replica_batch_size(self) -> int:
@@ -74,7 +76,7 @@ class RunPlan:
             "policy": f"{self.policy} ({self.policy_why})",
             "loss scale": str(self.loss_scale),
             "steps": f"{self.total_steps:,}{epochs}",
-            "seed": str(self.seed),
+            "seed": f"{self.seed}{', deterministic' if self.deterministic else ''}",
         }
 
 
@@ -86,6 +88,7 @@ def resolve(
     replicas: int | None = None,
     tpu: str | None = None,
     seed: int | None = None,
+    deterministic: bool = False,
 ) -> RunPlan:
     """Puts the recipe, the flags (None: not given) and the machine together.
 
@@ -114,6 +117,7 @@ def resolve(
         total_steps=recipe.total_steps(data.num_train_examples),
         eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
         seed=recipe.seed if seed is None else seed,
+        deterministic=deterministic,
     )
     _check_batches(plan)
     return plan

@@ -39,6 +39,8 @@ def build(plan: RunPlan) -> Session:
     Raises:
       UsageError: the devices or the model refuse.
     """
+    if plan.deterministic:
+        tf.config.experimental.enable_op_determinism()
     strategy = strategy_lib.build(plan.strategy, plan.cluster)
     return build_on(strategy, plan)
 
@@ -62,6 +64,8 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         loss_scale=plan.loss_scale,
         config=step_config(plan),
         total_steps=plan.total_steps,
+        # TensorFlow refuses to read the clock inside a deterministic graph.
+        measure_input_wait=not plan.deterministic,
     )
     evaluator = Evaluator(
         strategy=strategy,

@@ -51,6 +51,7 @@ class Trainer:
       loss_scale: see `launcher.precision`.
       config: what one step does.
       total_steps: length of the run, for the schedules.
+      measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class Trainer:
         loss_scale: LossScale,
         config: StepConfig,
         total_steps: int,
+        measure_input_wait: bool = True,
     ):
         self.strategy = strategy
         self.model = model
         self.optimizer = optimizer
         self.config = config
+        self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         with strategy.scope():
             optimizer.build(model.trainable_variables, total_steps)
             self.counters = _make_counters(loss_scale.initial())
@@ -174,11 +177,11 @@ class Trainer:
         for index in tf.range(num_steps):
             # The clock starts when the previous step has ended, so that only real waiting is counted.
             with tf.control_dependencies([previous]):
-                started = tf.timestamp()
+                started = self._clock()
             with tf.control_dependencies([started]):
                 batch = next(batches)
             with tf.control_dependencies(tf.nest.flatten(self.strategy.experimental_local_results(batch))):
-                waits = waits.write(index, tf.timestamp() - started)
+                waits = waits.write(index, self._clock() - started)
             report = self.strategy.run(self._step, args=(batch,))
             row = tf.stack([self.strategy.experimental_local_results(value)[0] for value in tf.nest.flatten(report)])
             rows = rows.write(index, row)

@@ -119,7 +119,7 @@ class StreamedImages:
         share = shard.global_batch_size // streams
         splits = self._even_splits(self._train_split, streams)[first : first + streams // hosts]
         parts = [
-            self._endless(split, seed=shard.seed, stream=first + number, used=0)
+            self._endless(split, seed=shard.seed, stream=first + number, used=shard.start_step * share)
             for number, split in enumerate(splits)
         ]
         turns = np.repeat(np.arange(len(parts), dtype=np.int64), share)

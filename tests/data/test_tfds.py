@@ -111,6 +111,13 @@ def test_epochs_of_a_stream_differ(undisturbed):
     assert all(order != sorted(order) for order in orders)
 
 
+@pytest.mark.parametrize("augmentation", ["small", "imagenet"])
+def test_a_photo_is_augmented_anew_every_epoch(undisturbed, augmentation):
+    labels, images = joined(undisturbed[augmentation], "label"), joined(undisturbed[augmentation], "image")
+    pairs = [images[labels == label][:2] for label in range(PHOTOS_TRAIN)]
+    assert np.mean([(first != second).any() for first, second in pairs]) > 0.8
+
+
 @pytest.mark.parametrize(
     ("hosts", "replicas", "augmentation"), [(2, 2, "small"), (1, 4, "imagenet"), (2, 1, "imagenet"), (4, 1, "imagenet")]
 )

@@ -1,0 +1,1 @@
+"""Proves on a recipe that the topology does not change what is trained: `--mode=verify`."""

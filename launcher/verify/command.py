@@ -1,0 +1,216 @@
+"""`--mode=verify`: a recipe on one replica and on other topologies, compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import tensorflow as tf
+
+from launcher import devices as devices_lib
+from launcher import plan
+from launcher.errors import EXIT_DONE, TrainingError, UsageError
+from launcher.recipe import Recipe
+from launcher.reporting import strict_json
+from launcher.reporting.console import Console, make_console
+from launcher.reporting.summary import versions
+from launcher.verify import processes, record, table
+from launcher.verify.compare import compare, not_finite
+from launcher.verify.processes import Died, Job, Refused
+from launcher.verify.record import Record
+from launcher.verify.settings import ONE_REPLICA, Settings, Topology
+from launcher.verify.table import Result
+from launcher.verify.tolerances import Tolerances, for_policy
+
+FILE_NAME = "verify.json"
+
+_AT_ONCE = (
+    ". The first step differs already: is the task's loss() a sum over the batch, not a mean, with the sum of the "
+    "weights beside it? Does every layer treat each example by itself, or in groups of a fixed size?"
+)
+
+
+class Verification:
+    """One recipe, about to be verified.
+
+    Args:
+      gin_files, gin_params: the recipe, loaded already.
+      seed: as `--seed`; None for the recipe's.
+    """
+
+    def __init__(self, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None):
+        self.settings = Settings()
+        # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
+        self.plan = plan.resolve(Recipe(), environ={}, strategy="one_device", seed=seed)
+        self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
+        self.steps = min(self.settings.steps, self.plan.total_steps)
+        self.topologies = self.settings.topologies(self.plan.recipe.microbatches)
+        self._gin_files, self._gin_params = tuple(gin_files), tuple(gin_params)
+        self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies)
+
+    def describe(self) -> dict[str, str]:
+        """What is going to be done, for people."""
+        lines = self.plan.describe()
+        for name in ("cluster", "strategy"):  # those of one replica, which is not what people ask about
+            lines.pop(name, None)
+        return {
+            **lines,
+            "batch": str(self.plan.recipe.global_batch_size),
+            "wire dtype": self.plan.wire_dtype.name,
+            "steps": f"{self.steps} of {self.plan.total_steps:,}",
+            "topologies": ", ".join(topology.name for topology in (ONE_REPLICA, *self.topologies)),
+            "devices": self._devices,
+        }
+
+    def run(self, model_dir: str, console: Console) -> int:
+        """Trains and compares; prints the table and writes verify.json.
+
+        Returns:
+          The exit code of a recipe that every topology trains alike.
+
+        Raises:
+          UsageError: the recipe cannot be built, or on one replica only.
+          TrainingError: a topology deviates or fails, or one replica already fails.
+        """
+        with tempfile.TemporaryDirectory(prefix="verify-") as folder:
+            baseline = self._baseline(Path(folder), console)
+            results = [self._compare(topology, baseline, Path(folder), console) for topology in self.topologies]
+        table.show(results, self.tolerances, console)
+        self._write(model_dir, results)
+        judge(results)
+        console.note(
+            f"verified: over {self.steps} steps in {self.plan.policy}, every topology trains to what one replica does"
+        )
+        return EXIT_DONE
+
+    def _baseline(self, folder: Path, console: Console) -> Record:
+        started = time.monotonic()
+        try:
+            baseline = self._train(ONE_REPLICA, folder)
+        except Refused as refusal:
+            raise UsageError(str(refusal)) from None
+        except Died as death:
+            raise TrainingError(f"one replica, which all is compared with: {death}") from None
+        console.note(f"{ONE_REPLICA.name}: {time.monotonic() - started:.0f} s")
+        bad = not_finite(baseline)
+        if bad:
+            raise TrainingError(
+                f"one replica, which all is compared with, trains to values that are not finite ({bad}); lower the "
+                "learning rate or the steps that are verified (verify.steps)"
+            )
+        if not baseline.finite.any():
+            raise TrainingError(
+                f"one replica, which all is compared with, skipped all {self.steps} steps because its gradients were "
+                "not finite, so there is nothing to compare; raise verify.steps or lower the initial loss scale"
+            )
+        return baseline
+
+    def _compare(self, topology: Topology, baseline: Record, folder: Path, console: Console) -> Result:
+        started = time.monotonic()
+        result = self._result(topology, baseline, folder)
+        seconds = time.monotonic() - started
+        console.note(f"{topology.name}: {seconds:.0f} s" + ("" if result.within else f", {result.verdict}"))
+        return dataclasses.replace(result, seconds=seconds)
+
+    def _result(self, topology: Topology, baseline: Record, folder: Path) -> Result:
+        try:
+            found = self._train(topology, folder)
+        except Refused as refusal:
+            return Result(topology=topology, seconds=0.0, refused=str(refusal))
+        except Died as death:
+            return Result(topology=topology, seconds=0.0, died=str(death))
+        return Result(topology=topology, seconds=0.0, deviations=compare(baseline, found, self.tolerances))
+
+    def _train(self, topology: Topology, folder: Path) -> Record:
+        policy, microbatches = self.plan.policy, topology.microbatches
+        job = Job(
+            gin_files=self._gin_files,
+            gin_params=(
+                *self._gin_params,
+                f"train.precision = '{policy}'",
+                f"train.microbatches = {microbatches}",
+            ),
+            seed=self.plan.seed,
+            strategy=topology.strategy,
+            replicas=topology.replicas if topology.replicas > 1 else None,
+            steps=self.steps,
+            folder=str(folder / topology.name.replace(" ", "-")),
+        )
+        os.mkdir(job.folder)
+        paths = processes.run(job, topology, num_gpus=self._num_gpus, timeout_seconds=self.settings.timeout_seconds)
+        found = record.load(paths)
+        for path in paths:  # the state of a large model, which only the comparison at hand needs
+            path.unlink()
+        return found
+
+    def _write(self, model_dir: str, results: Sequence[Result]) -> None:
+        content = {
+            "within_tolerance": all(result.within for result in results),
+            "recipe": list(self._gin_files),
+            "gin_params": list(self._gin_params),
+            **self.describe(),
+            "steps": self.steps,
+            "tolerances": dataclasses.asdict(self.tolerances),
+            "topologies": table.as_json(results),
+            "versions": versions(),
+        }
+        try:
+            tf.io.gfile.makedirs(model_dir)
+            with tf.io.gfile.GFile(os.path.join(model_dir, FILE_NAME), "w") as file:
+                file.write(f"{strict_json.dumps(content, indent=2)}\n")
+        except (OSError, tf.errors.OpError) as error:
+            raise UsageError(f"{FILE_NAME} cannot be written to --model_dir={model_dir}: {error}") from None
+
+
+def run(*, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, model_dir: str, dry_run: bool) -> int:
+    """Verifies the recipe that has been loaded; see `Verification`."""
+    verification = Verification(gin_files=gin_files, gin_params=gin_params, seed=seed)
+    console = make_console(total_steps=verification.steps)
+    console.plan(verification.describe())
+    if dry_run:
+        return EXIT_DONE
+    verification.plan.data.check()
+    return verification.run(model_dir, console)
+
+
+def judge(results: Sequence[Result]) -> None:
+    """Ends the verification with an error if anything speaks against it.
+
+    Raises:
+      UsageError: nothing could be compared.
+      TrainingError: a topology failed or deviates; the message names the worst offender.
+    """
+    if all(result.refused is not None for result in results):
+        raise UsageError("no other topology can be built for this recipe, so nothing was verified; see the reasons")
+    failed = [result for result in results if not result.within]
+    if not failed:
+        return
+    died = [result for result in failed if result.died is not None]
+    if died:
+        raise TrainingError(f"not verified: {died[0].topology.name} failed; its last words are above")
+    offenders = [(one, result) for result in failed for one in result.deviations if not one.within]
+    worst, result = max(offenders, key=lambda pair: pair[0].excess)
+    advice = _AT_ONCE if any(one.first_step == 1 for one, _ in offenders) else ""
+    raise TrainingError(
+        f"{len(failed)} of {len(results)} topologies do not train as one replica does. "
+        f"The worst offender is {result.topology.name}: {worst.sentence}{advice}"
+    )
+
+
+def _choose_devices(settings: Settings, topologies: Sequence[Topology]) -> tuple[int, str]:
+    """How many GPUs to use, and what people should know about it."""
+    found = len(devices_lib.discover().gpus)
+    wanted = max(max(topology.replicas, topology.workers) for topology in topologies)
+    if settings.devices == "gpu":
+        if not found:
+            raise UsageError("verify.devices = 'gpu', but TensorFlow finds no GPU on this machine; leave it out")
+        return found, f"{found} GPU(s), asked for"
+    if settings.devices == "cpu":
+        return 0, "logical CPU devices, asked for"
+    if found >= wanted:
+        return found, f"{found} GPU(s)"
+    return 0, f"logical CPU devices: {wanted} GPUs are needed, there are {found}"

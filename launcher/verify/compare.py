@@ -1,0 +1,245 @@
+"""How far one run's record is from another's, quantity by quantity."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from launcher.verify.record import Record
+from launcher.verify.tolerances import Tolerances
+
+QUANTITIES = (
+    "loss",
+    "gradient norm",
+    "weights",
+    "optimizer slots",
+    "moving statistics",
+    "loss scale",
+    "skipped steps",
+    "replicas",
+)
+EXACT = ("loss scale", "skipped steps", "replicas")
+"""Quantities that are equal or not."""
+
+# A loss near zero is a small difference of large numbers, whose error stays that of the large ones.
+_SMALLEST_OF_FIRST = 1e-2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """One quantity's distance from one replica.
+
+    Attributes:
+      quantity: one of `QUANTITIES`.
+      value: the largest deviation, inf where something is not finite, missing or unequal in an exact quantity; None
+        where there is nothing to compare, as the replicas of a topology that has one.
+      tolerance: the largest value that passes.
+      where: the step or variable of the largest deviation, empty when there is none.
+      first_step: the first step out of tolerance, None when there is none or steps are not what is compared.
+    """
+
+    quantity: str
+    value: float | None
+    tolerance: float = 0.0
+    where: str = ""
+    first_step: int | None = None
+
+    @property
+    def within(self) -> bool:
+        return self.value is None or self.value <= self.tolerance
+
+    @property
+    def excess(self) -> float:
+        """The value as a multiple of the tolerance."""
+        if self.within or self.value is None:
+            return 0.0
+        return self.value / self.tolerance if self.tolerance else math.inf
+
+    @property
+    def text(self) -> str:
+        """The value as the table shows it."""
+        if self.value is None:
+            return "-"
+        if self.quantity in EXACT:
+            return "equal" if self.within else "differ"
+        return f"{self.value:.1e}" if math.isfinite(self.value) else "infinite"
+
+    @property
+    def sentence(self) -> str:
+        """One that names the quantity, the place and the tolerance."""
+        if self.quantity in EXACT or not math.isfinite(self.value or 0.0):
+            return f"{self.quantity} {self.where}"
+        return f"{self.quantity} deviates by {self.value:.2g}, {self.where} (tolerance {self.tolerance:.2g})"
+
+
+def compare(baseline: Record, record: Record, tolerances: Tolerances) -> tuple[Deviation, ...]:
+    """Compares a topology's run with that of one replica.
+
+    Returns:
+      One deviation for each of `QUANTITIES`, in their order.
+    """
+    kinds = _kinds(baseline)
+    return (
+        _curve("loss", baseline, record, baseline.loss, record.loss, tolerances.loss),
+        _curve(
+            "gradient norm",
+            baseline,
+            record,
+            baseline.gradient_norm,
+            record.gradient_norm,
+            tolerances.gradient_norm,
+        ),
+        _state("weights", baseline, record, kinds, tolerances.weights),
+        _state("optimizer slots", baseline, record, kinds, tolerances.slots),
+        _state("moving statistics", baseline, record, kinds, tolerances.moving_statistics),
+        _exact("loss scale", baseline.loss_scale, record.loss_scale, baseline, record, kinds),
+        _exact("skipped steps", 1 - baseline.finite, 1 - record.finite, baseline, record, kinds),
+        _replicas(record),
+    )
+
+
+def not_finite(record: Record) -> str | None:
+    """What in a record is not finite although it was applied; None if all is well."""
+    for step in np.flatnonzero((record.finite > 0) & ~(np.isfinite(record.loss) & np.isfinite(record.gradient_norm))):
+        return f"the loss or gradient of step {step + 1}"
+    for name, value in record.state.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            return name
+    return None
+
+
+def _curve(
+    quantity: str, baseline: Record, record: Record, expected: np.ndarray, found: np.ndarray, tolerance: float
+) -> Deviation:
+    """The largest relative deviation over all steps."""
+    known = np.abs(expected[np.isfinite(expected)])
+    smallest = _SMALLEST_OF_FIRST * (known[0] if known.size else 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.abs(found - expected) / np.maximum(np.abs(expected), smallest)
+    relative[found == expected] = 0.0
+    # What overflowed everywhere was applied nowhere and is the same on both sides; any other value that is not finite
+    # is none that could be compared.
+    overflowed = (baseline.finite == 0) & (record.finite == 0) & ~np.isfinite(expected) & ~np.isfinite(found)
+    relative = np.where(overflowed, 0.0, np.where(np.isfinite(relative), relative, math.inf))
+    worst = int(np.argmax(relative))
+    value = float(relative[worst])
+    beyond = np.flatnonzero(relative > tolerance)
+    first_step = int(beyond[0]) + 1 if beyond.size else None
+    where = f"at step {worst + 1}"
+    if not math.isfinite(value):
+        where = f"is {found[worst]:g} at step {worst + 1}, on one replica {expected[worst]:g}"
+    elif first_step not in (None, worst + 1):
+        where += f" (out of tolerance from step {first_step} on)"
+    return Deviation(quantity=quantity, value=value, tolerance=tolerance, where=where, first_step=first_step)
+
+
+def _kinds(record: Record) -> dict[str, str]:
+    """The quantity that each variable of the state belongs to."""
+    trained = set(record.trained)
+    kinds = {}
+    for name in record.state:
+        prefix, _, rest = name.partition("/")
+        if prefix in ("model", "ema"):
+            kinds[name] = "weights" if f"model/{rest}" in trained else "moving statistics"
+        else:
+            kinds[name] = {"loss_scale": "loss scale", "counters": "skipped steps"}.get(prefix, "optimizer slots")
+    return kinds
+
+
+def _state(quantity: str, baseline: Record, record: Record, kinds: Mapping[str, str], tolerance: float) -> Deviation:
+    """The largest deviation over the variables of one kind."""
+    names = [name for name, kind in kinds.items() if kind == quantity]
+    extra = [name for name in record.state if name not in baseline.state]
+    if extra and quantity == "weights":
+        return Deviation(
+            quantity=quantity, value=math.inf, tolerance=tolerance, where=f"include {extra[0]}, on one replica not"
+        )
+    if not names:
+        return Deviation(quantity=quantity, value=None, tolerance=tolerance)
+    scales = _slot_scales(baseline, names) if quantity == "optimizer slots" else {}
+    worst, worst_name = -1.0, ""
+    for name in names:
+        expected, found = baseline.state[name], record.state.get(name)
+        if found is None or found.shape != expected.shape:
+            shape = "is missing" if found is None else f"has shape {found.shape} instead of {expected.shape}"
+            return Deviation(quantity=quantity, value=math.inf, tolerance=tolerance, where=f"{name} {shape}")
+        if quantity == "moving statistics":
+            scale = max(1.0, _largest([expected]))
+        else:
+            scale = scales.get(_slot_kind(name), 1.0)
+        value = _distance(expected, found, scale)
+        if not math.isfinite(value):
+            return Deviation(
+                quantity=quantity, value=math.inf, tolerance=tolerance, where=f"{name} is not finite, or not equal"
+            )
+        if value > worst:
+            worst, worst_name = value, name
+    return Deviation(quantity=quantity, value=worst, tolerance=tolerance, where=worst_name)
+
+
+def _distance(expected: np.ndarray, found: np.ndarray, scale: float) -> float:
+    if not expected.size:
+        return 0.0
+    if expected.dtype.kind != "f":
+        return 0.0 if np.array_equal(expected, found) else math.inf
+    largest = float(np.max(np.abs(found.astype(np.float64) - expected)))
+    if not math.isfinite(largest):
+        return math.inf
+    return largest / scale if largest else 0.0
+
+
+def _slot_scales(record: Record, names: Iterable[str]) -> dict[str, float]:
+    """The largest value among all slots of one kind, e.g. all of Adam's second moments.
+
+    Not of each slot by itself: where a gradient is zero but for rounding, so is the slot, and its relative error says
+    nothing.
+    """
+    kinds: dict[str, list[np.ndarray]] = {}
+    for name in names:
+        kinds.setdefault(_slot_kind(name), []).append(record.state[name])
+    return {kind: _largest(values) or 1.0 for kind, values in kinds.items()}
+
+
+def _slot_kind(name: str) -> str:
+    """The last word of a slot's name: Keras calls them VARIABLE_momentum, VARIABLE_velocity and so on."""
+    return name.rpartition("_")[2]
+
+
+def _largest(values: Iterable[np.ndarray]) -> float:
+    return max((float(np.max(np.abs(value))) for value in values if value.size), default=0.0)
+
+
+def _exact(
+    quantity: str,
+    expected: np.ndarray,
+    found: np.ndarray,
+    baseline: Record,
+    record: Record,
+    kinds: Mapping[str, str],
+) -> Deviation:
+    """A sequence over the steps, and the variables behind it, which must be equal."""
+    for step in np.flatnonzero(expected != found):
+        where = f"differ at step {step + 1}: {found[step]:g}, on one replica {expected[step]:g}"
+        return Deviation(quantity=quantity, value=math.inf, where=where)
+    for name in (name for name, kind in kinds.items() if kind == quantity):
+        before, after = baseline.state[name], record.state.get(name)
+        if after is None or not np.array_equal(before, after):
+            where = f"differ at the end: {name} is {after}, on one replica {before}"
+            return Deviation(quantity=quantity, value=math.inf, where=where)
+    return Deviation(quantity=quantity, value=0.0)
+
+
+def _replicas(record: Record) -> Deviation:
+    """Whether all replicas of the run hold the same bits."""
+    first, *others = record.digests
+    if not others:
+        return Deviation(quantity="replicas", value=None)
+    for index, other in enumerate(others, start=1):
+        for name in first:
+            if other.get(name) != first[name]:
+                where = f"are not bitwise equal: {name} on replica {index} is not what it is on replica 0"
+                return Deviation(quantity="replicas", value=math.inf, where=where)
+    return Deviation(quantity="replicas", value=0.0)

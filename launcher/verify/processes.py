@@ -1,0 +1,193 @@
+"""The processes of one topology: started together, watched against a deadline, and gone afterwards whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.errors import EXIT_USAGE
+from launcher.verify.settings import Topology
+
+_TAIL_LINES = 25
+_POLL_SECONDS = 0.05
+# Below the range that Linux gives to outgoing connections (from 32768), which could take a port before its worker does.
+_PORTS = range(20000, 32000)
+
+
+class Refused(Exception):
+    """The recipe cannot be built on this topology; the text is the reason."""
+
+
+class Died(Exception):
+    """A process ended badly or not in time; the text says how, with the last lines it printed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the processes of one topology are asked to do.
+
+    Attributes:
+      gin_files, gin_params, seed: the recipe, as `--gin_file`, `--gin_param` and `--seed` gave it.
+      strategy, replicas: as `--strategy` and `--replicas` would say.
+      steps: how many to train.
+      folder: where `record_path` and `refusal_path` are.
+    """
+
+    gin_files: tuple[str, ...]
+    gin_params: tuple[str, ...]
+    seed: int
+    strategy: str
+    replicas: int | None
+    steps: int
+    folder: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder, "job.json")
+
+    def record_path(self, rank: int) -> Path:
+        """Where worker `rank` leaves its record."""
+        return Path(self.folder, f"record-{rank}.npz")
+
+    def refusal_path(self, rank: int) -> Path:
+        """Where worker `rank` leaves why it refuses the topology."""
+        return Path(self.folder, f"refused-{rank}.txt")
+
+    def log_path(self, rank: int) -> Path:
+        return Path(self.folder, f"worker-{rank}.log")
+
+
+def read_job(path: str) -> Job:
+    """The job that `run` wrote."""
+    return Job(**json.loads(Path(path).read_text("utf-8")))
+
+
+def run(job: Job, topology: Topology, *, num_gpus: int, timeout_seconds: float) -> list[Path]:
+    """Runs a topology's processes to their end.
+
+    Args:
+      job: what they do.
+      topology: how many there are.
+      num_gpus: GPUs of this machine that they may use; 0 for logical CPU devices.
+      timeout_seconds: for all of them together.
+
+    Returns:
+      The record of each worker in the order of rank.
+
+    Raises:
+      Refused: the recipe cannot be built so, or there are too few GPUs.
+      Died: one ended badly, or they did not end in time.
+    """
+    job.path.write_text(json.dumps(dataclasses.asdict(job)), "utf-8")
+    deadline = time.monotonic() + timeout_seconds
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank, environ in enumerate(environments(topology, os.environ, num_gpus=num_gpus)):
+            processes.append(_start(job, rank, environ))
+        _wait(job, processes, deadline, timeout_seconds)
+    finally:
+        for process in processes:
+            _end(process)
+    return [job.record_path(rank) for rank in range(topology.workers)]
+
+
+def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: int) -> list[dict[str, str]]:
+    """The environment of each worker: nothing of a cluster that this process may belong to, and a GPU of its own.
+
+    Raises:
+      Refused: there are fewer GPUs than workers.
+    """
+    base = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
+    if not num_gpus:
+        base["CUDA_VISIBLE_DEVICES"] = "-1"
+    elif num_gpus < topology.workers:
+        raise Refused(f"{topology.workers} workers need a GPU each, and there are {num_gpus}; verify.devices = 'cpu'")
+    if topology.workers == 1:
+        return [base]
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(topology.workers)]
+    visible = (environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(topology.workers)))).split(",")
+    found = []
+    for rank in range(topology.workers):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+        gpu = {"CUDA_VISIBLE_DEVICES": visible[rank]} if num_gpus else {}
+        found.append({**base, **gpu, "TF_CONFIG": json.dumps(config)})
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    """Loopback ports that nobody listens on now."""
+    ports: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            break
+    return ports
+
+
+def _start(job: Job, rank: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with job.log_path(rank).open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launcher.verify.worker", str(job.path)],
+            # Never written to: when this process goes, even by SIGKILL, its end closes and the worker follows.
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(environ),
+            start_new_session=True,
+        )
+
+
+def _wait(job: Job, processes: list[subprocess.Popen[bytes]], deadline: float, timeout_seconds: float) -> None:
+    while True:
+        codes = [process.poll() for process in processes]
+        for rank, code in enumerate(codes):
+            if code:
+                raise _failure(job, rank, code, of=len(processes))
+        if all(code == 0 for code in codes):
+            return
+        if time.monotonic() > deadline:
+            late = next(rank for rank, code in enumerate(codes) if code is None)
+            raise Died(
+                f"{_named(late, len(processes))} did not end within verify.timeout_seconds = {timeout_seconds:g}"
+                f"{_tail(job, late)}"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _failure(job: Job, rank: int, code: int, *, of: int) -> Exception:
+    refusal = job.refusal_path(rank)
+    if code == EXIT_USAGE and refusal.exists():
+        return Refused(refusal.read_text("utf-8"))
+    how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+    return Died(f"{_named(rank, of)} ended with {how}{_tail(job, rank)}")
+
+
+def _named(rank: int, of: int) -> str:
+    return f"worker {rank}" if of > 1 else "its process"
+
+
+def _tail(job: Job, rank: int) -> str:
+    lines = job.log_path(rank).read_text("utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+    return "".join(f"\n  | {line}" for line in lines) or ", without a word"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills it and what it started, if it still runs."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdin:
+        process.stdin.close()

@@ -1,0 +1,134 @@
+"""The verdict of a verification: for a terminal, for a log, for a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from launcher.reporting.console import Console
+from launcher.verify.compare import QUANTITIES, Deviation
+from launcher.verify.settings import Topology
+from launcher.verify.tolerances import Tolerances
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What became of one topology.
+
+    Attributes:
+      topology: which.
+      seconds: how long it took.
+      deviations: its distance from one replica; empty when it could not be had:
+      refused: the reason why the recipe cannot be built on it, or
+      died: how its processes ended.
+    """
+
+    topology: Topology
+    seconds: float
+    deviations: tuple[Deviation, ...] = ()
+    refused: str | None = None
+    died: str | None = None
+
+    @property
+    def within(self) -> bool:
+        """Whether nothing speaks against the topology."""
+        return self.died is None and all(deviation.within for deviation in self.deviations)
+
+    @property
+    def verdict(self) -> str:
+        if self.refused is not None:
+            return "not applicable"
+        if self.died is not None:
+            return "failed"
+        return "within" if self.within else "EXCEEDED"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the table has no room for, a line each."""
+        if self.refused is not None:
+            return [f"{self.topology.name}: not applicable: {self.refused}"]
+        if self.died is not None:
+            return [f"{self.topology.name}: {self.died}"]
+        return [f"{self.topology.name}: {one.sentence}" for one in self.deviations if not one.within]
+
+
+def show(results: Sequence[Result], tolerances: Tolerances, console: Console, stream: TextIO | None = None) -> None:
+    """Prints the table and the remarks; a table with lines on a terminal, columns of plain text elsewhere."""
+    stream = sys.stdout if stream is None else stream
+    rows = _rows(results, tolerances)
+    if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        _show_rich(rows, stream)
+    else:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            console.note("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    for result in results:
+        for remark in result.remarks:
+            console.note(remark)
+
+
+def _rows(results: Sequence[Result], tolerances: Tolerances) -> list[list[str]]:
+    """The heading, the tolerances, and a row for each topology."""
+    limits = tolerance_texts(tolerances)
+    rows = [["topology", *QUANTITIES, "verdict"], ["tolerance", *(limits[name] for name in QUANTITIES), ""]]
+    for result in results:
+        found = {one.quantity: one.text if one.within else f"{one.text} !" for one in result.deviations}
+        rows.append([result.topology.name, *(found.get(name, "") for name in QUANTITIES), result.verdict])
+    return rows
+
+
+def tolerance_texts(tolerances: Tolerances) -> dict[str, str]:
+    """Each quantity's tolerance as the table shows it."""
+    numbers = {
+        "loss": tolerances.loss,
+        "gradient norm": tolerances.gradient_norm,
+        "weights": tolerances.weights,
+        "optimizer slots": tolerances.slots,
+        "moving statistics": tolerances.moving_statistics,
+    }
+    return {name: f"{numbers[name]:.1e}" if name in numbers else "equal" for name in QUANTITIES}
+
+
+def _show_rich(rows: list[list[str]], stream: TextIO) -> None:
+    from rich.console import Console as RichConsole
+    from rich.table import Table
+    from rich.text import Text
+
+    heading, *body = rows
+    table = Table()
+    for name in heading:
+        table.add_column(name)
+    for row in body:
+        bad = any(cell.endswith(" !") for cell in row) or row[-1] == "failed"
+        table.add_row(
+            *(Text(cell, style="red" if cell.endswith("!") else "") for cell in row[:-1]),
+            Text(row[-1], style="bold red" if bad else "green"),
+        )
+    RichConsole(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False).print(table)
+
+
+def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The same for a program, a mapping for each topology."""
+    return [
+        {
+            "topology": result.topology.name,
+            **dataclasses.asdict(result.topology),
+            "verdict": result.verdict.lower(),
+            "reason": result.refused or result.died,
+            "seconds": round(result.seconds, 1),
+            "deviations": {
+                one.quantity.replace(" ", "_"): {
+                    "value": one.value,
+                    "tolerance": one.tolerance,
+                    "within": one.within,
+                    "where": one.where,
+                    "first_step": one.first_step,
+                }
+                for one in result.deviations
+            },
+        }
+        for result in results
+    ]

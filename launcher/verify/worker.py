@@ -1,0 +1,94 @@
+"""One process of a topology under verification: trains some steps of a recipe and writes down what came out.
+
+python -m launcher.verify.worker JOB.json
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+
+from launcher import cluster, config, modes, plan, session
+from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError
+from launcher.recipe import Recipe
+from launcher.verify.processes import Job, read_job
+from launcher.verify.record import STEP_ARRAYS, Record, digest
+from launcher.verify.settings import Settings
+
+# Of the environment, only this may say where the process stands and what it may use.
+_ENVIRONMENT = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")
+
+
+def main(argv: list[str]) -> int:
+    """Does the job in the file that the only argument names; returns the exit code."""
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    job = read_job(argv[1])
+    environ = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    peers = cluster.resolve(environ)
+    try:
+        with config.usage_errors():
+            built, batches = _build(job, environ)
+    except UsageError as error:
+        job.refusal_path(peers.index).write_text(config.clean_message(error), "utf-8")
+        return error.exit_code
+    _train(job, built, batches, is_chief=peers.is_chief).save(job.record_path(peers.index))
+    return EXIT_DONE
+
+
+def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
+    modes.import_builtins()
+    config.load(job.gin_files, job.gin_params)
+    Settings()  # read by the parent; its bindings are no mistake here
+    resolved = plan.resolve(Recipe(), environ=environ, strategy=job.strategy, replicas=job.replicas, seed=job.seed)
+    built = session.build(resolved)
+    config.check_all_used()
+    batches = built.trainer.batches(resolved.data)
+    built.trainer.trace(batches)
+    return built, batches
+
+
+def _train(job: Job, built: session.Session, batches: Iterator, *, is_chief: bool) -> Record:
+    trainer = built.trainer
+    records = trainer.train(batches, job.steps)
+    steps = {
+        "loss": np.divide(records.loss, records.weight, out=np.zeros(job.steps), where=records.weight != 0),
+        "gradient_norm": records.gradient_norm,
+        "loss_scale": records.loss_scale,
+        "finite": records.finite,
+    }
+    trained = {id(variable) for variable in built.model.trainable_variables}
+    return Record(
+        **steps,
+        state=trainer.snapshot() if is_chief else {},
+        trained=tuple(name for name, variable in trainer.variables().items() if id(variable) in trained),
+        digests=_digests(built, {f"steps/{name}": digest(steps[name]) for name in STEP_ARRAYS}),
+    )
+
+
+def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, str], ...]:
+    """Digests of every local replica's own copies."""
+    found: list[dict[str, str]] = [dict(steps) for _ in range(built.plan.strategy.local_replicas)]
+    for name, variable in built.trainer.variables().items():
+        value = variable.value if isinstance(variable, keras.Variable) else variable
+        copies = built.strategy.experimental_local_results(value)
+        for digests, copy in zip(found, copies, strict=True):
+            digests[name] = digest(copy.numpy())
+    return tuple(found)
+
+
+def _follow_parent() -> None:
+    """Ends this process when the one that started it is gone: then standard input, which it never writes to, ends."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(EXIT_RETRY)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

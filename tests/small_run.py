@@ -1,0 +1,124 @@
+"""Runs small enough to be computed a second time in NumPy: a task of given batches, on any topology of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher import optimizers, plan, session
+from launcher import strategy as strategy_lib
+from launcher.data.pipeline import Shard
+from launcher.recipe import Recipe
+
+Batch = dict[str, tf.Tensor]
+
+
+class GivenBatches:
+    """Data that consists of the global batches it is given, in their order.
+
+    Args:
+      train: key to array [steps, global batch, ...].
+    """
+
+    num_eval_examples = None
+
+    def __init__(self, train: Mapping[str, np.ndarray]):
+        self._train = train
+        self.steps, self.global_batch_size = next(iter(train.values())).shape[:2]
+        self.num_train_examples = self.steps * self.global_batch_size
+
+    def check(self) -> None:
+        """Nothing to prepare."""
+
+    def train_batches(self, shard: Shard) -> tf.data.Dataset:
+        size = shard.per_replica_batch_size
+        first = shard.first_replica * size
+
+        def rows(array: np.ndarray) -> np.ndarray:
+            mine = array[shard.start_step :, first : first + shard.host_batch_size]
+            return mine.reshape(-1, size, *array.shape[2:])
+
+        return tf.data.Dataset.from_tensor_slices({key: rows(array) for key, array in self._train.items()})
+
+
+class GivenTask:
+    """A task put together from functions; `loss(model, batch, training)` as in `launcher.tasks.base.Task`."""
+
+    def __init__(self, train: Mapping[str, np.ndarray], model: Callable[[], keras.Model], loss: Callable[..., Any]):
+        self._data = GivenBatches(train)
+        self.model = model
+        self.loss = loss
+
+    def data(self) -> GivenBatches:
+        return self._data
+
+
+def descent(learning_rate: float = 1.0, momentum: float = 0.0) -> optimizers.Optimizer:
+    return optimizers.momentum(learning_rate=learning_rate, momentum=momentum)
+
+
+def build(task: Any, replicas: int = 1, microbatches: int = 1, **recipe: Any) -> session.Session:
+    """A session for `task` on `replicas` logical CPUs of this process; the batch and the steps are those of its data.
+
+    Args:
+      recipe: what else a recipe would bind to `train`; float32 and plain gradient descent are the defaults.
+    """
+    data = task.data()
+    settings = {
+        "precision": "float32",
+        "optimizer": descent,
+        "steps": data.steps,
+        "global_batch_size": data.global_batch_size,
+        **recipe,
+    }
+    resolved = plan.resolve(Recipe(task=task, microbatches=microbatches, **settings), environ={}, replicas=replicas)
+    return session.build_on(strategy_lib.build(resolved.strategy, resolved.cluster), resolved)
+
+
+def train(made: session.Session, steps: int | None = None):
+    """Trains on the task's own batches to their end; returns the records of the steps."""
+    data = made.plan.data
+    return made.trainer.train(made.trainer.batches(data), data.steps if steps is None else steps)
+
+
+def copies(variable: keras.Variable | tf.Variable) -> list[np.ndarray]:
+    """Every local replica's copy of a variable."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return [copy.numpy() for copy in getattr(value, "values", [value])]
+
+
+def state_copies(made: session.Session) -> dict[str, list[np.ndarray]]:
+    """Every local replica's copy of everything a checkpoint holds."""
+    return {name: copies(variable) for name, variable in made.trainer.variables().items()}
+
+
+def assert_replicas_equal(made: session.Session) -> None:
+    for name, values in state_copies(made).items():
+        for value in values[1:]:
+            np.testing.assert_array_equal(value, values[0], err_msg=name)
+
+
+def linear_model(features: int, **dense: Any) -> keras.Model:
+    """One weight a feature, all zero at first, so that a step of gradient descent shows the gradient."""
+    return keras.Sequential(
+        [
+            keras.Input((features,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="line", **dense),
+        ]
+    )
+
+
+def negative_sum(model: keras.Model, batch: Batch, training: bool):
+    """Loss -sum(weight * output): the gradient of a linear model is minus its weighted inputs."""
+    outputs = tf.cast(model(batch["x"], training=training), tf.float32)[:, 0]
+    return -tf.reduce_sum(outputs * batch["weight"]), tf.reduce_sum(batch["weight"]), {}
+
+
+def linear_batches(rows: Sequence[Sequence[Sequence[float]]]) -> dict[str, np.ndarray]:
+    """Batches for `negative_sum` from inputs [steps][examples][features], all of weight 1."""
+    x = np.asarray(rows, np.float32)
+    return {"x": x, "weight": np.ones(x.shape[:2], np.float32)}

@@ -1,0 +1,336 @@
+"""The whole step against NumPy in float64: loss, weight, metrics, norm and the weights, on any topology."""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_run import GivenTask, assert_replicas_equal, build, descent, linear_batches, linear_model, negative_sum, train
+
+from launcher.errors import UsageError
+from launcher.precision import DynamicLossScale, FixedLossScale
+
+STEPS, BATCH, FEATURES, HIDDEN, CLASSES = 5, 16, 6, 8, 4
+LEARNING_RATE, MOMENTUM = 0.5, 0.9
+TOPOLOGIES = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 4)]  # replicas, microbatches
+
+# ------------------------------------------------------------------------------------------------------- what is trained
+
+
+def initial_weights() -> list[np.ndarray]:
+    source = np.random.default_rng(3)
+    shapes = [(FEATURES, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,)]
+    return [source.normal(0, 0.5, shape).astype(np.float32) for shape in shapes]
+
+
+def network() -> keras.Model:
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(HIDDEN, "tanh", name="hidden"),
+            keras.layers.Dense(CLASSES, name="logits"),
+        ]
+    )
+    model.set_weights(initial_weights())
+    return model
+
+
+def cross_entropy(model, batch, training):
+    logits = model(batch["x"], training=training)
+    weight = batch["weight"]
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits)
+    correct = tf.cast(tf.argmax(logits, -1, tf.int32) == batch["label"], tf.float32)
+    metrics = {"accuracy": tf.reduce_sum(correct * weight), "examples": tf.reduce_sum(tf.ones_like(weight))}
+    return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), metrics
+
+
+def weights_of_examples(scenario: str) -> np.ndarray:
+    source = np.random.default_rng(5)
+    weight = np.ones((STEPS, BATCH), np.float32)
+    if scenario == "padding":
+        return (source.random(weight.shape) > 0.4).astype(np.float32)
+    if scenario == "a replica and a microbatch of only padding":
+        weight[0, 12:] = weight[1, :8] = weight[2, 4:8] = weight[3, 1:] = 0
+    if scenario == "fractions":
+        return source.choice([0.0, 0.125, 0.3, 1.0, 2.5], weight.shape).astype(np.float32)
+    if scenario == "a step of only padding":
+        weight[2] = 0
+    return weight
+
+
+def batches(scenario: str = "ones") -> dict[str, np.ndarray]:
+    source = np.random.default_rng(4)
+    x = source.normal(size=(STEPS, BATCH, FEATURES)).astype(np.float32)
+    label = source.integers(0, CLASSES, (STEPS, BATCH)).astype(np.int32)
+    return {"x": x, "label": label, "weight": weights_of_examples(scenario)}
+
+
+# ------------------------------------------------------------------------------------------------------------ the oracle
+
+
+def numpy_gradients(weights, x, label, weight):
+    """Sums over the batch: loss, correct predictions, gradients; nothing in it knows of replicas."""
+    first, bias, second, offset = weights
+    hidden = np.tanh(x @ first + bias)
+    logits = hidden @ second + offset
+    shifted = logits - logits.max(-1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    loss = -(logs[np.arange(len(x)), label] * weight).sum()
+    correct = ((logits.argmax(-1) == label) * weight).sum()
+    by_logits = (np.exp(logs) - np.eye(CLASSES)[label]) * weight[:, np.newaxis]
+    by_hidden = by_logits @ second.T * (1 - hidden**2)
+    return loss, correct, [x.T @ by_hidden, by_hidden.sum(0), hidden.T @ by_logits, by_logits.sum(0)]
+
+
+@functools.cache
+def numpy_run(scenario: str, clip: float | None = None):
+    """Loss sums, weights, correct predictions and norms of each step, and the weights after the last."""
+    weights = [weight.astype(np.float64) for weight in initial_weights()]
+    velocity = [np.zeros_like(weight) for weight in weights]
+    given, rows = batches(scenario), []
+    for step in range(STEPS):
+        x, label, weight = (given[key][step] for key in ("x", "label", "weight"))
+        total = weight.astype(np.float64).sum()
+        loss, correct, sums = numpy_gradients(weights, x.astype(np.float64), label, weight.astype(np.float64))
+        mean = [gradient / total if total else gradient for gradient in sums]
+        norm = np.sqrt(sum((gradient**2).sum() for gradient in mean))
+        shrink = min(1.0, clip / norm) if clip and norm else 1.0
+        velocity = [MOMENTUM * v + LEARNING_RATE * g * shrink for v, g in zip(velocity, mean, strict=True)]
+        weights = [weight - v for weight, v in zip(weights, velocity, strict=True)]
+        rows.append((loss, total, correct, norm))
+    return np.array(rows).T, weights
+
+
+def assert_equals_numpy(made, records, scenario, clip=None):
+    (loss, weight, correct, norm), weights = numpy_run(scenario, clip)
+    np.testing.assert_allclose(records.loss, loss, rtol=1e-5)
+    np.testing.assert_allclose(records.weight, weight, rtol=1e-6)
+    np.testing.assert_allclose(records.metrics["accuracy"], correct, rtol=1e-6)
+    np.testing.assert_array_equal(records.metrics["examples"], np.full(STEPS, BATCH))
+    np.testing.assert_allclose(records.gradient_norm, norm, rtol=2e-5)
+    np.testing.assert_array_equal(records.finite, np.ones(STEPS))
+    for variable, expected in zip(made.model.weights, weights, strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-5, err_msg=variable.path)
+    assert_replicas_equal(made)
+
+
+def built(replicas, microbatches, scenario="ones", **recipe):
+    def optimizer():
+        return descent(LEARNING_RATE, MOMENTUM)
+
+    task = GivenTask(batches(scenario), network, cross_entropy)
+    return build(task, replicas, microbatches, **{"optimizer": optimizer, "loss_scale": "none", **recipe})
+
+
+SCENARIOS = ["ones", "padding", "a replica and a microbatch of only padding", "fractions", "a step of only padding"]
+
+
+@pytest.mark.parametrize(("replicas", "microbatches"), TOPOLOGIES)
+def test_five_steps_equal_numpy_whatever_the_weights_of_the_examples(replicas, microbatches):
+    made = built(replicas, microbatches)
+    start = made.trainer.snapshot()
+    for scenario in SCENARIOS:
+        made.trainer.restore(start)
+        given = GivenTask(batches(scenario), network, cross_entropy).data()
+        records = made.trainer.train(made.trainer.batches(given), STEPS)
+        assert_equals_numpy(made, records, scenario)
+
+
+def test_the_scenarios_are_told_apart_by_the_oracle():
+    ends = [numpy_run(scenario)[1][0] for scenario in SCENARIOS]
+    for index, one in enumerate(ends):
+        assert all(np.abs(one - other).max() > 1e-3 for other in ends[index + 1 :])
+
+
+@pytest.mark.parametrize("scenario", ["fractions", "a step of only padding"])
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (4, 1), (2, 2)])
+def test_the_mean_gradient_is_clipped_once_by_its_global_norm(replicas, microbatches, scenario):
+    norms = numpy_run("fractions")[0][3]
+    clip = float(np.median(norms))  # some steps are clipped and some are not
+    made = built(replicas, microbatches, scenario, clip_global_norm=clip)
+    assert_equals_numpy(made, train(made), scenario, clip)
+
+
+SCALES = {
+    "3": FixedLossScale(scale=3.0),
+    "2^-10": FixedLossScale(scale=2.0**-10),
+    "dynamic": DynamicLossScale(initial_scale=2.0**23, growth_interval=2),
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 2), (4, 1)])
+def test_a_loss_scale_leaves_the_update_as_it_is(replicas, microbatches, scale):
+    made = built(replicas, microbatches, "fractions", loss_scale=SCALES[scale], clip_global_norm=0.3)
+    records = train(made)
+    assert_equals_numpy(made, records, "fractions", clip=0.3)
+    if scale == "dynamic":
+        np.testing.assert_array_equal(records.loss_scale, 2.0 ** np.array([23, 23, 24, 24, 24]))
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 40, 64])
+def test_the_size_of_the_buckets_changes_no_bit(bucket_bytes):
+    small, large = built(2, 2, "fractions", bucket_bytes=bucket_bytes), built(2, 2, "fractions")
+    for one, other in zip(train(small)[:-1], train(large)[:-1], strict=True):
+        np.testing.assert_equal(one, other)
+    for one, other in zip(small.model.weights, large.model.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_a_step_compiled_by_xla_equals_numpy():
+    made = built(2, 2, "fractions", jit_compile=True)
+    assert_equals_numpy(made, train(made), "fractions")
+
+
+# ------------------------------------------------------------------------------------------------------------- the wire
+
+
+WIRE = {"float16": np.float16, "bfloat16": tf.bfloat16.as_numpy_dtype, "float32": np.float32}
+
+
+@pytest.mark.parametrize("wire_dtype", WIRE)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_gradients_are_rounded_to_the_wire_dtype_before_and_by_the_sum(replicas, wire_dtype):
+    """Inputs are small integers and sizes powers of two, so that all but the wire is exact, bit for bit."""
+    x = np.random.default_rng(0).integers(-999, 999, (1, 4, 5)).astype(np.float32)
+    task = GivenTask(linear_batches(x), lambda: linear_model(5), negative_sum)
+    made = build(task, replicas, 1, wire_dtype=wire_dtype, loss_scale=FixedLossScale(scale=8.0))
+    train(made)
+    parts = x[0].reshape(replicas, -1, 5).sum(1) * np.float32(8 / 4)
+    wire = [part.astype(WIRE[wire_dtype]) for part in parts]
+    expected = functools.reduce(lambda one, other: (one + other).astype(WIRE[wire_dtype]), wire)
+    np.testing.assert_array_equal(made.model.weights[0].numpy()[:, 0], expected.astype(np.float32) / 8)
+    exact = x[0].sum(0) / 4
+    assert np.array_equal(expected.astype(np.float32) / 8, exact) == (wire_dtype == "float32")
+
+
+def test_microbatches_add_up_in_float32_under_mixed_float16():
+    """2048 + 1 + 1 + 1 is 2048 when it is added up in float16, whose next number is 2050."""
+    x = np.array([2048.0, 1.0, 1.0, 1.0], np.float32).reshape(1, 4, 1)
+    task = GivenTask(linear_batches(x), lambda: linear_model(1), negative_sum)
+    made = build(task, 1, 4, precision="mixed_float16", wire_dtype="float32", loss_scale="none")
+    train(made)
+    np.testing.assert_array_equal(made.model.weights[0].numpy(), [[2051 / 4]])
+
+
+# ----------------------------------------------------------------------------------------------- variables of other kinds
+
+
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 2), (4, 1)])
+def test_a_variable_that_the_loss_does_not_reach_stays_and_disturbs_nothing(replicas, microbatches):
+    def model():
+        inputs = keras.Input((2,))
+        line = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="line")(inputs)
+        loose = keras.layers.Dense(3, kernel_initializer="ones", name="loose")(inputs)
+        return keras.Model(inputs, [line, loose])
+
+    def loss(model, batch, training):
+        outputs = model(batch["x"], training=training)[0][:, 0]
+        return -tf.reduce_sum(outputs * batch["weight"]), tf.reduce_sum(batch["weight"]), {}
+
+    task = GivenTask(linear_batches(np.ones((2, 4, 2))), model, loss)
+    made = build(task, replicas, microbatches)
+    records = train(made)
+    np.testing.assert_allclose(records.gradient_norm, np.full(2, np.sqrt(2)), rtol=1e-6)
+    line, kernel, bias = (weight.numpy() for weight in made.model.weights)
+    np.testing.assert_array_equal(line, [[2.0], [2.0]])
+    np.testing.assert_array_equal(kernel, np.ones((2, 3)))
+    np.testing.assert_array_equal(bias, np.zeros(3))
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (2, 2)])
+def test_rows_of_an_embedding_that_come_twice_are_added_up(replicas, microbatches, precision):
+    ids = np.array([[[0, 2], [2, 2], [1, 0], [4, 2]]], np.int32)
+
+    def model():
+        inputs = keras.Input((2,), dtype="int32")
+        return keras.Model(inputs, keras.layers.Embedding(6, 3, embeddings_initializer="zeros")(inputs))
+
+    def loss(model, batch, training):
+        outputs = tf.cast(model(batch["id"], training=training), tf.float32)
+        return -tf.reduce_sum(outputs), tf.reduce_sum(batch["weight"]), {}
+
+    arrays = {"id": ids, "weight": np.ones((1, 4), np.float32)}
+    made = build(GivenTask(arrays, model, loss), replicas, microbatches, precision=precision)
+    train(made)
+    counts = np.bincount(ids.ravel(), minlength=6)[:, np.newaxis]
+    np.testing.assert_array_equal(made.model.weights[0].numpy(), np.broadcast_to(counts / 4, (6, 3)))
+
+
+def test_a_frozen_layer_stays_as_it_is():
+    def model():
+        made = network()
+        made.layers[0].trainable = False
+        return made
+
+    made = build(GivenTask(batches(), model, cross_entropy), 2, 2, loss_scale="none")
+    train(made)
+    for index in (0, 1):
+        np.testing.assert_array_equal(made.model.layers[0].weights[index].numpy(), initial_weights()[index])
+    assert np.any(made.model.layers[1].weights[0].numpy() != initial_weights()[2])
+
+
+# ----------------------------------------------------------------------------------------------------- users' mistakes
+
+
+def float_losses(batch):
+    return batch["x"][:, 0] * batch["weight"]
+
+
+MISTAKES = {
+    "one mean": (lambda b: tf.reduce_mean(float_losses(b)), "must return"),
+    "no metrics": (lambda b: (tf.reduce_sum(float_losses(b)), tf.reduce_sum(b["weight"])), "must return"),
+    "a list of metrics": (lambda b: (tf.reduce_sum(float_losses(b)), tf.reduce_sum(b["weight"]), [1.0]), "must return"),
+    "nothing": (lambda b: None, "must return"),
+    "losses of examples": (lambda b: (float_losses(b), tf.reduce_sum(b["weight"]), {}), r"the loss .* shape \(4,\)"),
+    "weights of examples": (lambda b: (tf.reduce_sum(float_losses(b)), b["weight"], {}), r"the weight .* shape \(4,\)"),
+    "a loss of one element": (
+        lambda b: (tf.reshape(tf.reduce_sum(float_losses(b)), [1]), tf.reduce_sum(b["weight"]), {}),
+        r"the loss .* shape \(1,\)",
+    ),
+    "float16": (
+        lambda b: (tf.reduce_sum(tf.cast(float_losses(b), tf.float16)), tf.reduce_sum(b["weight"]), {}),
+        "the loss .* got float16",
+    ),
+    "a count for the weight": (
+        lambda b: (tf.reduce_sum(float_losses(b)), tf.shape(b["weight"])[0], {}),
+        "the weight .* got int32",
+    ),
+    "a metric of integers": (
+        lambda b: (tf.reduce_sum(float_losses(b)), tf.reduce_sum(b["weight"]), {"seen": tf.shape(b["weight"])[0]}),
+        "metric 'seen' .* got int32",
+    ),
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_loss_that_is_no_sum_in_float32_is_refused_with_what_it_is(mistake, replicas):
+    function, said = MISTAKES[mistake]
+    task = GivenTask(
+        linear_batches(np.ones((2, 4 * replicas, 2))), lambda: linear_model(2), lambda model, batch, _: function(batch)
+    )
+    made = build(task, replicas)
+    with pytest.raises(UsageError, match=said):
+        made.trainer.trace(made.trainer.batches(task.data()))
+
+
+@pytest.mark.parametrize("kind", [float, np.float32])
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (2, 2)])
+def test_a_weight_or_a_metric_may_be_a_number_of_python(replicas, microbatches, kind):
+    """A task whose batches are never padded may well write the size of its batch."""
+
+    def loss(model, batch, training):
+        outputs = model(batch["x"], training=training)
+        return -tf.reduce_sum(outputs), kind(batch["x"].shape[0]), {"half": kind(0.5)}
+
+    task = GivenTask(linear_batches(np.ones((2, 8, 2))), lambda: linear_model(2), loss)
+    made = build(task, replicas, microbatches)
+    records = train(made)
+    np.testing.assert_array_equal(records.weight, [8.0, 8.0])
+    np.testing.assert_array_equal(records.metrics["half"], np.full(2, 0.5 * replicas * microbatches))
+    np.testing.assert_array_equal(made.model.weights[0].numpy(), [[2.0], [2.0]])
