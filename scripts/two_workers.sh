@@ -58,6 +58,6 @@ for index in 0 1; do
 done
 status=0
 for _ in 0 1; do
-  wait -n "${workers[@]}" || { status=$? && break; }
+  wait -n || { status=$? && break; }
 done
 exit "$status"
