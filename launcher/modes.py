@@ -78,6 +78,7 @@ def _verify(options: Any) -> int:
             gin_files=options.gin_file,
             gin_params=options.gin_param,
             seed=options.seed,
+            deterministic=options.deterministic,
             model_dir=check_model_dir(options.model_dir or default_model_dir(options.gin_file)),
             dry_run=options.dry_run,
         )

@@ -12,6 +12,7 @@ from launcher import config, modes, plan, session
 from launcher import strategy as strategy_lib
 from launcher.checkpoints import CheckpointStore
 from launcher.cluster import resolve
+from launcher.data.pipeline import Shard
 from launcher.recipe import Recipe
 
 STEPS = 24  # one epoch is 16 steps, so the bad example comes once or twice
@@ -125,3 +126,40 @@ def test_two_workers_skip_the_same_steps_and_the_log_says_so(recipe, run_workers
     assert [event["step"] for event in events if event["loss"] is None] == skipped
     state = CheckpointStore(f"{tmp_path}/run/checkpoints").read(STEPS)
     assert all(np.isfinite(value).all() for value in state.values())
+
+
+def test_scale_and_skipped_steps_survive_a_restart(recipe):
+    records, made = train(recipe)
+    state = made.trainer.snapshot()
+    _, other = train(recipe, replicas=2)
+    other.trainer.restore(state)
+    assert other.trainer.skipped_steps == len(skipped_steps(records))
+    assert other.trainer.loss_scale == made.trainer.loss_scale
+    resumed = other.trainer.train(other.trainer.batches(other.plan.data), 4)
+    further = made.trainer.train(made.trainer.batches(made.plan.data), 4)
+    assert resumed.first_step == STEPS + 1
+    np.testing.assert_array_equal(resumed.loss_scale, further.loss_scale)
+    np.testing.assert_array_equal(resumed.finite, further.finite)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_layers_that_overflow_and_the_replica_that_saw_it_are_named(recipe, replicas):
+    records, _ = train(recipe, replicas)
+    bad = skipped_steps(records)[0]
+    modes.import_builtins()
+    config.load([recipe])
+    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
+    trainer = session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved).trainer
+    trainer.train(trainer.batches(resolved.data), bad)
+    before = trainer.snapshot()
+    named = trainer.name_non_finite(resolved.data)
+    batch = next(iter(resolved.data.train_batches(shard_of(bad))))
+    seen_by = int(np.flatnonzero(batch["image"].numpy().max(axis=1) > 1e5)[0]) // (32 // replicas)
+    assert named.startswith("sequential/one/kernel")
+    assert named.endswith(f"on replica {seen_by}")
+    after = trainer.snapshot()
+    assert all(np.array_equal(after[name], value) for name, value in before.items())
+
+
+def shard_of(step):
+    return Shard(global_batch_size=32, num_replicas=1, first_replica=0, local_replicas=1, seed=0, start_step=step - 1)

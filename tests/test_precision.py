@@ -125,3 +125,26 @@ def test_unknown_loss_scale_and_wire_dtype_name_the_choices():
         resolve_loss_scale("dynamic", "float32")
     with pytest.raises(UsageError, match="bfloat16"):
         resolve_wire_dtype("fp8", "float32")
+
+
+@pytest.mark.parametrize("pattern", patterns())
+def test_dynamic_scale_moves_as_the_real_grad_scaler_does(pattern):
+    torch = pytest.importorskip(
+        "torch", reason="torch is no dependency; with it installed, its GradScaler is an oracle"
+    )
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=5)
+    theirs = []
+    for finite in pattern:
+        scaler.scale(weight.sum()).backward()
+        if not finite:
+            weight.grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        theirs.append(scaler.get_scale())
+    ours, _ = scales_of(
+        DynamicLossScale(initial_scale=2.0**12, growth_interval=5, floor=2.0**-60, ceiling=2.0**60), pattern
+    )
+    assert ours == theirs

@@ -75,3 +75,11 @@ def test_replicas_of_a_run_stay_bitwise_equal_in_every_policy(policy):
         assert len(copies) == 4
         for copy in copies[1:]:
             np.testing.assert_array_equal(copy, copies[0], err_msg=variable.path)
+
+
+def test_synchronised_norm_on_replicas_is_local_norm_on_the_global_batch():
+    whole = ("resnet.norm_group_size = None", "resnet.depth = 8")
+    losses, state, _ = curve_and_state(1, params=whole, steps=20)
+    assert_same_run(
+        *curve_and_state(2, params=(*whole, "resnet.synchronized_norm = True"), steps=20)[:2], (losses, state)
+    )

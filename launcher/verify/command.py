@@ -40,12 +40,15 @@ class Verification:
     Args:
       gin_files, gin_params: the recipe, loaded already.
       seed: as `--seed`; None for the recipe's.
+      deterministic: as `--deterministic`.
     """
 
-    def __init__(self, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None):
+    def __init__(
+        self, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, deterministic: bool = False
+    ):
         self.settings = Settings()
         # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
-        self.plan = plan.resolve(Recipe(), environ={}, strategy="one_device", seed=seed)
+        self.plan = plan.resolve(Recipe(), environ={}, strategy="one_device", seed=seed, deterministic=deterministic)
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
         self.topologies = self.settings.topologies(self.plan.recipe.microbatches)
@@ -82,8 +85,10 @@ class Verification:
         table.show(results, self.tolerances, console)
         self._write(model_dir, results)
         judge(results)
+        compared = sum(result.refused is None for result in results)
         console.note(
-            f"verified: over {self.steps} steps in {self.plan.policy}, every topology trains to what one replica does"
+            f"verified: {compared} of {len(results)} topologies train as one replica does over {self.steps} steps in "
+            f"{self.plan.policy}"
         )
         return EXIT_DONE
 
@@ -95,7 +100,11 @@ class Verification:
             raise UsageError(str(refusal)) from None
         except Died as death:
             raise TrainingError(f"one replica, which all is compared with: {death}") from None
-        console.note(f"{ONE_REPLICA.name}: {time.monotonic() - started:.0f} s")
+        skipped = int((baseline.finite == 0).sum())
+        console.note(
+            f"{ONE_REPLICA.name}: {time.monotonic() - started:.0f} s, loss {baseline.loss[0]:.4g} -> "
+            f"{baseline.loss[-1]:.4g}, {skipped} of {self.steps} steps skipped"
+        )
         bad = not_finite(baseline)
         if bad:
             raise TrainingError(
@@ -135,6 +144,7 @@ class Verification:
                 f"train.microbatches = {microbatches}",
             ),
             seed=self.plan.seed,
+            deterministic=self.plan.deterministic,
             strategy=topology.strategy,
             replicas=topology.replicas if topology.replicas > 1 else None,
             steps=self.steps,
@@ -166,9 +176,17 @@ class Verification:
             raise UsageError(f"{FILE_NAME} cannot be written to --model_dir={model_dir}: {error}") from None
 
 
-def run(*, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, model_dir: str, dry_run: bool) -> int:
+def run(
+    *,
+    gin_files: Sequence[str],
+    gin_params: Sequence[str],
+    seed: int | None,
+    deterministic: bool,
+    model_dir: str,
+    dry_run: bool,
+) -> int:
     """Verifies the recipe that has been loaded; see `Verification`."""
-    verification = Verification(gin_files=gin_files, gin_params=gin_params, seed=seed)
+    verification = Verification(gin_files=gin_files, gin_params=gin_params, seed=seed, deterministic=deterministic)
     console = make_console(total_steps=verification.steps)
     console.plan(verification.describe())
     if dry_run:

@@ -119,7 +119,7 @@ def _curve(
     smallest = _SMALLEST_OF_FIRST * (known[0] if known.size else 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.abs(found - expected) / np.maximum(np.abs(expected), smallest)
-    relative[found == expected] = 0.0
+    relative[(found == expected) & np.isfinite(found)] = 0.0
     # What overflowed everywhere was applied nowhere and is the same on both sides; any other value that is not finite
     # is none that could be compared.
     overflowed = (baseline.finite == 0) & (record.finite == 0) & ~np.isfinite(expected) & ~np.isfinite(found)

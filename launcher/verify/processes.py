@@ -37,7 +37,7 @@ class Job:
     """What the processes of one topology are asked to do.
 
     Attributes:
-      gin_files, gin_params, seed: the recipe, as `--gin_file`, `--gin_param` and `--seed` gave it.
+      gin_files, gin_params, seed, deterministic: the recipe, as the flags of these names gave it.
       strategy, replicas: as `--strategy` and `--replicas` would say.
       steps: how many to train.
       folder: where `record_path` and `refusal_path` are.
@@ -46,6 +46,7 @@ class Job:
     gin_files: tuple[str, ...]
     gin_params: tuple[str, ...]
     seed: int
+    deterministic: bool
     strategy: str
     replicas: int | None
     steps: int

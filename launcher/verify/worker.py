@@ -46,7 +46,14 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
     modes.import_builtins()
     config.load(job.gin_files, job.gin_params)
     Settings()  # read by the parent; its bindings are no mistake here
-    resolved = plan.resolve(Recipe(), environ=environ, strategy=job.strategy, replicas=job.replicas, seed=job.seed)
+    resolved = plan.resolve(
+        Recipe(),
+        environ=environ,
+        strategy=job.strategy,
+        replicas=job.replicas,
+        seed=job.seed,
+        deterministic=job.deterministic,
+    )
     built = session.build(resolved)
     config.check_all_used()
     batches = built.trainer.batches(resolved.data)

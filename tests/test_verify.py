@@ -1,0 +1,445 @@
+"""--mode=verify: what it calls equal, what it calls different, and that no process outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import math
+import os
+import re
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from launcher.errors import TrainingError, UsageError
+from launcher.reporting.console import make_console
+from launcher.verify import command, processes, record, table
+from launcher.verify.compare import QUANTITIES, compare, not_finite
+from launcher.verify.processes import Died, Job, Refused
+from launcher.verify.record import Record, digest
+from launcher.verify.settings import Settings, Topology
+from launcher.verify.tolerances import Tolerances, for_policy
+
+TOLERANCES = Tolerances(loss=1e-5, gradient_norm=1e-4, weights=1e-3, slots=1e-2, moving_statistics=1e-3)
+STEPS = 4
+
+
+def made(**changes) -> Record:
+    """A record of four steps in which nothing happens."""
+    plain = Record(
+        loss=np.array([2.0, 1.5, 1.2, 1.0]),
+        gradient_norm=np.array([4.0, 3.0, 2.0, 1.0]),
+        loss_scale=np.full(STEPS, 1024.0),
+        finite=np.ones(STEPS),
+        state={
+            "counters/step": np.array(STEPS),
+            "counters/skipped": np.array(0),
+            "loss_scale/scale": np.array(1024.0, np.float32),
+            "model/dense/kernel": np.array([[0.5, -0.25]], np.float32),
+            "model/norm/moving_mean": np.array([100.0, 1.0], np.float32),
+            "optimizer/adam/dense_kernel_momentum": np.array([[2.0, 1.0]], np.float32),
+            "optimizer/adam/dense_bias_momentum": np.array([1e-9], np.float32),
+            "optimizer/adam/dense_kernel_velocity": np.array([[1e-6, 2e-6]], np.float32),
+            "ema/dense/kernel": np.array([[0.5, -0.25]], np.float32),
+        },
+        trained=("model/dense/kernel",),
+        digests=({"model/dense/kernel": "a", "steps/loss": "b"},),
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def state(**changes) -> Record:
+    """The same with other values at the end."""
+    return made(state={**made().state, **{name: np.asarray(value) for name, value in changes.items()}})
+
+
+def failing(found: Record, baseline: Record | None = None, tolerances: Tolerances = TOLERANCES):
+    """The deviations out of tolerance, by quantity."""
+    deviations = compare(baseline or made(), found, tolerances)
+    assert tuple(one.quantity for one in deviations) == QUANTITIES
+    return {one.quantity: one for one in deviations if not one.within}
+
+
+# ------------------------------------------------------------------------------------------------------- the comparison
+
+
+def test_a_run_equals_itself():
+    assert failing(made()) == {}
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+@pytest.mark.parametrize("field", ["loss", "gradient_norm"])
+def test_every_step_of_a_curve_is_held_to_the_tolerance(field, step):
+    tolerance = getattr(TOLERANCES, field)
+    curve = getattr(made(), field)
+    for factor, outside in ((0.9, False), (1.1, True)):
+        changed = curve.copy()
+        changed[step] *= 1 + factor * tolerance
+        found = failing(made(**{field: changed}))
+        assert set(found) == ({field.replace("_", " ")} if outside else set())
+        if outside:
+            assert f"at step {step + 1}" in found[field.replace("_", " ")].sentence
+            assert found[field.replace("_", " ")].first_step == step + 1
+
+
+def test_the_first_step_out_of_tolerance_is_named_beside_the_worst():
+    found = failing(made(loss=np.array([2.0, 1.6, 2.4, 1.0])))
+    assert "at step 3 (out of tolerance from step 2 on)" in found["loss"].sentence
+
+
+def test_a_loss_near_zero_is_judged_by_where_it_came_from():
+    baseline = made(loss=np.array([2.0, 1.0, 1e-2, 1e-7]))
+    assert failing(made(loss=np.array([2.0, 1.0, 1e-2, 2e-7])), baseline) == {}
+    assert set(failing(made(loss=np.array([2.0, 1.0, 1e-2, 1e-4])), baseline)) == {"loss"}
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity", "scale", "tolerance"),
+    [
+        ("model/dense/kernel", "weights", 1.0, TOLERANCES.weights),
+        ("ema/dense/kernel", "weights", 1.0, TOLERANCES.weights),
+        ("model/norm/moving_mean", "moving statistics", 100.0, TOLERANCES.moving_statistics),
+        ("optimizer/adam/dense_kernel_momentum", "optimizer slots", 2.0, TOLERANCES.slots),
+        ("optimizer/adam/dense_bias_momentum", "optimizer slots", 2.0, TOLERANCES.slots),
+        ("optimizer/adam/dense_kernel_velocity", "optimizer slots", 2e-6, TOLERANCES.slots),
+    ],
+)
+def test_final_state_is_held_to_the_tolerance_of_its_kind(name, quantity, scale, tolerance):
+    value = made().state[name]
+    assert failing(state(**{name: value + 0.9 * tolerance * scale})) == {}
+    found = failing(state(**{name: value + 1.1 * tolerance * scale}))
+    assert set(found) == {quantity}
+    assert name in found[quantity].sentence
+
+
+def test_a_step_skipped_on_one_side_only_is_found_whatever_the_tolerances():
+    finite = np.array([1.0, 1.0, 0.0, 1.0])
+    loose = Tolerances(loss=9, gradient_norm=9, weights=9, slots=9, moving_statistics=9)
+    found = failing(made(finite=finite), tolerances=loose)
+    assert set(found) == {"skipped steps"}
+    assert "step 3" in found["skipped steps"].sentence
+
+
+def test_another_sequence_of_loss_scales_is_found():
+    found = failing(made(loss_scale=np.array([1024.0, 1024.0, 512.0, 512.0])))
+    assert set(found) == {"loss scale"}
+    assert "step 3: 512, on one replica 1024" in found["loss scale"].sentence
+    found = failing(state(**{"loss_scale/scale": np.float32(512)}))
+    assert "loss_scale/scale" in found["loss scale"].sentence
+
+
+def test_replicas_that_differ_in_a_bit_are_found():
+    same, other = {"model/dense/kernel": "a"}, {"model/dense/kernel": "c"}
+    assert failing(made(digests=(same, same, same))) == {}
+    found = failing(made(digests=(same, same, other)))
+    assert set(found) == {"replicas"}
+    assert "model/dense/kernel on replica 2" in found["replicas"].sentence
+    assert digest(np.array([0.0])) != digest(np.array([-0.0]))
+    assert digest(np.array([math.nan])) == digest(np.array([math.nan]))
+
+
+def test_what_overflowed_and_was_skipped_on_both_sides_is_equal():
+    loss, norm = np.array([2.0, math.nan, 1.2, 1.0]), np.array([4.0, math.inf, 2.0, 1.0])
+    skipped = {"finite": np.array([1.0, 0.0, 1.0, 1.0])}
+    both = made(loss=loss, gradient_norm=norm, **skipped)
+    assert failing(both, both) == {}
+    assert set(failing(made(**skipped), both)) == {"loss", "gradient norm"}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_on_both_sides_yet_applied_is_no_agreement(value):
+    both = made(loss=np.array([2.0, 1.5, value, 1.0]))
+    assert set(failing(both, both)) == {"loss"}
+    assert not_finite(both) == "the loss or gradient of step 3"
+    both = state(**{"model/dense/kernel": np.float32([[value, 1]])})
+    assert set(failing(both, both)) == {"weights"}
+    assert not_finite(both) == "model/dense/kernel"
+    assert not_finite(made()) is None
+
+
+def test_a_variable_that_is_missing_or_of_another_shape_is_found():
+    less = dict(made().state)
+    del less["model/norm/moving_mean"]
+    assert set(failing(made(state=less))) == {"moving statistics"}
+    assert set(failing(made(), made(state=less))) == {"weights"}
+    assert set(failing(state(**{"model/dense/kernel": np.zeros([3])}))) == {"weights"}
+
+
+def test_records_of_several_processes_come_back_as_one(tmp_path):
+    chief = made(digests=({"x": "1"},))
+    chief.save(tmp_path / "0.npz")
+    made(state={}, digests=({"x": "2"},)).save(tmp_path / "1.npz")
+    loaded = record.load([tmp_path / "0.npz", tmp_path / "1.npz"])
+    assert loaded.digests == ({"x": "1"}, {"x": "2"})
+    assert failing(dataclasses.replace(loaded, digests=({},))) == {}
+    assert loaded.trained == chief.trained
+
+
+# ------------------------------------------------------------------------------------------------ table, verdict, exit
+
+
+def results(*records: Record):
+    return [
+        table.Result(topology=Topology(replicas=index), seconds=1.0, deviations=compare(made(), one, TOLERANCES))
+        for index, one in enumerate(records, start=2)
+    ]
+
+
+def test_the_worst_offender_is_named_with_topology_quantity_and_place():
+    slight = made(loss=made().loss * (1 + 2e-5))
+    bad = state(**{"model/dense/kernel": np.float32([[0.5, 7.0]])})
+    command.judge(results(made(), made()))
+    with pytest.raises(TrainingError, match=r"1 of 2 .*mirrored 3: loss deviates by 2e-05.*step 1"):
+        command.judge(results(made(), slight))
+    with pytest.raises(TrainingError, match=r"worst offender is mirrored 2: weights .*model/dense/kernel"):
+        command.judge(results(bad, slight, made()))
+
+
+def test_a_topology_that_died_fails_and_one_that_does_not_apply_passes():
+    died = table.Result(topology=Topology(workers=2), seconds=1.0, died="worker 1 ended with exit code 3")
+    refused = table.Result(topology=Topology(microbatches=3), seconds=1.0, refused="128 cannot be split")
+    command.judge([*results(made()), refused])
+    with pytest.raises(TrainingError, match="workers 2"):
+        command.judge([*results(made()), died])
+    with pytest.raises(UsageError, match="nothing was verified"):
+        command.judge([refused])
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["plain", "terminal"])
+def test_the_table_shows_every_topology_and_says_what_is_wrong(stream, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    refused = table.Result(topology=Topology(microbatches=3), seconds=1.0, refused="128 cannot be split")
+    shown = [*results(made(), made(finite=np.zeros(STEPS))), refused]
+    console = make_console(total_steps=STEPS, stream=stream)
+    table.show(shown, TOLERANCES, console, stream)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    for expected in ("tolerance", "1.0e-05", "mirrored 2", "differ !", "EXCEEDED", "128 cannot be split", *QUANTITIES):
+        assert expected in text, expected
+    assert "mirrored 3: skipped steps differ at step 1" in text
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+
+def test_topologies_follow_the_settings_and_the_recipes_own_microbatches():
+    assert [one.name for one in Settings(replicas=2, workers=(2, 3), microbatches=()).topologies(4)] == [
+        "mirrored 2",
+        "workers 2",
+        "workers 3",
+        "microbatches 4",
+    ]
+    for settings in ({"replicas": 1}, {"steps": 0}, {"timeout_seconds": 0.0}, {"devices": "tpu"}):
+        with pytest.raises(UsageError, match=f"verify.{next(iter(settings))}"):
+            Settings(**settings)
+    with pytest.raises(UsageError, match="nothing to verify"):
+        Settings(replicas=(), workers=(), microbatches=()).topologies(1)
+
+
+def test_sixteen_bits_get_wider_tolerances_than_float32_and_float16_no_wider_than_bfloat16():
+    exact, half, brain = (
+        dataclasses.astuple(for_policy(policy)) for policy in ("float32", "mixed_float16", "mixed_bfloat16")
+    )
+    assert all(a < b <= c for a, b, c in zip(exact, half, brain, strict=True))
+    assert for_policy("float32").loss <= 1e-5
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+def job(tmp_path, **changes) -> Job:
+    plain = Job(
+        gin_files=("absent.gin",),
+        gin_params=(),
+        seed=0,
+        deterministic=False,
+        strategy="one_device",
+        replicas=None,
+        steps=1,
+        folder=str(tmp_path),
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def test_workers_get_addresses_and_gpus_of_their_own_and_nothing_of_an_outer_cluster():
+    outer = {"TF_CONFIG": "{}", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "4,7"}
+    (alone,) = processes.environments(Topology(replicas=2), outer, num_gpus=0)
+    assert alone == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "-1"}
+    first, second = processes.environments(Topology(workers=2), outer, num_gpus=2)
+    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("4", "7")
+    clusters = [json.loads(one["TF_CONFIG"]) for one in (first, second)]
+    assert [one["task"]["index"] for one in clusters] == [0, 1]
+    assert len(set(clusters[0]["cluster"]["worker"])) == 2
+    with pytest.raises(Refused, match="2 workers need a GPU each"):
+        processes.environments(Topology(workers=2), outer, num_gpus=1)
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_a_process_that_ends_badly_takes_the_others_along_and_its_last_lines_are_kept(tmp_path, monkeypatch):
+    script = "import os, sys, time; index = os.environ['TF_CONFIG'].rindex('1') > os.environ['TF_CONFIG'].rindex('x')"
+    worker = tmp_path / "worker"
+    worker.write_text(
+        f"#!{sys.executable}\n{script}\nprint('the reason', flush=True)\nif index: sys.exit(3)\nsys.stdin.read()\n"
+    )
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    with pytest.raises(Died, match=r"worker 1 ended with exit code 3\n  \| the reason"):
+        processes.run(job(tmp_path), Topology(workers=2), num_gpus=0, timeout_seconds=60)
+    assert children() == []
+
+
+def test_processes_that_do_not_end_in_time_are_ended(tmp_path, monkeypatch):
+    worker = tmp_path / "worker"
+    worker.write_text(f"#!{sys.executable}\nimport sys\nsys.stdin.read()\n")
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    with pytest.raises(Died, match=r"worker 0 did not end within verify\.timeout_seconds = 0\.2, without a word"):
+        processes.run(job(tmp_path), Topology(workers=2), num_gpus=0, timeout_seconds=0.2)
+    assert children() == []
+
+
+# ---------------------------------------------------------------------------------------------------- the whole command
+
+TASK = """
+import os
+
+import gin
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.pipeline import ArrayExamples, RandomAccessData
+
+
+@gin.configurable
+class Points:
+    def __init__(self, fault: str = ""):
+        self.fault = fault
+
+    def data(self):
+        generator = np.random.default_rng(0)
+        x = generator.normal(size=[100, 8]).astype("float32")
+        examples = ArrayExamples({"x": x, "label": (x.sum(1) > 0).astype("int32")})
+        return RandomAccessData(train=examples, evaluation=examples)
+
+    def model(self):
+        if self.fault == "dies" and '"index": 1' in os.environ.get("TF_CONFIG", ""):
+            os.write(2, b"no more disk\\n")
+            os._exit(9)
+        if self.fault == "hangs":
+            open("hanging", "w").close()
+            while True:
+                pass
+        layers = [keras.Input((8,)), keras.layers.Dense(16, "relu", name="first")]
+        if self.fault == "norm":
+            layers.append(keras.layers.BatchNormalization(name="norm"))
+        return keras.Sequential([*layers, keras.layers.Dense(2, name="last")])
+
+    def loss(self, model, batch, training):
+        logits, weight = model(batch["x"], training=training), batch["weight"]
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], tf.cast(logits, tf.float32))
+        total = tf.reduce_mean(losses) if self.fault == "mean" else tf.reduce_sum(losses * weight)
+        return total, tf.reduce_sum(weight), {}
+"""
+
+RECIPE = """
+import points
+train.task = @Points()
+train.optimizer = @adam
+train.steps = 6
+train.global_batch_size = 12
+adam.learning_rate = 0.01
+verify.replicas = 2
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "points.py").write_text(TASK)
+    (tmp_path / "points.gin").write_text(RECIPE)
+    return ["--gin_file=points.gin", "--mode=verify"]
+
+
+def only_mirrored(fault: str) -> list[str]:
+    return [
+        "--gin_param=verify.workers = ()",
+        "--gin_param=verify.microbatches = ()",
+        f"--gin_param=Points.fault = '{fault}'",
+    ]
+
+
+@pytest.mark.heavy
+def test_a_recipe_of_ones_own_is_verified_on_every_topology(run_launcher, recipe, tmp_path):
+    finished = run_launcher(*recipe, "--gin_param=verify.microbatches = (2, 5)")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "microbatches 5: not applicable: train.global_batch_size = 12 cannot be split evenly" in finished.stdout
+    written = json.loads((tmp_path / "runs/points/verify.json").read_text())
+    assert written["steps"] == 6
+    assert written["within_tolerance"]
+    verdicts = {one["topology"]: one["verdict"] for one in written["topologies"]}
+    within = dict.fromkeys(["mirrored 2", "workers 2", "microbatches 2"], "within")
+    assert verdicts == {**within, "microbatches 5": "not applicable"}
+    for one in written["topologies"][:2]:
+        assert one["deviations"]["replicas"]["value"] == 0
+        assert one["deviations"]["loss"]["value"] < 1e-5
+    assert not (tmp_path / "runs/points/checkpoints").exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("fault", "quantity"), [("mean", "loss"), ("norm", "moving statistics")])
+def test_a_task_that_depends_on_the_topology_is_found_out(run_launcher, recipe, tmp_path, fault, quantity):
+    finished = run_launcher(*recipe, *only_mirrored(fault))
+    assert finished.returncode == 70, finished.stderr
+    assert f"mirrored 2: {quantity} " in finished.stdout
+    assert "worst offender is mirrored 2" in finished.stderr
+    assert "is the task's loss() a sum over the batch" in finished.stderr
+    written = json.loads((tmp_path / "runs/points/verify.json").read_text())
+    assert not written["within_tolerance"]
+    assert not written["topologies"][0]["deviations"][quantity.replace(" ", "_")]["within"]
+
+
+@pytest.mark.heavy
+def test_a_worker_that_dies_fails_its_topology_and_leaves_no_orphans(start_launcher, recipe):
+    bindings = ("--gin_param=verify.replicas = ()", "--gin_param=verify.microbatches = ()")
+    started = start_launcher(*recipe, *bindings, "--gin_param=Points.fault = 'dies'")
+    seen: set[psutil.Process] = set()
+
+    def ended():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seen.update(psutil.Process(started.process.pid).children(recursive=True))
+        return started.process.poll() is not None
+
+    started.wait_until(ended)
+    finished = started.wait()
+    assert finished.returncode == 70, finished.stderr
+    assert "workers 2: worker 1 ended with exit code 9" in finished.stdout
+    assert "no more disk" in finished.stdout
+    assert len(seen) >= 3, "one process for the baseline and one for each worker"
+    assert not [one for one in seen if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.heavy
+def test_workers_follow_when_the_command_is_killed(start_launcher, recipe, tmp_path):
+    started = start_launcher(*recipe, "--gin_param=Points.fault = 'hangs'")
+    started.wait_until((tmp_path / "hanging").exists)
+    (worker,) = psutil.Process(started.process.pid).children(recursive=True)
+    os.kill(started.process.pid, 9)  # not its group
+    worker.wait(timeout=60)
+
+
+def test_flags_that_contradict_verify_are_refused(run_launcher, recipe):
+    finished = run_launcher(*recipe, "--replicas=2")
+    assert finished.returncode == 64
+    assert "verify.replicas" in finished.stderr
