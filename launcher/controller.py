@@ -13,7 +13,7 @@ import numpy as np
 
 from launcher.checkpoints import CheckpointStore
 from launcher.data.pipeline import Data
-from launcher.errors import TrainingError, UsageError
+from launcher.errors import Preempted, TrainingError, UsageError
 from launcher.evaluator import Evaluator
 from launcher.names import advice
 from launcher.recipe import Recipe
@@ -44,6 +44,7 @@ class Controller:
       recipe: the cadence.
       total_steps: length of the run.
       evaluate: whether to evaluate while training and at the end.
+      stop_requested: whether this worker has been asked to stop; looked at between steps.
       after_first_step: called once, when everything has been traced and used.
     """
 
@@ -59,6 +60,7 @@ class Controller:
         recipe: Recipe,
         total_steps: int,
         evaluate: bool = True,
+        stop_requested: Callable[[], bool] = lambda: False,
         after_first_step: Callable[[], None] = lambda: None,
     ):
         self._trainer = trainer
@@ -70,6 +72,7 @@ class Controller:
         self._recipe = recipe
         self._total_steps = total_steps
         self._evaluates = evaluate and bool(data.num_eval_examples)
+        self._stop_requested = stop_requested
         self._after_first_step = after_first_step
         self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
@@ -97,6 +100,7 @@ class Controller:
 
         Raises:
           TrainingError: gradients stayed non-finite at the smallest loss scale.
+          Preempted: a worker was asked to stop; all have, at the same step, which is saved.
         """
         trainer, total = self._trainer, self._total_steps
         step = trainer.step
@@ -109,6 +113,9 @@ class Controller:
         self._after_first_step()
         self._act(step + 1)
         while (step := trainer.step) < total:
+            if trainer.any_worker(self._stop_requested()):
+                self._save(step, {})
+                raise Preempted(f"asked to stop: step {step} of {total} is saved; the same command goes on from there")
             self._take(self._steps_until_next_event(step), phase="train")
             self._act(trainer.step)
 

@@ -15,6 +15,7 @@ from launcher.checkpoints import CheckpointStore
 from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
 from launcher.plan import RunPlan
+from launcher.preemption import StopRequest
 from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
@@ -151,6 +152,7 @@ def _run_session(
 ) -> int:
     resolved = built.plan
     is_chief = resolved.cluster.is_chief
+    stop = StopRequest()
     reporter = Reporter(model_dir=model_dir, total_steps=resolved.total_steps, is_chief=is_chief)
     controller = Controller(
         trainer=built.trainer,
@@ -162,6 +164,7 @@ def _run_session(
         recipe=resolved.recipe,
         total_steps=resolved.total_steps,
         evaluate=mode != "train",
+        stop_requested=stop,
         after_first_step=lambda: config.save_operative(os.path.join(model_dir, "config.gin")) if is_chief else None,
     )
     if newest is not None:
@@ -185,7 +188,8 @@ def _run_session(
         if mode == "eval":
             controller.evaluate()
         else:
-            controller.train()
+            with stop.installed():
+                controller.train()
         exit_code = EXIT_DONE
     except LauncherError as error:
         exit_code, error_text = error.exit_code, str(error)

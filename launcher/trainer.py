@@ -86,6 +86,7 @@ class Trainer:
             config=config,
         )
         self._run_steps = tf.function(self._run_steps_in_graph)
+        self._sum = tf.function(lambda value: strategy.run(_sum_over_replicas, args=(value,)))
 
     @property
     def step(self) -> int:
@@ -233,18 +234,27 @@ class Trainer:
         Raises:
           PeerError: they are not, as when a shared disk shows its files late.
         """
-        summed = tf.function(lambda: self.strategy.run(_steps_over_replicas, args=(self.counters.step,)))()
-        total = int(self.strategy.experimental_local_results(summed)[0].numpy())
-        if total != self.step * self.strategy.num_replicas_in_sync:
+        if self._sum_over_replicas(self.step) != self.step * self.strategy.num_replicas_in_sync:
             raise PeerError(
                 f"this worker restored step {self.step}, another worker a different one; is --model_dir one directory "
                 "that all workers share? Run the same command again"
             )
 
+    def any_worker(self, flag: bool) -> bool:
+        """Whether any worker says so: all call this after the same step and all get the same answer."""
+        return self._sum_over_replicas(int(flag)) > 0
 
-def _steps_over_replicas(step: tf.Variable) -> tf.Tensor:
-    """In replica context: the sum of all replicas' steps."""
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(step))
+    def _sum_over_replicas(self, value: int) -> int:
+        """Sums what each replica's worker says; a collective only where there are several workers."""
+        if not isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            return value * self.strategy.num_replicas_in_sync
+        summed = self._sum(tf.constant(value, tf.int64))
+        return int(self.strategy.experimental_local_results(summed)[0].numpy())
+
+
+def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
+    # Without the copy, a value that was not made inside the replica cannot be reduced.
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
 
 
 def distribute_batches(

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from launcher.checkpoints import CheckpointStore
 
@@ -66,3 +67,39 @@ def test_finished_run_says_so_and_evaluates_again_without_training(run_launcher,
     assert "accuracy" in summary["metrics"]["eval"]
     after = CheckpointStore(f"{tmp_path}/run/checkpoints").read(3)
     assert all(np.array_equal(after[name], before[name]) for name in before)
+
+
+def assert_preempted(finished, model_dir):
+    assert finished.returncode == 42, finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "goes on from there" in finished.stderr
+    summary = json.loads((model_dir / "summary.json").read_text())
+    assert (summary["status"], summary["exit_code"]) == ("preempted", 42)
+    assert CheckpointStore(str(model_dir / "checkpoints")).latest() == summary["step"]
+
+
+def test_sigterm_ends_the_step_saves_and_exits_42(start_launcher, tmp_path):
+    flags = (*FLAGS, f"--model_dir={tmp_path}/run", "--gin_param=train.steps = 100000", "--mode=train")
+    started = start_launcher(*flags)
+    store = CheckpointStore(f"{tmp_path}/run/checkpoints")
+    started.wait_until(lambda: len(store.steps()) >= 1)
+    started.send(signal.SIGTERM)
+    assert_preempted(started.wait(), tmp_path / "run")
+
+
+@pytest.mark.heavy
+def test_sigterm_to_one_worker_stops_all_at_the_same_saved_step(start_launcher, free_ports, tmp_path):
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    workers = [
+        start_launcher(
+            *FLAGS, f"--model_dir={tmp_path}/run", "--gin_param=train.steps = 100000", "--mode=train",
+            env={"TF_CONFIG": json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})},
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    store = CheckpointStore(f"{tmp_path}/run/checkpoints")
+    workers[0].wait_until(lambda: len(store.steps()) >= 1)
+    workers[1].send(signal.SIGTERM)
+    finished = [worker.wait() for worker in workers]
+    assert finished[1].returncode == 42
+    assert_preempted(finished[0], tmp_path / "run")
