@@ -406,8 +406,9 @@ def test_a_required_macro_must_be_given():
 
 def test_what_an_empty_recipe_lacks_is_named_when_it_is_called():
     config.load([])
-    with pytest.raises(UsageError, match=r"required and not bound: job.optimizer, job.data, job.steps"), (
-        config.usage_errors()
+    with (
+        pytest.raises(UsageError, match=r"required and not bound: job.optimizer, job.data, job.steps"),
+        config.usage_errors(),
     ):
         job()
 

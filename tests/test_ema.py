@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from building import build_session
 
-from launcher import config, modes, plan, session
-from launcher import strategy as strategy_lib
-from launcher.cluster import resolve
 from launcher.recipe import Recipe
 
 DECAY = 0.5
@@ -15,10 +13,7 @@ PARAMS = ("train.steps = 8", "train.global_batch_size = 32", "resnet.depth = 8",
 
 
 def built(replicas=1, params=()):
-    modes.import_builtins()
-    config.load(["resnet_cpu.gin"], [*PARAMS, f"train.ema_decay = {DECAY}", *params])
-    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
-    return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
+    return build_session("resnet_cpu.gin", [*PARAMS, f"train.ema_decay = {DECAY}", *params], replicas)
 
 
 def averages(state):

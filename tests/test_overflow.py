@@ -7,13 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from building import build_session
 
-from launcher import config, modes, plan, session
-from launcher import strategy as strategy_lib
 from launcher.checkpoints import CheckpointStore
-from launcher.cluster import resolve
 from launcher.data.pipeline import Shard
-from launcher.recipe import Recipe
 
 STEPS = 24  # one epoch is 16 steps, so the bad example comes once or twice
 
@@ -66,12 +63,8 @@ def recipe(tmp_path, monkeypatch):
 
 
 def train(recipe, replicas=1, microbatches=1):
-    modes.import_builtins()
-    config.load([recipe], [f"train.microbatches = {microbatches}"])
-    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
-    made = session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
-    records = made.trainer.train(made.trainer.batches(resolved.data), STEPS)
-    return records, made
+    made = build_session(recipe, [f"train.microbatches = {microbatches}"], replicas)
+    return made.trainer.train(made.trainer.batches(made.plan.data), STEPS), made
 
 
 def skipped_steps(records):
@@ -100,11 +93,9 @@ def test_every_topology_skips_the_same_steps_and_replicas_stay_equal(recipe):
 def test_a_skipped_step_leaves_weights_slots_statistics_and_counters_untouched(recipe):
     records, _ = train(recipe)
     bad = skipped_steps(records)[0]
-    modes.import_builtins()
-    config.load([recipe])
-    resolved = plan.resolve(Recipe(), environ={}, replicas=2)
-    trainer = session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved).trainer
-    batches = trainer.batches(resolved.data)
+    made = build_session(recipe, replicas=2)
+    trainer = made.trainer
+    batches = trainer.batches(made.plan.data)
     trainer.train(batches, bad - 1)
     before = trainer.snapshot()
     trainer.train(batches, 1)
@@ -146,14 +137,12 @@ def test_scale_and_skipped_steps_survive_a_restart(recipe):
 def test_layers_that_overflow_and_the_replica_that_saw_it_are_named(recipe, replicas):
     records, _ = train(recipe, replicas)
     bad = skipped_steps(records)[0]
-    modes.import_builtins()
-    config.load([recipe])
-    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
-    trainer = session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved).trainer
-    trainer.train(trainer.batches(resolved.data), bad)
+    made = build_session(recipe, replicas=replicas)
+    trainer, data = made.trainer, made.plan.data
+    trainer.train(trainer.batches(data), bad)
     before = trainer.snapshot()
-    named = trainer.name_non_finite(resolved.data)
-    batch = next(iter(resolved.data.train_batches(shard_of(bad))))
+    named = trainer.name_non_finite(data)
+    batch = next(iter(data.train_batches(shard_of(bad))))
     seen_by = int(np.flatnonzero(batch["image"].numpy().max(axis=1) > 1e5)[0]) // (32 // replicas)
     assert named.startswith("sequential/one/kernel")
     assert named.endswith(f"on replica {seen_by}")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from building import build_session
 
-from launcher import config, modes, plan, session
-from launcher import strategy as strategy_lib
-from launcher.cluster import resolve
 from launcher.errors import UsageError
-from launcher.recipe import Recipe
 from launcher.regularization import Penalty
 
 
@@ -36,16 +33,13 @@ def test_a_layer_type_the_model_does_not_have_is_refused_with_those_it_has():
 
 
 def first_steps(replicas, microbatches, penalty):
-    modes.import_builtins()
     params = ["train.steps = 4", "train.global_batch_size = 32", "resnet.depth = 8", "resnet.norm_group_size = 8"]
     params.append(f"train.microbatches = {microbatches}")
     if penalty:
         params += ["train.penalty = @penalty()", "penalty.l2 = {'Conv2D': 0.01, 'Dense': 0.02}"]
-    config.load(["resnet_cpu.gin"], params)
-    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
-    made = session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
+    made = build_session("resnet_cpu.gin", params, replicas)
     value = float(Penalty(l2={"Conv2D": 0.01, "Dense": 0.02})(made.model))
-    records = made.trainer.train(made.trainer.batches(resolved.data), 4)
+    records = made.trainer.train(made.trainer.batches(made.plan.data), 4)
     return records.loss / records.weight, made.trainer.snapshot(), value
 
 

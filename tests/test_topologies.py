@@ -8,27 +8,17 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from building import build_session
 
-from launcher import config, modes, plan, session
-from launcher import strategy as strategy_lib
 from launcher.checkpoints import CheckpointStore
-from launcher.cluster import resolve
-from launcher.recipe import Recipe
 
 STEPS = 50
-RECIPE = ("resnet_cpu.gin",)
+RECIPE = "resnet_cpu.gin"
 PARAMS = (f"train.steps = {STEPS}", "cosine.decay_steps = 350")
 
 
-def built(replicas=1, microbatches=1, params=()):
-    modes.import_builtins()
-    config.load(RECIPE, [*PARAMS, f"train.microbatches = {microbatches}", *params])
-    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
-    return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
-
-
 def curve_and_state(replicas=1, microbatches=1, params=(), steps=STEPS):
-    made = built(replicas, microbatches, params)
+    made = build_session(RECIPE, [*PARAMS, f"train.microbatches = {microbatches}", *params], replicas)
     records = made.trainer.train(made.trainer.batches(made.plan.data), steps)
     return records.loss / records.weight, made.trainer.snapshot(), made
 
@@ -56,7 +46,7 @@ def test_every_topology_trains_to_the_weights_of_one_replica(one_replica, replic
 @pytest.mark.heavy
 def test_two_worker_processes_train_to_the_weights_of_one_replica(one_replica, run_workers, tmp_path):
     bindings = [f"--gin_param={binding}" for binding in (*PARAMS, "train.log_every = 1")]
-    workers = run_workers(2, f"--gin_file={RECIPE[0]}", "--mode=train", f"--model_dir={tmp_path}/run", *bindings)
+    workers = run_workers(2, f"--gin_file={RECIPE}", "--mode=train", f"--model_dir={tmp_path}/run", *bindings)
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
     events = [json.loads(line) for line in Path(tmp_path, "run/metrics.jsonl").read_text().splitlines()]
     losses = np.array([event["loss"] for event in events if event["split"] == "train"])

@@ -8,7 +8,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_run import GivenTask, assert_replicas_equal, build, descent, linear_batches, linear_model, negative_sum, train
+from small_run import (
+    GivenTask,
+    assert_replicas_equal,
+    build,
+    descent,
+    linear_batches,
+    linear_model,
+    negative_sum,
+    train,
+)
 
 from launcher.errors import UsageError
 from launcher.precision import DynamicLossScale, FixedLossScale

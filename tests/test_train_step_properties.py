@@ -20,14 +20,15 @@ from launcher import optimizers
 from launcher.errors import UsageError
 from launcher.precision import DynamicLossScale
 
-STEPS = 6
+STEPS = 10
 LAYERS = ("first", "second")
 FEATURES = {"first": 3, "second": 2}
-RATE, DECAY = 0.125, 0.5
+RATE, DECAY, EPSILON = 0.125, 0.5, 0.01
 SCALE = DynamicLossScale(initial_scale=64.0, growth_interval=2, hysteresis=2, floor=16.0, ceiling=128.0)
-TOPOLOGIES = [(1, 1, 1), (1, 2, 2), (1, 3, 3), (2, 1, 2), (2, 1, 4), (3, 1, 3), (2, 2, 4), (4, 1, 4), (4, 1, 8)]
+# Replicas, microbatches, examples: one example a part, and two; whole numbers of neither two nor four.
+TOPOLOGIES = [(1, 1, 1), (1, 3, 3), (2, 1, 2), (2, 2, 8), (3, 1, 3), (4, 1, 4)]
 
-quickly = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+quickly = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 # ------------------------------------------------------------------------------------------------------- what is trained
@@ -53,7 +54,7 @@ def sums(model, batch, training):
 
 def optimizer() -> optimizers.Optimizer:
     """AdamW: every part of it (moments, decay, the count of updates) shows whether a step was taken."""
-    return optimizers.adamw(learning_rate=RATE, weight_decay=DECAY, exclude_from_decay=("gamma$", "beta$"))
+    return optimizers.adamw(learning_rate=RATE, weight_decay=DECAY, epsilon=EPSILON)
 
 
 def empty(steps: int, batch: int) -> dict[str, np.ndarray]:
@@ -64,9 +65,7 @@ def empty(steps: int, batch: int) -> dict[str, np.ndarray]:
 @functools.cache
 def session(replicas: int, microbatches: int, batch: int, wire_dtype: str = "float32"):
     task = GivenTask(empty(1, batch), two_layers, sums)
-    made = build(
-        task, replicas, microbatches, steps=100, optimizer=optimizer, loss_scale=SCALE, wire_dtype=wire_dtype
-    )
+    made = build(task, replicas, microbatches, steps=100, optimizer=optimizer, loss_scale=SCALE, wire_dtype=wire_dtype)
     return made, made.trainer.snapshot()
 
 
@@ -122,7 +121,7 @@ def adamw(gradients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
             second[name] = 0.999 * second[name] + 0.001 * gradient[name] ** 2
             correction = np.sqrt(1 - 0.999**count) / (1 - 0.9**count)
             decayed = weights[name] * (1 - RATE * DECAY)
-            weights[name] = decayed - RATE * correction * first[name] / (np.sqrt(second[name]) + 1e-7)
+            weights[name] = decayed - RATE * correction * first[name] / (np.sqrt(second[name]) + EPSILON)
     return weights
 
 
@@ -238,7 +237,7 @@ def test_a_scale_too_large_for_the_float16_wire_falls_until_the_sum_fits(topolog
 
 
 @given(replicas=st.sampled_from([2, 3, 4]), microbatches=st.integers(1, 3), batch=st.integers(1, 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_batch_is_split_evenly_or_refused_with_the_sizes_that_can_be(replicas, microbatches, batch):
     task = GivenTask(empty(1, batch), two_layers, sums)
     parts = replicas * microbatches

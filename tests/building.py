@@ -1,0 +1,18 @@
+"""Sessions inside the test process, as `launcher.main` would build them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher import config, modes, plan, session
+from launcher import strategy as strategy_lib
+from launcher.cluster import resolve
+from launcher.recipe import Recipe
+
+
+def build_session(recipe: str, params: Sequence[str] = (), replicas: int = 1) -> session.Session:
+    """The session of a recipe with these bindings on that many logical CPU devices."""
+    modes.import_builtins()
+    config.load([recipe], params)
+    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
+    return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
