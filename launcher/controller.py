@@ -16,6 +16,7 @@ from launcher.data.pipeline import Data
 from launcher.errors import Preempted, TrainingError, UsageError
 from launcher.evaluator import Evaluator
 from launcher.names import advice
+from launcher.progress import Progress
 from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
@@ -44,6 +45,7 @@ class Controller:
       recipe: the cadence.
       total_steps: length of the run.
       evaluate: whether to evaluate while training and at the end.
+      progress: tells a supervisor, if there is one, how far this worker is.
       stop_requested: whether this worker has been asked to stop; looked at between steps.
       after_first_step: called once, when everything has been traced and used.
     """
@@ -60,6 +62,7 @@ class Controller:
         recipe: Recipe,
         total_steps: int,
         evaluate: bool = True,
+        progress: Progress,
         stop_requested: Callable[[], bool] = lambda: False,
         after_first_step: Callable[[], None] = lambda: None,
     ):
@@ -72,6 +75,7 @@ class Controller:
         self._recipe = recipe
         self._total_steps = total_steps
         self._evaluates = evaluate and bool(data.num_eval_examples)
+        self._progress = progress
         self._stop_requested = stop_requested
         self._after_first_step = after_first_step
         self._batches: Iterator = iter(())
@@ -86,6 +90,7 @@ class Controller:
         Raises:
           UsageError: the task's loss() or the recipe's best_metric is wrong.
         """
+        self._progress.report(phase="compile", step=self._trainer.step)
         with self._stopwatch.phase("compile"):
             self._batches = self._trainer.batches(self._data)
             names = {"loss", *self._trainer.trace(self._batches)}
@@ -121,6 +126,7 @@ class Controller:
 
     def evaluate(self) -> Event:
         """Evaluates the current weights and reports them."""
+        self._progress.report(phase="evaluate", step=self._trainer.step)
         averaged = (
             self._trainer.ema.in_place_of_weights(self._trainer.strategy)
             if self._recipe.evaluate_ema
@@ -135,6 +141,7 @@ class Controller:
     def _take(self, num_steps: int, *, phase: str) -> None:
         if not self._pending:
             self._pending_since = time.monotonic()
+        self._progress.report(phase=phase, step=self._trainer.step)
         with self._stopwatch.phase(phase):
             records = self._trainer.train(self._batches, num_steps)
         self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
@@ -185,6 +192,7 @@ class Controller:
         return event[name] < best.value if name == "loss" else event[name] > best.value
 
     def _save(self, step: int, metrics: Event) -> None:
+        self._progress.report(phase="checkpoint", step=step)
         with self._stopwatch.phase("checkpoint"):
             self._reporter.flush()
             self._store.save(step, self._trainer.snapshot(), metrics=metrics)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import config
+from launcher import config, progress
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError
 
 _ORDER = (
@@ -77,6 +77,8 @@ def define_flags() -> flags.FlagValues:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, runs one mode and returns the exit code that DESIGN's contract documents."""
     argv = list(sys.argv if argv is None else argv)
+    progress.install_stack_dump(os.environ)
+    progress.Progress(os.environ).report(phase="startup")
     try:
         options = _parse(argv)
         if options.help:
@@ -91,14 +93,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return modes.run(options)
     except LauncherError as error:
+        progress.record_error(os.environ, error, error.exit_code)
         print(f"error: {config.clean_message(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # ours: the whole traceback, and whether a retry can help
+        code = EXIT_RETRY if _is_peer_failure(error) else EXIT_FAILED
+        progress.record_error(os.environ, error, code)
         traceback.print_exc()
-        return EXIT_RETRY if _is_peer_failure(error) else EXIT_FAILED
+        return code
 
 
 def _parse(argv: Sequence[str]) -> flags.FlagValues:

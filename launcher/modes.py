@@ -16,6 +16,7 @@ from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
 from launcher.plan import RunPlan
 from launcher.preemption import StopRequest
+from launcher.progress import Progress
 from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
@@ -36,7 +37,6 @@ def run(options: Any) -> int:
         resolved.data.check()
         model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
         built = session.build(resolved)
-        config.check_all_used()
     store = CheckpointStore(
         os.path.join(model_dir, "checkpoints"),
         keep=resolved.recipe.keep_checkpoints,
@@ -164,6 +164,7 @@ def _run_session(
         recipe=resolved.recipe,
         total_steps=resolved.total_steps,
         evaluate=mode != "train",
+        progress=Progress(os.environ),
         stop_requested=stop,
         after_first_step=lambda: config.save_operative(os.path.join(model_dir, "config.gin")) if is_chief else None,
     )
@@ -171,9 +172,11 @@ def _run_session(
         with stopwatch.phase("checkpoint"):
             built.trainer.restore(store.read(newest))
             built.trainer.check_agreement()
-    if mode != "eval":
-        with config.usage_errors():
+    with config.usage_errors():
+        if mode != "eval":
             controller.prepare()
+        # After the step is traced: a task may call configurables of its own in loss().
+        config.check_all_used()
     if is_chief:
         _make_model_dir(model_dir)
     exit_code, error_text = EXIT_FAILED, None

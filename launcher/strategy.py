@@ -109,7 +109,7 @@ def plan(
     if kind != "multi_worker" and cluster.num_workers > 1:
         raise UsageError(
             f"{cluster.source} names {cluster.num_workers} workers, but the strategy is {kind} ({why}): each would "
-            f"train a model of its own. Use --strategy=multi_worker, or unset {cluster.source}"
+            f"train a model of its own. Use --strategy=multi_worker, or {cluster.to_train_alone}"
         )
     return _PLANNERS[kind](request, why)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,18 +19,16 @@ Batch = dict[str, tf.Tensor]
 
 
 class GivenBatches:
-    """Data that consists of the global batches it is given, in their order.
+    """Data that consists of the global batches it is given, in their order, for training and for evaluation.
 
     Args:
-      train: key to array [steps, global batch, ...].
+      arrays: key to array [steps, global batch, ...].
     """
 
-    num_eval_examples = None
-
-    def __init__(self, train: Mapping[str, np.ndarray]):
-        self._train = train
-        self.steps, self.global_batch_size = next(iter(train.values())).shape[:2]
-        self.num_train_examples = self.steps * self.global_batch_size
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self._arrays = arrays
+        self.steps, self.global_batch_size = next(iter(arrays.values())).shape[:2]
+        self.num_train_examples = self.num_eval_examples = self.steps * self.global_batch_size
 
     def check(self) -> None:
         """Nothing to prepare."""
@@ -42,14 +41,16 @@ class GivenBatches:
             mine = array[shard.start_step :, first : first + shard.host_batch_size]
             return mine.reshape(-1, size, *array.shape[2:])
 
-        return tf.data.Dataset.from_tensor_slices({key: rows(array) for key, array in self._train.items()})
+        return tf.data.Dataset.from_tensor_slices({key: rows(array) for key, array in self._arrays.items()})
+
+    eval_batches = train_batches
 
 
 class GivenTask:
     """A task put together from functions; `loss(model, batch, training)` as in `launcher.tasks.base.Task`."""
 
-    def __init__(self, train: Mapping[str, np.ndarray], model: Callable[[], keras.Model], loss: Callable[..., Any]):
-        self._data = GivenBatches(train)
+    def __init__(self, arrays: Mapping[str, np.ndarray], model: Callable[[], keras.Model], loss: Callable[..., Any]):
+        self._data = GivenBatches(arrays)
         self.model = model
         self.loss = loss
 
@@ -61,10 +62,20 @@ def descent(learning_rate: float = 1.0, momentum: float = 0.0) -> optimizers.Opt
     return optimizers.momentum(learning_rate=learning_rate, momentum=momentum)
 
 
-def build(task: Any, replicas: int = 1, microbatches: int = 1, **recipe: Any) -> session.Session:
-    """A session for `task` on `replicas` logical CPUs of this process; the batch and the steps are those of its data.
+def build(
+    task: Any,
+    replicas: int | None = 1,
+    microbatches: int = 1,
+    *,
+    environ: Mapping[str, str] = types.MappingProxyType({}),
+    on: tf.distribute.Strategy | None = None,
+    **recipe: Any,
+) -> session.Session:
+    """A session for `task`, on logical CPUs of this process unless said otherwise; it trains the batches of its data.
 
     Args:
+      environ: may name a cluster, of which this process is then a worker (with `replicas` None).
+      on: a strategy to use instead of the one that the launcher would make.
       recipe: what else a recipe would bind to `train`; float32 and plain gradient descent are the defaults.
     """
     data = task.data()
@@ -75,8 +86,10 @@ def build(task: Any, replicas: int = 1, microbatches: int = 1, **recipe: Any) ->
         "global_batch_size": data.global_batch_size,
         **recipe,
     }
-    resolved = plan.resolve(Recipe(task=task, microbatches=microbatches, **settings), environ={}, replicas=replicas)
-    return session.build_on(strategy_lib.build(resolved.strategy, resolved.cluster), resolved)
+    resolved = plan.resolve(
+        Recipe(task=task, microbatches=microbatches, **settings), environ=environ, replicas=replicas
+    )
+    return session.build_on(on or strategy_lib.build(resolved.strategy, resolved.cluster), resolved)
 
 
 def train(made: session.Session, steps: int | None = None):
@@ -122,3 +135,40 @@ def linear_batches(rows: Sequence[Sequence[Sequence[float]]]) -> dict[str, np.nd
     """Batches for `negative_sum` from inputs [steps][examples][features], all of weight 1."""
     x = np.asarray(rows, np.float32)
     return {"x": x, "weight": np.ones(x.shape[:2], np.float32)}
+
+
+# Row e of a zero table times a dropped vector of ones: by its gradient, the row gathers the masks of example e.
+
+
+def dropout_task(steps: int, batch: int, places: int, layers: Sequence[str] = ("one", "two")) -> GivenTask:
+    """A task whose weights after a step of gradient descent are what its dropout layers kept; see `dropout_masks`."""
+
+    def model() -> keras.Model:
+        ones, row = keras.Input((places,)), keras.Input((), dtype="int32")
+        dropped = [keras.layers.Dropout(0.5, name=f"drop_{name}")(ones) for name in layers]
+        rows = [
+            keras.layers.Embedding(batch, places, embeddings_initializer="zeros", name=f"masks_{name}")(row)
+            for name in layers
+        ]
+        return keras.Model([ones, row], [keras.layers.Multiply()(pair) for pair in zip(dropped, rows, strict=True)])
+
+    def loss(model, batch, training):
+        outputs = model([batch["ones"], batch["row"]], training=training)
+        return -tf.reduce_sum(outputs), tf.reduce_sum(batch["weight"]), {}
+
+    arrays = {
+        "ones": np.ones((steps, batch, places), np.float32),
+        "row": np.tile(np.arange(batch, dtype=np.int32), (steps, 1)),
+        "weight": np.ones((steps, batch), np.float32),
+    }
+    return GivenTask(arrays, model, loss)
+
+
+def dropout_masks(made: session.Session, steps: int) -> np.ndarray:
+    """Trains a `dropout_task`; returns its masks [step, layer, example, place], 2 where kept and 0 where dropped."""
+    batches = made.trainer.batches(made.plan.data)
+    tables = [np.array([weight.numpy() for weight in made.model.weights])]
+    for _ in range(steps):
+        made.trainer.train(batches, 1)
+        tables.append(np.array([weight.numpy() for weight in made.model.weights]))
+    return np.diff(tables, axis=0) * made.plan.recipe.global_batch_size

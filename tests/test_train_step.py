@@ -26,7 +26,7 @@ STEPS, BATCH, FEATURES, HIDDEN, CLASSES = 5, 16, 6, 8, 4
 LEARNING_RATE, MOMENTUM = 0.5, 0.9
 TOPOLOGIES = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 4)]  # replicas, microbatches
 
-# ------------------------------------------------------------------------------------------------------- what is trained
+# ------------------------------------------------------------------------------------------------------ what is trained
 
 
 def initial_weights() -> list[np.ndarray]:
@@ -77,7 +77,7 @@ def batches(scenario: str = "ones") -> dict[str, np.ndarray]:
     return {"x": x, "label": label, "weight": weights_of_examples(scenario)}
 
 
-# ------------------------------------------------------------------------------------------------------------ the oracle
+# ----------------------------------------------------------------------------------------------------------- the oracle
 
 
 def numpy_gradients(weights, x, label, weight):
@@ -225,7 +225,29 @@ def test_microbatches_add_up_in_float32_under_mixed_float16():
     np.testing.assert_array_equal(made.model.weights[0].numpy(), [[2051 / 4]])
 
 
-# ----------------------------------------------------------------------------------------------- variables of other kinds
+@pytest.mark.parametrize("per_example", [0.01, 30.0])
+def test_the_nominal_weight_of_an_example_cancels_out(per_example):
+    task = GivenTask(batches("fractions"), network, cross_entropy)
+    task.nominal_weight_per_example = per_example
+    made = build(task, 2, 2, optimizer=lambda: descent(LEARNING_RATE, MOMENTUM), loss_scale=FixedLossScale(scale=8.0))
+    assert_equals_numpy(made, train(made), "fractions")
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_an_evaluation_is_the_mean_over_the_weight_that_is_there(replicas):
+    made = built(replicas, 1, "a replica and a microbatch of only padding")
+    given = batches("a replica and a microbatch of only padding")
+    rows = [
+        numpy_gradients([weight.astype(np.float64) for weight in initial_weights()], *step)[:2]
+        for step in zip(given["x"].astype(np.float64), given["label"], given["weight"], strict=True)
+    ]
+    loss, correct = np.sum(rows, 0) / given["weight"].sum()
+    found = made.evaluator.evaluate()
+    assert found["examples"] == given["weight"].sum()
+    np.testing.assert_allclose([found["loss"], found["accuracy"]], [loss, correct], rtol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------- variables of other kinds
 
 
 @pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 2), (4, 1)])
@@ -270,6 +292,24 @@ def test_rows_of_an_embedding_that_come_twice_are_added_up(replicas, microbatche
     np.testing.assert_array_equal(made.model.weights[0].numpy(), np.broadcast_to(counts / 4, (6, 3)))
 
 
+PARTS = {
+    "plain": {},
+    "average": {"ema_decay": 0.5},
+    "clip_layer_norm": {"clip_layer_norm": 1e6},
+    "clip_adaptive": {"clip_adaptive": 1e6},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_a_layer_may_keep_its_weights_in_a_dtype_of_its_own(dtype, part):
+    task = GivenTask(linear_batches(np.ones((2, 4, 2))), lambda: linear_model(2, dtype=dtype), negative_sum)
+    made = build(task, 2, 2, **PARTS[part])
+    assert train(made).finite.tolist() == [1, 1]
+    np.testing.assert_array_equal(made.model.weights[0].numpy(), [[2], [2]])
+    assert_replicas_equal(made)
+
+
 def test_a_frozen_layer_stays_as_it_is():
     def model():
         made = network()
@@ -283,7 +323,7 @@ def test_a_frozen_layer_stays_as_it_is():
     assert np.any(made.model.layers[1].weights[0].numpy() != initial_weights()[2])
 
 
-# ----------------------------------------------------------------------------------------------------- users' mistakes
+# ------------------------------------------------------------------------------------------------------ users' mistakes
 
 
 def float_losses(batch):

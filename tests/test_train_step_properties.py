@@ -1,4 +1,4 @@
-"""Properties of the step over batch sizes around the number of replicas, weights, and overflows in (replica, step, layer).
+"""Properties of the step over batch sizes around the replica count, weights, and overflows in (replica, step, layer).
 
 A run is cheap once its graph is traced, so each topology is built once and fed other batches from its first state.
 """
@@ -31,11 +31,11 @@ TOPOLOGIES = [(1, 1, 1), (1, 3, 3), (2, 1, 2), (2, 2, 8), (3, 1, 3), (4, 1, 4)]
 quickly = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-# ------------------------------------------------------------------------------------------------------- what is trained
+# ------------------------------------------------------------------------------------------------------ what is trained
 
 
 def two_layers() -> keras.Model:
-    """Two linear layers beside each other, so that either can overflow alone, and a normalisation that is only moved."""
+    """Two linear layers side by side, so that either can overflow alone, and a normalisation that is only moved."""
     inputs = {name: keras.Input((size,), name=name) for name, size in FEATURES.items()}
     lines = [
         keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name=f"{name}_line")(value)
@@ -65,7 +65,8 @@ def empty(steps: int, batch: int) -> dict[str, np.ndarray]:
 @functools.cache
 def session(replicas: int, microbatches: int, batch: int, wire_dtype: str = "float32"):
     task = GivenTask(empty(1, batch), two_layers, sums)
-    made = build(task, replicas, microbatches, steps=100, optimizer=optimizer, loss_scale=SCALE, wire_dtype=wire_dtype)
+    settings = {"optimizer": optimizer, "loss_scale": SCALE, "wire_dtype": wire_dtype, "ema_decay": 0.5}
+    made = build(task, replicas, microbatches, **settings)
     return made, made.trainer.snapshot()
 
 
@@ -86,7 +87,7 @@ def filled(batch: int, seed: int) -> dict[str, np.ndarray]:
     return {**arrays, "weight": np.ones((STEPS, batch), np.float32)}
 
 
-# ------------------------------------------------------------------------------------------------------------ the oracle
+# ----------------------------------------------------------------------------------------------------------- the oracle
 
 
 @dataclasses.dataclass
@@ -134,7 +135,7 @@ def kernels(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: state[f"model/{name}_line/kernel"][:, 0] for name in LAYERS}
 
 
-# -------------------------------------------------------------------------------------------------------- the properties
+# ------------------------------------------------------------------------------------------------------- the properties
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -201,12 +202,30 @@ def test_overflows_anywhere_move_the_scale_by_the_rule_and_leave_no_other_trace(
     else:
         _, expected = run({name: array[good] for name, array in arrays.items()}, topology)
     for name, value in state.items():
-        if not name.startswith(("counters/", "loss_scale/")):
+        if not name.startswith(("counters/", "loss_scale/")):  # moments, averages and the count of updates are in
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("example", [0, 3])
+@pytest.mark.parametrize("topology", [(1, 1, 1), (2, 1, 2), (2, 2, 8), (4, 1, 4)])
+def test_a_skipped_step_names_the_layer_and_the_replica_and_nothing_moves(topology, example, layer):
+    replicas, _, batch = topology
+    arrays = poisoned(filled(batch, 0), [(2, example, layer, np.inf)])
+    made, start = session(*topology)
+    made.trainer.restore(start)
+    data = GivenBatches(arrays)
+    assert made.trainer.train(made.trainer.batches(data), 3).finite.tolist() == [1, 1, 0]
+    before = made.trainer.snapshot()
+    replica = example % batch // (batch // replicas)
+    assert made.trainer.name_non_finite(data) == f"{layer}_line/kernel, on replica {replica}"
+    for name, value in made.trainer.snapshot().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert_replicas_equal(made)
+
+
 def overflows_on_the_wire(parts: list[float], scale: float, nominal: float) -> bool:
-    """Whether float16 holds every replica's gradient and their sum; 65520 is the first number that rounds to infinity."""
+    """Whether a replica's gradient or their sum is too large for float16; from 65520 on, it rounds to infinity."""
     sent = [part * scale / nominal for part in parts]
     return max(*sent, sum(sent)) >= 65520
 

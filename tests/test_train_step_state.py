@@ -1,4 +1,4 @@
-"""What a step moves besides weights: moving statistics and random numbers; and what it adds to the loss: regularisers."""
+"""What a step moves besides weights (moving statistics, random numbers) and what it adds to the loss: regularisers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_run import GivenTask, assert_replicas_equal, build, copies, descent, linear_batches, linear_model, train
+from small_run import (
+    GivenTask,
+    assert_replicas_equal,
+    build,
+    copies,
+    descent,
+    dropout_masks,
+    dropout_task,
+    linear_batches,
+    linear_model,
+    train,
+)
 
 from models.normalization import BatchNormalization
 
 TOPOLOGIES = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2)]  # replicas, microbatches
 
-# -------------------------------------------------------------------------------------------------- moving statistics
+# ---------------------------------------------------------------------------------------------------- moving statistics
 
 KEEP, EPSILON = 0.75, 1e-3
 
@@ -107,44 +118,42 @@ def test_a_statistic_that_alone_is_not_finite_stays_as_it_was_on_every_replica(r
     assert made.model.layers[1].weights[0].numpy() == 5.0 + (2 + 4 + 1 + 8) / 4
 
 
-# ------------------------------------------------------------------------------------------------------ random numbers
+class Calls(keras.layers.Layer):
+    """Counts the training steps it was in, as a schedule inside a layer would."""
+
+    def build(self, input_shape):
+        self.count = self.add_weight(name="count", shape=(), initializer="zeros", dtype="int64", trainable=False)
+
+    def call(self, inputs, training=None):
+        if training:
+            self.count.assign_add(1)
+        return inputs
+
+
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_whole_number_that_a_layer_counts_is_one_a_step_and_none_for_a_skipped_one(replicas, microbatches):
+    x = np.ones((3, 4, 1), np.float32)
+    x[1, 0] = np.inf
+
+    def model():
+        return keras.Sequential([keras.Input((1,)), Calls(name="calls"), *linear_model(1).layers])
+
+    made = build(GivenTask(linear_batches(x), model, first_output), replicas, microbatches)
+    assert train(made).finite.tolist() == [1, 0, 1]
+    assert copies(made.model.layers[0].count) == [2] * replicas
+
+
+# ------------------------------------------------------------------------------------------------------- random numbers
 
 PLACES, STEPS, BATCH = 32, 3, 8
 
 
-def dropout_model() -> keras.Model:
-    """Row e of a zero table times a dropped vector of ones: by its gradient, the row gathers the masks of example e."""
-    ones, row = keras.Input((PLACES,)), keras.Input((), dtype="int32")
-    dropped = [keras.layers.Dropout(0.5, name=f"drop_{name}")(ones) for name in ("one", "two")]
-    rows = [
-        keras.layers.Embedding(BATCH, PLACES, embeddings_initializer="zeros", name=f"masks_{name}")(row)
-        for name in ("one", "two")
-    ]
-    return keras.Model([ones, row], [keras.layers.Multiply()(pair) for pair in zip(dropped, rows, strict=True)])
-
-
-def dropout_loss(model, batch, training):
-    one, two = model([batch["ones"], batch["row"]], training=training)
-    return -tf.reduce_sum(one + two), tf.reduce_sum(batch["weight"]), {}
-
-
 def dropout_run(replicas=1, microbatches=1, **recipe):
-    arrays = {
-        "ones": np.ones((STEPS, BATCH, PLACES), np.float32),
-        "row": np.tile(np.arange(BATCH, dtype=np.int32), (STEPS, 1)),
-        "weight": np.ones((STEPS, BATCH), np.float32),
-    }
-    return build(GivenTask(arrays, dropout_model, dropout_loss), replicas, microbatches, **recipe)
+    return build(dropout_task(STEPS, BATCH, PLACES), replicas, microbatches, **recipe)
 
 
 def masks(made, steps=STEPS):
-    """What both layers kept: [step, layer, example, place], 2 where kept and 0 where dropped."""
-    batches = made.trainer.batches(made.plan.data)
-    tables = [np.array([weight.numpy() for weight in made.model.weights])]
-    for _ in range(steps):
-        made.trainer.train(batches, 1)
-        tables.append(np.array([weight.numpy() for weight in made.model.weights]))
-    return np.diff(tables, axis=0) * BATCH
+    return dropout_masks(made, steps)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +223,7 @@ def test_a_users_own_generator_follows_replica_and_step_too():
     assert np.abs(np.array(gradients(1, 1)) - [first, second]).min() > 1e-4  # one draw, not the mean of four
 
 
-# -------------------------------------------------------------------------------------------------------- regularisers
+# --------------------------------------------------------------------------------------------------------- regularisers
 
 
 def regularised(**dense):

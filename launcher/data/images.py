@@ -6,7 +6,8 @@
     synthetic          made up, for speed runs
 
 Batches are {"image": float32 [b, height, width, channels], standardised per channel, "label": int32 [b],
-"weight": float32 [b]}.
+"weight": float32 [b]}. With mixup or cutmix, training batches have "label_b", int32 [b], the other label of each mixed
+image, and "mix", float32 [b], the share of "label", too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 from launcher.data import augment, digits, tfds
 from launcher.data.catalog import DIGITS, TFDS, Facts
+from launcher.data.mix import Mix
 from launcher.data.pipeline import Data, RandomAccessData, Shard
 from launcher.data.stored_images import StoredImages
 from launcher.data.synthetic import SyntheticImages
@@ -99,6 +101,8 @@ def image_data(
     num_classes: int | None = None,
     augmentation: str = "none",
     flip: bool | None = None,
+    mixup: float | None = None,
+    cutmix: float | None = None,
     train_split: str | None = None,
     eval_split: str | None = None,
     train_examples: int | None = None,
@@ -115,6 +119,9 @@ def image_data(
         `launcher.data.augment.augmentation`.
       flip: also mirror half of the training images, unless the augmentation is "none". By default, where a mirrored
         image is still one of its class.
+      mixup, cutmix: alpha of the Beta distribution from which the share of each training image is drawn that is its
+        own, the rest being another image's; 0.2 and 1.0 in the papers on ImageNet. With both, each image gets one of
+        them with probability 1/2. See `launcher.data.mix.Mix`.
       train_split, eval_split: of a TFDS set, such as "train[:90%]".
       train_examples, eval_examples: how many to make up, for "synthetic": 10,000 and 1,000 by default.
       memory_limit_bytes: a TFDS set that decodes to more is streamed from disk.
@@ -122,6 +129,7 @@ def image_data(
     Raises:
       UsageError: an unknown name or augmentation, or arguments that do not fit the data set.
     """
+    mix = None if mixup is None and cutmix is None else Mix(mixup=mixup, cutmix=cutmix)
     if augmentation not in augment.AUGMENTATIONS:
         known = advice(augmentation, augment.AUGMENTATIONS)
         raise UsageError(f"image_data.augmentation = {augmentation!r} is unknown{known}")
@@ -132,6 +140,7 @@ def image_data(
             image_size=image_size,
             num_classes=num_classes,
             augmentation=augmentation,
+            mix=mix,
             train_examples=10_000 if train_examples is None else train_examples,
             eval_examples=1_000 if eval_examples is None else eval_examples,
         )
@@ -146,6 +155,7 @@ def image_data(
         image_shape=_image_shape(name, facts, image_size),
         augmentation=augmentation,
         flip=facts.flip if flip is None else flip,
+        mix=mix,
     )
     if name == "digits":
         check, make = digits.check, stored.from_digits
@@ -196,7 +206,13 @@ def _num_classes(name: str, facts: Facts, num_classes: int | None) -> int:
 
 
 def _synthetic(
-    *, image_size: int | None, num_classes: int | None, augmentation: str, train_examples: int, eval_examples: int
+    *,
+    image_size: int | None,
+    num_classes: int | None,
+    augmentation: str,
+    mix: Mix | None,
+    train_examples: int,
+    eval_examples: int,
 ) -> ImageData:
     if image_size is None or num_classes is None:
         raise UsageError("image_data.name = 'synthetic' needs image_data.image_size and image_data.num_classes")
@@ -214,7 +230,7 @@ def _synthetic(
         SyntheticImages(length=length, image_shape=shape, num_classes=num_classes)
         for length in (train_examples, eval_examples)
     )
-    source = RandomAccessData(train=train, evaluation=evaluation)
+    source = RandomAccessData(train=train, evaluation=evaluation, mix=mix)
     return ImageData(name="synthetic", image_shape=shape, num_classes=num_classes, source=source)
 
 

@@ -20,12 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from launcher.data.mix import partner_positions
 from launcher.data.order import example_seeds, shuffled
 from launcher.errors import UsageError
 
 Batch = dict[str, tf.Tensor]
 Augment = Callable[[Batch, tf.Tensor], Batch]
 """(batch, seeds int32 [n, 2]: one pair an example) -> batch; stateless."""
+Mixing = Callable[[Batch, Batch, tf.Tensor], Batch]
+"""(batch, the partner of each example, seeds int32 [n, 2]) -> batch; stateless; see `launcher.data.mix.Mix`."""
 
 WEIGHT = "weight"
 
@@ -164,6 +167,7 @@ class RandomAccessData:
       evaluation: the examples to evaluate on; None if there are none.
       augment: changes a training batch; gets a seed pair an example, derived from (seed, epoch, example).
       finish: changes every batch at the end, training and evaluation alike, such as bytes to standardised floats.
+      mix: mixes finished training examples with others of their epoch, each augmented as it is where it stands itself.
     """
 
     def __init__(
@@ -173,6 +177,7 @@ class RandomAccessData:
         evaluation: Examples | None = None,
         augment: Augment | None = None,
         finish: Callable[[Batch], Batch] | None = None,
+        mix: Mixing | None = None,
     ):
         for role, examples in (("train", train), ("evaluation", evaluation)):
             if examples is not None and len(examples) < 1:
@@ -181,6 +186,7 @@ class RandomAccessData:
         self._evaluation = evaluation
         self._augment = augment
         self._finish = finish
+        self._mix = mix
 
     @property
     def num_train_examples(self) -> int:
@@ -194,14 +200,26 @@ class RandomAccessData:
         """Nothing to prepare."""
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
-        size = len(self._train)
+        size, count = len(self._train), shard.per_replica_batch_size
+        halves = slice(count), slice(count, None)
 
-        def batch_at(element: tf.Tensor) -> Batch:
-            epoch, index = shuffled(_positions(shard, element), seed=shard.seed, size=size)
+        def examples_at(position: tf.Tensor) -> tuple[Batch, tf.Tensor]:
+            epoch, index = shuffled(position, seed=shard.seed, size=size)
+            seeds = example_seeds(seed=shard.seed, epoch=epoch, index=index)
             batch = self._train.fetch(index)
             if self._augment is not None:
-                batch = self._augment(batch, example_seeds(seed=shard.seed, epoch=epoch, index=index))
-            return self._finished(batch, shard.per_replica_batch_size)
+                batch = self._augment(batch, seeds)
+            return self._finished(batch), seeds
+
+        def batch_at(element: tf.Tensor) -> Batch:
+            position = _positions(shard, element)
+            if self._mix is None:
+                batch, _ = examples_at(position)
+                return weighted(batch, count)
+            others = partner_positions(position, seed=shard.seed, size=size)
+            both, seeds = examples_at(tf.concat([position, others], axis=0))
+            batch, partner = ({key: value[part] for key, value in both.items()} for part in halves)
+            return weighted(self._mix(batch, partner, seeds[:count]), count)
 
         first = shard.start_step * shard.local_replicas
         return batch_pipeline(tf.data.Dataset.counter(first, dtype=tf.int64), batch_at)
@@ -216,15 +234,13 @@ class RandomAccessData:
             real = position < size
             # Padding repeats example 0: any real one will do, and an empty one might not be finite in a norm.
             batch = examples.fetch(tf.where(real, position, 0))
-            return self._finished(batch, shard.per_replica_batch_size, tf.cast(real, tf.float32))
+            return weighted(self._finished(batch), shard.per_replica_batch_size, tf.cast(real, tf.float32))
 
         elements = shard.eval_steps(size) * shard.local_replicas
         return batch_pipeline(tf.data.Dataset.range(elements), batch_at)
 
-    def _finished(self, batch: Batch, size: int, mask: tf.Tensor | None = None) -> Batch:
-        if self._finish is not None:
-            batch = self._finish(batch)
-        return weighted(batch, size, mask)
+    def _finished(self, batch: Batch) -> Batch:
+        return batch if self._finish is None else self._finish(batch)
 
 
 def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:

@@ -11,6 +11,7 @@ from launcher.data import augment, digits, tfds
 from launcher.data.augment import ImageAugment
 from launcher.data.catalog import Facts
 from launcher.data.decode import ImageDecoder
+from launcher.data.mix import Mix
 from launcher.data.pipeline import ArrayExamples, Augment, Batch, Data, RandomAccessData
 from launcher.data.stream import StreamedImages
 
@@ -24,12 +25,14 @@ class StoredImages:
       image_shape: (height, width, channels) of the batches.
       augmentation: see `launcher.data.augment.augmentation`.
       flip: the augmentation mirrors half of the images.
+      mix: mixes training images with others; None for none.
     """
 
     facts: Facts
     image_shape: tuple[int, int, int]
     augmentation: str
     flip: bool
+    mix: Mix | None = None
 
     def from_digits(self) -> Data:
         """The digits of scikit-learn."""
@@ -60,6 +63,7 @@ class StoredImages:
             flip=self.flip,
             augment=None if random_window else self._augment(),
             finish=self._finish,
+            mix=self.mix,
         )
 
     def _in_memory(self, train: dict[str, np.ndarray], evaluation: dict[str, np.ndarray]) -> Data:
@@ -69,6 +73,7 @@ class StoredImages:
             evaluation=ArrayExamples(evaluation),
             augment=None if change is None else _of_batch(change),
             finish=self._finish,
+            mix=self.mix,
         )
 
     def _augment(self) -> ImageAugment | None:

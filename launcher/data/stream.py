@@ -8,11 +8,14 @@ same number of examples from each stream, and a host reads the streams that make
   below that divides the global batch), and for any number of replicas;
 - with other numbers of hosts there is one stream a host, and the order depends on how many there are;
 - a resumed run sees what an undisturbed one would have seen. It reads, without decoding, what its epoch has used up;
-- the streams differ by at most one example in length, and each begins a new epoch for itself.
+- the streams differ by at most one example in length, and each begins a new epoch for itself;
+- the partner with which an example is mixed is the one that stood at its position of the global batch one step before,
+  an earlier example of the same stream. The first step of all has none and is not mixed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +27,7 @@ from launcher.data import tfds
 from launcher.data.augment import ImageAugment, flips, window_numbers
 from launcher.data.decode import ImageDecoder
 from launcher.data.order import example_seeds
-from launcher.data.pipeline import Batch, Shard, batch_pipeline, weighted
+from launcher.data.pipeline import WEIGHT, Batch, Mixing, Shard, batch_pipeline, weighted
 from launcher.errors import UsageError
 
 _MAX_STREAMS = 32
@@ -47,6 +50,7 @@ class StreamedImages:
       flip: with `random_window`, also mirror half of them.
       augment: changes batches of stored training images.
       finish: changes every batch at the end.
+      mix: mixes training examples with others after that.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class StreamedImages:
         flip: bool,
         augment: ImageAugment | None,
         finish: Callable[[Batch], Batch],
+        mix: Mixing | None = None,
     ):
         self._builder = builder
         self._train_split = train_split
@@ -69,6 +74,7 @@ class StreamedImages:
         self._flip = flip
         self._augment = augment
         self._finish = finish
+        self._mix = mix
 
     @property
     def num_train_examples(self) -> int:
@@ -82,18 +88,44 @@ class StreamedImages:
         tfds.check_prepared(self._builder, (self._train_split, self._eval_split))
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
-        hosts, host = _hosts(shard)
-        streams = num_streams(shard.global_batch_size, hosts)
-        size = shard.per_replica_batch_size
-        elements = tf.data.Dataset.zip((self._encoded(shard, streams, host * streams // hosts, hosts), _seeds(shard)))
+        size, mix = shard.per_replica_batch_size, self._mix
 
         def batch_of(images: tf.Tensor, labels: tf.Tensor, seeds: tf.Tensor) -> Batch:
-            if self._augment is not None:
-                images = self._augment(images, seeds)
-            return weighted(self._finish({"image": images, "label": labels}), size)
+            return weighted(self._finish({"image": self._augmented(images, seeds), "label": labels}), size)
 
+        if mix is None:
+            return batch_pipeline(self._stored_batches(shard), batch_of)
+
+        def mixed(images: tf.Tensor, labels: tf.Tensor, seeds: tf.Tensor, *partner: tf.Tensor) -> Batch:
+            other_images, other_labels, other_seeds, real = partner
+            batch = batch_of(images, labels, seeds)
+            others = {**batch_of(other_images, other_labels, other_seeds), WEIGHT: tf.fill([size], real)}
+            return weighted(mix(batch, others, seeds), size)
+
+        return batch_pipeline(self._with_partners(shard), mixed)
+
+    def _stored_batches(self, shard: Shard) -> tf.data.Dataset:
+        """One replica's decoded images, labels and seed pairs, before anything is done to whole batches."""
+        hosts, host = _hosts(shard)
+        streams = num_streams(shard.global_batch_size, hosts)
+        elements = tf.data.Dataset.zip((self._encoded(shard, streams, host * streams // hosts, hosts), _seeds(shard)))
         decoded = elements.map(self._decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return batch_pipeline(decoded.batch(size, drop_remainder=True), batch_of)
+        return decoded.batch(shard.per_replica_batch_size, drop_remainder=True)
+
+    def _with_partners(self, shard: Shard) -> tf.data.Dataset:
+        """`_stored_batches`, each followed by that of the step before and by its weight: 0 if there was no step."""
+        resumed = shard.start_step > 0
+        batches = self._stored_batches(dataclasses.replace(shard, start_step=shard.start_step - resumed))
+        nothing = tuple(tf.zeros(spec.shape, spec.dtype) for spec in batches.element_spec)
+
+        def shift(last: Any, batch: Any) -> tuple[Any, Any]:
+            return (*last[1:], (*batch, 1.0)), (*batch, *last[0])
+
+        paired = batches.scan(((*nothing, 0.0),) * shard.local_replicas, shift)
+        return paired.skip(shard.local_replicas if resumed else 0)
+
+    def _augmented(self, images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+        return images if self._augment is None else self._augment(images, seeds)
 
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         hosts, host = _hosts(shard)

@@ -16,6 +16,9 @@ from launcher.errors import UsageError
 class ImageClassification:
     """Softmax cross-entropy with label smoothing; metrics are accuracy and, past ten classes, top-5.
 
+    Of images that the data mixes (`image_data.mixup`, `image_data.cutmix`) both labels are the target, each with its
+    share; training metrics count the label with the larger one. Evaluation neither mixes nor smooths.
+
     Args:
       data: images and labels, `@image_data()`.
       model: builder called with `image_shape` and `num_classes`, a reference such as `@resnet`.
@@ -31,7 +34,7 @@ class ImageClassification:
     ):
         if not 0 <= label_smoothing < 1:
             raise UsageError(f"image_classification.label_smoothing must be in [0, 1), got {label_smoothing}")
-        if not callable(model):
+        if isinstance(model, keras.Model) or not callable(model):  # a built model can be called, too
             raise UsageError(
                 "image_classification.model must be a reference without parentheses, such as @resnet, "
                 f"got {type(model).__name__}"
@@ -50,11 +53,15 @@ class ImageClassification:
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
         logits = tf.cast(model(batch["image"], training=training), tf.float32)
-        label, weight = batch["label"], batch["weight"]
+        weight = batch["weight"]
+        mixed = training and "mix" in batch
+        label = _dominant_label(batch) if mixed else batch["label"]
         # Smoothing regularises training; evaluation reports the plain cross-entropy, comparable between recipes.
         smoothing = self._label_smoothing if training else 0.0
-        off = smoothing / self._data.num_classes
-        target = tf.one_hot(label, self._data.num_classes, on_value=1.0 - smoothing + off, off_value=off)
+        target = self._target(batch["label"], smoothing)
+        if mixed:
+            share = batch["mix"][:, tf.newaxis]
+            target = share * target + (1 - share) * self._target(batch["label_b"], smoothing)
         losses = tf.nn.softmax_cross_entropy_with_logits(labels=target, logits=logits)
         correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=label.dtype), label), tf.float32)
         metrics = {"accuracy": tf.reduce_sum(correct * weight)}
@@ -62,3 +69,12 @@ class ImageClassification:
             in_top_5 = tf.cast(tf.math.in_top_k(label, logits, k=5), tf.float32)
             metrics["top_5_accuracy"] = tf.reduce_sum(in_top_5 * weight)
         return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), metrics
+
+    def _target(self, label: tf.Tensor, smoothing: float) -> tf.Tensor:
+        """Probabilities, float32 [batch, num_classes]."""
+        off = smoothing / self._data.num_classes
+        return tf.one_hot(label, self._data.num_classes, on_value=1.0 - smoothing + off, off_value=off)
+
+
+def _dominant_label(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    return tf.where(batch["mix"] >= 0.5, batch["label"], batch["label_b"])

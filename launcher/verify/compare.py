@@ -185,7 +185,8 @@ def _distance(expected: np.ndarray, found: np.ndarray, scale: float) -> float:
         return 0.0
     if expected.dtype.kind != "f":
         return 0.0 if np.array_equal(expected, found) else math.inf
-    largest = float(np.max(np.abs(found.astype(np.float64) - expected)))
+    with np.errstate(invalid="ignore"):  # inf - inf
+        largest = float(np.max(np.abs(found.astype(np.float64) - expected)))
     if not math.isfinite(largest):
         return math.inf
     return largest / scale if largest else 0.0

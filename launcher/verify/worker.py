@@ -55,9 +55,9 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
         deterministic=job.deterministic,
     )
     built = session.build(resolved)
-    config.check_all_used()
     batches = built.trainer.batches(resolved.data)
     built.trainer.trace(batches)
+    config.check_all_used()
     return built, batches
 
 

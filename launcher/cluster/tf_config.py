@@ -1,14 +1,17 @@
-"""Who am I, and who are my peers: read from the environment that a scheduler or a person prepared."""
+"""The cluster in TensorFlow's own variable, TF_CONFIG."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from launcher.cluster.claim import Claim
 from launcher.errors import UsageError
+
+SOURCE = "TF_CONFIG"
+TO_TRAIN_ALONE = "unset TF_CONFIG"
 
 _EXAMPLE = 'TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}\''
 # Rank order: the chief, where there is one, is rank 0.
@@ -17,70 +20,25 @@ _JOBS = ("chief", "worker")
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """The processes that train one model together.
-
-    Attributes:
-      source: what said so: "TF_CONFIG", or "alone" when nothing did.
-      workers: "host:port" of every worker in rank order; empty when alone.
-      index: this process's rank.
-    """
-
-    source: str
-    workers: tuple[str, ...]
-    index: int
-
-    @property
-    def num_workers(self) -> int:
-        """Number of processes, 1 when alone."""
-        return max(1, len(self.workers))
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process is the one that writes checkpoints and reports."""
-        return self.index == 0
-
-    @property
-    def description(self) -> str:
-        """One line for people."""
-        if not self.workers:
-            return "one process, no peers"
-        return f"worker {self.index} of {self.num_workers} ({self.workers[self.index]}), from {self.source}"
-
-
-def resolve(environ: Mapping[str, str]) -> Cluster:
-    """Finds this process's place among its peers.
-
-    Args:
-      environ: the process's environment variables.
-
-    Returns:
-      What the first source that is present says, or a cluster of one process.
+def claim(environ: Mapping[str, str]) -> Claim | None:
+    """What TF_CONFIG says; None where it is not set.
 
     Raises:
-      UsageError: a source is present and does not make sense.
+      UsageError: it is no configuration, or contradicts itself.
     """
-    for resolver in _RESOLVERS:
-        cluster = resolver(environ)
-        if cluster is not None:
-            return cluster
-    return Cluster(source="alone", workers=(), index=0)
-
-
-def _from_tf_config(environ: Mapping[str, str]) -> Cluster | None:
-    text = environ.get("TF_CONFIG", "")
-    if not text.strip():
+    given = environ.get("TF_CONFIG", "")
+    if not given.strip():
         return None
-    config = _parse_object(text)
+    config = _parse_object(given)
     workers = _workers(config)
-    rank = _rank(config)
-    return Cluster(source="TF_CONFIG", workers=workers, index=rank)
-
-
-# In order of precedence. A resolver returns None when its scheduler is not there, and raises when it is there
-# and contradicts itself.
-_RESOLVERS: tuple[Callable[[Mapping[str, str]], Cluster | None], ...] = (_from_tf_config,)
+    return Claim(
+        source=SOURCE,
+        num_workers=len(workers),
+        index=_rank(config),
+        evidence=f"TF_CONFIG={_shortened(given)}",
+        marker="TF_CONFIG",
+        addresses=lambda: workers,
+    )
 
 
 def _wrong(problem: str) -> UsageError:

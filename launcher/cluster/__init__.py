@@ -1,0 +1,114 @@
+"""Who am I, and who are my peers: read from the environment that a scheduler or a person prepared.
+
+In order of precedence: TF_CONFIG, a Slurm job step, a Kubernetes JobSet or Indexed Job, the hosts of a Cloud TPU, and
+else alone. What each of them must say is in the module of its name. Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+
+from launcher.cluster import cloud_tpu, kubernetes, slurm, tf_config
+from launcher.cluster.claim import Claim
+from launcher.errors import UsageError
+
+__all__ = ["Cluster", "resolve"]
+
+_TO_TRAIN_ALONE = {
+    tf_config.SOURCE: tf_config.TO_TRAIN_ALONE,
+    slurm.SOURCE: slurm.TO_TRAIN_ALONE,
+    kubernetes.SOURCE: kubernetes.TO_TRAIN_ALONE,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The processes that train one model together.
+
+    Attributes:
+      source: what said so: "TF_CONFIG", "slurm", "kubernetes" or "cloud_tpu", or "alone" when nothing did.
+      workers: "host:port" of every worker in rank order; empty when alone, and on a Cloud TPU, where one program
+        drives all hosts.
+      index: this process's rank.
+    """
+
+    source: str
+    workers: tuple[str, ...]
+    index: int
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes, 1 when alone."""
+        return max(1, len(self.workers))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes checkpoints and reports."""
+        return self.index == 0
+
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        if self.source == cloud_tpu.SOURCE:
+            return "one process, no peers: the program on a Cloud TPU's host 0 drives all its hosts"
+        if not self.workers:
+            return "one process, no peers"
+        return f"worker {self.index} of {self.num_workers} ({self.workers[self.index]}), from {self.source}"
+
+    @property
+    def to_train_alone(self) -> str:
+        """What a person does to train without these peers, such as "unset TF_CONFIG"; empty where there are none."""
+        return _TO_TRAIN_ALONE.get(self.source, "")
+
+
+# In order of precedence. A source returns None when its scheduler is not there, and raises UsageError when it is there
+# and contradicts itself.
+_SOURCES: tuple[Callable[[Mapping[str, str]], Claim | None], ...] = (
+    tf_config.claim,
+    slurm.claim,
+    kubernetes.claim,
+    cloud_tpu.claim,
+)
+
+
+def resolve(environ: Mapping[str, str]) -> Cluster:
+    """Finds this process's place among its peers.
+
+    Args:
+      environ: the process's environment variables.
+
+    Returns:
+      What the first source that is present says, or a cluster of one process.
+
+    Raises:
+      UsageError: a source is present and does not make sense, or two name several workers and disagree.
+    """
+    for position, source in enumerate(_SOURCES):
+        claim = source(environ)
+        if claim is not None:
+            _check_agreement(claim, _others(_SOURCES[position + 1 :], environ))
+            return Cluster(source=claim.source, workers=claim.addresses(), index=claim.index)
+    return Cluster(source="alone", workers=(), index=0)
+
+
+def _others(sources: Iterable[Callable[[Mapping[str, str]], Claim | None]], environ: Mapping[str, str]) -> list[Claim]:
+    """What sources of lower precedence say, as far as they make sense: nobody asked them."""
+    claims = []
+    for source in sources:
+        try:
+            claims.append(source(environ))
+        except UsageError:
+            continue
+    return [claim for claim in claims if claim is not None]
+
+
+def _check_agreement(claim: Claim, others: Iterable[Claim]) -> None:
+    for other in others:
+        # One process under a scheduler says nothing of peers: `srun --pty`, or a step a host, with TF_CONFIG by hand.
+        if other.num_workers > 1 and (claim.num_workers, claim.index) != (other.num_workers, other.index):
+            raise UsageError(
+                f"{claim.source} and {other.source} contradict each other: worker {claim.index} of {claim.num_workers} "
+                f"({claim.evidence}), but worker {other.index} of {other.num_workers} ({other.evidence}). Make them "
+                f"agree, or unset {claim.marker} to follow {other.source}, or {other.marker} to follow {claim.source}"
+            )

@@ -1,0 +1,81 @@
+"""Slurm's notation for many hosts: `n[9-10,12],gpu-[01-03]-ib`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+
+# Slurm itself refuses longer ranges.
+MAX_HOSTS = 65536
+# A name with bracketed sets of ranges in it, up to the next comma outside of brackets.
+_NAME = re.compile(r"(?:[A-Za-z0-9._-]|\[[^\[\]]*\])+")
+_PART = re.compile(r"\[(?P<ranges>[^\[\]]*)\]|(?P<literal>[^\[\]]+)")
+_RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    """first … last, all at least as wide as first is written."""
+
+    first: int
+    last: int
+    width: int
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def expand(self) -> list[str]:
+        return [f"{number:0{self.width}d}" for number in range(self.first, self.last + 1)]
+
+
+def expand(hostlist: str) -> tuple[str, ...]:
+    """The hosts in the order of `scontrol show hostnames`.
+
+    Sets stand anywhere in a name, also several, the last one counting fastest; numbers keep the zeros that the first
+    of their range is written with. A suffix after the last set is read too, where Slurm 22.05 refuses it.
+
+    Raises:
+      ValueError: not such a list, with the part that is not.
+    """
+    hosts: list[str] = []
+    for name in _split(hostlist):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a host name with ranges such as n[1-3,7]")
+        parts = [_part(match) for match in _PART.finditer(name)]
+        if len(hosts) + math.prod(sum(map(_count, part)) for part in parts) > MAX_HOSTS:
+            raise ValueError(f"{name!r} makes it more than {MAX_HOSTS} hosts")
+        choices = [[text for item in part for text in _texts(item)] for part in parts]
+        hosts.extend("".join(choice) for choice in itertools.product(*choices))
+    return tuple(hosts)
+
+
+def _split(hostlist: str) -> list[str]:
+    """Names between the commas outside of brackets; empty ones are nothing, as for Slurm."""
+    names = [name.strip() for name in re.split(r",(?![^\[\]]*\])", hostlist)]
+    return [name for name in names if name]
+
+
+def _part(match: re.Match[str]) -> list[_Numbers | str]:
+    if match["literal"] is not None:
+        return [match["literal"]]
+    return [_numbers(item) for item in match["ranges"].split(",")]
+
+
+def _numbers(item: str) -> _Numbers:
+    match = _RANGE.fullmatch(item)
+    if match is None:
+        raise ValueError(f"{item!r} is not a number or a range such as 1-3")
+    first, last = int(match["first"]), int(match["last"] or match["first"])
+    if last < first:
+        raise ValueError(f"range {item!r} runs backwards")
+    return _Numbers(first, last, len(match["first"]))
+
+
+def _count(item: _Numbers | str) -> int:
+    return 1 if isinstance(item, str) else len(item)
+
+
+def _texts(item: _Numbers | str) -> list[str]:
+    return [item] if isinstance(item, str) else item.expand()

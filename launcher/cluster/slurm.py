@@ -1,0 +1,205 @@
+"""The tasks of a Slurm job step: `srun python -m launcher.main …` starts one worker a task.
+
+Rank, size and nodes are the step's own variables (srun(1), OUTPUT ENVIRONMENT VARIABLES), so a step of fewer tasks than
+its job is right too. Nothing here needs GPUs, a network or the controller.
+
+A process of a job that srun did not start (the batch script's own shell, salloc's) has no peers. In a job of several
+tasks or nodes that is most likely an srun forgotten, and refused; in a job of one task the process is alone.
+
+Each task listens on a port of its own, which all tasks derive alike: LAUNCHER_PORT_BASE (20000 when unset) plus a slot
+of 64 ports by job and step, plus the task's number on its node. Jobs and steps that share a node get different slots
+as long as their ids are near each other; all slots together are 10048 ports, below those that Linux hands out itself.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+
+from launcher.cluster import hostlist
+from launcher.cluster.claim import HOST, LAST_PORT, Claim, text, whole_number
+from launcher.errors import UsageError
+
+SOURCE = "slurm"
+TO_TRAIN_ALONE = "start one task with srun --ntasks=1"
+
+PORT_BASE = "LAUNCHER_PORT_BASE"
+DEFAULT_PORT_BASE = 20000
+PORTS_PER_STEP = 64
+NUM_SLOTS = 157
+NUM_PORTS = PORTS_PER_STEP * NUM_SLOTS
+# Leaves room for 18 jobs that follow between the first eight steps of a job.
+_SLOTS_BETWEEN_STEPS = 19
+
+# The batch script, salloc's interactive shell and the like are steps with an id from here on (slurm.h).
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+_SCONTROL_SECONDS = 10.0
+_COUNT = re.compile(r"(?P<tasks>[0-9]{1,6})(?:\(x(?P<nodes>[0-9]{1,6})\))?")
+_BY_SRUN = "srun sets it for every task it starts: run the program as 'srun python -m launcher.main …'"
+_UNCHANGED = "leave the variables that srun sets as they are, or name the workers in TF_CONFIG"
+
+
+def claim(environ: Mapping[str, str]) -> Claim | None:
+    """What the job step says; None outside of Slurm and in a job of one task that srun did not start.
+
+    Raises:
+      UsageError: the step's variables are incomplete, or srun was forgotten.
+    """
+    step = whole_number(environ, "SLURM_STEP_ID", default=str(_FIRST_SPECIAL_STEP), advice=_BY_SRUN)
+    if step >= _FIRST_SPECIAL_STEP:
+        _refuse_forgotten_srun(environ)
+        return None
+    num_tasks = whole_number(environ, "SLURM_STEP_NUM_TASKS", least=1, advice=_BY_SRUN)
+    rank = whole_number(
+        environ,
+        "SLURM_PROCID",
+        most=num_tasks - 1,
+        advice=f"it counts the step's tasks (SLURM_STEP_NUM_TASKS={num_tasks}) from 0; {_UNCHANGED}",
+    )
+    return Claim(
+        source=SOURCE,
+        num_workers=num_tasks,
+        index=rank,
+        evidence=f"SLURM_PROCID={rank}, SLURM_STEP_NUM_TASKS={num_tasks}",
+        marker="SLURM_STEP_ID",
+        addresses=lambda: _addresses(environ, step, num_tasks, rank),
+    )
+
+
+def _refuse_forgotten_srun(environ: Mapping[str, str]) -> None:
+    job = environ.get("SLURM_JOB_ID", "").strip()
+    if not job:
+        return
+    # SLURM_TASKS_PER_NODE would not do: where no tasks were asked for, it counts CPUs.
+    for variable, advice in (("SLURM_NTASKS", "tasks"), ("SLURM_JOB_NUM_NODES", "nodes")):
+        count = whole_number(environ, variable, default="1", advice=f"Slurm counts the job's {advice} in it")
+        if count > 1:
+            raise UsageError(
+                f"{variable}={count}: Slurm job {job} has {count} {advice}, but srun did not start this process, so it "
+                "has no peers. Run 'srun python -m launcher.main …' to train on all of them, or 'srun --nodes=1 "
+                "--ntasks=1 python -m launcher.main …' to train alone"
+            )
+
+
+def _addresses(environ: Mapping[str, str], step: int, num_tasks: int, rank: int) -> tuple[str, ...]:
+    job = whole_number(environ, "SLURM_JOB_ID", advice=_BY_SRUN)
+    hosts = _hosts(environ)
+    counts = _tasks_per_node(environ, len(hosts))
+    if sum(counts) != num_tasks:
+        raise UsageError(
+            f"SLURM_STEP_TASKS_PER_NODE={environ['SLURM_STEP_TASKS_PER_NODE']!r} makes {sum(counts)} tasks, but "
+            f"SLURM_STEP_NUM_TASKS={num_tasks}: a step over several components of a heterogeneous job is not supported;"
+            f" otherwise {_UNCHANGED}"
+        )
+    base = _port_base(environ)
+    slot = (job + _SLOTS_BETWEEN_STEPS * step) % NUM_SLOTS
+    if max(counts) > NUM_PORTS:
+        raise UsageError(f"SLURM_STEP_TASKS_PER_NODE: {max(counts)} tasks on a node, but there are {NUM_PORTS} ports")
+    places = _places(environ, counts)
+    _check_own_place(environ, hosts, places[rank])
+    return tuple(f"{hosts[node]}:{base + (PORTS_PER_STEP * slot + local) % NUM_PORTS}" for node, local in places)
+
+
+def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
+    nodes = text(environ, "SLURM_STEP_NODELIST", advice=_BY_SRUN)
+    hosts = _ask_scontrol(nodes, environ)
+    if hosts is None:
+        try:
+            hosts = hostlist.expand(nodes)
+        except ValueError as error:
+            raise UsageError(f"SLURM_STEP_NODELIST={nodes!r}: {error}; {_UNCHANGED}") from None
+    repeated = len(hosts) - len(set(hosts))
+    if repeated or not hosts:
+        problem = "names a node twice" if repeated else "names no node"
+        raise UsageError(f"SLURM_STEP_NODELIST={nodes!r} {problem}; {_UNCHANGED}")
+    return hosts
+
+
+def _ask_scontrol(nodes: str, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Slurm's own expansion; None where there is no scontrol (in a container), or none that works."""
+    scontrol = shutil.which("scontrol", path=environ.get("PATH", ""))
+    if scontrol is None:
+        return None
+    try:
+        done = subprocess.run(
+            [scontrol, "show", "hostnames", nodes],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SCONTROL_SECONDS,
+            check=True,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    # It exits with 0 also when it could not read the list.
+    hosts = tuple(done.stdout.split())
+    return hosts if hosts and all(HOST.fullmatch(host) for host in hosts) else None
+
+
+def _tasks_per_node(environ: Mapping[str, str], num_nodes: int) -> list[int]:
+    """Tasks of each node, from "2(x3),1": three nodes with two tasks each, then one with one."""
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    given = text(environ, name, advice=_BY_SRUN)
+    groups = [_COUNT.fullmatch(group.strip()) for group in given.split(",")]
+    pairs = [(int(group["tasks"]), int(group["nodes"] or 1)) for group in groups if group is not None]
+    if len(pairs) < len(groups) or any(tasks == 0 or nodes == 0 for tasks, nodes in pairs):
+        raise UsageError(f"{name}={given!r} is not a list of counts such as 2(x3),1; {_UNCHANGED}")
+    if sum(nodes for _, nodes in pairs) != num_nodes:
+        raise UsageError(
+            f"{name}={given!r} is for {sum(nodes for _, nodes in pairs)} node(s), but SLURM_STEP_NODELIST="
+            f"{environ['SLURM_STEP_NODELIST']!r} names {num_nodes}; {_UNCHANGED}"
+        )
+    return [tasks for tasks, nodes in pairs for _ in range(nodes)]
+
+
+def _port_base(environ: Mapping[str, str]) -> int:
+    return whole_number(
+        environ,
+        PORT_BASE,
+        least=1024,
+        most=LAST_PORT + 1 - NUM_PORTS,
+        default=str(DEFAULT_PORT_BASE),
+        advice=f"workers listen on ports from it to {NUM_PORTS - 1} above; give all tasks the same one, or unset it",
+    )
+
+
+def _places(environ: Mapping[str, str], counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Node and number on that node of every task, in the order of rank (srun(1), --distribution)."""
+    given = environ.get("SLURM_DISTRIBUTION", "").strip()
+    # What follows is how tasks are bound to the sockets of their node.
+    across_nodes = re.split("[:,]", given.lower())[0]
+    if across_nodes == "arbitrary" and len(counts) > 1:
+        raise UsageError(
+            f"SLURM_DISTRIBUTION={given!r}: the order of the tasks cannot be known; use srun --distribution=block"
+        )
+    # A node takes so many tasks before it is the next node's turn. Slurm's default is by blocks, except where every
+    # node has one task, and then it is all the same.
+    turn = {"cyclic": 1, "plane": _plane_size(environ)}.get(across_nodes, max(counts))
+    return list(_take_turns(counts, turn))
+
+
+def _take_turns(counts: Sequence[int], turn: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, max(counts), turn):
+        for node, count in enumerate(counts):
+            for local in range(start, min(start + turn, count)):
+                yield node, local
+
+
+def _plane_size(environ: Mapping[str, str]) -> int:
+    return whole_number(environ, "SLURM_DIST_PLANESIZE", least=1, default="1", advice=_UNCHANGED)
+
+
+def _check_own_place(environ: Mapping[str, str], hosts: Sequence[str], place: tuple[int, int]) -> None:
+    """That Slurm has put this task where the order of nodes and tasks says."""
+    node, local = place
+    for name, expected in (("SLURMD_NODENAME", hosts[node]), ("SLURM_LOCALID", str(local))):
+        seen = environ.get(name, "").strip()
+        if seen and seen != expected:
+            raise UsageError(
+                f"{name}={seen!r}, but by SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE and SLURM_DISTRIBUTION task "
+                f"SLURM_PROCID={environ['SLURM_PROCID'].strip()} would have {expected!r}: use srun "
+                f"--distribution=block, and {_UNCHANGED}"
+            )

@@ -1,0 +1,169 @@
+"""The end of a bad attempt as a person wants to read it: who failed first, why, and that the others are victims."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import EXIT_USAGE
+from launcher.jobs.policy import Outcome
+from launcher.reporting import strict_json, summary
+
+FILE_NAME = "error.json"
+
+_LAST_LINES = 25
+_TRACEBACK_LINES = 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FirstError:
+    """The failure that ended an attempt.
+
+    Attributes:
+      attempt: its number.
+      cause: the worker that failed first.
+      outcomes: all workers, the cause among them.
+      log: the cause's log.
+      last_lines: the end of it.
+      time: Unix seconds.
+    """
+
+    attempt: int
+    cause: Outcome
+    outcomes: Sequence[Outcome]
+    log: Path
+    last_lines: Sequence[str]
+    time: float
+
+    @property
+    def headline(self) -> str:
+        """One line: the worker, and what became of it."""
+        error = self.cause.error
+        said = f": {error.type}: {_first_line(error.message)}" if error else ""
+        return f"worker {self.cause.rank} {what_happened(self.cause)}{said}"
+
+    def record(self, *, exit_code: int | None) -> dict[str, Any]:
+        """The contents of error.json; `exit_code` is the job's, None when it goes on."""
+        error = self.cause.error
+        return {
+            "attempt": self.attempt,
+            "worker": self.cause.rank,
+            "what": what_happened(self.cause),
+            "exit_code": self.cause.code,
+            "error": dataclasses.asdict(error) if error else None,
+            "last_lines": list(self.last_lines),
+            "log": str(self.log),
+            "victims": [
+                {"worker": outcome.rank, "what": _beside(outcome, self.cause)}
+                for outcome in self.outcomes
+                if outcome.rank != self.cause.rank
+            ],
+            "job_exit_code": exit_code,
+            "time": self.time,
+        }
+
+    def text(self) -> str:
+        """The report for the terminal."""
+        lines = [f"First error (attempt {self.attempt}): {self.headline}"]
+        error = self.cause.error
+        if error and error.exit_code == EXIT_USAGE:
+            lines += [f"  {line}" for line in error.message.strip().splitlines()[1:]]
+        elif error:
+            trace = error.traceback.rstrip().splitlines()
+            lines += ["  traceback:"] + [f"  | {line}" for line in trace[-_TRACEBACK_LINES:]]
+        else:
+            lines += [f"  last lines of {self.log}:" if self.last_lines else f"  it printed nothing to {self.log}"]
+            lines += [f"  | {line}" for line in self.last_lines]
+        same = [outcome for outcome in self.outcomes if _is_same(outcome, self.cause)]
+        others = [outcome for outcome in self.outcomes if outcome.rank != self.cause.rank and outcome not in same]
+        if same:
+            lines.append(f"  The same error in: {', '.join(f'worker {outcome.rank}' for outcome in same)}")
+        if others:
+            told = "; ".join(f"worker {outcome.rank} {_beside(outcome, self.cause)}" for outcome in others)
+            lines.append(f"  Victims of it, not causes: {told}")
+        return "\n".join(lines)
+
+    def write(self, *paths: Path, exit_code: int | None) -> None:
+        """Writes error.json; a disk that refuses it does not matter, the text is printed too."""
+        content = strict_json.dumps(self.record(exit_code=exit_code), indent=2) + "\n"
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                strict_json.replace_file(path, content)
+
+
+def what_happened(outcome: Outcome) -> str:
+    """The end of a sentence that begins with "worker 3"."""
+    if outcome.trouble:
+        return outcome.trouble
+    if outcome.code is None:
+        return "was running"
+    if outcome.code >= 0:
+        return f"ended with exit code {outcome.code}"
+    name = signal_name(-outcome.code)
+    hint = " (the kernel's, when memory ran out? see dmesg)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def ensure_summary(model_dir: Path, *, since: float, exit_code: int, error: str, step: int) -> None:
+    """Writes summary.json for a job that failed before its chief could; leaves one written after `since` alone.
+
+    Args:
+      model_dir: the job's folder.
+      since: Unix seconds at which the last attempt began.
+      exit_code, error, step: what there is to tell.
+    """
+    path = model_dir / summary.FILE_NAME
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime >= since:
+            return
+    unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "num_replicas", "policy", "loss_scale"))
+    with contextlib.suppress(summary.SummaryWriteError):
+        summary.write_summary(
+            os.fspath(model_dir),
+            summary.make_summary(
+                exit_code=exit_code,
+                error=error,
+                metrics={},
+                step=max(0, step),
+                seconds={"total": time.time() - since},
+                **unknown,
+            ),
+        )
+
+
+def last_lines(lines: Sequence[str]) -> list[str]:
+    """The end of a log, without the empty lines after it."""
+    kept = list(lines)
+    while kept and not kept[-1].strip():
+        kept.pop()
+    return kept[-_LAST_LINES:]
+
+
+def _is_same(outcome: Outcome, cause: Outcome) -> bool:
+    if outcome.rank == cause.rank or not outcome.error or not cause.error:
+        return False
+    return (outcome.error.type, outcome.error.message) == (cause.error.type, cause.error.message)
+
+
+def _beside(outcome: Outcome, cause: Outcome) -> str:
+    return "had the same error" if _is_same(outcome, cause) else what_happened(outcome)
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[0] if lines else ""

@@ -1,0 +1,67 @@
+"""A process of a few lines that ends a job's workers when the supervisor cannot: after a SIGKILL, say.
+
+The supervisor holds the other end of this process's standard input, and when that closes for whatever reason, the
+workers are killed, with all that they started. A line on it lists the workers' process groups.
+
+Run by path with `python -I -S`, so that it starts in milliseconds; therefore it imports nothing of launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+
+JOB = "LAUNCHER_JOB"
+
+_ROUNDS = 20
+
+
+def kill_group(group: int) -> None:
+    """SIGKILLs a process group, if it is still there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def kill_marked(job: str) -> None:
+    """SIGKILLs every process whose environment says that it belongs to `job`: those that left their group, too.
+
+    Linux only; elsewhere the groups are all there is to go by.
+    """
+    for _ in range(_ROUNDS):  # again, because one that is not yet dead may have started another
+        found = _marked(job)
+        for process in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _marked(job: str) -> list[int]:
+    mark = f"{JOB}={job}".encode()
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    found.append(int(name))
+    return [process for process in found if process != os.getpid()]
+
+
+def main(job: str, folder: str) -> None:
+    """Waits for the supervisor's end; then leaves no process of `job`, and no `folder`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: list[int] = []
+    for line in sys.stdin:
+        groups = [int(word) for word in line.split()]
+    for group in groups:
+        kill_group(group)
+    kill_marked(job)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,122 @@
+"""What is to be run and what a backend promises: the words that the supervisor and the backends share."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from launcher.jobs.output import Tee
+from launcher.progress import ErrorRecord, Report
+
+_ATTEMPT = re.compile(r"attempt_(\d+)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training job, as the command line describes it.
+
+    Attributes:
+      identity: marks every process of the job; unlike that of any other job.
+      workers: how many processes train together.
+      module: the program each of them runs, by `python -m`.
+      arguments: its command line.
+      model_dir: where the job leaves its results, also named in `arguments`.
+      max_restarts: how often to restart without progress in between.
+      stall_timeout_seconds: longest time without progress; None to derive it from the pace of the steps.
+      start_timeout_seconds: longest time until a worker's first report.
+      grace_period_seconds: how long workers may go on after a signal.
+      scratch: a local folder for what workers tell the supervisor.
+    """
+
+    identity: str
+    workers: int
+    module: str
+    arguments: tuple[str, ...]
+    model_dir: str
+    max_restarts: int
+    stall_timeout_seconds: float | None
+    start_timeout_seconds: float
+    grace_period_seconds: float
+    scratch: Path
+
+    @property
+    def logs(self) -> Path:
+        """Where the workers' output goes, a folder an attempt."""
+        return Path(self.model_dir, "logs")
+
+    def next_attempt(self) -> int:
+        """1 in a new model_dir; earlier attempts, also of earlier commands, keep their numbers and their logs."""
+        names = [path.name for path in self.logs.glob("attempt_*")]
+        return 1 + max((int(match[1]) for match in map(_ATTEMPT.fullmatch, names) if match), default=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """One worker of one attempt: what is run, with which variables beside the inherited ones, and its files."""
+
+    rank: int
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    log: Path
+    progress_file: Path
+    error_file: Path
+
+    def __str__(self) -> str:
+        """The line a shell would run."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
+        return " ".join([*variables, *map(shlex.quote, self.argv)])
+
+
+class Worker(Protocol):
+    """A started worker, wherever it runs.
+
+    Attributes:
+      command: what was started.
+      tee: what it has printed so far.
+      exit_code: as `subprocess` has it, negative for a signal; None while it runs.
+      last_alive: the latest time, on this host's monotonic clock, at which it was seen running.
+      report: where it is, as it last said.
+      error: why it is ending, if it said so.
+    """
+
+    command: Command
+    tee: Tee
+    exit_code: int | None
+    last_alive: float
+    report: Report | None
+    error: ErrorRecord | None
+
+    def refresh(self) -> None:
+        """Brings the attributes up to date; ends what an ended worker has left running."""
+
+    def is_frozen(self) -> bool:
+        """Whether somebody stopped the process, as SIGSTOP does."""
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the worker, not to the processes it started."""
+
+    def kill(self) -> None:
+        """Ends the worker and all it started, at once, and waits for that."""
+
+
+class Backend(Protocol):
+    """How the workers of a job are started in one kind of place."""
+
+    def commands(self, attempt: int) -> tuple[Command, ...]:
+        """What an attempt would run, in the order of rank."""
+
+    def start(self, commands: tuple[Command, ...]) -> list[Worker]:
+        """Starts an attempt's workers; if one cannot be started, none is left running."""
+
+    def pump(self, timeout_seconds: float) -> None:
+        """Passes on what workers print; returns after `timeout_seconds` at the latest."""
+
+    def clear(self) -> None:
+        """Makes sure that nothing of the attempt still runs, and forgets it."""
+
+    def close(self) -> None:
+        """Releases whatever the backend holds; nothing runs any more."""

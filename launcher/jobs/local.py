@@ -1,0 +1,267 @@
+"""All workers on this host, each a process with a session of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher import progress
+from launcher.errors import UsageError
+from launcher.jobs import guard
+from launcher.jobs.job import Command, Job, Worker
+from launcher.jobs.output import Console, Tee
+from launcher.progress import ErrorRecord, Report
+
+# Below the range that Linux gives to outgoing connections (from 32768), which could take a port before its worker does.
+_PORTS = range(20000, 32000)
+_CHUNK_BYTES = 65536
+
+
+class LocalBackend:
+    """Starts workers as processes of this host.
+
+    Whatever becomes of the supervisor, a guard process ends the workers with it.
+
+    Args:
+      job: what is run.
+      console: where workers' output goes.
+      environ: what workers inherit.
+
+    Raises:
+      UsageError: the GPUs of this host cannot be divided among the workers.
+    """
+
+    def __init__(self, job: Job, console: Console, environ: Mapping[str, str]):
+        self._job = job
+        self._console = console
+        self._environ = environ
+        self._gpus = _divide_gpus(_visible_gpus(environ), job.workers)
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[LocalWorker] = []
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def commands(self, attempt: int) -> tuple[Command, ...]:
+        """What an attempt would run, on ports that are free now."""
+        job, logs = self._job, self._job.logs / f"attempt_{attempt}"
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(job.workers)]
+        found = []
+        for rank in range(job.workers):
+            cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+            reports = job.scratch / f"attempt_{attempt}_worker_{rank}.progress.json"
+            errors = job.scratch / f"attempt_{attempt}_worker_{rank}.error.json"
+            environ = {
+                "TF_CONFIG": json.dumps(cluster),
+                "PYTHONUNBUFFERED": "1",
+                guard.JOB: job.identity,
+                progress.PROGRESS_FILE: str(reports),
+                progress.ERROR_FILE: str(errors),
+            }
+            if self._gpus:
+                environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus[rank])
+            found.append(
+                Command(
+                    rank=rank,
+                    argv=(sys.executable, "-m", job.module, *job.arguments),
+                    environ=environ,
+                    log=logs / f"worker_{rank}.log",
+                    progress_file=reports,
+                    error_file=errors,
+                )
+            )
+        return tuple(found)
+
+    def start(self, commands: tuple[Command, ...]) -> list[Worker]:
+        """Starts one attempt's workers."""
+        self._start_guard()
+        try:
+            for command in commands:
+                worker = LocalWorker(command, self._console, {**self._environ, **command.environ})
+                self._workers.append(worker)
+                self._selector.register(worker.output, selectors.EVENT_READ, worker)
+                self._tell_guard()
+        except BaseException:
+            self.clear()
+            raise
+        return list(self._workers)
+
+    def pump(self, timeout_seconds: float) -> None:
+        """Passes on what workers print; returns after `timeout_seconds` at the latest."""
+        if not self._selector.get_map():
+            time.sleep(timeout_seconds)
+            return
+        for key, _ in self._selector.select(timeout_seconds):
+            if not key.data.read():
+                self._selector.unregister(key.fileobj)
+
+    def clear(self) -> None:
+        """Kills what still runs, also processes that left their worker's session."""
+        for worker in self._workers:
+            worker.kill()
+        guard.kill_marked(self._job.identity)
+        for worker in self._workers:
+            if worker.output.fileno() in self._selector.get_map():
+                self._selector.unregister(worker.output)
+            worker.close()
+        self._workers = []
+        self._tell_guard()
+
+    def close(self) -> None:
+        """Kills what still runs and lets the guard remove the scratch folder."""
+        self.clear()
+        self._selector.close()
+        if self._guard is not None:
+            assert self._guard.stdin is not None
+            with contextlib.suppress(OSError):
+                self._guard.stdin.close()
+            self._guard.wait()
+            self._guard = None
+
+    def _start_guard(self) -> None:
+        if self._guard is not None and self._guard.poll() is None:
+            return
+        self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, self._job.identity, str(self._job.scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def _tell_guard(self) -> None:
+        if self._guard is None or self._guard.stdin is None or self._guard.poll() is not None:
+            return
+        groups = [str(worker.process.pid) for worker in self._workers if worker.exit_code is None]
+        with contextlib.suppress(OSError):
+            self._guard.stdin.write(" ".join(groups).encode() + b"\n")
+            self._guard.stdin.flush()
+
+
+class LocalWorker:
+    """A worker process of this host; see `launcher.jobs.job.Worker`."""
+
+    def __init__(self, command: Command, console: Console, environ: Mapping[str, str]):
+        self.command = command
+        self.tee = Tee(console, f"[worker {command.rank}] ", command.log)
+        self.exit_code: int | None = None
+        self.report: Report | None = None
+        self.error: ErrorRecord | None = None
+        self.last_alive = time.monotonic()
+        self.process = subprocess.Popen(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environ),
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
+        os.set_blocking(self.output.fileno(), False)
+
+    def read(self) -> bool:
+        """Passes on what it has printed, up to a limit; False after the last byte there will be."""
+        try:
+            content = os.read(self.output.fileno(), _CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        self.tee.feed(content)
+        return bool(content)
+
+    def refresh(self) -> None:
+        """Reads its reports and whether it has ended."""
+        if self.exit_code is not None:
+            return
+        before = time.monotonic()
+        if self._has_ended():
+            self.kill()
+        else:
+            self.last_alive = before
+        self._read_files()
+
+    def is_frozen(self) -> bool:
+        """Whether it is stopped; known on Linux only."""
+        try:
+            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return self.exit_code is None and state == "T"
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the process alone: what it started may be needed until it has ended."""
+        if self.exit_code is None:
+            os.kill(self.process.pid, number)  # not Popen.send_signal, which may reap it; see kill()
+
+    def kill(self) -> None:
+        """Kills its process group and reaps it; an exit code it already had stays."""
+        if self.exit_code is not None:
+            return
+        # Not reaped yet, so the number cannot have gone to another group.
+        guard.kill_group(self.process.pid)
+        self.exit_code = self.process.wait()
+        self._read_files()
+
+    def close(self) -> None:
+        """Passes on what is left in the pipe; whoever still holds its other end is not waited for."""
+        with contextlib.suppress(OSError):
+            while content := os.read(self.output.fileno(), _CHUNK_BYTES):
+                self.tee.feed(content)
+        self.output.close()
+        self.tee.close()
+
+    def _has_ended(self) -> bool:
+        if not hasattr(os, "waitid"):
+            return self.process.poll() is not None
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _read_files(self) -> None:
+        self.report = progress.read_report(self.command.progress_file) or self.report
+        self.error = progress.read_error(self.command.error_file) or self.error
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nobody listens on now.
+
+    Raises:
+      UsageError: there are fewer than `count`.
+    """
+    ports: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if len(ports) == count:
+            return ports
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+    raise UsageError(f"--workers={count}: only {len(ports)} ports of this host are free; start fewer workers")
+
+
+def _visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """GPUs that this job may use, as CUDA_VISIBLE_DEVICES names them."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return [str(index) for index in range(len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))]
+    names = [name.strip() for name in listed.split(",")]
+    return [] if names[0] in ("", "-1", "NoDevFiles") else names
+
+
+def _divide_gpus(gpus: list[str], workers: int) -> list[list[str]]:
+    """GPUs of each worker, in equal shares: two processes on one GPU would fill its memory twice."""
+    if not gpus:
+        return []
+    share, rest = divmod(len(gpus), workers)
+    if not share or rest:
+        raise UsageError(
+            f"--workers={workers}: this host has {len(gpus)} GPU(s), which cannot be divided among them in equal "
+            "shares; change --workers, name the GPUs to use in CUDA_VISIBLE_DEVICES, or set it to -1 to train on CPUs"
+        )
+    return [gpus[rank * share : (rank + 1) * share] for rank in range(workers)]

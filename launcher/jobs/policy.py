@@ -1,0 +1,145 @@
+"""Who failed first, and what the job does about it. Decides, does nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import random
+from collections.abc import Sequence
+
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
+from launcher.progress import ErrorRecord
+
+# What TensorFlow raises in the survivors when another worker has gone. Its coordination service ends those that do not
+# get that far with a bare exit(1).
+_PEER_ERRORS = {"UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "PeerError"}
+_BARE_EXIT = 1
+
+_FIRST_DELAY_SECONDS = 1.0
+_LONGEST_DELAY_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one worker stood when its attempt ended.
+
+    Attributes:
+      rank: which worker.
+      exit_code: negative for a signal; None when it was still running and did not say that it failed.
+      error: its own record of why it failed.
+      last_alive: monotonic seconds; without an error record, it failed after this.
+      trouble: what the supervisor holds against it though it has not ended: "is stuck …", "is frozen …".
+    """
+
+    rank: int
+    exit_code: int | None = None
+    error: ErrorRecord | None = None
+    last_alive: float = 0.0
+    trouble: str = ""
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, announced or real."""
+        return self.error.exit_code if self.error else self.exit_code
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.trouble) or self.code not in (None, EXIT_DONE, EXIT_PREEMPTED)
+
+    @property
+    def is_symptom(self) -> bool:
+        """Whether it may only tell that another worker has failed."""
+        if self.trouble:
+            return False
+        if self.error:
+            return self.error.type in _PEER_ERRORS
+        return self.code in (_BARE_EXIT, EXIT_RETRY)
+
+    @property
+    def failed_at(self) -> float:
+        """When it failed, at the earliest; what was in trouble without ending was so before anybody else noticed."""
+        if self.trouble:
+            return float("-inf")
+        # A worker that dies without a word is seen dead some time after; its peers' complaints may be written sooner.
+        return self.error.monotonic if self.error else self.last_alive
+
+
+def find_cause(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The worker that failed first: the earliest failure that is not the echo of another; None when none failed."""
+    failed = [outcome for outcome in outcomes if outcome.has_failed]
+    return min(failed, key=lambda outcome: (outcome.is_symptom, outcome.failed_at, outcome.rank), default=None)
+
+
+class Action(enum.Enum):
+    """What becomes of the job."""
+
+    DONE = "done"
+    STOP = "stopped"
+    GIVE_UP = "given up"
+    RESTART = "restarted"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What becomes of the job after an attempt, with which exit code, and because of whom."""
+
+    action: Action
+    exit_code: int
+    cause: Outcome | None = None
+
+
+def judge(outcomes: Sequence[Outcome]) -> Verdict:
+    """Reads an attempt's end by the exit codes of the contract.
+
+    Args:
+      outcomes: of all workers; at least one has failed or been preempted, or all are done.
+
+    Returns:
+      RESTART where a retry can help; whether it is allowed is for `Restarts` to say.
+    """
+    cause = find_cause(outcomes)
+    if cause and not cause.trouble and cause.code in (EXIT_USAGE, EXIT_FAILED) and not cause.is_symptom:
+        return Verdict(action=Action.GIVE_UP, exit_code=cause.code, cause=cause)
+    if any(outcome.code == EXIT_PREEMPTED for outcome in outcomes):
+        return Verdict(action=Action.STOP, exit_code=EXIT_PREEMPTED, cause=cause)
+    if cause is None:
+        return Verdict(action=Action.DONE, exit_code=EXIT_DONE)
+    return Verdict(action=Action.RESTART, exit_code=EXIT_RETRY, cause=cause)
+
+
+class Restarts:
+    """Counts restarts since the job last made progress.
+
+    Args:
+      allowed: restarts without progress before giving up.
+      step: where the job stands at the beginning, -1 for nowhere.
+    """
+
+    def __init__(self, allowed: int, step: int):
+        self._allowed = allowed
+        self._best_step = step
+        self._without_progress = 0
+        self.total = 0
+
+    def may_restart(self, step: int) -> bool:
+        """Whether one more restart is allowed after an attempt that got to `step`; counts it.
+
+        Progress is a step that no attempt had reached: one that fails at the same step each time makes none.
+        """
+        if step > self._best_step:
+            self._best_step = step
+            self._without_progress = 0
+        if self._without_progress >= self._allowed:
+            return False
+        self._without_progress += 1
+        self.total += 1
+        return True
+
+    def describe(self) -> str:
+        """How many of the allowed restarts are used."""
+        return f"restart {self._without_progress} of {self._allowed} without progress"
+
+    def delay_seconds(self) -> float:
+        """How long to wait before the restart: doubled each time, bounded, and jittered so that jobs do not march."""
+        bound = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** (self._without_progress - 1))
+        return bound * random.uniform(0.5, 1.0)

@@ -1,0 +1,179 @@
+"""Notices that a job makes no progress, and which worker holds it up."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from launcher.progress import Report
+
+# A program is being built or read, and nothing can be said of how long that takes.
+_LONG_PHASES = ("startup", "compile")
+# They take as long as the data and the disk want, unless somebody who knows has set a limit.
+_SLOW_PHASES = ("evaluate", "checkpoint")
+_LONG_SECONDS = 600.0
+_SHORTEST_SECONDS = 60.0
+_MEDIANS = 20.0
+_FEWEST_INTERVALS = 3
+_LONGEST_TURN_SECONDS = 1.0
+
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\)")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_PYTHON_INSIDE_GRAPH = "/tensorflow/python/ops/script_ops.py"
+
+
+class AwakeClock:
+    """Seconds that the supervisor was awake: a suspended machine or a paused supervisor ages nobody's last report."""
+
+    def __init__(self, now: float):
+        self._last = now
+        self.seconds = 0.0
+
+    def advance(self, now: float) -> float:
+        """Takes the time of a monotonic clock and returns the seconds so far."""
+        self.seconds += min(_LONGEST_TURN_SECONDS, max(0.0, now - self._last))
+        self._last = now
+        return self.seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stall:
+    """No progress for too long.
+
+    Attributes:
+      seconds: how long.
+      silent: ranks of workers that have never reported, when that is the complaint.
+    """
+
+    seconds: float
+    silent: tuple[int, ...] = ()
+
+
+class StallWatch:
+    """Watches the reports of one attempt.
+
+    Workers train in step, so one that stops stops all; the job stalls when no worker has reported anything new.
+
+    Args:
+      timeout_seconds: longest time without a report; None for 20 times the median between reports while training, and
+        at least a minute.
+      start_timeout_seconds: longest time until every worker's first report.
+    """
+
+    def __init__(self, *, timeout_seconds: float | None, start_timeout_seconds: float):
+        self._timeout = timeout_seconds
+        self._start_timeout = start_timeout_seconds
+        self._reports: dict[int, Report] = {}
+        self._changed_at = 0.0
+        self._intervals: collections.deque[float] = collections.deque(maxlen=100)
+
+    def observe(self, now: float, reports: Mapping[int, Report | None]) -> Stall | None:
+        """Looks at the newest reports.
+
+        Args:
+          now: seconds since the attempt began, of an `AwakeClock`.
+          reports: of the workers that still run, by rank.
+        """
+        for rank, report in reports.items():
+            before = self._reports.get(rank)
+            if report is None or (before is not None and before.count == report.count):
+                continue
+            if before is not None and before.phase == report.phase == "train":
+                self._intervals.append((report.monotonic - before.monotonic) / (report.count - before.count))
+            self._reports[rank] = report
+            self._changed_at = now
+        silent = tuple(rank for rank, report in reports.items() if report is None)
+        if silent:
+            return Stall(seconds=now, silent=silent) if now > self._start_timeout else None
+        waited = now - self._changed_at
+        limit = max((self.limit_seconds(report.phase) for report in reports.values() if report), default=float("inf"))
+        return Stall(seconds=waited) if waited > limit else None
+
+    def limit_seconds(self, phase: str) -> float:
+        """How long a phase may go without a report."""
+        if self._timeout is not None:
+            return max(_LONG_SECONDS, self._timeout) if phase in _LONG_PHASES else self._timeout
+        if phase in (*_LONG_PHASES, *_SLOW_PHASES) or len(self._intervals) < _FEWEST_INTERVALS:
+            return _LONG_SECONDS
+        return max(_SHORTEST_SECONDS, _MEDIANS * statistics.median(self._intervals))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One line of a Python stack."""
+
+    file: str
+    line: str
+    function: str
+
+    @property
+    def in_tensorflow(self) -> bool:
+        return "/tensorflow/python/" in self.file
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def parse_stacks(lines: Iterable[str]) -> list[list[Frame]]:
+    """Reads what faulthandler printed: the frames of each thread, innermost first; the main thread is the last."""
+    threads: list[list[Frame]] = []
+    inside = False
+    for line in lines:
+        frame = _FRAME.match(line)
+        if _THREAD.match(line):
+            threads.append([])
+            inside = True
+        elif inside and frame:
+            threads[-1].append(Frame(**frame.groupdict()))
+        else:
+            inside = False
+    return [thread for thread in threads if thread]
+
+
+def place_outside_tensorflow(threads: Sequence[Sequence[Frame]]) -> Frame | None:
+    """Where Python code keeps a worker busy; None when it waits inside TensorFlow, as the peers of a stuck one do.
+
+    The main thread counts, and Python that a graph calls, such as a generator of input data.
+    """
+    for thread in threads[:-1]:
+        if not thread[0].in_tensorflow and any(_PYTHON_INSIDE_GRAPH in frame.file for frame in thread):
+            return thread[0]
+    if threads and not threads[-1][0].in_tensorflow:
+        return threads[-1][0]
+    return None
+
+
+def find_stuck(
+    reports: Mapping[int, Report | None], stacks: Mapping[int, Sequence[Sequence[Frame]]]
+) -> tuple[int, str]:
+    """Names the worker that holds the others up.
+
+    One whose step is behind; among equals one that is in Python code, not waiting inside TensorFlow; among equals the
+    one that has been silent longest.
+
+    Args:
+      reports: newest reports of the workers that still run, at least one.
+      stacks: as `parse_stacks` gives them, of those that answered.
+
+    Returns:
+      Its rank, and what speaks against it.
+    """
+    steps = {rank: -1 if report is None or report.step is None else report.step for rank, report in reports.items()}
+    furthest = max(steps.values())
+    places = {rank: place_outside_tensorflow(stacks.get(rank, ())) for rank in reports}
+
+    def order(rank: int) -> tuple[bool, bool, float]:
+        report = reports[rank]
+        return steps[rank] == furthest, places[rank] is None, report.monotonic if report else float("-inf")
+
+    rank = min(reports, key=order)
+    report, place = reports[rank], places[rank]
+    reasons = [f"in phase {report.phase} at step {report.step}" if report else "without a report"]
+    if steps[rank] < furthest:
+        reasons.append(f"while others are at step {furthest}")
+    if place:
+        reasons.append(f"in {place}")
+    return rank, ", ".join(reasons)

@@ -1,0 +1,319 @@
+"""Runs a job to its end: starts its workers, watches them, and decides with `policy` what their end means."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
+from launcher.jobs import first_error
+from launcher.jobs.first_error import FirstError
+from launcher.jobs.job import Backend, Command, Job, Worker
+from launcher.jobs.output import Console
+from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
+from launcher.jobs.stalls import AwakeClock, Frame, Stall, StallWatch, find_stuck, parse_stacks
+
+_TURN_SECONDS = 0.05
+# How long the others may take to show their part after the first failure, before they are killed: an error that was
+# raised may be the echo of a death that is only seen a moment later.
+_SETTLE_SECONDS = 1.0
+_SETTLE_SYMPTOM_SECONDS = 3.0
+_DUMP_SECONDS = 5.0
+_DUMP_QUIET_SECONDS = 0.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Supervisor:
+    """Runs one job.
+
+    Args:
+      job: what to run.
+      backend: where.
+      console: where it says what happens.
+    """
+
+    def __init__(self, *, job: Job, backend: Backend, console: Console):
+        self._job = job
+        self._backend = backend
+        self._console = console
+        self._signals: list[int] = []
+        self._attempts = 0
+        self._step = -1
+        self._first_error: FirstError | None = None
+        self._started_at = time.time()
+
+    def run(self) -> int:
+        """Runs attempts until the job is done or a further one is pointless; returns the job's exit code.
+
+        Nothing that it started is still running afterwards.
+        """
+        with _listening(self._signals):
+            try:
+                restarts = Restarts(self._job.max_restarts, self._newest_checkpoint())
+                number = self._job.next_attempt()
+                with contextlib.suppress(OSError):
+                    (Path(self._job.model_dir) / first_error.FILE_NAME).unlink()
+                while True:
+                    commands = self._backend.commands(number)
+                    verdict = self._attempt(number, commands)
+                    verdict = self._settle_restart(verdict, restarts, commands[0].log.parent)
+                    if verdict.action is not Action.RESTART:
+                        break
+                    number += 1
+            finally:
+                self._backend.close()
+        self._conclude(verdict, restarts, commands[0].log.parent)
+        return verdict.exit_code
+
+    # -------------------------------------------------------------------------------------------------- one attempt
+
+    def _attempt(self, number: int, commands: tuple[Command, ...]) -> Verdict:
+        self._attempts += 1
+        self._started_at = time.time()
+        self._first_error = None
+        self._console.note(f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}")
+        workers = self._backend.start(commands)
+        try:
+            verdict, outcomes = self._watch(workers)
+        finally:
+            self._backend.clear()
+        if verdict.cause is not None:
+            cause = workers[verdict.cause.rank]
+            self._first_error = FirstError(
+                attempt=number,
+                cause=verdict.cause,
+                outcomes=outcomes,
+                log=cause.command.log,
+                last_lines=first_error.last_lines(cause.tee.tail(100)),
+                time=time.time(),
+            )
+        return verdict
+
+    def _watch(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
+        """Turns until the attempt is over, one way or the other."""
+        clock = AwakeClock(time.monotonic())
+        watch = StallWatch(
+            timeout_seconds=self._job.stall_timeout_seconds, start_timeout_seconds=self._job.start_timeout_seconds
+        )
+        while True:
+            self._turn(workers)
+            outcomes = _outcomes(workers)
+            if self._signals:
+                return self._stop(workers)
+            if all(outcome.exit_code == EXIT_DONE for outcome in outcomes):
+                return judge(outcomes), outcomes
+            if any(outcome.code == EXIT_PREEMPTED for outcome in outcomes):
+                self._wait_for_all(workers, self._job.grace_period_seconds)
+                outcomes = _outcomes(workers)
+                return judge(outcomes), outcomes
+            if find_cause(outcomes) is not None:
+                outcomes = self._settle(workers)
+                return judge(outcomes), outcomes
+            running = {worker.command.rank: worker.report for worker in workers if worker.exit_code is None}
+            stall = watch.observe(clock.advance(time.monotonic()), running)
+            if stall is not None:
+                outcomes = self._blame(workers, stall)
+                return judge(outcomes), outcomes
+
+    def _turn(self, workers: Sequence[Worker]) -> None:
+        self._backend.pump(_TURN_SECONDS)
+        for worker in workers:
+            worker.refresh()
+            if worker.report is not None and worker.report.step is not None:
+                self._step = max(self._step, worker.report.step)
+
+    def _settle(self, workers: Sequence[Worker]) -> list[Outcome]:
+        """Waits a moment for the failure behind the first one seen."""
+        began = time.monotonic()
+        while True:
+            outcomes = _with_frozen(workers, _outcomes(workers))
+            cause = find_cause(outcomes)
+            assert cause is not None
+            waited = time.monotonic() - began
+            # Nothing explains a signal but the signal; a worker that was stopped explains all the rest.
+            explained = bool(cause.trouble) or (cause.code or 0) < 0
+            patience = _SETTLE_SYMPTOM_SECONDS if cause.is_symptom else _SETTLE_SECONDS
+            if explained or waited > patience or self._signals or all(w.exit_code is not None for w in workers):
+                return outcomes
+            self._turn(workers)
+
+    def _stop(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
+        """Passes a signal on, and ends the attempt within the grace period, or at once on a second signal."""
+        number = self._signals[0]
+        grace = self._job.grace_period_seconds
+        self._console.note(
+            f"{first_error.signal_name(number)}: passed on to the workers, which have {grace:g} s to save and end; "
+            "a second signal ends them at once"
+        )
+        for worker in workers:
+            # A closed terminal asks for the same as SIGTERM does, and only that is known to save first.
+            worker.send(signal.SIGTERM if number == signal.SIGHUP else number)
+        self._wait_for_all(workers, grace)
+        outcomes = _outcomes(workers)
+        verdict = judge(outcomes)
+        if verdict.action in (Action.RESTART, Action.GIVE_UP) or any(outcome.exit_code is None for outcome in outcomes):
+            told = verdict.cause if verdict.cause and verdict.cause.error else None
+            preempted = any(outcome.code == EXIT_PREEMPTED for outcome in outcomes)
+            exit_code = EXIT_PREEMPTED if preempted else 128 + number
+            verdict = Verdict(action=Action.STOP, exit_code=exit_code, cause=told)
+        return verdict, outcomes
+
+    def _wait_for_all(self, workers: Sequence[Worker], seconds: float) -> None:
+        """Until they have ended, the time is over, or a second signal says that somebody will not wait."""
+        deadline = time.monotonic() + seconds
+        while any(worker.exit_code is None for worker in workers):
+            if time.monotonic() > deadline or len(self._signals) > 1:
+                return
+            self._turn(workers)
+
+    # ------------------------------------------------------------------------------------------------------- stalls
+
+    def _blame(self, workers: Sequence[Worker], stall: Stall) -> list[Outcome]:
+        """Asks every worker for its stacks and names the one that holds the job up."""
+        if stall.silent:
+            troubles = dict.fromkeys(stall.silent, f"did not start: no report within {stall.seconds:.0f} s")
+            names = ", ".join(f"worker {rank}" for rank in stall.silent)
+            self._console.note(f"no report from {names} within --start_timeout")
+            self._dump_stacks(workers)
+        else:
+            self._console.note(f"no progress for {stall.seconds:.0f} s; the stacks of all workers follow")
+            stacks = self._dump_stacks(workers)
+            running = {worker.command.rank: worker.report for worker in workers if worker.exit_code is None}
+            if running:
+                rank, reasons = find_stuck(running, stacks)
+                troubles = {rank: f"is stuck: no progress for {stall.seconds:.0f} s, {reasons}"}
+            else:
+                troubles = {}
+        outcomes = _with_frozen(workers, _outcomes(workers))
+        if any(outcome.trouble for outcome in outcomes):
+            return outcomes  # Whoever is frozen is the one that holds up the others.
+        return [_replaced(outcome, troubles.get(outcome.rank, "")) for outcome in outcomes]
+
+    def _dump_stacks(self, workers: Sequence[Worker]) -> dict[int, list[list[Frame]]]:
+        """The Python stacks of all who listen, by rank; they are in the logs too."""
+        asked = [worker for worker in workers if worker.exit_code is None and worker.report is not None]
+        before = {worker.command.rank: worker.tee.num_lines for worker in asked}
+        for worker in asked:
+            worker.send(signal.SIGUSR1)
+        deadline = time.monotonic() + _DUMP_SECONDS
+        seen, changed_at = -1, time.monotonic()
+        stacks: dict[int, list[list[Frame]]] = {}
+        while (now := time.monotonic()) < deadline:
+            self._turn(workers)
+            stacks = {w.command.rank: parse_stacks(w.tee.since(before[w.command.rank])) for w in asked}
+            printed = sum(worker.tee.num_lines for worker in asked)
+            if printed != seen:
+                seen, changed_at = printed, now
+            elif all(stacks.values()) and now - changed_at > _DUMP_QUIET_SECONDS:
+                break
+        return {rank: threads for rank, threads in stacks.items() if threads}
+
+    # ---------------------------------------------------------------------------------------------- between attempts
+
+    def _settle_restart(self, verdict: Verdict, restarts: Restarts, logs: Path) -> Verdict:
+        """Turns a restart into giving up where no more are allowed; otherwise waits until it is time."""
+        if verdict.action is not Action.RESTART:
+            return verdict
+        error = self._first_error
+        assert error is not None
+        if not restarts.may_restart(max(self._step, self._newest_checkpoint())):
+            return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=verdict.cause)
+        error.write(logs / first_error.FILE_NAME, Path(self._job.model_dir) / first_error.FILE_NAME, exit_code=None)
+        delay = restarts.delay_seconds()
+        self._console.note(error.text())
+        self._console.note(f"restarting all workers in {delay:.1f} s ({restarts.describe()})")
+        deadline = time.monotonic() + delay
+        while time.monotonic() < deadline and not self._signals:
+            time.sleep(_TURN_SECONDS)
+        if self._signals:
+            return Verdict(action=Action.STOP, exit_code=128 + self._signals[0], cause=verdict.cause)
+        return verdict
+
+    def _newest_checkpoint(self) -> int:
+        # Reads manifests only. NumPy comes with it, which a job that never ends early need not wait for.
+        if not (Path(self._job.model_dir) / "checkpoints").is_dir():
+            return -1
+        from launcher.checkpoints import CheckpointReadError, CheckpointStore
+
+        try:
+            return max(CheckpointStore(str(Path(self._job.model_dir, "checkpoints"))).steps(), default=-1)
+        except CheckpointReadError:
+            return -1
+
+    def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
+        model_dir, error = Path(self._job.model_dir), self._first_error
+        if verdict.action is Action.DONE:
+            with contextlib.suppress(OSError):
+                (model_dir / first_error.FILE_NAME).unlink()
+        elif error is not None and verdict.exit_code == EXIT_USAGE and self._attempts == 1:
+            _remove_logs(logs)
+        elif error is not None:
+            error.write(logs / first_error.FILE_NAME, model_dir / first_error.FILE_NAME, exit_code=verdict.exit_code)
+        if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None:
+            first_error.ensure_summary(
+                model_dir, since=self._started_at, exit_code=verdict.exit_code, error=error.headline, step=self._step
+            )
+        self._console.note(
+            f"job {verdict.action.value}: {self._attempts} attempt(s), {restarts.total} restart(s), "
+            f"exit code {verdict.exit_code}"
+        )
+        if verdict.action is not Action.DONE and error is not None:
+            self._console.error(error.text())
+            if verdict.action is Action.GIVE_UP and verdict.exit_code == EXIT_RETRY:
+                self._console.error(
+                    f"Gave up: --max_restarts={self._job.max_restarts} restart(s) made no progress past step "
+                    f"{max(0, self._step)}. The same command goes on from the last checkpoint."
+                )
+
+
+def _outcomes(workers: Sequence[Worker]) -> list[Outcome]:
+    return [
+        Outcome(rank=w.command.rank, exit_code=w.exit_code, error=w.error, last_alive=w.last_alive) for w in workers
+    ]
+
+
+def _with_frozen(workers: Sequence[Worker], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [
+        _replaced(outcome, "is frozen: a signal such as SIGSTOP has stopped it") if worker.is_frozen() else outcome
+        for worker, outcome in zip(workers, outcomes, strict=True)
+    ]
+
+
+def _replaced(outcome: Outcome, trouble: str) -> Outcome:
+    return Outcome(
+        rank=outcome.rank,
+        exit_code=outcome.exit_code,
+        error=outcome.error,
+        last_alive=outcome.last_alive,
+        trouble=trouble or outcome.trouble,
+    )
+
+
+def _remove_logs(logs: Path) -> None:
+    """Removes what a mistake in the flags has left: nothing was run."""
+    shutil.rmtree(logs, ignore_errors=True)
+    for folder in (logs.parent, logs.parent.parent):
+        with contextlib.suppress(OSError):  # as soon as there is something else in it
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def _listening(signals: list[int]) -> Iterator[None]:
+    """Appends the signals that arrive to `signals`, instead of being ended by them."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    # What is ignored stays so: nohup and a shell's & ask for that.
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

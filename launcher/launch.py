@@ -1,0 +1,175 @@
+"""Starts the workers of one training job, watches them, and restarts them until the job is done.
+
+    python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin
+    python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin --dry_run
+
+Flags that are not listed here are those of launcher.main, which every worker runs. A worker that dies, freezes or
+stops making progress is named, and all go on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from launcher import main as worker
+from launcher.errors import EXIT_DONE, LauncherError, UsageError
+from launcher.jobs.job import Backend, Job
+from launcher.jobs.local import LocalBackend
+from launcher.jobs.output import Console, flush_standard_streams
+from launcher.jobs.supervisor import Supervisor
+from launcher.names import advice
+
+_ORDER = (
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
+)  # fmt: skip
+
+
+def define_flags() -> flags.FlagValues:
+    """The flags of the job; those of its workers are `launcher.main.define_flags`."""
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)  # a value of launcher.main's flags may stand apart from its name
+    flags.DEFINE_string("backend", "local", "Where workers run: local, all on this host.", flag_values=values)
+    flags.DEFINE_integer("workers", 1, "Processes that train together, each with its replicas.", flag_values=values)
+    flags.DEFINE_integer(
+        "max_restarts", 3, "Restarts without progress before giving up; progress starts the count over.",
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_float(
+        "stall_timeout", None,
+        "Seconds without progress after which the stuck worker is named and all are restarted. Default: 20 times the "
+        "median time between reports, at least 60; start-up and compilation always have 600 or more.",
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_float("start_timeout", 600.0, "Seconds until a worker's first report.", flag_values=values)
+    flags.DEFINE_float(
+        "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
+    )
+    flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
+    flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
+    # Not shown: what the tests run in the place of training.
+    flags.DEFINE_string("worker_module", "launcher.main", "Program of each worker.", flag_values=values)
+    return values
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parses the command line, runs the job and returns its exit code."""
+    argv = list(sys.argv if argv is None else argv)
+    try:
+        options = define_flags()
+        rest = _parse(options, argv)
+        if options.help:
+            sys.stdout.write(help_text(options) + "\n")
+            return EXIT_DONE
+        job = make_job(options, rest)
+        console = Console()
+        backend: Backend = LocalBackend(job, console, os.environ)
+        if options.dry_run:
+            for command in backend.commands(job.next_attempt()):
+                sys.stdout.write(f"# worker {command.rank}, log: {command.log}\n{command}\n")
+            return EXIT_DONE
+        flush_standard_streams()
+        return Supervisor(job=job, backend=backend, console=console).run()
+    except LauncherError as error:
+        flush_standard_streams()
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+
+
+def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
+    """The job that the flags describe.
+
+    Args:
+      options: parsed flags of the job.
+      arguments: the command line of its workers.
+
+    Raises:
+      UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
+    """
+    if options.backend != "local":
+        raise UsageError(f"--backend={options.backend}: there is only local; for other hosts, give TF_CONFIG yourself")
+    for name, least in (("workers", 1), ("max_restarts", 0)):
+        if options[name].value < least:
+            raise UsageError(f"--{name}={options[name].value}: must be {least} or more")
+    for name in ("stall_timeout", "start_timeout", "grace_period"):
+        value = options[name].value
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"--{name}={value:g}: must be a number of seconds above 0")
+    recipe = worker.define_flags()
+    stray = _parse_worker(recipe, arguments)
+    if stray:
+        raise UsageError(f"unexpected argument {stray[0]!r}: flags are written --name=value. --help shows every flag")
+    if not recipe.gin_file:
+        raise UsageError("no recipe: add --gin_file=NAME; python -m launcher.main lists the recipes")
+    if recipe.mode == "verify":
+        raise UsageError("--mode=verify starts processes of its own; run it with python -m launcher.main")
+    model_dir = recipe.model_dir or _default_model_dir(recipe.gin_file)
+    if "://" in model_dir:
+        raise UsageError(f"--model_dir={model_dir}: logs need a folder; mount the bucket and give its path")
+    identity = uuid.uuid4().hex[:12]
+    return Job(
+        identity=identity,
+        workers=options.workers,
+        module=options.worker_module,
+        arguments=(*arguments, *(() if recipe.model_dir else (f"--model_dir={model_dir}",))),
+        model_dir=model_dir,
+        max_restarts=options.max_restarts,
+        stall_timeout_seconds=options.stall_timeout,
+        start_timeout_seconds=options.start_timeout,
+        grace_period_seconds=options.grace_period,
+        scratch=Path(tempfile.gettempdir(), f"launcher-{identity}"),
+    )
+
+
+def help_text(options: flags.FlagValues) -> str:
+    """Usage, one flag a paragraph, with defaults."""
+    lines = [(__doc__ or "").strip(), "", "Flags:"]
+    for name in _ORDER:
+        flag = options[name]
+        lines += [f"  --{name}{'' if flag.boolean else f'={name.upper()}'}", f"      {flag.help}"]
+        if flag.default not in (None, False):
+            lines[-1] += f" Default: {flag.default}."
+    lines += [
+        "",
+        "In MODEL_DIR: logs/attempt_K/worker_I.log, and error.json: which worker failed first, and why.",
+        "Exit codes: 0 done; 42 saved and preempted, run again; 64 bad flags, gin or input; 70 failed and a retry will",
+        "not help; 75 gave up after restarts without progress, run again; 128 + N stopped by signal N.",
+    ]
+    return "\n".join(lines)
+
+
+def _parse(options: flags.FlagValues, argv: Sequence[str]) -> list[str]:
+    """Parses the job's flags; returns the rest, which is for the workers."""
+    try:
+        return options(argv, known_only=True)[1:]
+    except flags.Error as error:
+        raise _usage_error(error) from None
+
+
+def _parse_worker(recipe: flags.FlagValues, arguments: Sequence[str]) -> list[str]:
+    try:
+        return recipe(["launcher.main", *arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        known = [*_ORDER, *recipe]
+        raise UsageError(f"unknown flag --{error.flagname}{advice(error.flagname, known)}") from None
+    except flags.Error as error:
+        raise _usage_error(error) from None
+
+
+def _usage_error(error: flags.Error) -> UsageError:
+    return UsageError(f"{str(error).rstrip(' .')}; --help shows every flag")
+
+
+def _default_model_dir(gin_files: Sequence[str]) -> str:
+    """As launcher.modes has it, which cannot be asked without TensorFlow."""
+    return os.path.join("runs", os.path.splitext(os.path.basename(gin_files[-1]))[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Jobs of fake workers under a real supervisor: `python -m launcher.launch` with processes, signals and files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchedJob:
+    """A supervisor under way or ended, and what its job left in `model_dir`."""
+
+    started: object
+    model_dir: Path
+
+    def wait(self):
+        return self.started.wait(60)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        self.started.wait_until(condition, 60)
+
+    def log(self, attempt: int, rank: int) -> str:
+        path = self.model_dir / "logs" / f"attempt_{attempt}" / f"worker_{rank}.log"
+        return path.read_text() if path.exists() else ""
+
+    def error(self, attempt: int | None = None) -> dict:
+        folder = self.model_dir / "logs" / f"attempt_{attempt}" if attempt else self.model_dir
+        return json.loads((folder / "error.json").read_text())
+
+    def attempts(self) -> list[str]:
+        return sorted(path.name for path in (self.model_dir / "logs").glob("*"))
+
+    def numbers(self, name: str) -> list[int]:
+        """Process ids that the workers wrote to a file."""
+        path = self.model_dir / name
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def running(self) -> list[int]:
+        """Which of the workers and their children still run."""
+        return [number for number in (*self.numbers("pids"), *self.numbers("children")) if is_running(number)]
+
+
+def is_running(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], object]], None]:
+    return _eventually
+
+
+def _eventually(condition: Callable[[], object]) -> None:
+    """Waits for a condition; fails the test after a minute."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail("condition not met after 60 s")
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def fake_environment(tmp_path):
+    """fake_environment(**settings): variables that make fake_worker.py importable and tell it what to do."""
+
+    def make(**settings) -> dict[str, str]:
+        return {
+            "FAKE_WORKER": json.dumps(settings),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+            "TMPDIR": str(tmp_path),
+        }
+
+    return make
+
+
+@pytest.fixture
+def launch(start_launcher, fake_environment, tmp_path):
+    """launch(*flags, workers=2, faults=(), **settings): starts a job of fake workers; see fake_worker.py."""
+
+    def start(*flags: str, workers: int = 2, faults=(), model_dir: str = "run", **settings) -> LaunchedJob:
+        given = (f"--workers={workers}", "--worker_module=fake_worker", "--gin_file=fake.gin", *flags)
+        folder = tmp_path / model_dir
+        return LaunchedJob(
+            start_launcher(
+                *given,
+                f"--model_dir={folder}",
+                module="launcher.launch",
+                env=fake_environment(**settings, faults=list(faults)),
+            ),
+            folder,
+        )
+
+    jobs: list[LaunchedJob] = []
+
+    def remembered(*flags: str, **options) -> LaunchedJob:
+        jobs.append(start(*flags, **options))
+        return jobs[-1]
+
+    yield remembered
+    for job in jobs:
+        job.started.end()
+        for number in job.running():
+            psutil.Process(number).kill()
+
+
+@pytest.fixture
+def run_job(launch):
+    """The same, run to its end, at which nothing may be left: no worker, no child, no temporary folder.
+
+    Returns the job and how its supervisor ended.
+    """
+
+    def run(*flags: str, **options):
+        job = launch(*flags, **options)
+        finished = job.wait()
+        assert job.running() == []
+        assert list(job.model_dir.parent.glob("launcher-*")) == []
+        return job, finished
+
+    return run

@@ -1,0 +1,197 @@
+"""A worker as the supervisor sees it, without TensorFlow: trains in step with its peers, reports, and fails on demand.
+
+FAKE_WORKER in the environment is a JSON object:
+  steps: steps to train
+  checkpoint: whether the chief leaves a (hollow) checkpoint after every step, from which the next attempt goes on
+  on_sigterm: "die" (default), "save" (leave with 42) or "ignore"
+  faults: [{"rank", "attempt" (0: every one), "step", "do": the name of a function below, and its arguments}]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from launcher.progress import Progress, install_stack_dump, record_error
+
+SETTINGS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "faults": [], **json.loads(os.environ["FAKE_WORKER"])}
+CONFIG = json.loads(os.environ["TF_CONFIG"])
+RANK, WORKERS = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
+MODEL_DIR = Path(next(argument.partition("=")[2] for argument in sys.argv if argument.startswith("--model_dir=")))
+PROGRESS_FILE = Path(os.environ["LAUNCHER_PROGRESS_FILE"])
+ATTEMPT = int(re.search(r"attempt_(\d+)", PROGRESS_FILE.name)[1])
+MEETING = PROGRESS_FILE.parent / f"meeting_{ATTEMPT}"  # where the peers of one attempt find each other
+
+# While it waits for its peers, a worker's innermost frame is to look as TensorFlow's does.
+_EXECUTE = """
+def quick_execute(condition):
+    while not condition():
+        sleep(0.005)
+"""
+_names = {"sleep": time.sleep}
+exec(compile(_EXECUTE, "/x/tensorflow/python/eager/execute.py", "exec"), _names)
+quick_execute = _names["quick_execute"]
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def mark(name):
+    (MEETING / f"{name}_{RANK}").touch()
+
+
+def marked(name):
+    return len(list(MEETING.glob(f"{name}_*")))
+
+
+def alive(rank):
+    try:
+        state = Path(f"/proc/{(MEETING / f'pid_{rank}').read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def peers():
+    return [rank for rank in range(WORKERS) if rank != RANK]
+
+
+def collective(step):
+    """Ends when all workers are there. When one has gone, the others go, too, as TensorFlow's service makes them."""
+    mark(f"step{step}")
+
+    def over():
+        if marked(f"step{step}") == WORKERS:
+            return True
+        if marked("leaving") or not all(alive(rank) for rank in peers()):
+            say("UNAVAILABLE: a peer has gone")
+            os._exit(1)
+        return False
+
+    quick_execute(over)
+
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+
+def leave(code):
+    say(f"leaving with {code}")
+    os._exit(code)
+
+
+def raise_error(kind, message, code, after_peers=False):
+    """As launcher.main ends: the error is recorded and printed, then the process leaves, sooner or later."""
+    try:
+        raise type(kind, (Exception,), {})(message)
+    except Exception as error:
+        record_error(os.environ, error, code)
+        traceback.print_exc()
+    if after_peers:
+        mark("leaving")
+        quick_execute(lambda: not any(alive(rank) for rank in peers()))
+    os._exit(code)
+
+
+def segfault_after_peers():
+    mark("leaving")
+    quick_execute(lambda: not any(alive(rank) for rank in peers()))
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def send_self(number):
+    os.kill(os.getpid(), number)
+
+
+def read_next_batch():
+    say("reading a batch that never comes")
+    threading.Event().wait()
+
+
+def exit_when_sent(name, code=1):
+    quick_execute(lambda: (MODEL_DIR / name).exists())
+    os._exit(code)
+
+
+def start_children():
+    """One that stays in the group and one that leaves it; both would live for ever."""
+    sleep = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+    children = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]
+    with open(MODEL_DIR / "children", "a") as file:
+        file.write("".join(f"{child.pid}\n" for child in children))
+
+
+FAULTS = (leave, raise_error, segfault_after_peers, send_self, read_next_batch, exit_when_sent, start_children)
+BY_NAME = {function.__name__: function for function in FAULTS}
+
+
+def misbehave(step):
+    for fault in SETTINGS["faults"]:
+        if fault["rank"] == RANK and fault.get("attempt", 1) in (0, ATTEMPT) and fault["step"] == step:
+            known = ("rank", "attempt", "step", "do")
+            BY_NAME[fault["do"]](**{name: value for name, value in fault.items() if name not in known})
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+
+def save(step):
+    """A checkpoint without tensors: complete, as far as the supervisor looks."""
+    folder = MODEL_DIR / "checkpoints" / f"step_{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = {"format": 1, "step": step, "files": {}}
+    manifest["sha256"] = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def first_step():
+    steps = [int(path.name.removeprefix("step_")) for path in (MODEL_DIR / "checkpoints").glob("step_*")]
+    return max(steps, default=0)
+
+
+def main():
+    install_stack_dump(os.environ)
+    asked_to_stop = threading.Event()
+    if SETTINGS["on_sigterm"] == "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif SETTINGS["on_sigterm"] == "save":
+        signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
+    MODEL_DIR.mkdir(parents=True, exist_ok=True)
+    MEETING.mkdir(exist_ok=True)
+    (MEETING / f".pid_{RANK}").write_text(str(os.getpid()))
+    os.rename(MEETING / f".pid_{RANK}", MEETING / f"pid_{RANK}")
+    with open(MODEL_DIR / "pids", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    misbehave("start")
+    progress = Progress(os.environ)
+    progress.report(phase="startup")
+    quick_execute(lambda: marked("pid") == WORKERS)
+    step = first_step()
+    say(f"training from step {step}, {' '.join(sys.argv[1:])}")
+    progress.report(phase="compile", step=step)
+    while step < SETTINGS["steps"]:
+        misbehave(step)
+        collective(step)
+        step += 1
+        progress.report(phase="train", step=step)
+        if SETTINGS["checkpoint"] and RANK == 0:
+            save(step)
+        if asked_to_stop.is_set():
+            say(f"saved at step {step}")
+            return 42
+    misbehave("end")
+    say("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""What the supervisor does about each way in which workers end, with real processes and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
+
+
+def fault(do, *, rank=1, attempt=1, step=2, **arguments):
+    return {"rank": rank, "attempt": attempt, "step": step, "do": do, **arguments}
+
+
+def summary_line(finished):
+    return [line for line in finished.stdout.splitlines() if line.startswith("[launcher] job ")][-1]
+
+
+def test_a_job_that_nothing_disturbs_is_done_in_one_attempt(run_job):
+    job, finished = run_job("--gin_param", "train.steps = 4", workers=3)
+    assert finished.returncode == 0, finished.stdout
+    assert summary_line(finished) == "[launcher] job done: 1 attempt(s), 0 restart(s), exit code 0"
+    assert finished.stderr == ""
+    assert not (job.model_dir / "error.json").exists()
+
+
+def test_output_goes_to_the_console_with_a_prefix_and_to_a_log_of_each_worker(run_job):
+    job, finished = run_job("--gin_param", "train.steps = 4")
+    for rank in (0, 1):
+        log = job.log(1, rank).splitlines()
+        assert log[0].startswith("training from step 0, --gin_file=fake.gin --gin_param train.steps = 4 --model_dir=")
+        assert [line for line in finished.stdout.splitlines() if line.startswith(f"[worker {rank}] ")] == [
+            f"[worker {rank}] {line}" for line in log
+        ]
+
+
+@pytest.mark.parametrize("code", [64, 70])
+def test_an_error_that_a_retry_will_not_help_ends_the_job_with_its_code(run_job, code):
+    job, finished = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=code)])
+    assert finished.returncode == code
+    assert summary_line(finished).endswith(f"1 attempt(s), 0 restart(s), exit code {code}")
+    assert f"worker 1 ended with exit code {code}: TheirError: no such thing" in finished.stderr
+
+
+def test_a_mistake_in_the_flags_leaves_nothing_behind(run_job):
+    job, finished = run_job(faults=[fault("leave", rank=0, step="start", code=64), fault("leave", step=0, code=64)])
+    assert finished.returncode == 64
+    assert not (job.model_dir / "logs").exists() and not (job.model_dir / "error.json").exists()
+
+
+def test_a_failed_job_whose_chief_could_not_say_so_has_a_summary(run_job):
+    job, finished = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=70)])
+    summary = json.loads((job.model_dir / "summary.json").read_text())
+    assert (summary["status"], summary["exit_code"], summary["step"]) == ("failed", 70, 2)
+    assert "worker 1" in summary["error"] and "TheirError: no such thing" in summary["error"]
+
+
+def test_a_preempted_job_is_not_restarted(run_job):
+    job, finished = run_job(faults=[fault("leave", rank=rank, code=42) for rank in (0, 1)])
+    assert finished.returncode == 42
+    assert job.attempts() == ["attempt_1"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        fault("send_self", number=int(signal.SIGKILL)),
+        fault("send_self", rank=0, number=int(signal.SIGTERM)),
+        fault("leave", code=1),
+        fault("leave", code=75),
+        fault("raise_error", kind="CheckpointWriteError", message="disk full", code=75),
+    ],
+    ids=["SIGKILL", "SIGTERM of the chief", "exit 1", "exit 75", "disk full"],
+)
+def test_a_failure_that_may_pass_restarts_all_workers_from_the_last_checkpoint(run_job, how):
+    job, finished = run_job(faults=[how], checkpoint=True)
+    assert finished.returncode == 0, finished.stdout
+    assert summary_line(finished) == "[launcher] job done: 2 attempt(s), 1 restart(s), exit code 0"
+    for rank in (0, 1):
+        assert job.log(1, rank).startswith("training from step 0,")
+        assert job.log(2, rank).startswith("training from step 2,")
+    assert job.error(attempt=1)["worker"] == how["rank"]
+    assert not (job.model_dir / "error.json").exists()
+
+
+def test_gives_up_after_restarts_without_progress(run_job):
+    job, finished = run_job("--max_restarts=1", faults=[fault("leave", attempt=0, code=1)], checkpoint=True)
+    assert finished.returncode == 75
+    # One that reaches step 2, one that gets no further.
+    assert job.attempts() == ["attempt_1", "attempt_2"]
+    assert job.error()["job_exit_code"] == 75
+    assert finished.stderr.splitlines()[-1].startswith("Gave up: --max_restarts=1 ")
+
+
+def test_progress_starts_the_count_of_restarts_over(run_job):
+    faults = [fault("leave", attempt=attempt, step=attempt, code=1) for attempt in (1, 2, 3)]
+    job, finished = run_job("--max_restarts=1", faults=faults, checkpoint=True)
+    assert finished.returncode == 0, finished.stdout
+    assert len(job.attempts()) == 4
+
+
+def test_without_checkpoints_the_step_that_workers_reach_is_progress(run_job):
+    faults = [fault("leave", attempt=attempt, step=step, code=1) for attempt, step in ((1, 1), (2, 2), (3, 2))]
+    job, finished = run_job("--max_restarts=1", faults=faults)
+    assert finished.returncode == 75
+    assert len(job.attempts()) == 3
+
+
+def test_no_restart_when_none_is_allowed(run_job):
+    job, finished = run_job("--max_restarts=0", faults=[fault("leave", code=1)])
+    assert finished.returncode == 75 and job.attempts() == ["attempt_1"]
+
+
+def test_the_same_command_again_keeps_the_earlier_logs(run_job):
+    job, _ = run_job("--max_restarts=0", faults=[fault("leave", code=1)], checkpoint=True)
+    before = job.log(1, 0)
+    job, finished = run_job(checkpoint=True)
+    assert finished.returncode == 0
+    assert job.log(1, 0) == before and job.log(2, 0).startswith("training from step 2,")
+
+
+# -------------------------------------------------------------------------------------------------------- first error
+
+
+def test_the_first_error_is_named_although_its_victims_end_before_it(run_job):
+    raised = fault("raise_error", rank=2, kind="ValueError", message="bad label 12", code=70, after_peers=True)
+    job, finished = run_job(workers=3, faults=[raised])
+    assert finished.returncode == 70
+    error = job.error()
+    assert (error["worker"], error["exit_code"], error["job_exit_code"]) == (2, 70, 70)
+    assert (error["error"]["type"], error["error"]["message"]) == ("ValueError", "bad label 12")
+    assert [victim["worker"] for victim in error["victims"]] == [0, 1]
+    assert all(victim["what"] == "ended with exit code 1" for victim in error["victims"])
+    report = finished.stderr
+    assert report.startswith("First error (attempt 1): worker 2 ended with exit code 70: ValueError: bad label 12\n")
+    assert "raise type(kind, (Exception,), {})(message)" in report  # its traceback
+    assert "Victims of it, not causes: worker 0 ended with exit code 1; worker 1 ended with exit code 1" in report
+
+
+def test_a_death_is_found_behind_the_victims_that_were_seen_first(run_job):
+    job, finished = run_job(workers=3, faults=[fault("segfault_after_peers", rank=1)], checkpoint=True)
+    assert finished.returncode == 0
+    assert job.error(attempt=1)["worker"] == 1
+    assert job.error(attempt=1)["what"] == "was killed by SIGSEGV"
+
+
+def test_a_frozen_worker_is_named_when_its_peers_leave(run_job, tmp_path):
+    faults = [fault("send_self", number=int(signal.SIGSTOP)), fault("exit_when_sent", rank=0, name="go")]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "go").touch()
+    job, finished = run_job(faults=[*faults, fault("leave", rank=1, attempt=2, code=70)], checkpoint=True)
+    assert finished.returncode == 70
+    assert job.error(attempt=1)["worker"] == 1
+    assert "frozen" in job.error(attempt=1)["what"]
+
+
+def test_an_error_without_a_record_is_shown_by_the_last_lines_of_the_log(run_job):
+    job, finished = run_job("--max_restarts=0", workers=1, faults=[fault("leave", rank=0, code=3)])
+    assert job.error()["last_lines"][-1] == "leaving with 3"
+    assert "  | leaving with 3" in finished.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------- stalls
+
+
+def test_a_stuck_worker_is_named_with_its_python_stack_in_the_log_and_the_job_goes_on(run_job):
+    job, finished = run_job("--stall_timeout=1", workers=3, faults=[fault("read_next_batch")], checkpoint=True)
+    assert finished.returncode == 0, finished.stdout
+    error = job.error(attempt=1)
+    assert error["worker"] == 1
+    assert error["what"].startswith("is stuck: no progress for ") and "at step 2" in error["what"]
+    assert "in read_next_batch" in job.log(1, 1)
+    for rank in (0, 2):
+        assert "in quick_execute" in job.log(1, rank)  # every worker's stack is there, and tells a victim
+    assert [victim["worker"] for victim in error["victims"]] == [0, 2]
+
+
+def test_a_worker_that_never_starts_is_named(run_job):
+    never = fault("read_next_batch", attempt=0, step="start")
+    job, finished = run_job("--start_timeout=1", "--max_restarts=0", faults=[never])
+    assert finished.returncode == 75
+    assert job.error()["worker"] == 1
+    assert job.error()["what"].startswith("did not start: no report within ")
+
+
+# ------------------------------------------------------------------------------------------------------------ signals
+
+
+def wait_for_training(job, workers=2):
+    job.until(lambda: all("reading a batch" in job.log(1, rank) for rank in range(workers)))
+
+
+HANGING = [fault("read_next_batch", rank=0), fault("read_next_batch", rank=1)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_workers_that_do_not_handle_it_and_the_job_says_so(launch, number):
+    job = launch(faults=HANGING)
+    wait_for_training(job)
+    job.started.process.send_signal(number)
+    assert job.wait().returncode == 128 + number
+    assert job.running() == []
+
+
+def test_workers_that_save_on_a_signal_end_the_job_with_42(launch):
+    job = launch(on_sigterm="save", steps=10**9)
+    job.until(lambda: job.log(1, 0) and job.log(1, 1))
+    job.started.process.send_signal(signal.SIGTERM)
+    finished = job.wait()
+    assert finished.returncode == 42
+    assert "saved at step" in finished.stdout
+    assert job.attempts() == ["attempt_1"] and job.running() == []
+
+
+def test_workers_that_ignore_a_signal_are_killed_after_the_grace_period(launch):
+    job = launch("--grace_period=0.2", faults=HANGING, on_sigterm="ignore")
+    wait_for_training(job)
+    job.started.process.send_signal(signal.SIGTERM)
+    assert job.wait().returncode == 128 + signal.SIGTERM
+    assert job.running() == []
+
+
+def test_a_second_signal_does_not_wait(launch):
+    job = launch("--grace_period=1e6", faults=HANGING, on_sigterm="ignore")
+    wait_for_training(job)
+    job.started.process.send_signal(signal.SIGTERM)
+    job.until(lambda: "SIGTERM: passed on" in job.started.stdout)
+    job.started.process.send_signal(signal.SIGTERM)
+    assert job.wait().returncode == 128 + signal.SIGTERM
+    assert job.running() == []
+
+
+def test_a_signal_while_waiting_to_restart_ends_the_job(launch):
+    job = launch("--max_restarts=100", faults=[fault("leave", attempt=0, step=0, code=1)])
+    job.until(lambda: "restarting all workers in" in job.started.stdout)
+    job.started.process.send_signal(signal.SIGTERM)
+    assert job.wait().returncode == 128 + signal.SIGTERM
+
+
+def test_children_of_workers_end_with_the_job_also_those_that_left_their_group(run_job):
+    children = [fault("start_children", rank=rank) for rank in (0, 1)]
+    job, finished = run_job(faults=[*children, fault("send_self", number=int(signal.SIGKILL), step=3)])
+    assert finished.returncode == 0
+    assert len(job.numbers("children")) == 4 * 2 - 4  # of the first attempt; run_job has seen that they are gone
+
+
+def test_nothing_survives_the_supervisor_when_it_is_killed(launch, eventually, tmp_path):
+    job = launch(faults=[*(fault("start_children", rank=rank, step=1) for rank in (0, 1)), *HANGING])
+    wait_for_training(job)
+    assert len(job.running()) == 6
+    job.started.process.kill()
+    job.started.process.wait()
+    eventually(lambda: not job.running() and not list(tmp_path.glob("launcher-*")))
+
+
+def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job(fake_environment, tmp_path):
+    flags = ["--workers=2", "--worker_module=fake_worker", "--gin_file=fake.gin", f"--model_dir={tmp_path / 'run'}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher.launch", *flags],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **fake_environment()},
+        cwd=tmp_path,
+    )
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert (tmp_path / "run" / "logs" / "attempt_1" / "worker_1.log").read_text().endswith("done\n")
