@@ -108,7 +108,7 @@ def assert_as_planned(found: list[Collective], expected: Counter, devices: int, 
         assert collective.loops == loops, collective.path
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", ["as it is", "float16 in small buckets", "microbatches"])
 def test_one_device_sends_nothing(setting):
     assert in_training(session(1, **SETTINGS[setting])) == []
 
@@ -181,3 +181,12 @@ def test_synchronised_normalisation_adds_one_collective_a_layer_and_direction():
 
     made = session(2, make_model=model)
     assert_as_planned(in_training(made), planned(made) + Counter({("float32", 2 * 5 + 1): 2}), devices=1)
+
+
+def test_naming_the_layers_of_a_skipped_step_sends_nothing_inside_a_conditional_either():
+    made = session(2, precision="mixed_float16", microbatches=2)
+    batch = next(made.trainer.batches(made.plan.data))
+    again = tf.function(lambda: made.strategy.run(made.trainer._step.non_finite, args=(batch,)))
+    found = collectives(again.get_concrete_function())
+    assert Counter(one.dtype for one in found) == {"float16": 1, "float32": 1}
+    assert not any(one.in_conditional or one.loops for one in found)

@@ -17,7 +17,7 @@ from launcher.reporting import strict_json, summary
 
 FILE_NAME = "error.json"
 
-_LAST_LINES = 25
+_LAST_LINES = 40
 _TRACEBACK_LINES = 30
 
 

@@ -15,7 +15,7 @@ from launcher.progress import ErrorRecord
 _PEER_ERRORS = {"UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "PeerError"}
 _BARE_EXIT = 1
 
-_FIRST_DELAY_SECONDS = 1.0
+_FIRST_DELAY_SECONDS = 0.5
 _LONGEST_DELAY_SECONDS = 60.0
 
 
@@ -137,7 +137,7 @@ class Restarts:
 
     def describe(self) -> str:
         """How many of the allowed restarts are used."""
-        return f"restart {self._without_progress} of {self._allowed} without progress"
+        return f"restart {self._without_progress} of at most {self._allowed} without progress"
 
     def delay_seconds(self) -> float:
         """How long to wait before the restart: doubled each time, bounded, and jittered so that jobs do not march."""

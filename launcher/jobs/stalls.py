@@ -22,6 +22,8 @@ _LONGEST_TURN_SECONDS = 1.0
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+# The standard library, and what stands between a graph and the function it calls.
+_TRANSPARENT = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen|/tensorflow/python/autograph/")
 _PYTHON_INSIDE_GRAPH = "/tensorflow/python/ops/script_ops.py"
 
 
@@ -79,9 +81,9 @@ class StallWatch:
         """
         for rank, report in reports.items():
             before = self._reports.get(rank)
-            if report is None or (before is not None and before.count == report.count):
+            if report is None or report == before:
                 continue
-            if before is not None and before.phase == report.phase == "train":
+            if before is not None and before.phase == report.phase == "train" and report.count > before.count:
                 self._intervals.append((report.monotonic - before.monotonic) / (report.count - before.count))
             self._reports[rank] = report
             self._changed_at = now
@@ -136,14 +138,19 @@ def parse_stacks(lines: Iterable[str]) -> list[list[Frame]]:
 def place_outside_tensorflow(threads: Sequence[Sequence[Frame]]) -> Frame | None:
     """Where Python code keeps a worker busy; None when it waits inside TensorFlow, as the peers of a stuck one do.
 
-    The main thread counts, and Python that a graph calls, such as a generator of input data.
+    The main thread counts, and Python that a graph calls, such as a generator of input data. What matters is the
+    innermost frame of somebody's own: a lock of the standard library says nothing of who waits.
     """
     for thread in threads[:-1]:
-        if not thread[0].in_tensorflow and any(_PYTHON_INSIDE_GRAPH in frame.file for frame in thread):
-            return thread[0]
-    if threads and not threads[-1][0].in_tensorflow:
-        return threads[-1][0]
-    return None
+        own = _innermost(thread)
+        if own and not own.in_tensorflow and any(_PYTHON_INSIDE_GRAPH in frame.file for frame in thread):
+            return own
+    own = _innermost(threads[-1]) if threads else None
+    return own if own and not own.in_tensorflow else None
+
+
+def _innermost(thread: Sequence[Frame]) -> Frame | None:
+    return next((frame for frame in thread if not _TRANSPARENT.search(frame.file)), None)
 
 
 def find_stuck(

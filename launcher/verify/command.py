@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import signal
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -79,7 +82,7 @@ class Verification:
           UsageError: the recipe cannot be built, or on one replica only.
           TrainingError: a topology deviates or fails, or one replica already fails.
         """
-        with tempfile.TemporaryDirectory(prefix="verify-") as folder:
+        with _terminable(), tempfile.TemporaryDirectory(prefix="verify-") as folder:
             baseline = self._baseline(Path(folder), console)
             results = [self._compare(topology, baseline, Path(folder), console) for topology in self.topologies]
         table.show(results, self.tolerances, console)
@@ -193,6 +196,20 @@ def run(
         return EXIT_DONE
     verification.plan.data.check()
     return verification.run(model_dir, console)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets SIGTERM, too, leave through every `finally`: what was started is ended, temporary files are deleted."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def judge(results: Sequence[Result]) -> None:

@@ -37,7 +37,7 @@ class Deviation:
       value: the largest deviation, inf where something is not finite, missing or unequal in an exact quantity; None
         where there is nothing to compare, as the replicas of a topology that has one.
       tolerance: the largest value that passes.
-      where: the step or variable of the largest deviation, empty when there is none.
+      where: the step or variable of the largest deviation, in words where that is no number; empty without any.
       first_step: the first step out of tolerance, None when there is none or steps are not what is compared.
     """
 
@@ -69,10 +69,11 @@ class Deviation:
 
     @property
     def sentence(self) -> str:
-        """One that names the quantity, the place and the tolerance."""
-        if self.quantity in EXACT or not math.isfinite(self.value or 0.0):
-            return f"{self.quantity} {self.where}"
-        return f"{self.quantity} deviates by {self.value:.2g}, {self.where} (tolerance {self.tolerance:.2g})"
+        """The quantity, the place and, of a number, the tolerance."""
+        if self.value is None or not math.isfinite(self.value):
+            return f"{self.quantity}: {self.where}"
+        since = "" if self.first_step is None else f", out of tolerance from step {self.first_step} on"
+        return f"{self.quantity} off by {self.value:.2g} at {self.where} (tolerance {self.tolerance:.2g}{since})"
 
 
 def compare(baseline: Record, record: Record, tolerances: Tolerances) -> tuple[Deviation, ...]:
@@ -128,11 +129,9 @@ def _curve(
     value = float(relative[worst])
     beyond = np.flatnonzero(relative > tolerance)
     first_step = int(beyond[0]) + 1 if beyond.size else None
-    where = f"at step {worst + 1}"
+    where = f"step {worst + 1}"
     if not math.isfinite(value):
-        where = f"is {found[worst]:g} at step {worst + 1}, on one replica {expected[worst]:g}"
-    elif first_step not in (None, worst + 1):
-        where += f" (out of tolerance from step {first_step} on)"
+        where += f" has {found[worst]:g}, on one replica {expected[worst]:g}"
     return Deviation(quantity=quantity, value=value, tolerance=tolerance, where=where, first_step=first_step)
 
 
@@ -155,7 +154,7 @@ def _state(quantity: str, baseline: Record, record: Record, kinds: Mapping[str, 
     extra = [name for name in record.state if name not in baseline.state]
     if extra and quantity == "weights":
         return Deviation(
-            quantity=quantity, value=math.inf, tolerance=tolerance, where=f"include {extra[0]}, on one replica not"
+            quantity=quantity, value=math.inf, tolerance=tolerance, where=f"{extra[0]} is there, on one replica not"
         )
     if not names:
         return Deviation(quantity=quantity, value=None, tolerance=tolerance)
@@ -173,7 +172,10 @@ def _state(quantity: str, baseline: Record, record: Record, kinds: Mapping[str, 
         value = _distance(expected, found, scale)
         if not math.isfinite(value):
             return Deviation(
-                quantity=quantity, value=math.inf, tolerance=tolerance, where=f"{name} is not finite, or not equal"
+                quantity=quantity,
+                value=math.inf,
+                tolerance=tolerance,
+                where=f"{name} is not finite or, being an integer, not equal",
             )
         if value > worst:
             worst, worst_name = value, name
@@ -223,12 +225,12 @@ def _exact(
 ) -> Deviation:
     """A sequence over the steps, and the variables behind it, which must be equal."""
     for step in np.flatnonzero(expected != found):
-        where = f"differ at step {step + 1}: {found[step]:g}, on one replica {expected[step]:g}"
+        where = f"step {step + 1} has {found[step]:g}, on one replica {expected[step]:g}"
         return Deviation(quantity=quantity, value=math.inf, where=where)
     for name in (name for name, kind in kinds.items() if kind == quantity):
         before, after = baseline.state[name], record.state.get(name)
         if after is None or not np.array_equal(before, after):
-            where = f"differ at the end: {name} is {after}, on one replica {before}"
+            where = f"{name} ends at {after}, on one replica at {before}"
             return Deviation(quantity=quantity, value=math.inf, where=where)
     return Deviation(quantity=quantity, value=0.0)
 
@@ -241,6 +243,6 @@ def _replicas(record: Record) -> Deviation:
     for index, other in enumerate(others, start=1):
         for name in first:
             if other.get(name) != first[name]:
-                where = f"are not bitwise equal: {name} on replica {index} is not what it is on replica 0"
+                where = f"{name} on replica {index} has other bits than on replica 0"
                 return Deviation(quantity="replicas", value=math.inf, where=where)
     return Deviation(quantity="replicas", value=0.0)

@@ -41,7 +41,7 @@ def test_output_goes_to_the_console_with_a_prefix_and_to_a_log_of_each_worker(ru
 
 @pytest.mark.parametrize("code", [64, 70])
 def test_an_error_that_a_retry_will_not_help_ends_the_job_with_its_code(run_job, code):
-    job, finished = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=code)])
+    _, finished = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=code)])
     assert finished.returncode == code
     assert summary_line(finished).endswith(f"1 attempt(s), 0 restart(s), exit code {code}")
     assert f"worker 1 ended with exit code {code}: TheirError: no such thing" in finished.stderr
@@ -54,7 +54,7 @@ def test_a_mistake_in_the_flags_leaves_nothing_behind(run_job):
 
 
 def test_a_failed_job_whose_chief_could_not_say_so_has_a_summary(run_job):
-    job, finished = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=70)])
+    job, _ = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=70)])
     summary = json.loads((job.model_dir / "summary.json").read_text())
     assert (summary["status"], summary["exit_code"], summary["step"]) == ("failed", 70, 2)
     assert "worker 1" in summary["error"] and "TheirError: no such thing" in summary["error"]
@@ -72,10 +72,9 @@ def test_a_preempted_job_is_not_restarted(run_job):
         fault("send_self", number=int(signal.SIGKILL)),
         fault("send_self", rank=0, number=int(signal.SIGTERM)),
         fault("leave", code=1),
-        fault("leave", code=75),
         fault("raise_error", kind="CheckpointWriteError", message="disk full", code=75),
     ],
-    ids=["SIGKILL", "SIGTERM of the chief", "exit 1", "exit 75", "disk full"],
+    ids=["SIGKILL", "SIGTERM of the chief", "exit 1", "disk full: exit 75"],
 )
 def test_a_failure_that_may_pass_restarts_all_workers_from_the_last_checkpoint(run_job, how):
     job, finished = run_job(faults=[how], checkpoint=True)

@@ -1,0 +1,54 @@
+"""What workers print reaches the console in whole lines and the log to the byte."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from launcher.jobs.output import Console, Tee
+
+
+@pytest.fixture
+def tee(tmp_path):
+    return Tee(Console(), "[worker 3] ", tmp_path / "logs" / "worker_3.log")
+
+
+def test_lines_that_arrive_in_pieces_are_put_together(tee, tmp_path, capfd):
+    for piece in (b"ste", b"p 1\nst", b"ep 2\n\nlast"):
+        tee.feed(piece)
+    assert capfd.readouterr().out == "[worker 3] step 1\n[worker 3] step 2\n[worker 3] \n"
+    tee.close()
+    assert capfd.readouterr().out == "[worker 3] last\n"
+    assert (tmp_path / "logs" / "worker_3.log").read_bytes() == b"step 1\nstep 2\n\nlast"
+    assert tee.tail(2) == ["", "last"]
+
+
+def test_lines_since_a_moment_are_remembered(tee, capfd):
+    tee.feed(b"a\nb\n")
+    before = tee.num_lines
+    assert tee.since(before) == []
+    tee.feed(b"c\nd\n")
+    assert tee.since(before) == ["c", "d"]
+
+
+def test_an_endless_line_is_not_kept_back(tee, capfd):
+    tee.feed(b"x" * 100_000)
+    assert len(capfd.readouterr().out) > 65536
+
+
+def test_bytes_that_are_no_text_pass(tee, tmp_path, capfdbinary):
+    tee.feed(b"\xff\xfe\n")
+    assert capfdbinary.readouterr().out == b"[worker 3] \xff\xfe\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full")
+def test_a_full_disk_stops_the_log_and_not_the_console(tmp_path, capfd):
+    (tmp_path / "worker_3.log").symlink_to("/dev/full")
+    tee = Tee(Console(), "[worker 3] ", tmp_path / "worker_3.log")
+    tee.feed(b"one\n")
+    tee.feed(b"two\n")
+    tee.close()
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[1:] == ["[worker 3] one", "[worker 3] two"]
+    assert lines[0].startswith("[launcher] no more is logged to ") and "No space left" in lines[0]

@@ -1,0 +1,75 @@
+"""Who failed first and what follows, as far as no process is needed to tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.jobs.policy import Action, Outcome, Restarts, find_cause, judge
+from launcher.progress import ErrorRecord
+
+
+def raised(rank, kind, code, at):
+    error = ErrorRecord(type=kind, message="", traceback="", exit_code=code, time=0.0, monotonic=at)
+    return Outcome(rank=rank, exit_code=None, error=error, last_alive=at + 5)
+
+
+def ended(rank, code, at=0.0):
+    return Outcome(rank=rank, exit_code=code, last_alive=at)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "rank"),
+    [
+        ([ended(0, 1, at=1.0), ended(1, -9, at=2.0)], 1),  # a survivor's exit 1 is never the cause
+        ([raised(0, "UnavailableError", 75, at=1.0), raised(1, "ValueError", 70, at=2.0)], 1),
+        ([raised(0, "CheckpointWriteError", 75, at=1.0), raised(1, "InternalError", 70, at=2.0)], 0),
+        ([raised(0, "InternalError", 70, at=2.01), ended(1, -9, at=2.0)], 1),  # seen dead later than it was mourned
+        ([raised(0, "ValueError", 70, at=1.0), ended(1, -9, at=2.0)], 0),
+        ([ended(0, 1, at=1.0), ended(1, None, at=9.0), ended(2, 1, at=2.0)], 0),
+        ([ended(0, -9, at=1.0), Outcome(rank=1, last_alive=9.0, trouble="is frozen")], 1),
+        ([ended(0, 0), ended(1, 42)], None),
+    ],
+)
+def test_the_cause_is_the_earliest_failure_that_echoes_no_other(outcomes, rank):
+    cause = find_cause(outcomes)
+    assert (cause.rank if cause else None) == rank
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "action", "exit_code"),
+    [
+        ([ended(0, 0), ended(1, 0)], Action.DONE, 0),
+        ([ended(0, 64), ended(1, 1)], Action.GIVE_UP, 64),
+        ([raised(0, "ValueError", 70, at=1.0), ended(1, 1)], Action.GIVE_UP, 70),
+        ([raised(0, "InternalError", 70, at=2.0), ended(1, -9, at=1.0)], Action.RESTART, 75),  # 70 in a victim
+        ([raised(0, "CancelledError", 70, at=1.0), ended(1, 1)], Action.RESTART, 75),
+        ([ended(0, 42), ended(1, 42)], Action.STOP, 42),
+        ([ended(0, 42), ended(1, 1)], Action.STOP, 42),
+        ([ended(0, 42), ended(1, None)], Action.STOP, 42),
+        ([ended(0, 42, at=2.0), ended(1, 70, at=1.0)], Action.GIVE_UP, 70),
+        ([ended(0, 1), ended(1, 1)], Action.RESTART, 75),
+        ([ended(0, 75), ended(1, 0)], Action.RESTART, 75),
+        ([ended(0, 137), ended(1, 0)], Action.RESTART, 75),
+        ([Outcome(rank=0, trouble="is stuck"), ended(1, None)], Action.RESTART, 75),
+    ],
+)
+def test_exit_codes_decide_between_retry_and_giving_up(outcomes, action, exit_code):
+    verdict = judge(outcomes)
+    assert (verdict.action, verdict.exit_code) == (action, exit_code)
+
+
+def test_restarts_are_counted_since_the_last_new_step():
+    restarts = Restarts(2, step=10)
+    assert [restarts.may_restart(step) for step in (10, 11, 11, 12, 12, 12)] == [True, True, True, True, True, False]
+    assert restarts.total == 5
+
+
+def test_waiting_grows_up_to_a_bound_and_starts_over_with_progress():
+    restarts = Restarts(100, step=0)
+    longest = []
+    for _ in range(12):
+        restarts.may_restart(0)
+        longest.append(max(restarts.delay_seconds() for _ in range(50)))
+    assert longest == sorted(longest[:7]) + longest[7:] and all(30 < delay <= 60 for delay in longest[7:])
+    restarts.may_restart(1)
+    assert restarts.delay_seconds() <= 1

@@ -1,0 +1,101 @@
+"""What a worker tells its supervisor, and that it costs nobody anything when there is none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from launcher import progress
+from launcher.progress import ERROR_FILE, PROGRESS_FILE, Progress, read_error, read_report, record_error
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {PROGRESS_FILE: str(tmp_path / "progress"), ERROR_FILE: str(tmp_path / "error")}
+
+
+def test_a_report_is_read_as_it_was_given(environ, tmp_path):
+    assert read_report(tmp_path / "progress") is None
+    told = Progress(environ)
+    told.report(phase="startup")
+    assert read_report(tmp_path / "progress").step is None
+    told.report(phase="train", step=7)
+    told.report(phase="checkpoint")
+    report = read_report(tmp_path / "progress")
+    assert (report.phase, report.step, report.count) == ("checkpoint", 7, 3)
+    assert os.listdir(tmp_path) == ["progress"]
+
+
+def test_without_a_supervisor_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Progress({}).report(phase="train", step=1)
+    record_error({}, ValueError("x"), 70)
+    progress.install_stack_dump({})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_does_not_fail_the_training_that_reports(environ, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    Progress(environ).report(phase="train", step=1)
+    record_error(environ, ValueError("x"), 70)
+
+
+def test_the_first_error_is_kept_with_its_traceback(environ, tmp_path):
+    try:
+        raise KeyError("weight")
+    except KeyError as error:
+        record_error(environ, error, 70)
+    record_error(environ, ValueError("while ending"), 75)
+    found = read_error(tmp_path / "error")
+    assert (found.type, found.message, found.exit_code) == ("KeyError", "'weight'", 70)
+    assert 'raise KeyError("weight")' in found.traceback
+
+
+@pytest.mark.parametrize("code", [0, 42])
+def test_a_run_that_is_done_or_saved_has_no_error(environ, tmp_path, code):
+    record_error(environ, SystemExit(), code)
+    assert read_error(tmp_path / "error") is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGUSR1")
+def test_stacks_of_all_threads_come_out_of_a_process_that_never_returns_to_python(environ):
+    program = (
+        "import os, threading; from launcher.progress import install_stack_dump\n"
+        "def in_a_thread(): threading.Event().wait()\n"
+        "install_stack_dump(os.environ)\n"
+        "threading.Thread(target=in_a_thread, daemon=True).start()\n"
+        "lock = threading.Lock(); lock.acquire()\n"
+        "print('ready', flush=True); lock.acquire()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        seen = ""
+        while 'File "<string>", line 6 in <module>' not in seen:
+            line = process.stderr.readline()
+            assert line, seen
+            seen += line
+        assert "in in_a_thread" in seen
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_is_imported_without_tensorflow():
+    program = "import sys, launcher.progress; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
