@@ -56,7 +56,10 @@ class Result:
 
 
 def show(results: Sequence[Result], tolerances: Tolerances, console: Console, stream: TextIO | None = None) -> None:
-    """Prints the table and the remarks; a table with lines on a terminal, columns of plain text elsewhere."""
+    """Prints the table and the remarks; a table with lines on a terminal, columns of plain text elsewhere.
+
+    A row for each quantity and a column for each topology, which fits into 80 characters.
+    """
     stream = sys.stdout if stream is None else stream
     rows = _rows(results, tolerances)
     if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
@@ -71,16 +74,21 @@ def show(results: Sequence[Result], tolerances: Tolerances, console: Console, st
 
 
 def _rows(results: Sequence[Result], tolerances: Tolerances) -> list[list[str]]:
-    """The heading, the tolerances, and a row for each topology."""
-    limits = tolerance_texts(tolerances)
-    rows = [["topology", *QUANTITIES, "verdict"], ["tolerance", *(limits[name] for name in QUANTITIES), ""]]
-    for result in results:
-        found = {one.quantity: one.text if one.within else f"{one.text} !" for one in result.deviations}
-        rows.append([result.topology.name, *(found.get(name, "") for name in QUANTITIES), result.verdict])
-    return rows
+    """The heading, a row for each quantity, and the verdicts."""
+    limits = _tolerance_texts(tolerances)
+    found = [{one.quantity: _text(one) for one in result.deviations} for result in results]
+    return [
+        ["deviation", "tolerance", *(result.topology.name for result in results)],
+        *([name, limits[name], *(texts.get(name, "") for texts in found)] for name in QUANTITIES),
+        ["verdict", "", *(result.verdict for result in results)],
+    ]
 
 
-def tolerance_texts(tolerances: Tolerances) -> dict[str, str]:
+def _text(deviation: Deviation) -> str:
+    return deviation.text if deviation.within else f"{deviation.text} !"
+
+
+def _tolerance_texts(tolerances: Tolerances) -> dict[str, str]:
     """Each quantity's tolerance as the table shows it."""
     numbers = {
         "loss": tolerances.loss,
@@ -97,16 +105,16 @@ def _show_rich(rows: list[list[str]], stream: TextIO) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    heading, *body = rows
+    heading, *body, verdicts = rows
     table = Table()
     for name in heading:
         table.add_column(name)
     for row in body:
-        bad = any(cell.endswith(" !") for cell in row) or row[-1] == "failed"
         table.add_row(
-            *(Text(cell, style="red" if cell.endswith("!") else "") for cell in row[:-1]),
-            Text(row[-1], style="bold red" if bad else "green"),
+            *(Text(cell, style="red" if cell.endswith("!") else "") for cell in row), end_section=row is body[-1]
         )
+    styles = {"within": "bold green", "not applicable": "yellow", "verdict": "bold"}
+    table.add_row(*(Text(cell, style=styles.get(cell, "bold red")) for cell in verdicts))
     RichConsole(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False).print(table)
 
 

@@ -137,6 +137,8 @@ BY_NAME = {function.__name__: function for function in FAULTS}
 def misbehave(step):
     for fault in SETTINGS["faults"]:
         if fault["rank"] == RANK and fault.get("attempt", 1) in (0, ATTEMPT) and fault["step"] == step:
+            if SETTINGS["checkpoint"] and step not in ("start", "end", 0):
+                quick_execute(checkpoint(step).exists)  # so that every run of a test goes on from the same step
             known = ("rank", "attempt", "step", "do")
             BY_NAME[fault["do"]](**{name: value for name, value in fault.items() if name not in known})
 
@@ -146,11 +148,17 @@ def misbehave(step):
 
 def save(step):
     """A checkpoint without tensors: complete, as far as the supervisor looks."""
-    folder = MODEL_DIR / "checkpoints" / f"step_{step:08d}"
-    folder.mkdir(parents=True, exist_ok=True)
     manifest = {"format": 1, "step": step, "files": {}}
     manifest["sha256"] = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    folder = checkpoint(step)
+    writing = folder.with_name(f".writing-{folder.name}")
+    writing.mkdir(parents=True, exist_ok=True)
+    (writing / "manifest.json").write_text(json.dumps(manifest))
+    writing.rename(folder)
+
+
+def checkpoint(step):
+    return MODEL_DIR / "checkpoints" / f"step_{step:08d}"
 
 
 def first_step():

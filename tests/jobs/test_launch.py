@@ -66,12 +66,15 @@ def test_a_preempted_job_is_not_restarted(run_job):
     assert job.attempts() == ["attempt_1"]
 
 
+BARE_EXIT = fault("leave", code=1)
+
+
 @pytest.mark.parametrize(
     "how",
     [
         fault("send_self", number=int(signal.SIGKILL)),
         fault("send_self", rank=0, number=int(signal.SIGTERM)),
-        fault("leave", code=1),
+        BARE_EXIT,
         fault("raise_error", kind="CheckpointWriteError", message="disk full", code=75),
     ],
     ids=["SIGKILL", "SIGTERM of the chief", "exit 1", "disk full: exit 75"],
@@ -83,7 +86,8 @@ def test_a_failure_that_may_pass_restarts_all_workers_from_the_last_checkpoint(r
     for rank in (0, 1):
         assert job.log(1, rank).startswith("training from step 0,")
         assert job.log(2, rank).startswith("training from step 2,")
-    assert job.error(attempt=1)["worker"] == how["rank"]
+    if how != BARE_EXIT:  # which victims have, too, and nobody can tell them apart when they end in one moment
+        assert job.error(attempt=1)["worker"] == how["rank"]
     assert not (job.model_dir / "error.json").exists()
 
 
