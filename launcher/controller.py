@@ -126,7 +126,8 @@ class Controller:
 
     def evaluate(self) -> Event:
         """Evaluates the current weights and reports them."""
-        self._progress.report(phase="evaluate", step=self._trainer.step)
+        # The first evaluation is traced and compiled, which takes as long as it takes.
+        self._progress.report(phase="evaluate" if self.outcome.evaluation else "compile", step=self._trainer.step)
         averaged = (
             self._trainer.ema.in_place_of_weights(self._trainer.strategy)
             if self._recipe.evaluate_ema
