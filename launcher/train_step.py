@@ -117,6 +117,7 @@ class ReplicaStep:
         self._config = config
         self._weights = list(model.trainable_variables)
         self._moving = moving_statistics(model)
+        self._counts = counts(model)
         self._seeds = seed_states(model)
         self.metric_names: tuple[str, ...] = ()
         self._forward_backward: Callable = self._differentiate
@@ -129,6 +130,7 @@ class ReplicaStep:
         step = tf.convert_to_tensor(counters.step)
         moving_before = [tf.convert_to_tensor(variable.value) for variable in self._moving]
 
+        counts_before = [tf.convert_to_tensor(variable.value) for variable in self._counts]
         local = self._accumulate(batch, scale, step, moving_before)
 
         wire = [tf.cast(gradient, config.wire_dtype) for gradient in local.gradients]
@@ -159,6 +161,10 @@ class ReplicaStep:
             return tf.constant(True)
 
         tf.cond(judged.finite, apply, lambda: tf.constant(False))
+        for variable, before in zip(self._counts, counts_before, strict=True):
+            # Counted once a microbatch so far; a step counts once, a skipped one not at all.
+            counted = (tf.convert_to_tensor(variable.value) - before) // config.microbatches
+            variable.value.assign(before + tf.where(judged.finite, counted, tf.zeros_like(counted)))
         self._advance(judged.finite)
         return StepReport(
             loss=loss,
@@ -312,6 +318,16 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
         variable
         for variable in model.non_trainable_variables
         if id(variable) not in seeds and tf.dtypes.as_dtype(variable.dtype).is_floating
+    ]
+
+
+def counts(model: keras.Model) -> list[keras.Variable]:
+    """Whole numbers that a forward pass moves, such as a layer's own count of steps."""
+    seeds = {id(variable) for variable in seed_states(model)}
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) not in seeds and tf.dtypes.as_dtype(variable.dtype).is_integer
     ]
 
 

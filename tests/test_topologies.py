@@ -39,7 +39,7 @@ def assert_same_run(losses, state, expected):
 @pytest.mark.parametrize(("replicas", "microbatches"), [(2, 1), (4, 1), (2, 2), (1, 4)])
 def test_every_topology_trains_to_the_weights_of_one_replica(one_replica, replicas, microbatches):
     losses, state, _ = curve_and_state(replicas, microbatches)
-    assert losses[-5:].mean() < 0.97 * losses[:5].mean(), "nothing was learned, so nothing is compared"
+    assert losses[-5:].mean() < 0.98 * losses[:5].mean(), "nothing was learned, so nothing is compared"
     assert_same_run(losses, state, one_replica)
 
 
