@@ -54,7 +54,7 @@ class MovingAverage:
         count = tf.cast(updates, tf.float32)
         decay = tf.minimum(tf.constant(self._decay, tf.float32), (1.0 + count) / (10.0 + count))
         for source, average in zip(self._sources, self._averages, strict=True):
-            average.assign_add((tf.convert_to_tensor(source.value) - average) * (1.0 - decay))
+            average.assign_add((tf.cast(source.value, tf.float32) - average) * (1.0 - decay))
 
     @contextlib.contextmanager
     def in_place_of_weights(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
@@ -71,6 +71,7 @@ class MovingAverage:
 
     def _swap(self) -> None:
         for source, average in zip(self._sources, self._averages, strict=True):
-            weight, averaged = tf.identity(source.value), tf.identity(average)
-            source.value.assign(averaged)
+            # A weight of fewer bits comes back as it was; one of more bits, as float32 holds it.
+            weight, averaged = tf.cast(source.value, tf.float32), tf.identity(average)
+            source.value.assign(tf.cast(averaged, source.value.dtype))
             average.assign(weight)

@@ -151,7 +151,7 @@ class ReplicaStep:
         moving_after = [old + delta / parts for old, delta in zip(moving_before, moving_deltas, strict=True)]
 
         def apply() -> tf.Tensor:
-            weights = [tf.convert_to_tensor(variable.value) for variable in self._weights]
+            weights = [tf.cast(variable.value, tf.float32) for variable in self._weights]
             clipped = config.clipping.apply(judged.gradients, judged.norm, weights)
             self._optimizer.apply(clipped, tf.cast(step, tf.float32))
             for variable, old, new in zip(self._moving, moving_before, moving_after, strict=True):
@@ -260,7 +260,7 @@ class ReplicaStep:
             loss, weight, metrics = checked_sums(self._task.loss(self._model, batch, True))
             if self._model.losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.
-                loss += weight * tf.cast(tf.add_n(self._model.losses), tf.float32)
+                loss += weight * tf.add_n([tf.cast(extra, tf.float32) for extra in self._model.losses])
             if self._config.penalty is not None:
                 loss += weight * self._config.penalty(self._model)
             scaled = loss / self._config.nominal_weight * scale
@@ -362,4 +362,8 @@ def checked_sums(outputs: Any) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tenso
                 f"{name} returned by the task's loss() must be a float32 scalar (a sum over the batch), "
                 f"got {tensor.dtype.name} of shape {tensor.shape}"
             )
-    return loss, weight, dict(metrics)
+    return (
+        tf.convert_to_tensor(loss),
+        tf.convert_to_tensor(weight),
+        {name: tf.convert_to_tensor(metrics[name]) for name in metrics},
+    )
