@@ -190,7 +190,10 @@ class ReplicaStep:
         """
         scale, step = tf.convert_to_tensor(self._counters.scale.scale), tf.convert_to_tensor(self._counters.step)
         moving = [tf.convert_to_tensor(variable.value) for variable in self._moving]
+        counts_before = [tf.convert_to_tensor(variable.value) for variable in self._counts]
         local = self._accumulate(batch, scale, step, moving)
+        for variable, before in zip(self._counts, counts_before, strict=True):
+            variable.value.assign(before)
         sent = [tf.cast(gradient, self._config.wire_dtype) for gradient in local.gradients]
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         mine = tf.one_hot(replica, _num_replicas())[:, None] * _bad(sent)[None, :]

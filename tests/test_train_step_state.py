@@ -132,14 +132,16 @@ class Calls(keras.layers.Layer):
 
 @pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_a_whole_number_that_a_layer_counts_is_one_a_step_and_none_for_a_skipped_one(replicas, microbatches):
-    x = np.ones((3, 4, 1), np.float32)
-    x[1, 0] = np.inf
+    x = np.ones((4, 4, 1), np.float32)
+    x[1, 0] = x[3, 3] = np.inf
 
     def model():
         return keras.Sequential([keras.Input((1,)), Calls(name="calls"), *linear_model(1).layers])
 
     made = build(GivenTask(linear_batches(x), model, first_output), replicas, microbatches)
-    assert train(made).finite.tolist() == [1, 0, 1]
+    assert train(made).finite.tolist() == [1, 0, 1, 0]
+    assert copies(made.model.layers[0].count) == [2] * replicas
+    assert made.trainer.name_non_finite(made.plan.data).endswith(f"line/kernel, on replica {replicas - 1}")
     assert copies(made.model.layers[0].count) == [2] * replicas
 
 
