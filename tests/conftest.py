@@ -251,3 +251,17 @@ def free_ports() -> Callable[[int], list[int]]:
         return ports
 
     return find
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The table of `beside` (test_keras_defects.py): what Keras came to, next to ours."""
+    rows = [
+        value
+        for report in terminalreporter.getreports("passed")
+        for name, value in getattr(report, "user_properties", ())
+        if name == "beside Keras" and report.when == "call"
+    ]
+    if rows:
+        terminalreporter.section("Keras's own machinery beside ours")
+        for row, theirs, ours in sorted(rows):
+            terminalreporter.write_line(f"{row}\n    Keras: {theirs}\n    ours:  {ours}")

@@ -36,6 +36,12 @@ from small_run import (
 from launcher.precision import DynamicLossScale, FixedLossScale
 
 
+@pytest.fixture
+def beside(record_property):
+    """beside(row, keras=..., ours=...): what each came to, for the table that closes the run (see conftest.py)."""
+    return lambda row, *, keras, ours: record_property("beside Keras", [row, str(keras), str(ours)])
+
+
 def still_broken(row: str, failure: bool, seen: object) -> None:
     """Asserts that Keras still fails as the row says."""
     assert failure, (
@@ -77,7 +83,7 @@ def ours_fit(x, model=linear_model, microbatches=1, **recipe):
 
 
 @pytest.mark.parametrize("bad", [(0,), (1,), (3,), (0, 1, 2, 3)])
-def test_k1_an_overflow_on_any_replica_but_the_first_poisons_keras_and_not_ours(bad):
+def test_k1_an_overflow_on_any_replica_but_the_first_poisons_keras_and_not_ours(bad, beside):
     x = rows([[], list(bad), []], 4)
     model = keras_fit(x, lambda: keras.optimizers.SGD(1.0), policy="mixed_float16")
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -91,6 +97,11 @@ def test_k1_an_overflow_on_any_replica_but_the_first_poisons_keras_and_not_ours(
     assert records.finite.tolist() == [1, 0, 1]
     assert records.loss_scale.tolist() == [2.0**15, 2.0**15, 2.0**14]
     np.testing.assert_array_equal(copies(made.model.weights[0]), np.full((4, 1, 1), 2.0))
+    beside(
+        f"K1: of 4 replicas, {bad} overflow in step 2 of 3; weights after",
+        keras=np.ravel(weights),
+        ours=f"{np.ravel(copies(made.model.weights[0]))}, step 2 skipped",
+    )
 
 
 # ---------------------------------------- K2, K3: several workers wait for one another for ever; Model.fit does not run
@@ -130,7 +141,7 @@ def stays(condition, seconds: float) -> bool:
 
 @pytest.mark.heavy
 def test_k2_k3_workers_of_keras_wait_for_ever_after_an_overflow_on_one_and_cannot_fit(
-    start_launcher, free_ports, tmp_path
+    start_launcher, free_ports, tmp_path, beside
 ):
     pattern = [[], [0, 1], None, []]  # in step 2, one worker alone
     runs = {}
@@ -166,6 +177,12 @@ def test_k2_k3_workers_of_keras_wait_for_ever_after_an_overflow_on_one_and_canno
     for worker in started:
         worker.end()
         assert not psutil.pid_exists(worker.process.pid)
+    beside(
+        "K2: 2 workers, worker 1 alone overflows",
+        keras="both still waited after 10 s, and after SIGTERM",
+        ours="both skip that step and go on (next test)",
+    )
+    beside("K3: Model.fit on 2 workers", keras=said[0].splitlines()[0][:100], ours="trains (next test)")
 
 
 @pytest.mark.heavy
@@ -199,7 +216,7 @@ CLIPPING = {
 
 
 @pytest.mark.parametrize("setting", CLIPPING)
-def test_k4_keras_clips_the_shares_of_replicas_and_ours_the_mean(setting):
+def test_k4_keras_clips_the_shares_of_replicas_and_ours_the_mean(setting, beside):
     x = np.array([[[6.0, 0.0], [-5.0, 8.0]]], np.float32)  # the mean is (0.5, 4)
     ours, expected = CLIPPING[setting]
     model = keras_fit(x, lambda: keras.optimizers.SGD(1.0, **{setting: 1.0}))
@@ -212,12 +229,17 @@ def test_k4_keras_clips_the_shares_of_replicas_and_ours_the_mean(setting):
 
     _, made = ours_fit(x, **ours)
     np.testing.assert_allclose(made.model.weights[0].numpy()[:, 0], expected, rtol=1e-5)
+    beside(
+        f"K4: {setting} = 1 on the mean (0.5, 4); the update should be {np.round(expected, 3)}",
+        keras=np.round(found, 3),
+        ours=np.round(made.model.weights[0].numpy()[:, 0], 3),
+    )
 
 
 # ---------------------------------------------------------------------------------------- K5: accumulation of gradients
 
 
-def test_k5_keras_cannot_accumulate_gradients_on_replicas_and_ours_can():
+def test_k5_keras_cannot_accumulate_gradients_on_replicas_and_ours_can(beside):
     x = np.array([[[6.0, 0.0], [-5.0, 8.0]]] * 2, np.float32)
     said = "trained"
     try:
@@ -228,6 +250,11 @@ def test_k5_keras_cannot_accumulate_gradients_on_replicas_and_ours_can():
 
     _, made = ours_fit(x.reshape(1, 4, 2), microbatches=2)
     np.testing.assert_allclose(made.model.weights[0].numpy()[:, 0], [0.5, 4.0])
+    beside(
+        "K5: 2 microbatches on 2 replicas, mean gradient (0.5, 4)",
+        keras=said[said.index("`merge_call`") :][:58],
+        ours=made.model.weights[0].numpy()[:, 0],
+    )
 
 
 # ------------------------------------------------------------------------------------ K6: a scale without floor or roof
@@ -249,7 +276,7 @@ def keras_scale_steps(optimizer, variable):
     return lambda count, value: steps(tf.constant(count), tf.constant(value, tf.float32))
 
 
-def test_k6_the_scale_of_keras_reaches_infinity_and_nought_and_ours_its_bounds():
+def test_k6_the_scale_of_keras_reaches_infinity_and_nought_and_ours_its_bounds(beside):
     def fresh():
         variable = keras.Variable([1.0], name="weight")
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic_growth_steps=1)
@@ -261,6 +288,7 @@ def test_k6_the_scale_of_keras_reaches_infinity_and_nought_and_ours_its_bounds()
         steps(113, 0.0)
         found = optimizer.dynamic_scale.numpy()
         steps(5, 0.0)
+        highest = found
         still_broken("K6 (ceiling)", np.isinf(found) and np.isinf(optimizer.dynamic_scale.numpy()), found)
         optimizer, variable, steps = fresh()
         steps(142, np.inf)
@@ -272,12 +300,18 @@ def test_k6_the_scale_of_keras_reaches_infinity_and_nought_and_ours_its_bounds()
     scale = DynamicLossScale(growth_interval=1)
     records, _ = ours_fit(np.ones((113, 2, 1)), loss_scale=scale)
     assert records.finite.all() and records.loss_scale.max() == records.loss_scale[-1] == scale.ceiling
+    beside("K6: the scale after 113 finite steps that double it", keras=highest, ours=records.loss_scale[-1])
     bad = np.full((143, 2, 1), np.inf)
     bad[-1] = 1.0
     records, made = ours_fit(bad, loss_scale=scale)
     assert records.loss_scale.min() == records.loss_scale[-1] == scale.floor
     assert records.finite.tolist() == [0.0] * 142 + [1.0]
     assert made.model.weights[0].numpy() == 1.0
+    beside(
+        "K6: 142 steps that halve the scale, then a finite one: scale, weight",
+        keras=f"{found}, {variable.numpy()[0]}",
+        ours=f"{records.loss_scale[-1]}, {made.model.weights[0].numpy().item()}",
+    )
 
 
 # ---------------------------------------------------------------------------- K7: every replica's own moving statistics
@@ -288,7 +322,7 @@ def normalised(features: int) -> keras.Model:
     return keras.Sequential([keras.Input((features,)), norm, keras.layers.Dense(1, name="line")])
 
 
-def test_k7_moving_statistics_drift_apart_under_keras_and_are_averaged_by_ours():
+def test_k7_moving_statistics_drift_apart_under_keras_and_are_averaged_by_ours(beside):
     x = np.array([[[0.0], [8.0]]] * 3, np.float32)
     moving = keras_fit(x, lambda: keras.optimizers.SGD(0.0), model=normalised).layers[0].moving_mean
     first, second = copies(moving)
@@ -299,13 +333,18 @@ def test_k7_moving_statistics_drift_apart_under_keras_and_are_averaged_by_ours()
     np.testing.assert_array_equal(copies(made.model.layers[0].moving_mean), [[expected], [expected]])
     (saved,) = (value for name, value in made.trainer.snapshot().items() if name.endswith("norm/moving_mean"))
     assert saved == [expected]
+    beside(
+        "K7: moving mean on 2 replicas of inputs 0 and 8, exact 3.5; saved",
+        keras=f"{first[0]}, {second[0]}; {moving.numpy()[0]}",
+        ours=f"{', '.join(str(copy[0]) for copy in copies(made.model.layers[0].moving_mean))}; {saved[0]}",
+    )
 
 
 # ----------------------------------------------------------------------------------- K8: the same masks on all replicas
 
 
 @pytest.mark.parametrize("layer", [keras.layers.Dropout, keras.layers.GaussianNoise, keras.layers.SpatialDropout1D])
-def test_k8_random_layers_of_keras_draw_the_same_on_every_replica(layer):
+def test_k8_random_layers_of_keras_draw_the_same_on_every_replica(layer, beside):
     strategy = mirrored()
     with strategy.scope():
         made = layer(0.5)
@@ -315,6 +354,7 @@ def test_k8_random_layers_of_keras_draw_the_same_on_every_replica(layer):
         first, second = (copy.numpy() for copy in strategy.experimental_local_results(drawn()))
         assert not np.array_equal(first, ones)
         still_broken(f"K8 ({layer.__name__})", np.array_equal(first, second), (first, second))
+    beside(f"K8: {layer.__name__} on 2 replicas", keras="one mask", ours="a mask each (next test)")
 
 
 def test_k8_dropout_of_ours_differs_between_replicas_and_steps():
@@ -326,7 +366,7 @@ def test_k8_dropout_of_ours_differs_between_replicas_and_steps():
 # ------------------------------------------------------ K9: 32 bits on the wire, inside a conditional; ours 16, outside
 
 
-def test_k9_keras_reduces_float32_inside_a_conditional_and_ours_float16_outside():
+def test_k9_keras_reduces_float32_inside_a_conditional_and_ours_float16_outside(beside):
     x = np.ones((1, 2, 5), np.float32)
     keras.config.set_dtype_policy("mixed_float16")
     strategy = mirrored()
@@ -352,6 +392,12 @@ def test_k9_keras_reduces_float32_inside_a_conditional_and_ours_float16_outside(
 
     _, made = ours_fit(x, precision="mixed_float16", loss_scale=FixedLossScale(scale=8.0), optimizer=descent)
     batches = made.trainer.batches(GivenTask(linear_batches(x), linear_model, negative_sum).data())
+    theirs = found
     found = collectives(made.trainer._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32)))
     assert sorted((one.dtype, one.elements) for one in found) == [("float16", 5), ("float32", 2)]
     assert not any(one.in_conditional for one in found)
+    beside(
+        "K9: mixed_float16, one gradient of 5: the reductions of a step",
+        keras=[f"{one.dtype}[{one.elements}]{' in a conditional' * one.in_conditional}" for one in theirs],
+        ours=[f"{one.dtype}[{one.elements}]" for one in found],
+    )
