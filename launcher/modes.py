@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from launcher import config, plan, session, wire
-from launcher.checkpoints import CheckpointStore
+from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
 from launcher.plan import RunPlan
@@ -158,7 +158,13 @@ def _run_session(
         trainer=built.trainer,
         evaluator=built.evaluator,
         data=resolved.data,
-        store=store,
+        saver=Saver(
+            store,
+            asynchronous=resolved.recipe.asynchronous_checkpoints,
+            on_error=resolved.recipe.on_checkpoint_error,
+            warn=reporter.note,
+            best=store.best_record(),
+        ),
         reporter=reporter,
         stopwatch=stopwatch,
         recipe=resolved.recipe,

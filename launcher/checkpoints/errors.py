@@ -12,9 +12,18 @@ _NAMES_SHOWN = 5
 
 
 class CheckpointWriteError(LauncherError):
-    """A checkpoint could not be written; the older ones are untouched. Exit 75: make room, run the same command."""
+    """A checkpoint could not be written; the older ones are untouched. Exit 75: make room, run the same command.
+
+    Args:
+        facts: What could not be written and why, in whole sentences.
+        advice: What to do, for a run that this ends.
+    """
 
     exit_code = EXIT_RETRY
+
+    def __init__(self, facts: str, advice: str = ""):
+        super().__init__(f"{facts} {advice}".strip())
+        self.facts = facts
 
 
 class CheckpointReadError(LauncherError):
@@ -29,8 +38,8 @@ def write_error(what: str, path: Path, needed_bytes: int, error: OSError) -> Che
     free_bytes = shutil.disk_usage(place).free
     return CheckpointWriteError(
         f"Could not write {what} in {path.parent}: {error.strerror or error}. "
-        f"It needs {needed_bytes / 2**20:.2f} MiB; {free_bytes / 2**20:.2f} MiB are free. Older checkpoints are kept. "
-        "Make room or allow writing there, then run the same command again."
+        f"It needs {needed_bytes / 2**20:.2f} MiB; {free_bytes / 2**20:.2f} MiB are free. Older checkpoints are kept.",
+        "Make room or allow writing there, then run the same command again.",
     )
 
 

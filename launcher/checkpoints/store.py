@@ -31,7 +31,7 @@ class CheckpointStore:
     Args:
         directory: Where checkpoints live; made by the first save. A local or mounted path: a bucket has no rename.
         keep: How many of the newest whole checkpoints to keep; the best one is kept besides.
-        is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once.
+        is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once. Kept as an attribute.
 
     Raises:
         UsageError: `keep` is below 1 or `directory` is a URL.
@@ -47,7 +47,7 @@ class CheckpointStore:
             )
         self._directory = Path(directory)
         self._keep = keep
-        self._is_chief = is_chief
+        self.is_chief = is_chief
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
     def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
@@ -67,7 +67,7 @@ class CheckpointStore:
             CheckpointWriteError: The disk is full or may not be written; nothing older is lost.
         """
         folder = self._folder(step)
-        if not self._is_chief:
+        if not self.is_chief:
             return str(folder)
         if folder.exists():
             damage = find_damage(folder)
@@ -126,7 +126,7 @@ class CheckpointStore:
             ValueError: `step` has no complete checkpoint, or `value` is not finite.
             CheckpointWriteError: The record could not be written.
         """
-        if not self._is_chief:
+        if not self.is_chief:
             return
         if not math.isfinite(value) or not is_complete(self._folder(step)):
             raise ValueError(f"step {step} ({metric} {value}) must be finite and have a complete checkpoint to be best")
