@@ -172,7 +172,7 @@ def _run_session(
         evaluate=mode != "train",
         progress=Progress(os.environ),
         stop_requested=stop,
-        after_first_step=lambda: config.save_operative(os.path.join(model_dir, "config.gin")) if is_chief else None,
+        after_first_step=lambda: _save_operative_config(model_dir, reporter) if is_chief else None,
     )
     if newest is not None:
         with stopwatch.phase("checkpoint"):
@@ -224,6 +224,15 @@ def _run_session(
         else:
             reporter.finish(summary)
     return exit_code
+
+
+def _save_operative_config(model_dir: str, reporter: Reporter) -> None:
+    try:
+        config.save_operative(os.path.join(model_dir, "config.gin"))
+    except OSError as error:
+        reporter.note(
+            f"Could not write config.gin in {model_dir}: {error.strerror or error}. Training goes on without."
+        )
 
 
 def _make_model_dir(model_dir: str) -> None:
