@@ -48,6 +48,8 @@ class Recipe:
       checkpoint_every: steps between checkpoints; 0 for only at the end.
       checkpoint_every_minutes: minutes between checkpoints, as well; 0 for never.
       keep_checkpoints: newest checkpoints kept, besides the best.
+      keep_checkpoint_every_hours: besides those, checkpoints written at least so many hours apart are kept for ever,
+        the first one included; 0 for none.
       asynchronous_checkpoints: write checkpoints in a thread while training goes on, at the price of one copy of the
         state in the host's memory.
       on_checkpoint_error: what a checkpoint that cannot be written means before the end: "stop", or "continue" and try
@@ -83,6 +85,7 @@ class Recipe:
     checkpoint_every: int = 0
     checkpoint_every_minutes: float = 10.0
     keep_checkpoints: int = 3
+    keep_checkpoint_every_hours: float = 0.0
     asynchronous_checkpoints: bool = True
     on_checkpoint_error: str = "stop"
     best_metric: str = "loss"
@@ -101,7 +104,8 @@ class Recipe:
             )
         self._check_positive("global_batch_size", "microbatches", "steps_per_loop", "log_every", "bucket_bytes")
         self._check_positive("keep_checkpoints", "max_skips_at_floor")
-        for name in ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes"):
+        never = ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes", "keep_checkpoint_every_hours")
+        for name in never:
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name} = {getattr(self, name)}: must be 0 (never) or more")
         if self.on_checkpoint_error not in ON_ERROR:

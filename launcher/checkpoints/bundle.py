@@ -20,7 +20,13 @@ from launcher.checkpoints.manifest import FORMAT, MANIFEST, checksum, described,
 _STATE = "state"
 
 
-def write_checkpoint(directory: Path, step: int, state: Mapping[str, np.ndarray], metrics: Mapping[str, float]) -> Path:
+def write_checkpoint(
+    directory: Path,
+    step: int,
+    state: Mapping[str, np.ndarray],
+    metrics: Mapping[str, float],
+    run: Mapping[str, int],
+) -> Path:
     """Writes one checkpoint durably and commits it.
 
     It depends on its arguments alone, so a snapshot may be written from another thread while training goes on; the
@@ -29,6 +35,7 @@ def write_checkpoint(directory: Path, step: int, state: Mapping[str, np.ndarray]
     Args:
         directory: The store's directory, made when it is missing.
         step, state, metrics: As for `CheckpointStore.save`; a metric that is not finite is recorded as null.
+        run: As for `CheckpointStore`.
 
     Returns:
         The committed folder.
@@ -55,6 +62,7 @@ def write_checkpoint(directory: Path, step: int, state: Mapping[str, np.ndarray]
             "step": int(step),
             "time": time.time(),
             "metrics": {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()},
+            "run": dict(run),
             "files": files,
             "tensors": {name: described(array) for name, array in arrays.items()},
         }

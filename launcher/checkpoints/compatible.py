@@ -44,6 +44,31 @@ def check_same_model(
         )
 
 
+def check_same_run(manifest: Mapping[str, Any], expected: Mapping[str, int], directory: Path) -> None:
+    """Refuses the checkpoint of a run that saw its examples in another order.
+
+    Args:
+        manifest: The checkpoint's.
+        expected: The arguments of `train` that decide the order, by name.
+        directory: Where the checkpoint lies, for the message.
+
+    Raises:
+        UsageError: One differs from what was recorded.
+    """
+    found = manifest.get("run", {})
+    changed = [name for name, value in expected.items() if name in found and found[name] != value]
+    if not changed:
+        return
+    was = ", ".join(f"train.{name} = {found[name]}" for name in changed)
+    now = ", ".join(f"{expected[name]}" for name in changed)
+    seed = f" (or --seed={found['seed']})" if "seed" in changed else ""
+    raise UsageError(
+        f"This model_dir holds a run that was begun with {was} (step {manifest['step']} in {directory}); with {now} it "
+        f"would go on with other examples than it has left to see. Give the value it was begun with{seed}, or choose "
+        "another --model_dir."
+    )
+
+
 def _dtype_name(dtype: Any) -> str:
     if isinstance(dtype, str):
         return dtype

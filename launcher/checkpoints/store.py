@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -14,10 +15,11 @@ import numpy as np
 
 from launcher.checkpoints.best import Best, read_best, write_best
 from launcher.checkpoints.bundle import read_checkpoint, write_checkpoint
-from launcher.checkpoints.compatible import check_same_model
+from launcher.checkpoints.compatible import check_same_model, check_same_run
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove
 from launcher.checkpoints.errors import CheckpointReadError
 from launcher.checkpoints.manifest import Damage, find_damage, folder_name, is_complete, read_manifest
+from launcher.checkpoints.retention import spaced
 from launcher.errors import UsageError
 
 _FOLDER = re.compile(r"step_(\d{8}|[1-9]\d{8,})")
@@ -31,13 +33,23 @@ class CheckpointStore:
     Args:
         directory: Where checkpoints live; made by the first save. A local or mounted path: a bucket has no rename.
         keep: How many of the newest whole checkpoints to keep; the best one is kept besides.
+        keep_every_hours: Keep besides, for ever, checkpoints written at least so many hours apart; 0 for none.
         is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once. Kept as an attribute.
+        run: What must not change when the run goes on, by name; recorded in every manifest.
 
     Raises:
         UsageError: `keep` is below 1 or `directory` is a URL.
     """
 
-    def __init__(self, directory: str, *, keep: int = 3, is_chief: bool = True):
+    def __init__(
+        self,
+        directory: str,
+        *,
+        keep: int = 3,
+        keep_every_hours: float = 0,
+        is_chief: bool = True,
+        run: Mapping[str, int] | None = None,
+    ):
         if keep < 1:
             raise UsageError(f"The number of checkpoints to keep is {keep}; it must be at least 1.")
         if "://" in directory:
@@ -47,7 +59,9 @@ class CheckpointStore:
             )
         self._directory = Path(directory)
         self._keep = keep
+        self._keep_every_hours = keep_every_hours
         self.is_chief = is_chief
+        self._run = dict(run or {})
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
     def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
@@ -75,7 +89,7 @@ class CheckpointStore:
                 return str(folder)
             _logger.warning("Replacing the damaged checkpoint %s: %s.", folder, damage)
         self._remove_leftovers()
-        write_checkpoint(self._directory, step, state, metrics or {})
+        write_checkpoint(self._directory, step, state, metrics or {}, self._run)
         self._whole[step] = True
         self._retire()
         return str(folder)
@@ -141,7 +155,7 @@ class CheckpointStore:
         return read_checkpoint(self._folder(step), self.manifest(step)["tensors"])
 
     def manifest(self, step: int) -> dict[str, Any]:
-        """Returns what is recorded of a checkpoint: step, time (Unix seconds), metrics, files, tensors.
+        """Returns what is recorded of a checkpoint: step, time (Unix seconds), metrics, run, files, tensors.
 
         Raises:
             CheckpointReadError: There is no such checkpoint (any more), or its manifest is damaged.
@@ -164,6 +178,15 @@ class CheckpointStore:
         """
         check_same_model(self.manifest(step), expected, self._directory)
 
+    def check_same_run(self, step: int) -> None:
+        """Refuses a checkpoint of a run that was begun with another `run`; what was not recorded is not compared.
+
+        Raises:
+            UsageError: It differs.
+            CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
+        """
+        check_same_run(self.manifest(step), self._run, self._directory)
+
     def _folder(self, step: int) -> Path:
         return self._directory / folder_name(step)
 
@@ -184,11 +207,14 @@ class CheckpointStore:
                 remove(path)
 
     def _retire(self) -> None:
-        """Deletes all whole checkpoints but the newest few and the best; damaged ones are evidence and stay."""
-        whole = [step for step in self.steps() if self._is_whole(step)]
+        """Deletes the whole checkpoints that nothing keeps; damaged ones are evidence and stay."""
+        steps = self.steps()
         best = self.best_record()
-        kept = {*whole[-self._keep :], best.step if best else -1}
-        for step in sorted(set(whole) - kept):
+        newest = itertools.islice(filter(self._is_whole, reversed(steps)), self._keep)
+        kept = {*newest, *self._kept_by_time(steps), best.step if best else -1}
+        for step in steps:
+            if step in kept or not self._is_whole(step):
+                continue
             folder = self._folder(step)
             hidden = aside(DELETING, folder)
             try:
@@ -196,6 +222,11 @@ class CheckpointStore:
                 remove(hidden)
             except OSError as error:
                 _logger.warning("Could not delete the old checkpoint %s: %s.", folder, error)
+
+    def _kept_by_time(self, steps: list[int]) -> set[int]:
+        if not self._keep_every_hours:
+            return set()
+        return spaced({step: self.manifest(step)["time"] for step in steps}, self._keep_every_hours)
 
     def _is_whole(self, step: int) -> bool:
         if step not in self._whole:
