@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import config, plan, session, starting_point, wire
+from launcher import config, gce, plan, session, starting_point, wire
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
@@ -210,6 +210,7 @@ def _run_session(
             controller.evaluate()
         else:
             with stop.installed():
+                gce.watch(os.environ, stop.notice)
                 controller.train()
         exit_code = EXIT_DONE
     except LauncherError as error:
