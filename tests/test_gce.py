@@ -19,7 +19,7 @@ DEADLINE_SECONDS = 60
 
 
 class MetadataServer:
-    """Answers as GCE's does, at once or when a value has changed; the first `failures` requests get an error or none."""
+    """Answers as GCE does, at once or when a value has changed; the first `failures` requests get an error or none."""
 
     def __init__(self) -> None:
         self.failures = 0
