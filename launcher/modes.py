@@ -50,8 +50,8 @@ def run(options: Any) -> int:
         run={"seed": resolved.seed, "global_batch_size": recipe.global_batch_size},
     )
     with stopwatch.phase("checkpoint"):
-        find = starting_point.from_chief if handed_over else starting_point.from_storage
-        start = find(store, built.trainer, same_order=options.mode != "eval")
+        restore = starting_point.restore_from_chief if handed_over else starting_point.restore
+        start = restore(store, built.trainer, same_order=options.mode != "eval")
     if options.mode == "eval" and start.step is None:
         raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
     return _run_session(options.mode, built, store, start, model_dir, stopwatch)
@@ -186,10 +186,6 @@ def _run_session(
         stop_requested=stop,
         after_first_step=lambda: _save_operative_config(model_dir, reporter) if is_chief else None,
     )
-    with stopwatch.phase("checkpoint"):
-        if start.step is not None:
-            built.trainer.restore(start.state)
-        built.trainer.check_agreement()
     with config.usage_errors():
         if mode != "eval":
             controller.prepare()

@@ -14,6 +14,8 @@ from launcher.errors import LauncherError
 from launcher.from_chief import FromChief
 from launcher.trainer import Trainer
 
+State = Mapping[str, np.ndarray]
+
 
 class ChiefError(LauncherError):
     """The chief found out why the run cannot start; every worker ends with its exit code."""
@@ -28,61 +30,80 @@ class StartingPoint:
     """What an earlier attempt left.
 
     Attributes:
-      step: steps done; None for a run that starts anew, whose trainer stays as it was built.
-      state: what `Trainer.restore` takes.
+      step: steps done; None for a run that starts anew.
       best: what the run has to beat.
     """
 
-    step: int | None
-    state: Mapping[str, np.ndarray]
-    best: Best | None
+    step: int | None = None
+    best: Best | None = None
 
 
-def from_storage(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
-    """Reads the newest whole checkpoint of the store.
+def restore(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
+    """Restores the trainer from the newest whole checkpoint of the store; without one, it stays as it was built.
 
     Args:
       store: where this process reads.
-      trainer: which is going to be restored.
+      trainer: what goes on.
       same_order: whether the run must see its examples in the order in which they were begun.
 
     Raises:
-      UsageError: it is of another model, or of a run with another order of examples.
+      UsageError: the checkpoint is of another model, or of a run with another order of examples.
       CheckpointReadError: it cannot be read.
+      PeerError: another worker found another checkpoint.
     """
-    newest = store.latest()
-    if newest is None:
-        return StartingPoint(step=None, state={}, best=None)
-    store.check_compatible(newest, trainer.specs())
-    if same_order:
-        store.check_same_run(newest)
-    return StartingPoint(step=newest, state=store.read(newest), best=store.best_record())
+    start, state = _read(store, trainer, same_order=same_order)
+    if start.step is not None:
+        trainer.restore(state)
+    trainer.check_agreement()
+    return start
 
 
-def from_chief(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
-    """As `from_storage` on the chief; the other workers get its values over the wire and never touch their store.
+def restore_from_chief(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
+    """As `restore` on the chief; the other workers get its values over the wire and never touch their store.
 
     Raises:
       ChiefError: what stopped the chief, on the other workers.
     """
     wire = FromChief(trainer.strategy, is_chief=store.is_chief)
-    if not store.is_chief:
-        told = wire.message()
-        if "error" in told:
-            with contextlib.suppress(tf.errors.OpError):  # The chief may be gone by now.
-                wire.wait_for_all()
-            raise ChiefError(told["error"], told["exit_code"])
-        if told["step"] is None:
-            return StartingPoint(step=None, state={}, best=None)
-        best = told["best"] and Best(**told["best"])
-        return StartingPoint(step=told["step"], state=wire.arrays(trainer.specs()), best=best)
+    start, state = _hand_out(wire, store, trainer, same_order) if store.is_chief else _take(wire, trainer)
+    if start.step is not None:
+        trainer.restore(state)
+    trainer.check_agreement()
+    return start
+
+
+def _read(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> tuple[StartingPoint, State]:
+    newest = store.latest()
+    if newest is None:
+        return StartingPoint(), {}
+    store.check_compatible(newest, trainer.specs())
+    if same_order:
+        store.check_same_run(newest)
+    return StartingPoint(step=newest, best=store.best_record()), store.read(newest)
+
+
+def _hand_out(
+    wire: FromChief, store: CheckpointStore, trainer: Trainer, same_order: bool
+) -> tuple[StartingPoint, State]:
     try:
-        start = from_storage(store, trainer, same_order=same_order)
+        start, state = _read(store, trainer, same_order=same_order)
     except LauncherError as error:
         wire.message({"error": str(error), "exit_code": error.exit_code})
         wire.wait_for_all()
         raise
-    wire.message({"step": start.step, "best": start.best and dataclasses.asdict(start.best)})
+    wire.message(dataclasses.asdict(start))
     if start.step is not None:
-        wire.arrays(trainer.specs(), start.state)
-    return start
+        wire.arrays(trainer.specs(), state)
+    return start, state
+
+
+def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
+    told = wire.message()
+    if "error" in told:
+        with contextlib.suppress(tf.errors.OpError):  # The chief may be gone by now.
+            wire.wait_for_all()
+        raise ChiefError(told["error"], told["exit_code"])
+    if told["step"] is None:
+        return StartingPoint(), {}
+    best = told["best"] and Best(**told["best"])
+    return StartingPoint(step=told["step"], best=best), wire.arrays(trainer.specs())

@@ -51,7 +51,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(launcher.__file__).parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
+def comes(condition: Callable[[], bool], within_seconds: float) -> bool:
+    """Whether a condition comes to hold in that time; looks as often as it can, so as to see what passes quickly."""
+    deadline = time.monotonic() + within_seconds
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come"
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    assert comes(condition, DEADLINE_SECONDS), "the condition did not come"
