@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.checkpoints import CheckpointStore
+from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
 from launcher.errors import Preempted, TrainingError, UsageError
 from launcher.evaluator import Evaluator
@@ -39,7 +39,7 @@ class Controller:
     Args:
       trainer, evaluator: the inner loops.
       data: the task's data.
-      store: where checkpoints go.
+      saver: where checkpoints go.
       reporter: where events go.
       stopwatch: splits the wall time into phases.
       recipe: the cadence.
@@ -56,7 +56,7 @@ class Controller:
         trainer: Trainer,
         evaluator: Evaluator,
         data: Data,
-        store: CheckpointStore,
+        saver: Saver,
         reporter: Reporter,
         stopwatch: Stopwatch,
         recipe: Recipe,
@@ -69,7 +69,7 @@ class Controller:
         self._trainer = trainer
         self._evaluator = evaluator
         self._data = data
-        self._store = store
+        self._saver = saver
         self._reporter = reporter
         self._stopwatch = stopwatch
         self._recipe = recipe
@@ -101,12 +101,19 @@ class Controller:
             )
 
     def train(self) -> None:
-        """Trains from the trainer's step to the last one, after `prepare`.
+        """Trains from the trainer's step to the last one, after `prepare`; returns when the last checkpoint is whole.
 
         Raises:
           TrainingError: gradients stayed non-finite at the smallest loss scale.
           Preempted: a worker was asked to stop; all have, at the same step, which is saved.
+          CheckpointWriteError: a checkpoint could not be written.
         """
+        try:
+            self._train()
+        finally:
+            self._saver.close()
+
+    def _train(self) -> None:
         trainer, total = self._trainer, self._total_steps
         step = trainer.step
         if step >= total:
@@ -120,9 +127,11 @@ class Controller:
         while (step := trainer.step) < total:
             if trainer.any_worker(self._stop_requested()):
                 self._save(step, {})
+                self._finish_saving(step)
                 raise Preempted(f"asked to stop: step {step} of {total} is saved; the same command goes on from there")
             self._take(self._steps_until_next_event(step), phase="train")
             self._act(trainer.step)
+        self._finish_saving(total)
 
     def evaluate(self) -> Event:
         """Evaluates the current weights and reports them."""
@@ -162,6 +171,7 @@ class Controller:
     def _act(self, step: int) -> None:
         """Does what is due after `step` steps."""
         recipe, last = self._recipe, step >= self._total_steps
+        self._saver.check()
         stuck = self._trainer.skips_at_floor >= recipe.max_skips_at_floor
         if last or stuck or _due(step, recipe.log_every):
             self._log(step)
@@ -174,30 +184,36 @@ class Controller:
             )
         if self._evaluates and (last or _due(step, recipe.evaluate_every)):
             event = self.evaluate()
-            if self._is_best(event):
-                self._save(step, event)
-                self._store.mark_best(step, metric=recipe.best_metric, value=event[recipe.best_metric])
+            if best := self._new_best(event):
+                self._save(step, event, best)
                 return
         minutes = (time.monotonic() - self._saved_at) / 60
         by_clock = recipe.checkpoint_every_minutes and minutes >= recipe.checkpoint_every_minutes
         if last or by_clock or _due(step, recipe.checkpoint_every):
             self._save(step, {})
 
-    def _is_best(self, event: Event) -> bool:
+    def _new_best(self, event: Event) -> Best | None:
+        """The best so far, if this evaluation makes it so."""
         name = self._recipe.best_metric
-        if not math.isfinite(event[name]):
-            return False
-        best = self._store.best_record()
+        found, best = Best(step=event["step"], metric=name, value=float(event[name])), self._saver.best
+        if not math.isfinite(found.value):
+            return None
         if best is None or best.metric != name:
-            return True
-        return event[name] < best.value if name == "loss" else event[name] > best.value
+            return found
+        better = found.value < best.value if name == "loss" else found.value > best.value
+        return found if better else None
 
-    def _save(self, step: int, metrics: Event) -> None:
+    def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
         self._progress.report(phase="checkpoint", step=step)
         with self._stopwatch.phase("checkpoint"):
             self._reporter.flush()
-            self._store.save(step, self._trainer.snapshot(), metrics=metrics)
+            self._saver.save(step, self._trainer.snapshot, metrics=metrics, best=best)
         self._saved_at = time.monotonic()
+
+    def _finish_saving(self, step: int) -> None:
+        self._progress.report(phase="checkpoint", step=step)
+        with self._stopwatch.phase("checkpoint"):
+            self._saver.finish()
 
     def _log(self, step: int) -> None:
         seconds = max(time.monotonic() - self._pending_since, 1e-9)

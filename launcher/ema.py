@@ -72,6 +72,7 @@ class MovingAverage:
     def _swap(self) -> None:
         for source, average in zip(self._sources, self._averages, strict=True):
             # A weight of fewer bits comes back as it was; one of more bits, as float32 holds it.
-            weight, averaged = tf.cast(source.value, tf.float32), tf.identity(average)
+            # Both are read before either is written: tf.cast to a variable's own dtype would give the variable itself.
+            weight, averaged = tf.cast(tf.identity(source.value), tf.float32), tf.identity(average)
             source.value.assign(tf.cast(averaged, source.value.dtype))
             average.assign(weight)

@@ -22,7 +22,7 @@ from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError, U
 
 _ORDER = (
     "gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir", "deterministic",
-    "dry_run", "help",
+    "restore_from_chief", "dry_run", "help",
 )  # fmt: skip
 
 
@@ -68,6 +68,12 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_integer("seed", None, "Base of all random numbers. Default: the recipe's.", flag_values=values)
     flags.DEFINE_bool(
         "deterministic", False, "Bitwise equal runs on one topology, at some cost in speed.", flag_values=values
+    )
+    flags.DEFINE_bool(
+        "restore_from_chief",
+        False,
+        "Only worker 0 needs --model_dir: it reads the checkpoint and the others get the values over the wire.",
+        flag_values=values,
     )
     flags.DEFINE_bool("dry_run", False, "Print the plan and stop; nothing is written.", flag_values=values)
     flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)

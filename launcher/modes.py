@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import config, plan, session, wire
-from launcher.checkpoints import CheckpointStore
+from launcher import config, gce, plan, session, starting_point, wire
+from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
 from launcher.plan import RunPlan
@@ -20,6 +20,7 @@ from launcher.progress import Progress
 from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.starting_point import StartingPoint
 from launcher.verify import command as verify
 from launcher.verify.settings import Settings as VerifySettings
 
@@ -35,19 +36,25 @@ def run(options: Any) -> int:
         if options.dry_run:
             return _dry_run(resolved)
         resolved.data.check()
-        model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
+        model_dir = options.model_dir or default_model_dir(options.gin_file)
+        recipe, cluster = resolved.recipe, resolved.cluster
+        handed_over = options.restore_from_chief and cluster.num_workers > 1
+        if cluster.is_chief or not handed_over:
+            check_model_dir(model_dir)
         built = session.build(resolved)
     store = CheckpointStore(
         os.path.join(model_dir, "checkpoints"),
-        keep=resolved.recipe.keep_checkpoints,
-        is_chief=resolved.cluster.is_chief,
+        keep=recipe.keep_checkpoints,
+        keep_every_hours=recipe.keep_checkpoint_every_hours,
+        is_chief=cluster.is_chief,
+        run={"seed": resolved.seed, "global_batch_size": recipe.global_batch_size},
     )
-    newest = store.latest()
-    if newest is not None:
-        store.check_compatible(newest, built.trainer.specs())
-    elif options.mode == "eval":
+    with stopwatch.phase("checkpoint"):
+        restore = starting_point.restore_from_chief if handed_over else starting_point.restore
+        start = restore(store, built.trainer, same_order=options.mode != "eval")
+    if options.mode == "eval" and start.step is None:
         raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
-    return _run_session(options.mode, built, store, newest, model_dir, stopwatch)
+    return _run_session(options.mode, built, store, start, model_dir, stopwatch)
 
 
 def _resolve(options: Any) -> RunPlan:
@@ -148,7 +155,12 @@ def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
 
 
 def _run_session(
-    mode: str, built: session.Session, store: CheckpointStore, newest: int | None, model_dir: str, stopwatch: Stopwatch
+    mode: str,
+    built: session.Session,
+    store: CheckpointStore,
+    start: StartingPoint,
+    model_dir: str,
+    stopwatch: Stopwatch,
 ) -> int:
     resolved = built.plan
     is_chief = resolved.cluster.is_chief
@@ -158,7 +170,13 @@ def _run_session(
         trainer=built.trainer,
         evaluator=built.evaluator,
         data=resolved.data,
-        store=store,
+        saver=Saver(
+            store,
+            asynchronous=resolved.recipe.asynchronous_checkpoints,
+            on_error=resolved.recipe.on_checkpoint_error,
+            warn=reporter.note,
+            best=start.best,
+        ),
         reporter=reporter,
         stopwatch=stopwatch,
         recipe=resolved.recipe,
@@ -166,12 +184,8 @@ def _run_session(
         evaluate=mode != "train",
         progress=Progress(os.environ),
         stop_requested=stop,
-        after_first_step=lambda: config.save_operative(os.path.join(model_dir, "config.gin")) if is_chief else None,
+        after_first_step=lambda: _save_operative_config(model_dir, reporter) if is_chief else None,
     )
-    if newest is not None:
-        with stopwatch.phase("checkpoint"):
-            built.trainer.restore(store.read(newest))
-            built.trainer.check_agreement()
     with config.usage_errors():
         if mode != "eval":
             controller.prepare()
@@ -184,14 +198,15 @@ def _run_session(
         reporter.plan(describe(resolved, built.model))
         if mode != "eval":
             # What an attempt that died had logged past its last checkpoint is about to happen again.
-            reporter.truncate_after(-1 if newest is None else newest)
-        if newest is not None:
-            reporter.note(f"restored step {newest} from {model_dir}")
+            reporter.truncate_after(-1 if start.step is None else start.step)
+        if start.step is not None:
+            reporter.note(f"restored step {start.step} from {model_dir}")
         stopwatch.end_startup()
         if mode == "eval":
             controller.evaluate()
         else:
             with stop.installed():
+                gce.watch(os.environ, stop.notice)
                 controller.train()
         exit_code = EXIT_DONE
     except LauncherError as error:
@@ -218,6 +233,15 @@ def _run_session(
         else:
             reporter.finish(summary)
     return exit_code
+
+
+def _save_operative_config(model_dir: str, reporter: Reporter) -> None:
+    try:
+        config.save_operative(os.path.join(model_dir, "config.gin"))
+    except OSError as error:
+        reporter.note(
+            f"Could not write config.gin in {model_dir}: {error.strerror or error}. Training goes on without."
+        )
 
 
 def _make_model_dir(model_dir: str) -> None:

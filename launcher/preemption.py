@@ -1,7 +1,8 @@
 """Being asked to stop: finish the step, save, and end with exit code 42.
 
 Schedulers send SIGTERM some time before they take a machine away (Slurm by `--signal=TERM@300`, Kubernetes at the start
-of the grace period, Cloud TPU and GCE at preemption). TensorFlow's own handler does nothing on one host.
+of the grace period, Cloud TPU and GCE at preemption; for a word from GCE before that see `launcher.gce`). TensorFlow's
+own handler does nothing on one host.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._signal: int | None = None
+        self._noticed = False
 
     def __call__(self) -> bool:
         """Whether this process has been asked to stop."""
-        return self._signal is not None
+        return self._noticed or self._signal is not None
+
+    def notice(self, reason: str) -> None:
+        """Asks to stop for another reason than a signal, from any thread; the first signal still is the first."""
+        self._noticed = True
+        _say(f"{reason}: finishing the step and saving")
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -45,5 +52,10 @@ class StopRequest:
             os._exit(128 + number)
         self._signal = number
         name = signal.Signals(number).name
-        # Not print: the signal may have come in the middle of one.
-        os.write(2, f"{name}: finishing the step and saving; once more to end at once\n".encode())
+        _say(f"{name}: finishing the step and saving; once more to end at once")
+
+
+def _say(text: str) -> None:
+    # Not print: the signal may have come in the middle of one.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())

@@ -9,6 +9,7 @@ from typing import Any
 import gin
 
 from launcher import gradients
+from launcher.checkpoints.saver import ON_ERROR
 from launcher.clipping import Clipping
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
@@ -47,6 +48,12 @@ class Recipe:
       checkpoint_every: steps between checkpoints; 0 for only at the end.
       checkpoint_every_minutes: minutes between checkpoints, as well; 0 for never.
       keep_checkpoints: newest checkpoints kept, besides the best.
+      keep_checkpoint_every_hours: besides those, checkpoints written at least so many hours apart are kept for ever,
+        the first one included; 0 for none.
+      asynchronous_checkpoints: write checkpoints in a thread while training goes on, at the price of one copy of the
+        state in the host's memory.
+      on_checkpoint_error: what a checkpoint that cannot be written means before the end: "stop", or "continue" and try
+        again at the next one.
       best_metric: evaluation metric the best checkpoint is chosen by; "loss" is best low, any other best high.
       eval_batch_size: examples of an evaluation batch over all replicas; None for `global_batch_size`.
     """
@@ -78,6 +85,9 @@ class Recipe:
     checkpoint_every: int = 0
     checkpoint_every_minutes: float = 10.0
     keep_checkpoints: int = 3
+    keep_checkpoint_every_hours: float = 0.0
+    asynchronous_checkpoints: bool = True
+    on_checkpoint_error: str = "stop"
     best_metric: str = "loss"
     eval_batch_size: int | None = None
 
@@ -94,9 +104,14 @@ class Recipe:
             )
         self._check_positive("global_batch_size", "microbatches", "steps_per_loop", "log_every", "bucket_bytes")
         self._check_positive("keep_checkpoints", "max_skips_at_floor")
-        for name in ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes"):
+        never = ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes", "keep_checkpoint_every_hours")
+        for name in never:
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name} = {getattr(self, name)}: must be 0 (never) or more")
+        if self.on_checkpoint_error not in ON_ERROR:
+            raise UsageError(
+                f"train.on_checkpoint_error = {self.on_checkpoint_error!r}: must be {' or '.join(map(repr, ON_ERROR))}"
+            )
         for name in ("steps", "epochs", "eval_batch_size"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -153,7 +153,18 @@ class Started:
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """This environment without anything that says who or where a worker is; None takes a variable away."""
-    scheduler = ("SLURM_", "KUBERNETES_", "JOB_COMPLETION_", "TPU_", "MEGASCALE_", "PMI_", "OMPI_", "COV_", "PYTEST_")
+    scheduler = (
+        "SLURM_",
+        "KUBERNETES_",
+        "JOB_COMPLETION_",
+        "TPU_",
+        "GCE_",
+        "MEGASCALE_",
+        "PMI_",
+        "OMPI_",
+        "COV_",
+        "PYTEST_",
+    )
     environ = {name: value for name, value in os.environ.items() if not name.startswith(scheduler)}
     for name in ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS", "PYTHONWARNINGS"):
         environ.pop(name, None)

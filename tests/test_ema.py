@@ -59,8 +59,9 @@ def test_a_skipped_step_leaves_the_average_alone_also_under_float16():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
-def test_evaluation_sees_the_average_and_training_gets_its_weights_back():
-    made = built(2)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_evaluation_sees_the_average_and_training_gets_its_weights_back(replicas):
+    made = built(replicas)
     trainer = made.trainer
     trainer.train(trainer.batches(made.plan.data), 3)
     before = trainer.snapshot()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.checkpoints import CheckpointStore
+from launcher.checkpoints import CheckpointStore, find_damage
 
 STEPS = 40
 FLAGS = (
@@ -103,3 +103,20 @@ def test_sigterm_to_one_worker_stops_all_at_the_same_saved_step(start_launcher, 
     finished = [worker.wait() for worker in workers]
     assert finished[1].returncode == 42
     assert_preempted(finished[0], tmp_path / "run")
+
+
+def test_second_sigterm_amid_saving_leaves_whole_checkpoints_only(start_launcher, tmp_path):
+    often = ("--gin_param=train.checkpoint_every = 1", "--gin_param=train.keep_checkpoints = 50")
+    endless = ("--gin_param=train.steps = 100000", "--mode=train")
+    started = start_launcher(*FLAGS, f"--model_dir={tmp_path}/run", *endless, *often)
+    directory = tmp_path / "run/checkpoints"
+    store = CheckpointStore(str(directory))
+    started.wait_until(lambda: len(store.steps()) >= 3)
+    started.send(signal.SIGTERM)
+    started.wait_until(lambda: "once more to end at once" in started.stderr)
+    started.send(signal.SIGTERM)
+    started.wait()
+    folders = list(directory.glob("step_*"))
+    assert len(folders) >= 3
+    assert [find_damage(folder) for folder in folders] == [None] * len(folders)
+    assert store.latest() == max(store.steps())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import json
 import logging
@@ -25,17 +26,30 @@ LAST_FIELDS = (
     "input_wait_fraction",
 )
 
+_MOST_WAITING = 10_000
+
 _logger = logging.getLogger(__name__)
 
 
 class MetricsWriteError(LauncherError):
-    """metrics.jsonl cannot be written. Exit 75: make room, run the same command; the file is cut to the checkpoint."""
+    """metrics.jsonl cannot be written. Exit 75: make room, run the same command; the file is cut to the checkpoint.
+
+    Args:
+        facts: What could not be written and why, in a whole sentence.
+        advice: What to do, for a run that this ends.
+    """
 
     exit_code = EXIT_RETRY
+
+    def __init__(self, facts: str, advice: str):
+        super().__init__(f"{facts} {advice}")
+        self.facts = facts
 
 
 class MetricsFile:
     """Appends log events to DIR/metrics.jsonl; every event is one write, so a kill leaves at most half a last line.
+
+    An event that cannot be written is an error and waits, with up to 10,000 others, for the next call to try again.
 
     Fields: step, split ("train" or "eval"), loss, the task's metrics, then learning_rate, loss_scale, skipped_steps,
     gradient_norm, examples_per_second, input_wait_fraction (those that the event has), and time (Unix seconds). A
@@ -50,6 +64,7 @@ class MetricsFile:
         self._path = Path(model_dir, FILE_NAME)
         self._clock = clock
         self._descriptor: int | None = None
+        self._waiting: collections.deque[bytes] = collections.deque(maxlen=_MOST_WAITING)
 
     def train(self, event: Mapping[str, Any]) -> None:
         self._append("train", event)
@@ -68,21 +83,32 @@ class MetricsFile:
         """
         self.close()
         try:
-            lines = self._path.read_text(encoding="utf-8", errors="replace").split("\n")
+            content = self._path.read_bytes()
+            lines = content.split(b"\n")
             kept = [line for line in lines if (event := _parse(line)) is not None and event["step"] <= step]
-            strict_json.replace_file(self._path, "".join(f"{line}\n" for line in kept))
+            whole = b"".join(line + b"\n" for line in kept)
+            try:
+                strict_json.replace_file(self._path, whole.decode(errors="replace"))
+            except OSError:
+                if not content.startswith(whole):
+                    raise
+                _cut(self._path, len(whole))  # needs no room on the disk
         except FileNotFoundError:
             return 0
         except OSError as error:
             raise _write_error(self._path, error) from error
-        return sum(line != "" for line in lines) - len(kept)
+        return sum(line != b"" for line in lines) - len(kept)
 
     def flush(self) -> None:
-        """Waits until the events are on the disk: before a checkpoint commits, so that none before it can be lost."""
-        if self._descriptor is None:
-            return
+        """Waits until the events are on the disk: before a checkpoint commits, so that none before it can be lost.
+
+        Raises:
+            MetricsWriteError: The disk refused; events that wait still do.
+        """
         try:
-            os.fsync(self._descriptor)
+            self._write_waiting()
+            if self._descriptor is not None:
+                os.fsync(self._descriptor)
         except OSError as error:
             raise _write_error(self._path, error) from error
 
@@ -92,8 +118,15 @@ class MetricsFile:
             self._descriptor = None
 
     def _append(self, split: str, event: Mapping[str, Any]) -> None:
-        line = f"{strict_json.dumps(_ordered(split, event, self._clock()))}\n".encode()
+        self._waiting.append(f"{strict_json.dumps(_ordered(split, event, self._clock()))}\n".encode())
         try:
+            self._write_waiting()
+        except OSError as error:
+            raise _write_error(self._path, error) from error
+
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            line = self._waiting[0]
             if self._descriptor is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 _heal(self._path)
@@ -102,8 +135,7 @@ class MetricsFile:
             if os.write(self._descriptor, line) != len(line):
                 os.ftruncate(self._descriptor, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise _write_error(self._path, error) from error
+            self._waiting.popleft()
 
 
 def read_events(model_dir: str) -> list[dict[str, Any]]:
@@ -141,6 +173,12 @@ def _heal(path: Path) -> None:
         file.write(b"\n")
 
 
+def _cut(path: Path, size: int) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(size)
+        os.fsync(file.fileno())
+
+
 def _parse(line: str | bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
@@ -151,6 +189,6 @@ def _parse(line: str | bytes) -> dict[str, Any] | None:
 
 def _write_error(path: Path, error: OSError) -> MetricsWriteError:
     return MetricsWriteError(
-        f"Could not write {path}: {error.strerror or error}. "
-        "Make room or allow writing there, then run the same command again: it goes on from the last checkpoint."
+        f"Could not write {path}: {error.strerror or error}.",
+        "Make room or allow writing there, then run the same command again: it goes on from the last checkpoint.",
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.errors import EXIT_DONE
 from launcher.reporting.console import make_console
-from launcher.reporting.metrics_file import MetricsFile
+from launcher.reporting.metrics_file import MetricsFile, MetricsWriteError
 from launcher.reporting.report import write_report
 from launcher.reporting.summary import SummaryWriteError, write_summary
 from launcher.reporting.tensorboard import TensorBoard
@@ -21,6 +21,7 @@ class Reporter:
     """Fans every event out to the console, metrics.jsonl and TensorBoard; only the chief shows and writes anything.
 
     Nothing is made on disk before the first event. `close` belongs in a `finally`: it gives the terminal back.
+    A disk that takes no events does not end a training: that is said once, and events wait in memory for room.
 
     Args:
         model_dir: The run's directory.
@@ -42,6 +43,7 @@ class Reporter:
         self._model_dir = model_dir
         self._is_chief = is_chief
         self._plan: dict[str, str] = {}
+        self._events_wait = False
         if not is_chief:
             return
         self._console = make_console(total_steps=total_steps, stream=stream, quiet=quiet)
@@ -55,24 +57,16 @@ class Reporter:
             self._console.plan(lines)
 
     def train(self, event: Mapping[str, Any]) -> None:
-        """Reports training up to `event["step"]`: loss, the task's metrics, and the fields of `MetricsFile`.
-
-        Raises:
-            MetricsWriteError: metrics.jsonl cannot be written.
-        """
+        """Reports training up to `event["step"]`: loss, the task's metrics, and the fields of `MetricsFile`."""
         if self._is_chief:
-            self._metrics.train(event)
+            self._guarded(self._metrics.train, event)
             self._tensorboard.train(event)
             self._console.train(event)
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
-        """Reports an evaluation: step, loss, the task's metrics.
-
-        Raises:
-            MetricsWriteError: metrics.jsonl cannot be written.
-        """
+        """Reports an evaluation: step, loss, the task's metrics."""
         if self._is_chief:
-            self._metrics.evaluation(event)
+            self._guarded(self._metrics.evaluation, event)
             self._tensorboard.evaluation(event)
             self._console.evaluation(event)
 
@@ -96,13 +90,9 @@ class Reporter:
         return self._metrics.truncate_after(step)
 
     def flush(self) -> None:
-        """Waits until the events are on the disk; call before a checkpoint, whose step must find them there.
-
-        Raises:
-            MetricsWriteError: The disk refused.
-        """
+        """Waits until the events are on the disk; call before a checkpoint, whose step must find them there."""
         if self._is_chief:
-            self._metrics.flush()
+            self._guarded(self._metrics.flush)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json and report.html; closes the console first, so that the caller may print.
@@ -118,6 +108,7 @@ class Reporter:
         """
         if not self._is_chief:
             return
+        self.flush()
         self.close()
         try:
             write_summary(self._model_dir, summary)
@@ -136,3 +127,15 @@ class Reporter:
             self._console.close()
             self._metrics.close()
             self._tensorboard.close()
+
+    def _guarded(self, write: Callable[..., None], *event: Mapping[str, Any]) -> None:
+        try:
+            write(*event)
+        except MetricsWriteError as error:
+            if not self._events_wait:
+                self.note(f"{error.facts} Training goes on; the events wait in memory until there is room.")
+            self._events_wait = True
+            return
+        if self._events_wait:
+            self._events_wait = False
+            self.note("The events that waited for room have been written.")

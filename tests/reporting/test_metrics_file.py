@@ -187,8 +187,21 @@ def test_a_line_that_does_not_fit_is_an_error_and_leaves_whole_lines(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.exit_code == EXIT_RETRY
     assert (tmp_path / "metrics.jsonl").stat().st_size == size
-    metrics.train({"step": 7, "loss": 0.0})
-    assert steps_of(tmp_path)[-1] == (7, "train")
+    metrics.train({"step": 8, "loss": 0.0})
+    assert steps_of(tmp_path)[-2:] == [(7, "train"), (8, "train")]
+
+
+def test_forgetting_later_steps_needs_no_room(tmp_path: Path) -> None:
+    metrics = filled(tmp_path)
+    whole = lines_of(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        assert metrics.truncate_after(steps_of(tmp_path)[4][0]) > 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert 0 < len(lines_of(tmp_path)) < len(whole)
+    assert lines_of(tmp_path) == whole[: len(lines_of(tmp_path))]
 
 
 def test_an_unwritable_directory_is_a_clear_error(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,27 @@ def test_a_run_killed_and_resumed_has_every_step_once_in_every_place(tmp_path: P
     board = accumulator.EventAccumulator(str(tmp_path / "tensorboard" / "train"))
     board.Reload()
     assert [point.step for point in board.Scalars("loss")] == train
+
+
+def test_events_wait_for_room_on_a_disk_that_is_full_and_that_is_said_once(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    reporter = Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=stream)
+    reporter.train({**TRAIN, "step": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size, limits[1]))
+    try:
+        for step in (2, 3, 4):
+            reporter.train({**TRAIN, "step": step})
+            reporter.flush()
+        assert [event["step"] for event in read_events(str(tmp_path))] == [1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    reporter.evaluation({"step": 4, "loss": 0.125})
+    reporter.finish(SUMMARY)
+    assert [event["step"] for event in read_events(str(tmp_path))] == [1, 2, 3, 4, 4]
+    assert stream.getvalue().count("metrics.jsonl: ") == 1
+    assert "Training goes on; the events wait in memory" in stream.getvalue()
+    assert "The events that waited for room have been written." in stream.getvalue()
 
 
 def test_a_report_that_fails_does_not_cost_the_summary(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,16 @@
+"""Checkpoints: written whole or not at all, verified before they are trusted, kept by rank.
+
+A checkpoint is a folder `step_00000100` with a TensorFlow tensor bundle (`tf.train.load_checkpoint` reads it) and a
+`manifest.json` that names every tensor, file size and checksum. It is written under a temporary name beside it,
+synchronised to the disk and committed by one rename: whatever is killed, readers see whole checkpoints only.
+
+TensorFlow is imported when tensors are written or read, so whoever only asks for steps starts in milliseconds.
+"""
+
+from launcher.checkpoints.best import Best
+from launcher.checkpoints.errors import CheckpointReadError, CheckpointWriteError
+from launcher.checkpoints.manifest import find_damage
+from launcher.checkpoints.saver import Saver
+from launcher.checkpoints.store import CheckpointStore
+
+__all__ = ["Best", "CheckpointReadError", "CheckpointStore", "CheckpointWriteError", "Saver", "find_damage"]

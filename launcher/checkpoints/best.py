@@ -1,0 +1,59 @@
+"""Which checkpoint evaluated best so far: one small record beside the checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+from launcher.checkpoints.disk import WRITING, aside, remove, sync, write_durably
+from launcher.checkpoints.errors import write_error
+
+_FILE = "best.json"
+_RECORD_BYTES = 1024
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Best:
+    """The step of the checkpoint that evaluated best so far, and the metric it was judged by."""
+
+    step: int
+    metric: str
+    value: float
+
+
+def read_best(directory: Path) -> Best | None:
+    """What `write_best` recorded last; a damaged record is a warning and None."""
+    path = directory / _FILE
+    try:
+        record = json.loads(path.read_bytes())
+        return Best(step=int(record["step"]), metric=str(record["metric"]), value=float(record["value"]))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _logger.warning("Ignoring the damaged record of the best checkpoint %s: %r.", path, error)
+    return None
+
+
+def write_best(directory: Path, best: Best) -> None:
+    """Replaces the record, durably and at once.
+
+    Raises:
+        CheckpointWriteError: It could not be written; the older one is as it was.
+    """
+    path = directory / _FILE
+    temporary = aside(WRITING, path)
+    record = {**dataclasses.asdict(best), "time": time.time()}
+    try:
+        write_durably(temporary, json.dumps(record).encode())
+        os.replace(temporary, path)
+        sync(directory)
+    except OSError as error:
+        remove(temporary)
+        what = f"the record of the best checkpoint (step {best.step})"
+        raise write_error(what, temporary, _RECORD_BYTES, error) from error

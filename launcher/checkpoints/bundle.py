@@ -1,0 +1,140 @@
+"""The tensors of one checkpoint: written whole or not at all, read back bit for bit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, write_durably
+from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
+from launcher.checkpoints.manifest import FORMAT, MANIFEST, checksum, described, folder_name, sha256_of
+
+_STATE = "state"
+
+
+def write_checkpoint(
+    directory: Path,
+    step: int,
+    state: Mapping[str, np.ndarray],
+    metrics: Mapping[str, float],
+    run: Mapping[str, int],
+) -> Path:
+    """Writes one checkpoint durably and commits it.
+
+    It depends on its arguments alone, so a snapshot may be written from another thread while training goes on; the
+    arrays must not change meanwhile.
+
+    Args:
+        directory: The store's directory, made when it is missing.
+        step, state, metrics: As for `CheckpointStore.save`; a metric that is not finite is recorded as null.
+        run: As for `CheckpointStore`.
+
+    Returns:
+        The committed folder.
+
+    Raises:
+        CheckpointWriteError: As `CheckpointStore.save`; the half-written folder has been removed.
+    """
+    arrays = {name: np.asarray(value) for name, value in state.items()}
+    _check_savable(step, arrays)
+    final = directory / folder_name(step)
+    temporary = aside(WRITING, final)
+    needed_bytes = sum(array.nbytes for array in arrays.values())
+    try:
+        if not directory.is_dir():
+            directory.mkdir(parents=True, exist_ok=True)
+            sync(directory.parent)
+        temporary.mkdir()
+        _write_bundle(temporary / _STATE, arrays)
+        files = {path.name: _synchronised(path) for path in sorted(temporary.iterdir())}
+        if sum(file["size"] for file in files.values()) < needed_bytes:
+            raise OSError(errno.EIO, "the file system kept fewer bytes than were written")
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "step": int(step),
+            "time": time.time(),
+            "metrics": {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()},
+            "run": dict(run),
+            "files": files,
+            "tensors": {name: described(array) for name, array in arrays.items()},
+        }
+        manifest["sha256"] = checksum(manifest)
+        write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+        sync(temporary)
+        _commit(temporary, final)
+    except BaseException as error:
+        remove(temporary)
+        if isinstance(error, OSError):
+            raise write_error(f"the checkpoint of step {step}", temporary, needed_bytes, error) from error
+        raise
+    return final
+
+
+def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the arrays of a checkpoint, bit for bit, by name.
+
+    Args:
+        folder: A committed checkpoint.
+        tensors: What its manifest says of every tensor.
+
+    Raises:
+        CheckpointReadError: The files cannot be read, or hold something else than the manifest says.
+    """
+    import tensorflow as tf
+
+    try:
+        reader = tf.train.load_checkpoint(str(folder / _STATE))
+        state = {name: np.asarray(reader.get_tensor(name)) for name in tensors}
+    except (tf.errors.OpError, OSError, ValueError, RuntimeError) as error:
+        raise CheckpointReadError(f"The checkpoint {folder} cannot be read: {error}") from error
+    for name, array in state.items():
+        if described(array) != tensors[name]:
+            raise CheckpointReadError(
+                f"The checkpoint {folder} holds {name} as {described(array)}, its manifest says {tensors[name]}."
+            )
+    return state
+
+
+def _check_savable(step: int, arrays: Mapping[str, np.ndarray]) -> None:
+    if step < 0 or not arrays or "" in arrays:
+        raise ValueError(f"a checkpoint needs a step >= 0 and named arrays; got step {step}, {list(arrays)[:3]}")
+    refused = [f"{name} ({array.dtype})" for name, array in arrays.items() if array.dtype.kind in "OSUMm"]
+    if refused:
+        raise TypeError(f"a checkpoint holds numbers and booleans, not {shorten(refused)}")
+
+
+def _write_bundle(prefix: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    import tensorflow as tf
+
+    try:
+        with tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(prefix),
+                tensor_names=list(arrays),
+                shape_and_slices=[""] * len(arrays),
+                tensors=[tf.convert_to_tensor(array) for array in arrays.values()],
+            )
+    except tf.errors.OpError as error:
+        raise OSError(errno.EIO, error.message) from error
+
+
+def _commit(temporary: Path, final: Path) -> None:
+    replaced = aside(DELETING, final)
+    if final.exists():
+        os.rename(final, replaced)
+    os.rename(temporary, final)
+    sync(final.parent)
+    remove(replaced)
+
+
+def _synchronised(path: Path) -> dict[str, Any]:
+    sync(path)
+    return {"size": path.stat().st_size, "sha256": sha256_of(path)}

@@ -1,0 +1,46 @@
+"""Changes of the disk that are either there after a crash or not, and names for what is not finished yet."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from pathlib import Path
+
+WRITING = ".writing-"
+DELETING = ".deleting-"
+
+
+def aside(prefix: str, path: Path) -> Path:
+    """A name beside `path` that no reader looks at, for what is being written or deleted."""
+    return path.with_name(f"{prefix}{path.name}-{os.getpid()}")
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Writes a new file and waits until its contents are on the disk."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Synchronises a file's contents, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Some network file systems have no fsync for folders.
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder with all in it, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,0 +1,49 @@
+"""What can go wrong with checkpoints, in words that a user can act on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.errors import EXIT_RETRY, LauncherError
+
+_NAMES_SHOWN = 5
+
+
+class CheckpointWriteError(LauncherError):
+    """A checkpoint could not be written; the older ones are untouched. Exit 75: make room, run the same command.
+
+    Args:
+        facts: What could not be written and why, in whole sentences.
+        advice: What to do, for a run that this ends.
+    """
+
+    exit_code = EXIT_RETRY
+
+    def __init__(self, facts: str, advice: str = ""):
+        super().__init__(f"{facts} {advice}".strip())
+        self.facts = facts
+
+
+class CheckpointReadError(LauncherError):
+    """A checkpoint is missing or damaged. Exit 75: the same command takes the newest whole one."""
+
+    exit_code = EXIT_RETRY
+
+
+def write_error(what: str, path: Path, needed_bytes: int, error: OSError) -> CheckpointWriteError:
+    """Words an error of the system: what could not be written, how many bytes it needs and how many are free."""
+    place = next(parent for parent in path.absolute().parents if parent.is_dir())
+    free_bytes = shutil.disk_usage(place).free
+    return CheckpointWriteError(
+        f"Could not write {what} in {path.parent}: {error.strerror or error}. "
+        f"It needs {needed_bytes / 2**20:.2f} MiB; {free_bytes / 2**20:.2f} MiB are free. Older checkpoints are kept.",
+        "Make room or allow writing there, then run the same command again.",
+    )
+
+
+def shorten(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    hidden = len(names) - _NAMES_SHOWN
+    return "; ".join(names[:_NAMES_SHOWN]) + (f"; and {hidden} more" if hidden > 0 else "")

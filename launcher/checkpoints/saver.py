@@ -1,0 +1,177 @@
+"""Saving beside the training: a thread writes what the loop has copied, one checkpoint at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from launcher.checkpoints.best import Best
+from launcher.checkpoints.errors import CheckpointWriteError
+from launcher.checkpoints.store import CheckpointStore
+
+ON_ERROR = ("stop", "continue")
+
+_logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Saves the states of a run while it goes on, and knows at once which of them is the best.
+
+    The caller's thread is held for the copying of the state, and for the write before it when that still goes on. All
+    methods belong to that one thread.
+
+    Args:
+        store: Where checkpoints go; off the chief nothing is copied or written.
+        asynchronous: Whether a thread writes. Else `save` itself does.
+        on_error: What a checkpoint that cannot be written means: "stop" raises, "continue" tells `warn` and goes on
+            until `finish`.
+        warn: Takes one message for people; called in the caller's thread.
+        best: What the run has to beat.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        asynchronous: bool = True,
+        on_error: str = "stop",
+        warn: Callable[[str], None] = _logger.warning,
+        best: Best | None = None,
+    ):
+        if on_error not in ON_ERROR:
+            raise ValueError(f"on_error is one of {ON_ERROR}, got {on_error!r}")
+        self._store = store
+        self._asynchronous = asynchronous
+        self._goes_on = on_error == "continue"
+        self._warn = warn
+        self._best = self._best_on_disk = best
+        self._write: _Write | None = None
+        self._saved_step: int | None = None
+        self._failed: CheckpointWriteError | None = None
+
+    @property
+    def best(self) -> Best | None:
+        """The best so far, also while its checkpoint is still being written; forgotten when it cannot be."""
+        return self._best
+
+    def save(
+        self,
+        step: int,
+        snapshot: Callable[[], Mapping[str, np.ndarray]],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        best: Best | None = None,
+    ) -> None:
+        """Saves the state that `snapshot` returns, and then records it as the best if `best` is given.
+
+        Args:
+            step: Training step of the state. When it was the last one saved, nothing is done.
+            snapshot: Copies the state; called once, when the write before has ended. The arrays now belong to the
+                saver: the training must not change them.
+            metrics: Recorded in the manifest for people.
+            best: What makes this the best checkpoint.
+
+        Raises:
+            CheckpointWriteError: This or the write before failed, and failures stop the run.
+        """
+        if not self._store.is_chief:
+            self._best = best or self._best
+            return
+        self._settle()
+        if step == self._saved_step and best is None:
+            return
+        self._best = best or self._best
+        self._write = _Write(self._store, step, snapshot(), metrics or {}, best)
+        if self._asynchronous:
+            self._write.start()
+        else:
+            self._write.run()
+            self._settle()
+
+    def check(self) -> None:
+        """Returns at once; tells of a write that has failed meanwhile.
+
+        Raises:
+            CheckpointWriteError: It did, and failures stop the run.
+        """
+        if self._write is not None and not self._write.is_alive():
+            self._settle()
+
+    def finish(self) -> None:
+        """Waits until what was saved last is on the disk.
+
+        Raises:
+            CheckpointWriteError: It is not, whatever failures otherwise mean.
+        """
+        self._settle()
+        if self._failed is not None:
+            raise self._failed
+
+    def close(self) -> None:
+        """Waits for the write under way, for when another error ends the run; its own failure is a warning then."""
+        if self._write is None:
+            return
+        self._write.wait()
+        if self._write.error is not None:
+            _logger.warning("%s", self._write.error)
+        self._write = None
+
+    def _settle(self) -> None:
+        """Waits for the write under way and takes what came of it."""
+        write = self._write
+        if write is None:
+            return
+        write.wait()
+        self._write = None
+        if write.saved:
+            self._saved_step = write.step
+        self._failed = write.error if isinstance(write.error, CheckpointWriteError) else None
+        if write.error is None:
+            self._best_on_disk = write.best or self._best_on_disk
+            return
+        self._best = self._best_on_disk
+        if self._failed is None or not self._goes_on:
+            raise write.error
+        self._warn(f"{self._failed.facts} Training goes on and tries again at the next save.")
+
+
+class _Write(threading.Thread):
+    """One checkpoint on its way to the disk; `run` may also be called without a thread."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        step: int,
+        state: Mapping[str, np.ndarray],
+        metrics: Mapping[str, float],
+        best: Best | None,
+    ):
+        # A daemon: a process that is told twice to end does not wait for a disk that hangs.
+        super().__init__(name=f"save step {step}", daemon=True)
+        self.step = step
+        self.best = best
+        self.saved = False
+        self.error: BaseException | None = None
+        self._store = store
+        self._state: Mapping[str, Any] = state
+        self._metrics = metrics
+
+    def run(self) -> None:
+        try:
+            self._store.save(self.step, self._state, metrics=self._metrics)
+            self.saved = True
+            if self.best is not None:
+                # Only now: a record of the best must never name a checkpoint that is not there.
+                self._store.mark_best(self.step, metric=self.best.metric, value=self.best.value)
+        except BaseException as error:  # raised again in the caller's thread
+            self.error = error
+        finally:
+            self._state = {}
+
+    def wait(self) -> None:
+        if self.ident is not None:  # it was started
+            self.join()

@@ -1,0 +1,234 @@
+"""The checkpoints of one run: save, verify, read, retire."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher.checkpoints.best import Best, read_best, write_best
+from launcher.checkpoints.bundle import read_checkpoint, write_checkpoint
+from launcher.checkpoints.compatible import check_same_model, check_same_run
+from launcher.checkpoints.disk import DELETING, WRITING, aside, remove
+from launcher.checkpoints.errors import CheckpointReadError
+from launcher.checkpoints.manifest import Damage, find_damage, folder_name, is_complete, read_manifest
+from launcher.checkpoints.retention import spaced
+from launcher.errors import UsageError
+
+_FOLDER = re.compile(r"step_(\d{8}|[1-9]\d{8,})")
+
+_logger = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in one directory that every worker can read and the chief writes.
+
+    Args:
+        directory: Where checkpoints live; made by the first save. A local or mounted path: a bucket has no rename.
+        keep: How many of the newest whole checkpoints to keep; the best one is kept besides.
+        keep_every_hours: Keep besides, for ever, checkpoints written at least so many hours apart; 0 for none.
+        is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once. Kept as an attribute.
+        run: What must not change when the run goes on, by name; recorded in every manifest.
+
+    Raises:
+        UsageError: `keep` is below 1 or `directory` is a URL.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        keep: int = 3,
+        keep_every_hours: float = 0,
+        is_chief: bool = True,
+        run: Mapping[str, int] | None = None,
+    ):
+        if keep < 1:
+            raise UsageError(f"The number of checkpoints to keep is {keep}; it must be at least 1.")
+        if "://" in directory:
+            raise UsageError(
+                f"Checkpoints cannot be written to {directory}: they need a file system with an atomic rename. "
+                "Mount the bucket or a shared disk and give its path as --model_dir."
+            )
+        self._directory = Path(directory)
+        self._keep = keep
+        self._keep_every_hours = keep_every_hours
+        self.is_chief = is_chief
+        self._run = dict(run or {})
+        self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
+
+    def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
+        """Saves `state` as the checkpoint of `step` and retires the checkpoints that are no longer kept.
+
+        A whole checkpoint of this step is left as it is; a damaged one is replaced.
+
+        Args:
+            step: Training step, 0 or more.
+            state: Arrays by name ('/' allowed) of any shape and any numeric or boolean dtype, bfloat16 included.
+            metrics: Recorded in the manifest for people.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            CheckpointWriteError: The disk is full or may not be written; nothing older is lost.
+        """
+        folder = self._folder(step)
+        if not self.is_chief:
+            return str(folder)
+        if folder.exists():
+            damage = find_damage(folder)
+            if damage is None:
+                return str(folder)
+            _logger.warning("Replacing the damaged checkpoint %s: %s.", folder, damage)
+        self._remove_leftovers()
+        write_checkpoint(self._directory, step, state, metrics or {}, self._run)
+        self._whole[step] = True
+        self._retire()
+        return str(folder)
+
+    def steps(self) -> list[int]:
+        """Returns the steps with a complete checkpoint, ascending; contents are not verified (`latest` does)."""
+        return [step for step in self._folders() if is_complete(self._folder(step))]
+
+    def latest(self) -> int | None:
+        """Returns the newest step whose checkpoint verifies, None when there is none.
+
+        Every file is read and compared with its checksum. A damaged checkpoint is named in a warning, left where it
+        is for a person to look at, and the next older one is tried.
+        """
+        skipped: set[int] = set()
+        while True:
+            candidates = [step for step in self._folders() if step not in skipped]
+            if not candidates:
+                return None
+            step = candidates[-1]
+            folder = self._folder(step)
+            damage = find_damage(folder)
+            if damage is None:
+                return step
+            if not folder.exists():
+                continue  # Retired by the chief while it was being read, so there are newer ones: look again.
+            _logger.warning("Skipping the damaged checkpoint %s: %s.", folder, damage)
+            skipped.add(step)
+
+    def best(self) -> int | None:
+        """Returns the step last given to `mark_best` when its checkpoint verifies, None otherwise."""
+        record = self.best_record()
+        if record is None:
+            return None
+        damage = find_damage(self._folder(record.step))
+        if damage is not None:
+            _logger.warning("The best checkpoint %s is damaged: %s.", self._folder(record.step), damage)
+        return record.step if damage is None else None
+
+    def best_record(self) -> Best | None:
+        """Returns what `mark_best` recorded last, so that a resumed run knows what it has to beat."""
+        return read_best(self._directory)
+
+    def mark_best(self, step: int, *, metric: str, value: float) -> None:
+        """Records that `step` is the best checkpoint; compares nothing, the caller decides.
+
+        Raises:
+            ValueError: `step` has no complete checkpoint, or `value` is not finite.
+            CheckpointWriteError: The record could not be written.
+        """
+        if not self.is_chief:
+            return
+        if not math.isfinite(value) or not is_complete(self._folder(step)):
+            raise ValueError(f"step {step} ({metric} {value}) must be finite and have a complete checkpoint to be best")
+        write_best(self._directory, Best(step=int(step), metric=metric, value=float(value)))
+
+    def read(self, step: int) -> dict[str, np.ndarray]:
+        """Returns the arrays saved at `step`, bit for bit, by name, in the order they were given to `save`.
+
+        Raises:
+            CheckpointReadError: There is no such checkpoint (any more), or it is damaged.
+        """
+        return read_checkpoint(self._folder(step), self.manifest(step)["tensors"])
+
+    def manifest(self, step: int) -> dict[str, Any]:
+        """Returns what is recorded of a checkpoint: step, time (Unix seconds), metrics, run, files, tensors.
+
+        Raises:
+            CheckpointReadError: There is no such checkpoint (any more), or its manifest is damaged.
+        """
+        try:
+            return read_manifest(self._folder(step))
+        except (Damage, OSError) as damage:
+            raise CheckpointReadError(f"The checkpoint {self._folder(step)} cannot be read: {damage}.") from damage
+
+    def check_compatible(self, step: int, expected: Mapping[str, tuple[Sequence[int], Any]]) -> None:
+        """Refuses a checkpoint that was written by another model.
+
+        Args:
+            step: A step of this store.
+            expected: Shape and dtype (NumPy's, TensorFlow's or a name) of every array the model needs, by name.
+
+        Raises:
+            UsageError: Names are missing or unexpected, or shapes or dtypes differ; at most five of each are shown.
+            CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
+        """
+        check_same_model(self.manifest(step), expected, self._directory)
+
+    def check_same_run(self, step: int) -> None:
+        """Refuses a checkpoint of a run that was begun with another `run`; what was not recorded is not compared.
+
+        Raises:
+            UsageError: It differs.
+            CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
+        """
+        check_same_run(self.manifest(step), self._run, self._directory)
+
+    def _folder(self, step: int) -> Path:
+        return self._directory / folder_name(step)
+
+    def _folders(self) -> list[int]:
+        """Steps that have a folder, whole or not, ascending."""
+        try:
+            entries = [entry.name for entry in os.scandir(self._directory) if entry.is_dir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointReadError(f"The checkpoints in {self._directory} cannot be listed: {error}.") from error
+        return sorted(int(match[1]) for match in map(_FOLDER.fullmatch, entries) if match)
+
+    def _remove_leftovers(self) -> None:
+        """Removes what a killed writer left half-done. The chief is the only writer, so nobody is at work there."""
+        for prefix in (WRITING, DELETING):
+            for path in self._directory.glob(f"{prefix}*"):
+                remove(path)
+
+    def _retire(self) -> None:
+        """Deletes the whole checkpoints that nothing keeps; damaged ones are evidence and stay."""
+        steps = self.steps()
+        best = self.best_record()
+        newest = itertools.islice(filter(self._is_whole, reversed(steps)), self._keep)
+        kept = {*newest, *self._kept_by_time(steps), best.step if best else -1}
+        for step in steps:
+            if step in kept or not self._is_whole(step):
+                continue
+            folder = self._folder(step)
+            hidden = aside(DELETING, folder)
+            try:
+                os.rename(folder, hidden)  # Readers see a checkpoint or none, never half of one.
+                remove(hidden)
+            except OSError as error:
+                _logger.warning("Could not delete the old checkpoint %s: %s.", folder, error)
+
+    def _kept_by_time(self, steps: list[int]) -> set[int]:
+        if not self._keep_every_hours:
+            return set()
+        return spaced({step: self.manifest(step)["time"] for step in steps}, self._keep_every_hours)
+
+    def _is_whole(self, step: int) -> bool:
+        if step not in self._whole:
+            self._whole[step] = find_damage(self._folder(step)) is None
+        return self._whole[step]

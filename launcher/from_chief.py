@@ -1,0 +1,98 @@
+"""What only the chief has, brought to every worker bit for bit, over the wire that gradients take.
+
+TensorFlow's collectives add numbers, which would change a NaN's payload or the sign of a zero. So arrays travel as the
+32-bit words they consist of: one replica of the chief gives its words, all others give zeros, and whole numbers are
+added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+CHUNK_BYTES = 16 * 2**20
+_WORD_BYTES = 4
+
+
+class FromChief:
+    """The chief's side and the others' side of the same calls, which all workers make in the same order.
+
+    Args:
+      strategy: whose replica 0 is the chief's.
+      is_chief: which side this process is on.
+      chunk_bytes: size of one collective, a multiple of 4; a bound on the memory it takes besides the arrays.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, *, is_chief: bool, chunk_bytes: int = CHUNK_BYTES):
+        self._strategy = strategy
+        self._is_chief = is_chief
+        self._chunk_bytes = chunk_bytes
+        self._sum = tf.function(lambda words: strategy.run(_words_of_first_replica, args=(words,)))
+
+    def message(self, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns the chief's `content` everywhere: a small record that JSON can hold."""
+        text = np.frombuffer(json.dumps(content).encode(), np.uint8) if self._is_chief else np.zeros(0, np.uint8)
+        size = np.array([text.nbytes], np.int64)
+        self._send([size])
+        text = text if self._is_chief else np.zeros(size[0], np.uint8)
+        self._send([text])
+        return dict(json.loads(text.tobytes()))
+
+    def arrays(
+        self, specs: Mapping[str, tuple[Sequence[int], str]], state: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Returns the chief's arrays everywhere.
+
+        Args:
+          specs: shape and name of the dtype of every array, by name; the same on all workers.
+          state: the arrays, on the chief.
+        """
+        if state is not None and self._is_chief:
+            arrays = {name: np.ascontiguousarray(state[name]).reshape(size) for name, (size, _) in specs.items()}
+        else:
+            arrays = {
+                name: np.zeros(size, tf.dtypes.as_dtype(dtype).as_numpy_dtype) for name, (size, dtype) in specs.items()
+            }
+        self._send([array.reshape(-1).view(np.uint8) for array in arrays.values()])
+        return arrays
+
+    def wait_for_all(self) -> None:
+        """Returns when every worker has got what was sent before, so that the chief may leave."""
+        self._send([np.zeros(_WORD_BYTES, np.uint8)])
+
+    def _send(self, parts: Sequence[np.ndarray]) -> None:
+        """Fills the others' arrays, uint8 or of one number, with what is in the chief's."""
+        parts = [part.view(np.uint8) for part in parts]
+        total = sum(part.nbytes for part in parts)
+        # All chunks are of one size, because each size is traced.
+        chunk = np.zeros(min(self._chunk_bytes, -(-total // _WORD_BYTES) * _WORD_BYTES), np.uint8)
+        for start in range(0, total, max(1, chunk.nbytes)):
+            places = list(_overlaps(parts, start, start + chunk.nbytes))
+            if self._is_chief:
+                for part, place in places:
+                    chunk[place] = part
+            received = self._strategy.experimental_local_results(self._sum(tf.constant(chunk.view(np.int32))))
+            words = received[0].numpy().view(np.uint8)
+            if not self._is_chief:
+                for part, place in places:
+                    part[...] = words[place]
+
+
+def _overlaps(parts: Sequence[np.ndarray], start: int, stop: int) -> Iterator[tuple[np.ndarray, slice]]:
+    """What of the parts, laid end to end, lies in bytes [start, stop), and where in that range."""
+    offset = 0
+    for part in parts:
+        first, last = max(start, offset), min(stop, offset + part.nbytes)
+        if first < last:
+            yield part[first - offset : last - offset], slice(first - start, last - start)
+        offset += part.nbytes
+
+
+def _words_of_first_replica(words: tf.Tensor) -> tf.Tensor:
+    context = tf.distribute.get_replica_context()
+    mine = tf.where(tf.equal(context.replica_id_in_sync_group, 0), words, tf.zeros_like(words))
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)

@@ -1,0 +1,109 @@
+"""Where a run goes on from: the newest whole checkpoint, read by every worker or by the chief for all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from launcher.checkpoints import Best, CheckpointStore
+from launcher.errors import LauncherError
+from launcher.from_chief import FromChief
+from launcher.trainer import Trainer
+
+State = Mapping[str, np.ndarray]
+
+
+class ChiefError(LauncherError):
+    """The chief found out why the run cannot start; every worker ends with its exit code."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(f"the chief cannot start: {message}")
+        self.exit_code = exit_code
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartingPoint:
+    """What an earlier attempt left.
+
+    Attributes:
+      step: steps done; None for a run that starts anew.
+      best: what the run has to beat.
+    """
+
+    step: int | None = None
+    best: Best | None = None
+
+
+def restore(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
+    """Restores the trainer from the newest whole checkpoint of the store; without one, it stays as it was built.
+
+    Args:
+      store: where this process reads.
+      trainer: what goes on.
+      same_order: whether the run must see its examples in the order in which they were begun.
+
+    Raises:
+      UsageError: the checkpoint is of another model, or of a run with another order of examples.
+      CheckpointReadError: it cannot be read.
+      PeerError: another worker found another checkpoint.
+    """
+    start, state = _read(store, trainer, same_order=same_order)
+    if start.step is not None:
+        trainer.restore(state)
+    trainer.check_agreement()
+    return start
+
+
+def restore_from_chief(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
+    """As `restore` on the chief; the other workers get its values over the wire and never touch their store.
+
+    Raises:
+      ChiefError: what stopped the chief, on the other workers.
+    """
+    wire = FromChief(trainer.strategy, is_chief=store.is_chief)
+    start, state = _hand_out(wire, store, trainer, same_order) if store.is_chief else _take(wire, trainer)
+    if start.step is not None:
+        trainer.restore(state)
+    trainer.check_agreement()
+    return start
+
+
+def _read(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> tuple[StartingPoint, State]:
+    newest = store.latest()
+    if newest is None:
+        return StartingPoint(), {}
+    store.check_compatible(newest, trainer.specs())
+    if same_order:
+        store.check_same_run(newest)
+    return StartingPoint(step=newest, best=store.best_record()), store.read(newest)
+
+
+def _hand_out(
+    wire: FromChief, store: CheckpointStore, trainer: Trainer, same_order: bool
+) -> tuple[StartingPoint, State]:
+    try:
+        start, state = _read(store, trainer, same_order=same_order)
+    except LauncherError as error:
+        wire.message({"error": str(error), "exit_code": error.exit_code})
+        wire.wait_for_all()
+        raise
+    wire.message(dataclasses.asdict(start))
+    if start.step is not None:
+        wire.arrays(trainer.specs(), state)
+    return start, state
+
+
+def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
+    told = wire.message()
+    if "error" in told:
+        with contextlib.suppress(tf.errors.OpError):  # The chief may be gone by now.
+            wire.wait_for_all()
+        raise ChiefError(told["error"], told["exit_code"])
+    if told["step"] is None:
+        return StartingPoint(), {}
+    best = told["best"] and Best(**told["best"])
+    return StartingPoint(step=told["step"], best=best), wire.arrays(trainer.specs())

@@ -1,0 +1,57 @@
+"""A checkpoint of another model or of another order of examples is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from launcher.checkpoints import CheckpointStore
+from launcher.errors import UsageError
+
+
+def test_the_same_model_is_compatible_however_its_dtypes_are_spelled(directory: Path) -> None:
+    import tensorflow as tf
+
+    store = CheckpointStore(str(directory))
+    store.save(1, {"a": np.zeros((2, 3), np.float32), "b": np.zeros((), ml_dtypes.bfloat16)})
+    for float32, bfloat16 in ((np.float32, tf.bfloat16), (np.dtype("float32"), ml_dtypes.bfloat16)):
+        store.check_compatible(1, {"b": (tf.TensorShape([]), bfloat16), "a": ([2, 3], float32)})
+    with pytest.raises(UsageError, match=r"b is bfloat16\[\] in the checkpoint, float32\[\] in the model"):
+        store.check_compatible(1, {"b": ((), "float32"), "a": ((2, 3), "float32")})
+
+
+def test_another_model_is_refused_by_name_shape_and_dtype(directory: Path) -> None:
+    store = CheckpointStore(str(directory))
+    store.save(1, {"kernel": np.zeros((3, 3), np.float32)} | {f"old/{i}": np.zeros(i) for i in range(7)})
+    expected = {"kernel": ((3, 4), "float32"), "new": ((5,), "float16")}
+    with pytest.raises(UsageError) as caught:
+        store.check_compatible(1, expected)
+    text = str(caught.value)
+    assert "holds a checkpoint of another model (step 1" in text
+    assert "missing: new float16[5]" in text
+    assert "unexpected: old/0 float64[0]; " in text
+    assert "old/4" in text and "old/5" not in text and "and 2 more" in text
+    assert "kernel is float32[3, 3] in the checkpoint, float32[3, 4] in the model" in text
+    assert f"Choose another --model_dir, or remove {directory}" in text
+
+
+def test_a_run_begun_with_another_seed_or_batch_is_refused_with_what_it_was_begun_with(directory: Path) -> None:
+    begun = CheckpointStore(str(directory), run={"seed": 5, "global_batch_size": 64})
+    begun.save(3, {"x": np.zeros(1)})
+    begun.check_same_run(3)
+    CheckpointStore(str(directory)).check_same_run(3)
+    with pytest.raises(UsageError) as caught:
+        CheckpointStore(str(directory), run={"seed": 0, "global_batch_size": 64}).check_same_run(3)
+    assert "begun with train.seed = 5 (step 3 in" in str(caught.value)
+    assert "with 0 it would go on with other examples" in str(caught.value)
+    assert "--seed=5" in str(caught.value) and "another --model_dir" in str(caught.value)
+    with pytest.raises(UsageError, match=r"train\.seed = 5, train\.global_batch_size = 64 .* with 1, 32 it"):
+        CheckpointStore(str(directory), run={"seed": 1, "global_batch_size": 32}).check_same_run(3)
+
+
+def test_a_checkpoint_that_recorded_neither_is_not_refused(directory: Path) -> None:
+    CheckpointStore(str(directory)).save(3, {"x": np.zeros(1)})
+    CheckpointStore(str(directory), run={"seed": 1}).check_same_run(3)

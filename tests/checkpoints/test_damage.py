@@ -1,0 +1,107 @@
+"""A damaged checkpoint is named, skipped and kept for a person to look at."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from saved import assert_same_bits, flip_a_bit, hidden, state_of, truncate
+
+from launcher.checkpoints import CheckpointReadError, CheckpointStore, manifest
+
+DAMAGES: list[tuple[Callable[[Path], None], str, str]] = [
+    (flip_a_bit, "state.data-00000-of-00001", "contents of state.data-00000-of-00001 do not match the checksum"),
+    (flip_a_bit, "state.index", "contents of state.index do not match the checksum"),
+    (flip_a_bit, "manifest.json", r"manifest\.json (does not match its own checksum|is not JSON)"),
+    (truncate, "state.data-00000-of-00001", r"state.data-00000-of-00001 has \d+ bytes, the manifest says \d+"),
+    (truncate, "manifest.json", "manifest.json is not JSON"),
+    (Path.unlink, "manifest.json", "manifest.json is missing"),
+    (Path.unlink, "state.data-00000-of-00001", "state.data-00000-of-00001 is missing"),
+    (Path.unlink, "state.index", "state.index is missing"),
+]
+
+
+@pytest.mark.parametrize(("damage", "file", "named"), DAMAGES)
+def test_a_damaged_checkpoint_is_named_skipped_and_kept(
+    directory: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], file: str, named: str
+) -> None:
+    store = CheckpointStore(str(directory))
+    store.save(1, state_of(1))
+    folder = Path(store.save(2, state_of(2)))
+    damage(folder / file)
+    with caplog.at_level(logging.WARNING):
+        assert CheckpointStore(str(directory)).latest() == 1
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"Skipping the damaged checkpoint {folder}: ")
+    assert re.search(named, caplog.messages[0])
+    assert folder.is_dir()
+
+
+def test_a_renamed_checkpoint_is_not_taken_for_another_step(directory: Path) -> None:
+    store = CheckpointStore(str(directory))
+    os.rename(store.save(1, state_of(1)), directory / "step_00000009")
+    assert store.latest() is None
+
+
+def test_reading_a_damaged_checkpoint_is_an_error_and_not_other_numbers(directory: Path) -> None:
+    store = CheckpointStore(str(directory))
+    flip_a_bit(Path(store.save(1, state_of(1))) / "state.data-00000-of-00001")
+    assert store.latest() is None
+    with pytest.raises(CheckpointReadError, match="step_00000001 cannot be read"):
+        store.read(1)
+
+
+@pytest.mark.parametrize(("damage", "file", "named"), DAMAGES)
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(
+    directory: Path, damage: Callable[[Path], None], file: str, named: str
+) -> None:
+    store = CheckpointStore(str(directory))
+    damage(Path(store.save(1, state_of(1))) / file)
+    CheckpointStore(str(directory)).save(1, state_of(1))
+    assert store.latest() == 1
+    assert_same_bits(store.read(1), state_of(1))
+    assert hidden(directory) == []
+
+
+def test_a_damaged_checkpoint_neither_counts_nor_is_deleted(directory: Path) -> None:
+    store = CheckpointStore(str(directory), keep=2)
+    for step in (1, 2, 3):
+        store.save(step, state_of(step))
+    flip_a_bit(directory / "step_00000003" / "state.data-00000-of-00001")
+    resumed = CheckpointStore(str(directory), keep=2)
+    resumed.save(4, state_of(4))
+    assert resumed.steps() == [2, 3, 4]  # 2 and 4 are the newest two whole ones
+    resumed.save(5, state_of(5))
+    assert resumed.steps() == [3, 4, 5]
+    assert resumed.latest() == 5
+
+
+def test_a_damaged_best_is_no_best(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = CheckpointStore(str(directory))
+    store.save(1, state_of(1))
+    store.mark_best(1, metric="accuracy", value=0.5)
+    flip_a_bit(directory / "step_00000001" / "state.index")
+    assert store.best() is None
+    (directory / "best.json").write_text('{"step": 1, "met')
+    assert store.best_record() is None
+    assert "best.json" in caplog.text
+
+
+def test_a_checkpoint_retired_while_it_is_verified_is_not_called_damaged(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    chief = CheckpointStore(str(directory), keep=1)
+    chief.save(1, state_of(1))
+
+    def sha256_after_a_save(path: Path) -> str:
+        monkeypatch.undo()
+        chief.save(2, state_of(2))
+        return manifest.sha256_of(path)
+
+    monkeypatch.setattr(manifest, "sha256_of", sha256_after_a_save)
+    assert CheckpointStore(str(directory), is_chief=False).latest() == 2
+    assert caplog.messages == []

@@ -1,0 +1,79 @@
+"""A disk that takes no more: a clear error, and nothing that was saved is lost.
+
+Run as a program (`python test_full_disk.py DIRECTORY`), this file saves under a limit on the size of files.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from saved import assert_same_bits, environment, hidden, state_of
+
+from launcher.checkpoints import CheckpointStore, CheckpointWriteError
+from launcher.errors import EXIT_RETRY
+
+
+def assert_refused(store: CheckpointStore, directory: Path, error: CheckpointWriteError, reason: str) -> None:
+    assert error.exit_code == EXIT_RETRY
+    assert reason in str(error)
+    assert "It needs 8.00 MiB; " in str(error)
+    assert "MiB are free" in str(error)
+    assert hidden(directory) == []
+    assert store.latest() == 1
+    assert_same_bits(store.read(1), state_of(1))
+
+
+def test_a_full_disk_loses_nothing_that_was_saved(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.call(mount, stderr=subprocess.DEVNULL) != 0:
+        pytest.skip("a file system of 4 MiB can only be mounted by root")
+    try:
+        directory = disk / "checkpoints"
+        store = CheckpointStore(str(directory))
+        store.save(1, state_of(1))
+        with pytest.raises(CheckpointWriteError) as caught:
+            store.save(2, {"big": np.ones(2**21, np.float32)})
+        assert_refused(store, directory, caught.value, "No space left on device")
+        store.save(2, state_of(2))
+        assert store.latest() == 2
+        filler = disk / "filler"
+        with pytest.raises(OSError), open(filler, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(CheckpointWriteError, match="record of the best checkpoint"):
+            store.mark_best(2, metric="accuracy", value=0.5)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_file_size_limit_loses_nothing_that_was_saved(directory: Path) -> None:
+    message = subprocess.check_output([sys.executable, __file__, str(directory)], env=environment(), text=True)
+    assert_refused(CheckpointStore(str(directory)), directory, CheckpointWriteError(message), "File too large")
+
+
+def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointWriteError, match=r"Could not write the checkpoint of step 1 .*: Not a directory"):
+        CheckpointStore(str(tmp_path / "file" / "checkpoints")).save(1, state_of(1))
+
+
+def limited(directory: str) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+    store = CheckpointStore(directory)
+    store.save(1, state_of(1))
+    try:
+        store.save(2, {"big": np.ones(2**21, np.float32)})
+    except CheckpointWriteError as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    limited(sys.argv[1])

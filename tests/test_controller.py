@@ -1,0 +1,142 @@
+"""The outer loop goes on while a checkpoint is being written, and what is written is the state of its step."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_run
+
+from launcher.checkpoints import CheckpointStore, CheckpointWriteError, Saver, store
+from launcher.controller import Controller
+from launcher.errors import Preempted
+from launcher.progress import Progress
+from launcher.reporting.reporter import Reporter
+from launcher.reporting.summary import Stopwatch
+
+STEPS, EVERY, EXAMPLES, FEATURES = 12, 3, 4, 5
+DEADLINE_SECONDS = 60
+
+
+def session(replicas: int = 1, **recipe):
+    rows = np.random.default_rng(0).standard_normal((STEPS, EXAMPLES, FEATURES))
+    task = small_run.GivenTask(
+        small_run.linear_batches(rows), lambda: small_run.linear_model(FEATURES), small_run.negative_sum
+    )
+    return small_run.build(
+        task,
+        replicas,
+        optimizer=lambda: small_run.descent(0.1, momentum=0.9),
+        checkpoint_every=EVERY,
+        checkpoint_every_minutes=0,
+        keep_checkpoints=100,
+        steps_per_loop=1,
+        **recipe,
+    )
+
+
+def controller(made, model_dir: Path, **options):
+    """A controller that saves under `model_dir`, and the store it saves to."""
+    stop_requested = options.pop("stop_requested", lambda: False)
+    evaluate = options.pop("evaluate", False)
+    checkpoints = CheckpointStore(str(model_dir / "checkpoints"), keep=100)
+    reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True, quiet=True)
+    made_controller = Controller(
+        trainer=made.trainer,
+        evaluator=made.evaluator,
+        data=made.plan.data,
+        saver=Saver(checkpoints, warn=reporter.note, **options),
+        reporter=reporter,
+        stopwatch=Stopwatch(),
+        recipe=made.plan.recipe,
+        total_steps=STEPS,
+        evaluate=evaluate,
+        progress=Progress({}),
+        stop_requested=stop_requested,
+    )
+    made_controller.prepare()
+    return made_controller, checkpoints
+
+
+def assert_same_checkpoints(found: CheckpointStore, expected: CheckpointStore) -> None:
+    assert found.steps() == expected.steps()
+    for step in expected.steps():
+        wanted, got = expected.read(step), found.read(step)
+        assert got.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert got[name].tobytes() == value.tobytes(), f"{name} at step {step}"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_steps_go_on_while_a_slow_disk_writes_the_state_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int
+) -> None:
+    undisturbed, expected = controller(session(replicas), tmp_path / "undisturbed", asynchronous=False)
+    undisturbed.train()
+
+    made = session(replicas)
+    ahead, write = threading.Condition(), store.write_checkpoint
+    train = made.trainer.train
+    steps_when_written = {}
+
+    def train_and_tell(*arguments):
+        records = train(*arguments)
+        with ahead:
+            ahead.notify_all()
+        return records
+
+    def write_when_training_has_gone_on(directory, step, *rest):
+        with ahead:
+            goes_on = ahead.wait_for(lambda: made.trainer.step >= min(step + 2, STEPS), DEADLINE_SECONDS)
+        assert goes_on, "no step was taken while the disk was writing"
+        steps_when_written[step] = made.trainer.step
+        return write(directory, step, *rest)
+
+    monkeypatch.setattr(made.trainer, "train", train_and_tell)
+    monkeypatch.setattr(store, "write_checkpoint", write_when_training_has_gone_on)
+    disturbed, found = controller(made, tmp_path / "disturbed", asynchronous=True)
+    disturbed.train()
+    assert list(steps_when_written) == [3, 6, 9, 12]
+    assert all(steps_when_written[step] >= step + 2 for step in (3, 6, 9))
+    assert_same_checkpoints(found, expected)
+
+
+def test_a_failed_write_stops_training_before_its_end(tmp_path: Path) -> None:
+    made = session()
+    run, _ = controller(made, tmp_path)
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(CheckpointWriteError, match=r"step 3 .*run the same command again"):
+        run.train()
+    assert 3 <= made.trainer.step <= 6, "the next save comes at step 6, and no later may the failure show"
+
+
+def test_a_failed_write_may_let_training_go_on_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = session()
+    run, _ = controller(made, tmp_path, on_error="continue")
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(CheckpointWriteError, match="step 12"):
+        run.train()
+    assert made.trainer.step == STEPS
+    printed = capsys.readouterr().out
+    assert [f"checkpoint of step {step} " in printed for step in (3, 6, 9)] == [True] * 3
+
+
+def test_a_run_asked_to_stop_ends_when_its_step_is_whole(tmp_path: Path) -> None:
+    made = session()
+    run, checkpoints = controller(made, tmp_path, stop_requested=lambda: made.trainer.step >= 5)
+    with pytest.raises(Preempted, match="step 5 of 12 is saved"):
+        run.train()
+    assert checkpoints.latest() == 5
+
+
+def test_the_best_checkpoint_is_the_one_a_synchronous_run_finds(tmp_path: Path) -> None:
+    records = {}
+    for asynchronous in (False, True):
+        made = session(evaluate_every=2)
+        run, checkpoints = controller(made, tmp_path / str(asynchronous), asynchronous=asynchronous, evaluate=True)
+        run.train()
+        records[asynchronous] = checkpoints.best_record()
+        assert checkpoints.best() == records[asynchronous].step
+    assert records[True] == records[False]

@@ -1,0 +1,86 @@
+"""Only the chief has storage: the other workers get its values bit for bit, and its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import from_chief_run
+import pytest
+
+from launcher.checkpoints import CheckpointStore
+
+STEPS = 60
+FLAGS = (
+    "--gin_file=resnet_cpu.gin",
+    "--restore_from_chief",
+    "--gin_param=train.evaluate_every = 30",
+    "--gin_param=train.checkpoint_every = 5",
+    "--gin_param=train.log_every = 1",
+    "--gin_param=train.steps_per_loop = 2",
+    "--gin_param=train.global_batch_size = 32",
+    "--gin_param=resnet.norm_group_size = 16",
+    "--gin_param=resnet.depth = 8",
+    "--gin_param=cosine.decay_steps = 1000",
+)
+NOWHERE = "/proc/launcher/run"  # where not even root can make a folder
+
+
+@pytest.mark.heavy
+def test_every_kind_of_array_arrives_bit_for_bit_in_chunks_of_any_size(run_workers, tmp_path):
+    path = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1])))
+    workers = run_workers(2, f"{tmp_path}/", module="from_chief_run", env={"PYTHONPATH": path})
+    assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
+    expected = {"message": from_chief_run.MESSAGE, "arrays": from_chief_run.written(from_chief_run.arrays())}
+    for index in range(2):
+        answers = json.loads((tmp_path / f"{index}.json").read_text())
+        assert answers == [expected] * len(from_chief_run.CHUNKS)
+
+
+def start_two(start_launcher, free_ports, model_dir, *flags):
+    """Two workers, of which only the chief has a model_dir."""
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    return [
+        start_launcher(
+            *FLAGS, *flags, f"--model_dir={place}",
+            env={"TF_CONFIG": json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})},
+        )
+        for index, place in enumerate((model_dir, NOWHERE))
+    ]  # fmt: skip
+
+
+def assert_exit_codes(workers, code):
+    finished = [worker.wait() for worker in workers]
+    assert [one.returncode for one in finished] == [code, code], finished[0].stderr + finished[1].stderr
+    return finished
+
+
+@pytest.mark.heavy
+def test_a_run_whose_other_worker_has_no_storage_resumes_bitwise(start_launcher, free_ports, tmp_path):
+    undisturbed, interrupted = tmp_path / "undisturbed", tmp_path / "interrupted"
+    steps = f"--gin_param=train.steps = {STEPS}"
+    assert_exit_codes(start_two(start_launcher, free_ports, undisturbed, steps), 0)
+
+    workers = start_two(start_launcher, free_ports, interrupted, "--gin_param=train.steps = 100000")
+    store = CheckpointStore(str(interrupted / "checkpoints"))
+    workers[0].wait_until(lambda: len(store.steps()) >= 1)
+    workers[1].send(signal.SIGTERM)
+    assert_exit_codes(workers, 42)
+    step = store.latest()
+    assert 0 < step < STEPS, "the run was not interrupted before its end"
+
+    resumed = assert_exit_codes(start_two(start_launcher, free_ports, interrupted, steps), 0)
+    assert f"restored step {step}" in resumed[0].stdout
+    expected, found = CheckpointStore(str(undisturbed / "checkpoints")).read(STEPS), store.read(STEPS)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].tobytes() == value.tobytes(), name
+
+    another_model = start_two(start_launcher, free_ports, interrupted, steps, "--gin_param=resnet.depth = 20")
+    refused = assert_exit_codes(another_model, 64)
+    for one in refused:
+        assert "holds a checkpoint of another model" in one.stderr
+        assert "Traceback" not in one.stderr
+    assert "the chief cannot start" in refused[1].stderr
