@@ -188,6 +188,8 @@ def main():
     quick_execute(lambda: marked("pid") == WORKERS)
     step = first_step()
     say(f"training from step {step}, {' '.join(sys.argv[1:])}")
+    if "LAUNCHER_FULL_WORKERS" in os.environ:
+        say(f"one of {WORKERS} for {os.environ['LAUNCHER_FULL_WORKERS']}")
     progress.report(phase="compile", step=step)
     while step < SETTINGS["steps"]:
         misbehave(step)
