@@ -27,23 +27,6 @@ def hanging(workers, **options):
 
 
 @pytest.fixture
-def hosts(tmp_path, free_ports):
-    """hosts(*addresses, settings=""): brings them up."""
-    made = []
-
-    def bring_up(*addresses, settings=""):
-        made.append(sshd.SshHosts(tmp_path / f"ssh{len(made)}", free_ports(1)[0], settings))
-        made[-1].start(*addresses)
-        return made[-1]
-
-    yield bring_up
-    for one in made:
-        one.close()
-    for agent in sshd.agents(tmp_path):
-        agent.kill()
-
-
-@pytest.fixture
 def launch_on(launch, hosts):
     """launch_on(addresses, *flags, workers=None, servers=None, **settings): a job of fake workers on these hosts."""
 
