@@ -88,9 +88,7 @@ class RemoteBackend:
 
     def plan(self, attempt: int) -> str:
         """What would run here to start the agents, and what these would run."""
-        lines = [
-            "# An agent adds LAUNCHER_JOB, LAUNCHER_PROGRESS_FILE, LAUNCHER_ERROR_FILE, and a share of its GPUs.\n"
-        ]
+        lines = ["# To a worker's variables its agent adds where to report, and its share of the host's GPUs.\n"]
         seats = [_Seat(site=site, slot=slot) for site in self._sites.all for slot in range(site.host.slots)]
         for site in self._sites.all:
             argv = self._transport.argv(site.host, self._agent.words(f"{self._job.identity}-{site.number}-0"))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from tests.jobs import sshd
+import sshd
+from running import is_running
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -49,13 +49,6 @@ class LaunchedJob:
     def running(self) -> list[int]:
         """Which of the workers and their children still run."""
         return [number for number in (*self.numbers("pids"), *self.numbers("children")) if is_running(number)]
-
-
-def is_running(number: int) -> bool:
-    try:
-        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture

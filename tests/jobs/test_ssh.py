@@ -6,15 +6,16 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
-
-from tests.jobs import sshd
-from tests.jobs.conftest import ROOT, is_running
+import sshd
+from running import is_running
 
 pytestmark = pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING)
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 A, B, C, D = "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"
 
 
