@@ -192,14 +192,14 @@ def test_clear_ends_workers_with_all_they_started_and_the_next_attempt_begins(co
     assert "attempt_2_worker_0." in head.output(0, "\n")
 
 
-def test_kill_ends_one_worker_with_its_group(connect):
+def test_kill_ends_one_worker_with_its_group(connect, eventually):
     head = connect()
     head.hello()
     head.start((0, WITH_CHILDREN), (1, f"print('up', flush=True); {FOREVER}"))
     children = children_of(head, 0)
     head.tell(do="kill", rank=0)
     assert head.until(lambda message: message.get("exit_code") is not None)["rank"] == 0
-    assert not is_running(children[0]) and not is_running(children[2])
+    eventually(lambda: not is_running(children[0]) and not is_running(children[2]))
 
 
 def leave(head):
