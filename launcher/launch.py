@@ -2,6 +2,7 @@
 
     python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin
     python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin --dry_run
+    python -m launcher.launch --backend=ssh --hosts=a,b --gin_file=resnet_gpu.gin
 
 Flags that are not listed here are those of launcher.main, which every worker runs. A worker that dies, freezes or
 stops making progress is named, and all go on from the last checkpoint.
@@ -10,6 +11,7 @@ stops making progress is named, and all go on from the last checkpoint.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import uuid
@@ -20,14 +22,17 @@ from absl import flags
 
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
+from launcher.jobs import remote_flags
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
 from launcher.names import advice
 
+_BACKENDS = ("local", "ssh")
 _ORDER = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
+    "backend", "workers", *remote_flags.SSH_FLAGS, *remote_flags.REMOTE_FLAGS,
+    "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
 )  # fmt: skip
 
 
@@ -35,8 +40,16 @@ def define_flags() -> flags.FlagValues:
     """The flags of the job; those of its workers are `launcher.main.define_flags`."""
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # a value of launcher.main's flags may stand apart from its name
-    flags.DEFINE_string("backend", "local", "Where workers run: local, all on this host.", flag_values=values)
-    flags.DEFINE_integer("workers", 1, "Processes that train together, each with its replicas.", flag_values=values)
+    flags.DEFINE_string(
+        "backend", "local", "Where workers run: local, all on this host; ssh, on --hosts.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "workers", None,
+        "Processes that train together, each with its replicas. Default: 1, or one a host; on several hosts, a "
+        "multiple of their number.",
+        flag_values=values,
+    )  # fmt: skip
+    remote_flags.define(values)
     flags.DEFINE_integer(
         "max_restarts", 3, "Restarts without progress before giving up; progress starts the count over.",
         flag_values=values,
@@ -69,10 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_DONE
         job = make_job(options, rest)
         console = Console()
-        backend: Backend = LocalBackend(job, console, os.environ)
+        backend = make_backend(options, job, console)
         if options.dry_run:
-            for command in backend.commands(job.next_attempt()):
-                sys.stdout.write(f"# worker {command.rank}, log: {command.log}\n{command}\n")
+            sys.stdout.write(backend.plan(job.next_attempt()))
             return EXIT_DONE
         flush_standard_streams()
         return Supervisor(job=job, backend=backend, console=console).run()
@@ -80,6 +92,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         flush_standard_streams()
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+
+
+def make_backend(options: flags.FlagValues, job: Job, console: Console) -> Backend:
+    """Where the flags say that workers run.
+
+    Raises:
+      UsageError: they cannot run there.
+    """
+    if options.backend == "ssh":
+        return remote_flags.make_backend(options, job, console, remote_flags.make_ssh(options), os.environ)
+    return LocalBackend(job, console, os.environ)
 
 
 def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
@@ -92,11 +115,16 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     Raises:
       UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
     """
-    if options.backend != "local":
-        raise UsageError(f"--backend={options.backend}: there is only local; for other hosts, give TF_CONFIG yourself")
+    if options.backend not in _BACKENDS:
+        raise UsageError(f"--backend={options.backend}: expected {' or '.join(_BACKENDS)}")
+    if options.backend == "local":
+        remote_flags.refuse(options, remote_flags.REMOTE_FLAGS, "workers on other hosts, such as by --backend=ssh")
+    if options.backend != "ssh":
+        remote_flags.refuse(options, remote_flags.SSH_FLAGS, "--backend=ssh")
     for name, least in (("workers", 1), ("max_restarts", 0)):
-        if options[name].value < least:
-            raise UsageError(f"--{name}={options[name].value}: must be {least} or more")
+        value = options[name].value
+        if value is not None and value < least:
+            raise UsageError(f"--{name}={value}: must be {least} or more")
     for name in ("stall_timeout", "start_timeout", "grace_period"):
         value = options[name].value
         if value is not None and not 0 < value < float("inf"):
@@ -115,7 +143,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     identity = uuid.uuid4().hex[:12]
     return Job(
         identity=identity,
-        workers=options.workers,
+        workers=_num_workers(options),
         module=options.worker_module,
         arguments=(*arguments, *(() if recipe.model_dir else (f"--model_dir={model_dir}",))),
         model_dir=model_dir,
@@ -127,13 +155,21 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     )
 
 
+def _num_workers(options: flags.FlagValues) -> int:
+    if options.backend == "ssh":
+        return sum(host.slots for host in remote_flags.ssh_hosts(options))
+    return options.workers or 1
+
+
 def help_text(options: flags.FlagValues) -> str:
     """Usage, one flag a paragraph, with defaults."""
     lines = [(__doc__ or "").strip(), "", "Flags:"]
     for name in _ORDER:
         flag = options[name]
-        lines += [f"  --{name}{'' if flag.boolean else f'={name.upper()}'}", f"      {flag.help}"]
-        if flag.default not in (None, False):
+        # absl puts a remark on repeating behind the text.
+        text = re.sub(r";\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)
+        lines += [f"  --{name}{'' if flag.boolean else f'={name.upper()}'}", f"      {text}"]
+        if flag.default not in (None, False, []):
             lines[-1] += f" Default: {flag.default}."
     lines += [
         "",

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import sshd
+from running import is_running
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -47,13 +49,6 @@ class LaunchedJob:
     def running(self) -> list[int]:
         """Which of the workers and their children still run."""
         return [number for number in (*self.numbers("pids"), *self.numbers("children")) if is_running(number)]
-
-
-def is_running(number: int) -> bool:
-    try:
-        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture
@@ -129,3 +124,20 @@ def run_job(launch):
         return job, finished
 
     return run
+
+
+@pytest.fixture
+def hosts(tmp_path, free_ports):
+    """hosts(*addresses, settings=""): starts an sshd at each; all are gone at the end, and the agents they started."""
+    made = []
+
+    def bring_up(*addresses, settings=""):
+        made.append(sshd.SshHosts(tmp_path / f"ssh{len(made)}", free_ports(1)[0], settings))
+        made[-1].start(*addresses)
+        return made[-1]
+
+    yield bring_up
+    for one in made:
+        one.close()
+    for agent in sshd.agents(tmp_path):
+        agent.kill()

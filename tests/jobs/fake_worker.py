@@ -4,6 +4,7 @@ FAKE_WORKER in the environment is a JSON object:
   steps: steps to train
   checkpoint: whether the chief leaves a (hollow) checkpoint after every step, from which the next attempt goes on
   on_sigterm: "die" (default), "save" (leave with 42) or "ignore"
+  hosts: whether peers are on several hosts, which share model_dir and, here, a kernel
   faults: [{"rank", "attempt" (0: every one), "step", "do": the name of a function below, and its arguments}]
 """
 
@@ -23,13 +24,15 @@ from pathlib import Path
 
 from launcher.progress import Progress, install_stack_dump, record_error
 
-SETTINGS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "faults": [], **json.loads(os.environ["FAKE_WORKER"])}
+DEFAULTS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "hosts": False, "faults": []}
+SETTINGS = {**DEFAULTS, **json.loads(os.environ["FAKE_WORKER"])}
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 RANK, WORKERS = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
 MODEL_DIR = Path(next(argument.partition("=")[2] for argument in sys.argv if argument.startswith("--model_dir=")))
 PROGRESS_FILE = Path(os.environ["LAUNCHER_PROGRESS_FILE"])
 ATTEMPT = int(re.search(r"attempt_(\d+)", PROGRESS_FILE.name)[1])
-MEETING = PROGRESS_FILE.parent / f"meeting_{ATTEMPT}"  # where the peers of one attempt find each other
+# Where the peers of one attempt find each other.
+MEETING = (MODEL_DIR if SETTINGS["hosts"] else PROGRESS_FILE.parent) / f"meeting_{ATTEMPT}"
 
 # While it waits for its peers, a worker's innermost frame is to look as TensorFlow's does.
 _EXECUTE = """
@@ -117,6 +120,11 @@ def read_next_batch():
     threading.Event().wait()
 
 
+def print_much():
+    for _ in range(40):
+        say("x" * 100_000)
+
+
 def exit_when_sent(name, code=1):
     quick_execute(lambda: (MODEL_DIR / name).exists())
     os._exit(code)
@@ -130,7 +138,9 @@ def start_children():
         file.write("".join(f"{child.pid}\n" for child in children))
 
 
-FAULTS = (leave, raise_error, segfault_after_peers, send_self, read_next_batch, exit_when_sent, start_children)
+FAULTS = (
+    leave, raise_error, segfault_after_peers, send_self, read_next_batch, print_much, exit_when_sent, start_children,
+)  # fmt: skip
 BY_NAME = {function.__name__: function for function in FAULTS}
 
 
@@ -185,6 +195,8 @@ def main():
     quick_execute(lambda: marked("pid") == WORKERS)
     step = first_step()
     say(f"training from step {step}, {' '.join(sys.argv[1:])}")
+    if "LAUNCHER_FULL_WORKERS" in os.environ:
+        say(f"one of {WORKERS} for {os.environ['LAUNCHER_FULL_WORKERS']}")
     progress.report(phase="compile", step=step)
     while step < SETTINGS["steps"]:
         misbehave(step)
