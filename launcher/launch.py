@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -22,6 +22,7 @@ from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
+from launcher.jobs.member import MemberBackend, rank
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
 from launcher.names import advice
@@ -30,15 +31,27 @@ _ORDER = (
     "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
 )  # fmt: skip
 
+_BACKENDS: Mapping[str, Callable[[Job, Console, Mapping[str, str]], Backend]] = {
+    "local": LocalBackend,
+    "member": MemberBackend,
+}
+
 
 def define_flags() -> flags.FlagValues:
     """The flags of the job; those of its workers are `launcher.main.define_flags`."""
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # a value of launcher.main's flags may stand apart from its name
-    flags.DEFINE_string("backend", "local", "Where workers run: local, all on this host.", flag_values=values)
+    flags.DEFINE_string(
+        "backend", "local",
+        "Where workers run: local, all on this host; member, one on this host, which finds its peers in the "
+        "environment (TF_CONFIG, a Slurm task, a pod), each with a supervisor of its own.",
+        flag_values=values,
+    )  # fmt: skip
     flags.DEFINE_integer("workers", 1, "Processes that train together, each with its replicas.", flag_values=values)
     flags.DEFINE_integer(
-        "max_restarts", 3, "Restarts without progress before giving up; progress starts the count over.",
+        "max_restarts", None,
+        "Restarts without progress before giving up; progress starts the count over. Default: 3; 0 for a member, "
+        "whose scheduler restarts all of them.",
         flag_values=values,
     )  # fmt: skip
     flags.DEFINE_float(
@@ -69,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_DONE
         job = make_job(options, rest)
         console = Console()
-        backend: Backend = LocalBackend(job, console, os.environ)
+        backend = _make_backend(options.backend, job, console)
         if options.dry_run:
             for command in backend.commands(job.next_attempt()):
                 sys.stdout.write(f"# worker {command.rank}, log: {command.log}\n{command}\n")
@@ -92,10 +105,15 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     Raises:
       UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
     """
-    if options.backend != "local":
-        raise UsageError(f"--backend={options.backend}: there is only local; for other hosts, give TF_CONFIG yourself")
+    if options.backend not in _BACKENDS:
+        raise UsageError(f"--backend={options.backend}: there is {', '.join(_BACKENDS)}")
+    is_member = options.backend == "member"
+    if is_member and options.workers != 1:
+        raise UsageError(
+            f"--workers={options.workers}: leave it out for a member, which learns it from its environment"
+        )
     for name, least in (("workers", 1), ("max_restarts", 0)):
-        if options[name].value < least:
+        if options[name].value is not None and options[name].value < least:
             raise UsageError(f"--{name}={options[name].value}: must be {least} or more")
     for name in ("stall_timeout", "start_timeout", "grace_period"):
         value = options[name].value
@@ -119,12 +137,23 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         module=options.worker_module,
         arguments=(*arguments, *(() if recipe.model_dir else (f"--model_dir={model_dir}",))),
         model_dir=model_dir,
-        max_restarts=options.max_restarts,
+        max_restarts=_max_restarts(options),
         stall_timeout_seconds=options.stall_timeout,
         start_timeout_seconds=options.start_timeout,
         grace_period_seconds=options.grace_period,
         scratch=Path(tempfile.gettempdir(), f"launcher-{identity}"),
+        member=rank(os.environ) if is_member else None,
     )
+
+
+def _make_backend(name: str, job: Job, console: Console) -> Backend:
+    return _BACKENDS[name](job, console, os.environ)
+
+
+def _max_restarts(options: flags.FlagValues) -> int:
+    if options.max_restarts is not None:
+        return int(options.max_restarts)
+    return 0 if options.backend == "member" else 3
 
 
 def help_text(options: flags.FlagValues) -> str:

@@ -86,9 +86,9 @@ def fake_environment(tmp_path):
 
 @pytest.fixture
 def launch(start_launcher, fake_environment, tmp_path):
-    """launch(*flags, workers=2, faults=(), **settings): starts a job of fake workers; see fake_worker.py."""
+    """launch(*flags, workers=2, faults=(), env={}, **settings): starts a job of fake workers; see fake_worker.py."""
 
-    def start(*flags: str, workers: int = 2, faults=(), model_dir: str = "run", **settings) -> LaunchedJob:
+    def start(*flags: str, workers: int = 2, faults=(), model_dir: str = "run", env=(), **settings) -> LaunchedJob:
         given = (f"--workers={workers}", "--worker_module=fake_worker", "--gin_file=fake.gin", *flags)
         folder = tmp_path / model_dir
         return LaunchedJob(
@@ -96,7 +96,7 @@ def launch(start_launcher, fake_environment, tmp_path):
                 *given,
                 f"--model_dir={folder}",
                 module="launcher.launch",
-                env=fake_environment(**settings, faults=list(faults)),
+                env={**fake_environment(**settings, faults=list(faults)), **dict(env)},
             ),
             folder,
         )

@@ -4,6 +4,7 @@ FAKE_WORKER in the environment is a JSON object:
   steps: steps to train
   checkpoint: whether the chief leaves a (hollow) checkpoint after every step, from which the next attempt goes on
   on_sigterm: "die" (default), "save" (leave with 42) or "ignore"
+  meeting: a folder that all workers share, where their supervisors' own is not one
   faults: [{"rank", "attempt" (0: every one), "step", "do": the name of a function below, and its arguments}]
 """
 
@@ -21,15 +22,17 @@ import time
 import traceback
 from pathlib import Path
 
+from launcher.cluster import resolve
 from launcher.progress import Progress, install_stack_dump, record_error
 
 SETTINGS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "faults": [], **json.loads(os.environ["FAKE_WORKER"])}
-CONFIG = json.loads(os.environ["TF_CONFIG"])
-RANK, WORKERS = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
+CLUSTER = resolve(os.environ)
+RANK, WORKERS = CLUSTER.index, CLUSTER.num_workers
 MODEL_DIR = Path(next(argument.partition("=")[2] for argument in sys.argv if argument.startswith("--model_dir=")))
 PROGRESS_FILE = Path(os.environ["LAUNCHER_PROGRESS_FILE"])
 ATTEMPT = int(re.search(r"attempt_(\d+)", PROGRESS_FILE.name)[1])
-MEETING = PROGRESS_FILE.parent / f"meeting_{ATTEMPT}"  # where the peers of one attempt find each other
+# Where the peers of one attempt find each other; members have a supervisor each, and no folder in common but this.
+MEETING = Path(SETTINGS.get("meeting") or PROGRESS_FILE.parent, f"meeting_{ATTEMPT}")
 
 # While it waits for its peers, a worker's innermost frame is to look as TensorFlow's does.
 _EXECUTE = """
@@ -174,7 +177,7 @@ def main():
     elif SETTINGS["on_sigterm"] == "save":
         signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
     MODEL_DIR.mkdir(parents=True, exist_ok=True)
-    MEETING.mkdir(exist_ok=True)
+    MEETING.mkdir(parents=True, exist_ok=True)
     (MEETING / f".pid_{RANK}").write_text(str(os.getpid()))
     os.rename(MEETING / f".pid_{RANK}", MEETING / f"pid_{RANK}")
     with open(MODEL_DIR / "pids", "a") as file:

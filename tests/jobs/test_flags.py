@@ -88,7 +88,7 @@ def test_gpus_are_divided_among_the_workers(run, monkeypatch):
         (["--workers=two"], ["workers", "two"]),
         (["--worker=2"], ["worker", "workers"]),
         (["--gin_fil=x.gin"], ["gin_fil", "gin_file"]),
-        (["--backend=slurm"], ["--backend=slurm", "local"]),
+        (["--backend=slrm"], ["--backend=slrm", "local", "member"]),
         (["--max_restarts=-1"], ["--max_restarts=-1"]),
         (["--stall_timeout=0"], ["--stall_timeout=0"]),
         (["--grace_period=nan"], ["--grace_period=nan"]),
