@@ -20,6 +20,7 @@ from absl import flags
 
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
+from launcher.jobs import kubernetes
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.member import MemberBackend, rank
@@ -28,7 +29,8 @@ from launcher.jobs.supervisor import Supervisor
 from launcher.names import advice
 
 _ORDER = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *kubernetes.FLAGS,
+    "dry_run", "help",
 )  # fmt: skip
 
 _BACKENDS: Mapping[str, Callable[[Job, Console, Mapping[str, str]], Backend]] = {
@@ -44,14 +46,14 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "backend", "local",
         "Where workers run: local, all on this host; member, one on this host, which finds its peers in the "
-        "environment (TF_CONFIG, a Slurm task, a pod), each with a supervisor of its own.",
+        "environment (TF_CONFIG, a Slurm task, a pod), each with a supervisor of its own; kubernetes, a pod each.",
         flag_values=values,
     )  # fmt: skip
     flags.DEFINE_integer("workers", 1, "Processes that train together, each with its replicas.", flag_values=values)
     flags.DEFINE_integer(
         "max_restarts", None,
-        "Restarts without progress before giving up; progress starts the count over. Default: 3; 0 for a member, "
-        "whose scheduler restarts all of them.",
+        "Restarts without progress before giving up; progress starts the count over, but not on kubernetes. Default: "
+        "3; 0 for a member, whose scheduler restarts all of them.",
         flag_values=values,
     )  # fmt: skip
     flags.DEFINE_float(
@@ -64,6 +66,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )
+    kubernetes.define_flags(values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
     # Not shown: what the tests run in the place of training.
@@ -81,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(help_text(options) + "\n")
             return EXIT_DONE
         job = make_job(options, rest)
+        if options.backend == "kubernetes":
+            return _run_on_kubernetes(options, job, argv[1:])
         console = Console()
         backend = _make_backend(options.backend, job, console)
         if options.dry_run:
@@ -105,8 +110,9 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     Raises:
       UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
     """
-    if options.backend not in _BACKENDS:
-        raise UsageError(f"--backend={options.backend}: there is {', '.join(_BACKENDS)}")
+    known = (*_BACKENDS, "kubernetes")
+    if options.backend not in known:
+        raise UsageError(f"--backend={options.backend}: there is {', '.join(known)}")
     is_member = options.backend == "member"
     if is_member and options.workers != 1:
         raise UsageError(
@@ -148,6 +154,17 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
 
 def _make_backend(name: str, job: Job, console: Console) -> Backend:
     return _BACKENDS[name](job, console, os.environ)
+
+
+def _run_on_kubernetes(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
+    recipe = worker.define_flags()
+    _parse_worker(recipe, job.arguments)
+    where = kubernetes.pods(options, job, recipe.gin_file)
+    if options.dry_run:
+        sys.stdout.write(kubernetes.render(job, where, arguments))
+        return EXIT_DONE
+    flush_standard_streams()
+    return kubernetes.run(job, where, arguments)
 
 
 def _max_restarts(options: flags.FlagValues) -> int:
