@@ -89,8 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console = Console()
         backend = _make_backend(options.backend, job, console)
         if options.dry_run:
-            for command in backend.commands(job.next_attempt()):
-                sys.stdout.write(f"# worker {command.rank}, log: {command.log}\n{command}\n")
+            sys.stdout.write(backend.plan(job.next_attempt()))
             return EXIT_DONE
         flush_standard_streams()
         return Supervisor(job=job, backend=backend, console=console).run()

@@ -147,7 +147,11 @@ def last_lines(lines: Sequence[str]) -> list[str]:
 
 
 def _is_same(outcome: Outcome, cause: Outcome) -> bool:
-    if outcome.rank == cause.rank or not outcome.error or not cause.error:
+    if outcome.rank == cause.rank:
+        return False
+    if outcome.trouble and outcome.trouble == cause.trouble:
+        return True  # on one host, say, which was lost
+    if not outcome.error or not cause.error:
         return False
     return (outcome.error.type, outcome.error.message) == (cause.error.type, cause.error.message)
 

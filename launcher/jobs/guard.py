@@ -25,13 +25,13 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def kill_marked(job: str) -> None:
+def kill_marked(job: str, variable: str = JOB) -> None:
     """SIGKILLs every process whose environment says that it belongs to `job`: those that left their group, too.
 
     Linux only; elsewhere the groups are all there is to go by.
     """
     for _ in range(_ROUNDS):  # again, because one that is not yet dead may have started another
-        found = _marked(job)
+        found = _marked(f"{variable}={job}".encode())
         for process in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -39,8 +39,7 @@ def kill_marked(job: str) -> None:
             return
 
 
-def _marked(job: str) -> list[int]:
-    mark = f"{JOB}={job}".encode()
+def _marked(mark: bytes) -> list[int]:
     found = []
     with contextlib.suppress(FileNotFoundError):
         for name in filter(str.isdigit, os.listdir("/proc")):

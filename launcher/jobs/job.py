@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from launcher.errors import PeerError
 from launcher.jobs.output import Tee
 from launcher.progress import ErrorRecord, Report
 
@@ -77,6 +78,19 @@ class Command:
         return " ".join([*variables, *map(shlex.quote, self.argv)])
 
 
+def describe(commands: Iterable[Command]) -> str:
+    """Commands as --dry_run prints them, to be run by a shell."""
+    return "".join(f"# worker {command.rank}, log: {command.log}\n{command}\n" for command in commands)
+
+
+class NotReady(PeerError):
+    """A host is not there, so an attempt cannot begin; `rank` is the first worker that it would have run."""
+
+    def __init__(self, message: str, rank: int):
+        super().__init__(message)
+        self.rank = rank
+
+
 class Worker(Protocol):
     """A started worker, wherever it runs.
 
@@ -87,6 +101,7 @@ class Worker(Protocol):
       last_alive: the latest time, on this host's monotonic clock, at which it was seen running.
       report: where it is, as it last said.
       error: why it is ending, if it said so.
+      trouble: why nothing more will be heard of it though it has not ended, such as "was lost: …"; else "".
     """
 
     command: Command
@@ -95,6 +110,7 @@ class Worker(Protocol):
     last_alive: float
     report: Report | None
     error: ErrorRecord | None
+    trouble: str
 
     def refresh(self) -> None:
         """Brings the attributes up to date; ends what an ended worker has left running."""
@@ -112,8 +128,19 @@ class Worker(Protocol):
 class Backend(Protocol):
     """How the workers of a job are started in one kind of place."""
 
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Makes sure that workers can be started; returns early when `stop` says that they need not be.
+
+        Raises:
+          NotReady: they cannot, for now.
+          UsageError: they cannot, and will not be until somebody has mended what the message names.
+        """
+
     def commands(self, attempt: int) -> tuple[Command, ...]:
         """What an attempt would run, in the order of rank."""
+
+    def plan(self, attempt: int) -> str:
+        """What an attempt would run, as --dry_run prints it; needs no `prepare`, and does nothing."""
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
         """Starts an attempt's workers; if one cannot be started, none is left running."""

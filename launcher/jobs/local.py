@@ -11,15 +11,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher import progress
 from launcher.cluster import without_peers
 from launcher.errors import UsageError
 from launcher.jobs import guard
-from launcher.jobs.job import Command, Job, Worker
-from launcher.jobs.output import Console, Tee
+from launcher.jobs.job import Command, Job, Worker, describe
+from launcher.jobs.output import Console, LogFile, Tee
 from launcher.progress import ErrorRecord, Report
 
 # Below the range that Linux gives to outgoing connections (from 32768), which could take a port before its worker does.
@@ -36,19 +36,43 @@ class LocalBackend:
       job: what is run.
       console: where workers' output goes.
       environ: what workers inherit.
+      make_tee: makes what takes a worker's output; None for the console and the log.
 
     Raises:
       UsageError: the GPUs of this host cannot be divided among the workers.
     """
 
-    def __init__(self, job: Job, console: Console, environ: Mapping[str, str]):
+    def __init__(
+        self,
+        job: Job,
+        console: Console,
+        environ: Mapping[str, str],
+        make_tee: Callable[[Command], Tee] | None = None,
+    ):
         self._job = job
         self._console = console
         self._environ = environ
+        self._make_tee = make_tee or self._tee_to_console
         self._gpus = _divide_gpus(_visible_gpus(environ), job.workers)
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
         self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of this host that the job uses."""
+        return sum(map(len, self._gpus))
+
+    def gpus_of(self, rank: int) -> dict[str, str]:
+        """The variable that gives a worker its share of the GPUs; nothing where there are none."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus[rank])} if self._gpus else {}
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """This host is always there."""
+
+    def plan(self, attempt: int) -> str:
+        """What an attempt would run, for a person to read."""
+        return describe(self.commands(attempt))
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
         """What an attempt would run, on ports that are free now."""
@@ -57,10 +81,7 @@ class LocalBackend:
         found = []
         for rank in range(job.workers):
             cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-            environ = {"TF_CONFIG": json.dumps(cluster)}
-            if self._gpus:
-                environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus[rank])
-            found.append(make_command(job, attempt, rank, environ))
+            found.append(make_command(job, attempt, rank, {"TF_CONFIG": json.dumps(cluster), **self.gpus_of(rank)}))
         return tuple(found)
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
@@ -70,7 +91,7 @@ class LocalBackend:
             for command in commands:
                 # A worker that is told its place must not hear of another one from a scheduler.
                 inherited = without_peers(self._environ) if "TF_CONFIG" in command.environ else self._environ
-                worker = LocalWorker(command, self._console, {**inherited, **command.environ})
+                worker = LocalWorker(command, self._make_tee(command), {**inherited, **command.environ})
                 self._workers.append(worker)
                 self._selector.register(worker.output, selectors.EVENT_READ, worker)
                 self._tell_guard()
@@ -111,6 +132,9 @@ class LocalBackend:
             self._guard.wait()
             self._guard = None
 
+    def _tee_to_console(self, command: Command) -> Tee:
+        return Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console))
+
     def _start_guard(self) -> None:
         if self._guard is not None and self._guard.poll() is None:
             return
@@ -136,10 +160,11 @@ class LocalBackend:
 class LocalWorker:
     """A worker process of this host; see `launcher.jobs.job.Worker`."""
 
-    def __init__(self, command: Command, console: Console, environ: Mapping[str, str]):
+    def __init__(self, command: Command, tee: Tee, environ: Mapping[str, str]):
         self.command = command
-        self.tee = Tee(console, f"[worker {command.rank}] ", command.log)
+        self.tee = tee
         self.exit_code: int | None = None
+        self.trouble = ""
         self.report: Report | None = None
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()
@@ -242,8 +267,12 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
     )
 
 
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on now.
+def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
+    """Ports that nobody listens on now.
+
+    Args:
+      count: how many.
+      address: of this host; "" for all it has.
 
     Raises:
       UsageError: there are fewer than `count`.
@@ -253,7 +282,7 @@ def free_ports(count: int) -> list[int]:
         if len(ports) == count:
             return ports
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
             ports.append(port)
     raise UsageError(f"--workers={count}: only {len(ports)} ports of this host are free; start fewer workers")
 

@@ -5,10 +5,10 @@ The environment says who the peers are, and the worker reads it for itself; each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from launcher import cluster
-from launcher.jobs.job import Command, Job, Worker
+from launcher.jobs.job import Command, Job, Worker, describe
 from launcher.jobs.local import LocalBackend, make_command
 from launcher.jobs.output import Console
 
@@ -25,6 +25,13 @@ class MemberBackend:
     def __init__(self, job: Job, console: Console, environ: Mapping[str, str]):
         self._job = job
         self._processes = LocalBackend(job, console, environ)
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """This host is always there."""
+
+    def plan(self, attempt: int) -> str:
+        """What an attempt would run, for a person to read."""
+        return describe(self.commands(attempt))
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
         """What an attempt would run: one worker."""

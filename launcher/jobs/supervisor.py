@@ -13,7 +13,7 @@ from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, 
 from launcher.jobs import first_error
 from launcher.jobs.error_files import error_files
 from launcher.jobs.first_error import FirstError
-from launcher.jobs.job import Backend, Command, Job, Worker
+from launcher.jobs.job import Backend, Job, NotReady, Worker
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, Stall, StallWatch, find_stuck, parse_stacks
@@ -59,23 +59,32 @@ class Supervisor:
                 number = self._job.next_attempt()
                 self._error_files.begin(number)
                 while True:
-                    commands = self._backend.commands(number)
-                    verdict = self._attempt(number, commands)
+                    logs = self._job.logs / f"attempt_{number}"
+                    verdict = self._attempt(number)
                     verdict = self._settle_restart(verdict, restarts)
                     if verdict.action is not Action.RESTART:
                         break
                     number += 1
             finally:
                 self._backend.close()
-        self._conclude(verdict, restarts, commands[0].log.parent)
+        self._conclude(verdict, restarts, logs)
         return verdict.exit_code
 
     # -------------------------------------------------------------------------------------------------- one attempt
 
-    def _attempt(self, number: int, commands: tuple[Command, ...]) -> Verdict:
+    def _attempt(self, number: int) -> Verdict:
         self._attempts += 1
         self._started_at = time.time()
         self._first_error = None
+        try:
+            self._backend.prepare(lambda: bool(self._signals))
+        except NotReady as error:
+            if self._attempts == 1:
+                raise
+            return self._not_started(number, error)
+        if self._signals:
+            return Verdict(action=Action.STOP, exit_code=128 + self._signals[0])
+        commands = self._backend.commands(number)
         self._console.note(f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}")
         workers = self._backend.start(commands)
         try:
@@ -93,6 +102,18 @@ class Supervisor:
                 time=time.time(),
             )
         return verdict
+
+    def _not_started(self, number: int, error: NotReady) -> Verdict:
+        cause = Outcome(rank=error.rank, trouble=f"did not start: {error}")
+        self._first_error = FirstError(
+            attempt=number,
+            cause=cause,
+            outcomes=[cause],
+            log=self._job.logs / f"attempt_{number}" / f"worker_{error.rank}.log",
+            last_lines=[],
+            time=time.time(),
+        )
+        return judge([cause])
 
     def _watch(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
         """Turns until the attempt is over, one way or the other."""
@@ -166,7 +187,7 @@ class Supervisor:
     def _wait_for_all(self, workers: Sequence[Worker], seconds: float) -> None:
         """Until they have ended, the time is over, or a second signal says that somebody will not wait."""
         deadline = time.monotonic() + seconds
-        while any(worker.exit_code is None for worker in workers):
+        while any(worker.exit_code is None and not worker.trouble for worker in workers):
             if time.monotonic() > deadline or len(self._signals) > 1:
                 return
             self._turn(workers)
@@ -229,7 +250,7 @@ class Supervisor:
         self._console.note(f"restarting all workers in {delay:.1f} s ({restarts.describe()})")
         deadline = time.monotonic() + delay
         while time.monotonic() < deadline and not self._signals:
-            time.sleep(_TURN_SECONDS)
+            self._backend.pump(_TURN_SECONDS)
         if self._signals:
             return Verdict(action=Action.STOP, exit_code=128 + self._signals[0], cause=verdict.cause)
         return verdict
@@ -276,7 +297,8 @@ class Supervisor:
 
 def _outcomes(workers: Sequence[Worker]) -> list[Outcome]:
     return [
-        Outcome(rank=w.command.rank, exit_code=w.exit_code, error=w.error, last_alive=w.last_alive) for w in workers
+        Outcome(rank=w.command.rank, exit_code=w.exit_code, error=w.error, last_alive=w.last_alive, trouble=w.trouble)
+        for w in workers
     ]
 
 

@@ -6,12 +6,13 @@ import os
 
 import pytest
 
-from launcher.jobs.output import Console, Tee
+from launcher.jobs.output import Console, LogFile, Tee
 
 
 @pytest.fixture
 def tee(tmp_path):
-    return Tee(Console(), "[worker 3] ", tmp_path / "logs" / "worker_3.log")
+    console = Console()
+    return Tee(console, "[worker 3] ", LogFile(tmp_path / "logs" / "worker_3.log", console))
 
 
 def test_lines_that_arrive_in_pieces_are_put_together(tee, tmp_path, capfd):
@@ -45,7 +46,8 @@ def test_bytes_that_are_no_text_pass(tee, tmp_path, capfdbinary):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full")
 def test_a_full_disk_stops_the_log_and_not_the_console(tmp_path, capfd):
     (tmp_path / "worker_3.log").symlink_to("/dev/full")
-    tee = Tee(Console(), "[worker 3] ", tmp_path / "worker_3.log")
+    console = Console()
+    tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console))
     tee.feed(b"one\n")
     tee.feed(b"two\n")
     tee.close()

@@ -1,0 +1,102 @@
+"""What the head of a job and its agents on other hosts say to each other: one JSON object a line, over any pipe.
+
+Head to agent, by "do": hello, ports, start, signal, kill, clear, ping, close. Agent to head, by "is": hello, refused,
+ports, output, state, not_started, cleared, alive. `launcher.jobs.agent` and `launcher.jobs.connection` say what is in
+them. Times travel as ages in seconds, because the clocks of two hosts differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+VERSION = 1
+
+# A sign of life goes each way every second. Without one, either end takes the other for gone; the agent a little later,
+# so that workers do not end because of a head that is about to be heard again.
+BEAT_SECONDS = 1.0
+HEAD_PATIENCE_SECONDS = 8.0
+AGENT_PATIENCE_SECONDS = 10.0
+
+_CHUNK_BYTES = 65536
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """A message as it travels."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The message on a line; None where there is none."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and ("do" in message or "is" in message) else None
+
+
+def to_text(content: bytes) -> str:
+    """Bytes of any kind as text that `to_bytes` turns back, also when a character is cut in two."""
+    return content.decode("utf-8", "surrogateescape")
+
+
+def to_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+class Channel:
+    """One end of a connection, which never waits.
+
+    Args:
+      source: descriptor to read from.
+      target: descriptor to write to.
+    """
+
+    def __init__(self, source: int, target: int):
+        self._source = source
+        self._target = target
+        self._partial = b""
+        self._outgoing = bytearray()
+        self.is_closed = False
+        os.set_blocking(source, False)
+        os.set_blocking(target, False)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What could not be written yet."""
+        return len(self._outgoing)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Writes a message, as far as it can be written now."""
+        self._outgoing += encode(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what could not be written before."""
+        try:
+            while self._outgoing and not self.is_closed:
+                del self._outgoing[: os.write(self._target, self._outgoing[:_CHUNK_BYTES])]
+        except BlockingIOError:
+            return
+        except OSError:
+            # The other end has gone. What it had said before can still be read, and ends with the end of the file.
+            self._outgoing.clear()
+
+    def receive(self) -> list[bytes]:
+        """The lines that have come since the last call; `is_closed` after the last there will be."""
+        lines: list[bytes] = []
+        try:
+            while not self.is_closed:
+                content = os.read(self._source, _CHUNK_BYTES)
+                self.is_closed = not content
+                *whole, self._partial = (self._partial + content).split(b"\n")
+                lines += whole
+                if len(content) < _CHUNK_BYTES:
+                    break
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_closed = True
+        return lines
