@@ -187,6 +187,8 @@ def main():
     progress.report(phase="startup")
     quick_execute(lambda: marked("pid") == WORKERS)
     step = first_step()
+    if "SLURMD_NODENAME" in os.environ:
+        say(f"on {os.environ['SLURMD_NODENAME']}")
     say(f"training from step {step}, {' '.join(sys.argv[1:])}")
     progress.report(phase="compile", step=step)
     while step < SETTINGS["steps"]:

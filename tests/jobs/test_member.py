@@ -10,7 +10,7 @@ import sys
 
 import psutil
 import pytest
-from conftest import LaunchedJob
+from launched import LaunchedJob
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
 
