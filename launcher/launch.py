@@ -2,6 +2,7 @@
 
     python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin
     python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin --dry_run
+    python -m launcher.launch --backend=ssh --hosts=a,b --gin_file=resnet_gpu.gin
 
 Flags that are not listed here are those of launcher.main, which every worker runs. A worker that dies, freezes or
 stops making progress is named, and all go on from the last checkpoint.
@@ -10,49 +11,43 @@ stops making progress is named, and all go on from the last checkpoint.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
-from launcher.jobs import kubernetes
-from launcher.jobs.job import Backend, Job
-from launcher.jobs.local import LocalBackend
-from launcher.jobs.member import MemberBackend, rank
+from launcher.jobs import backends, kubernetes, member
+from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
 from launcher.names import advice
 
 _ORDER = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *kubernetes.FLAGS,
-    "dry_run", "help",
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
+    *backends.FLAGS,
 )  # fmt: skip
-
-_BACKENDS: Mapping[str, Callable[[Job, Console, Mapping[str, str]], Backend]] = {
-    "local": LocalBackend,
-    "member": MemberBackend,
-}
 
 
 def define_flags() -> flags.FlagValues:
     """The flags of the job; those of its workers are `launcher.main.define_flags`."""
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # a value of launcher.main's flags may stand apart from its name
-    flags.DEFINE_string(
-        "backend", "local",
-        "Where workers run: local, all on this host; member, one on this host, which finds its peers in the "
-        "environment (TF_CONFIG, a Slurm task, a pod), each with a supervisor of its own; kubernetes, a pod each.",
+    backends.define_flags(values)
+    flags.DEFINE_integer(
+        "workers", None,
+        "Processes that train together, each with its replicas. Default: 1, or one a host, or one a task of a Slurm "
+        "job; on several hosts, a multiple of their number.",
         flag_values=values,
     )  # fmt: skip
-    flags.DEFINE_integer("workers", 1, "Processes that train together, each with its replicas.", flag_values=values)
     flags.DEFINE_integer(
         "max_restarts", None,
-        "Restarts without progress before giving up; progress starts the count over, but not on kubernetes. Default: "
+        "Restarts without progress before giving up; progress starts the count over, but not on Kubernetes. Default: "
         "3; 0 for a member, whose scheduler restarts all of them.",
         flag_values=values,
     )  # fmt: skip
@@ -66,7 +61,6 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )
-    kubernetes.define_flags(values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
     # Not shown: what the tests run in the place of training.
@@ -84,10 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(help_text(options) + "\n")
             return EXIT_DONE
         job = make_job(options, rest)
-        if options.backend == "kubernetes":
-            return _run_on_kubernetes(options, job, argv[1:])
+        kind = backends.chosen(options)
+        if kind.make is None:
+            return _apply(options, job, argv[1:])
         console = Console()
-        backend = _make_backend(options.backend, job, console)
+        backend = kind.make(options, job, console)
         if options.dry_run:
             sys.stdout.write(backend.plan(job.next_attempt()))
             return EXIT_DONE
@@ -109,17 +104,11 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     Raises:
       UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
     """
-    known = (*_BACKENDS, "kubernetes")
-    if options.backend not in known:
-        raise UsageError(f"--backend={options.backend}: there is {', '.join(known)}")
-    is_member = options.backend == "member"
-    if is_member and options.workers != 1:
-        raise UsageError(
-            f"--workers={options.workers}: leave it out for a member, which learns it from its environment"
-        )
+    kind = backends.chosen(options)
     for name, least in (("workers", 1), ("max_restarts", 0)):
-        if options[name].value is not None and options[name].value < least:
-            raise UsageError(f"--{name}={options[name].value}: must be {least} or more")
+        value = options[name].value
+        if value is not None and value < least:
+            raise UsageError(f"--{name}={value}: must be {least} or more")
     for name in ("stall_timeout", "start_timeout", "grace_period"):
         value = options[name].value
         if value is not None and not 0 < value < float("inf"):
@@ -138,24 +127,21 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     identity = uuid.uuid4().hex[:12]
     return Job(
         identity=identity,
-        workers=options.workers,
+        workers=kind.num_workers(options),
         module=options.worker_module,
         arguments=(*arguments, *(() if recipe.model_dir else (f"--model_dir={model_dir}",))),
         model_dir=model_dir,
-        max_restarts=_max_restarts(options),
+        max_restarts=kind.max_restarts if options.max_restarts is None else options.max_restarts,
         stall_timeout_seconds=options.stall_timeout,
         start_timeout_seconds=options.start_timeout,
         grace_period_seconds=options.grace_period,
         scratch=Path(tempfile.gettempdir(), f"launcher-{identity}"),
-        member=rank(os.environ) if is_member else None,
+        member=member.rank(os.environ) if options.backend == "member" else None,
     )
 
 
-def _make_backend(name: str, job: Job, console: Console) -> Backend:
-    return _BACKENDS[name](job, console, os.environ)
-
-
-def _run_on_kubernetes(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
+def _apply(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
+    """Hands the job to a cluster that supervises it by itself."""
     recipe = worker.define_flags()
     _parse_worker(recipe, job.arguments)
     where = kubernetes.pods(options, job, recipe.gin_file)
@@ -166,19 +152,15 @@ def _run_on_kubernetes(options: flags.FlagValues, job: Job, arguments: Sequence[
     return kubernetes.run(job, where, arguments)
 
 
-def _max_restarts(options: flags.FlagValues) -> int:
-    if options.max_restarts is not None:
-        return int(options.max_restarts)
-    return 0 if options.backend == "member" else 3
-
-
 def help_text(options: flags.FlagValues) -> str:
     """Usage, one flag a paragraph, with defaults."""
     lines = [(__doc__ or "").strip(), "", "Flags:"]
     for name in _ORDER:
         flag = options[name]
-        lines += [f"  --{name}{'' if flag.boolean else f'={name.upper()}'}", f"      {flag.help}"]
-        if flag.default not in (None, False):
+        # absl puts a remark on repeating behind the text.
+        text = re.sub(r";\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)
+        lines += [f"  --{name}{'' if flag.boolean else f'={name.upper()}'}", f"      {text}"]
+        if flag.default not in (None, False, []):
             lines[-1] += f" Default: {flag.default}."
     lines += [
         "",

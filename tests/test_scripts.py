@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
+CHECKED = [*SCRIPTS, ROOT / "scripts" / "slurm.sbatch", ROOT / ".ci" / "run"]
 COMMANDS = {"quickstart.sh": [], "test.sh": [], "install.sh": ["cpu,demo"]}
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")

@@ -46,43 +46,18 @@ def to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-class Channel:
-    """One end of a connection, which never waits.
+class LineReader:
+    """Reads lines without ever waiting.
 
     Args:
       source: descriptor to read from.
-      target: descriptor to write to.
     """
 
-    def __init__(self, source: int, target: int):
+    def __init__(self, source: int):
         self._source = source
-        self._target = target
         self._partial = b""
-        self._outgoing = bytearray()
         self.is_closed = False
         os.set_blocking(source, False)
-        os.set_blocking(target, False)
-
-    @property
-    def backlog_bytes(self) -> int:
-        """What could not be written yet."""
-        return len(self._outgoing)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Writes a message, as far as it can be written now."""
-        self._outgoing += encode(message)
-        self.flush()
-
-    def flush(self) -> None:
-        """Writes what could not be written before."""
-        try:
-            while self._outgoing and not self.is_closed:
-                del self._outgoing[: os.write(self._target, self._outgoing[:_CHUNK_BYTES])]
-        except BlockingIOError:
-            return
-        except OSError:
-            # The other end has gone. What it had said before can still be read, and ends with the end of the file.
-            self._outgoing.clear()
 
     def receive(self) -> list[bytes]:
         """The lines that have come since the last call; `is_closed` after the last there will be."""
@@ -100,3 +75,37 @@ class Channel:
         except OSError:
             self.is_closed = True
         return lines
+
+
+class LineWriter:
+    """Writes messages without ever waiting.
+
+    Args:
+      target: descriptor to write to.
+    """
+
+    def __init__(self, target: int):
+        self._target = target
+        self._outgoing = bytearray()
+        os.set_blocking(target, False)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What could not be written yet."""
+        return len(self._outgoing)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Writes a message, as far as it can be written now."""
+        self._outgoing += encode(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what could not be written before."""
+        try:
+            while self._outgoing:
+                del self._outgoing[: os.write(self._target, self._outgoing[:_CHUNK_BYTES])]
+        except BlockingIOError:
+            return
+        except OSError:
+            # The other end has gone. What it had said before can still be read, and ends with the end of the file.
+            self._outgoing.clear()

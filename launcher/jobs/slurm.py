@@ -61,8 +61,8 @@ class Srun:
             raise UsageError(f"--backend=slurm: there is no Slurm job here (SLURM_JOB_ID is not set); {_TO_SUBMIT}")
         if slurm.is_in_step(environ):
             raise UsageError(
-                f"--backend=slurm: srun started this process (SLURM_STEP_ID={environ['SLURM_STEP_ID']}); start it once, "
-                "in the batch script itself, and it runs srun on every node. Or give --backend=member to every task"
+                f"--backend=slurm: srun started this process (SLURM_STEP_ID={environ['SLURM_STEP_ID']}); start it once "
+                "in the batch script itself, and it runs srun for every node. Or give --backend=member to every task"
             )
         if shutil.which("srun", path=environ.get("PATH", "")) is None:
             raise UsageError(f"--backend=slurm: this is Slurm job {job}, but there is no srun on PATH; add its folder")
@@ -96,7 +96,7 @@ def _slots(environ: Mapping[str, str], num_nodes: int, workers: int | None) -> l
     share, rest = divmod(workers, num_nodes)
     if rest or not share:
         raise UsageError(
-            f"--workers={workers}: the Slurm job has {num_nodes} node(s), each of which runs the same number of workers; "
+            f"--workers={workers}: the {num_nodes} nodes of the Slurm job run the same number of workers each; "
             f"give a multiple of {num_nodes}, or leave it out and ask Slurm for tasks (--ntasks-per-node)"
         )
     return [share] * num_nodes

@@ -11,9 +11,13 @@ import shlex
 import shutil
 from collections.abc import Sequence
 
+from absl import flags
+
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host
 from launcher.jobs.transports import Refusal, last_words
+
+FLAGS = ("tpu_node", "zone", "project")
 
 _NODE = re.compile(r"(?:[a-z_][a-z0-9_.-]*@)?[a-z]([-a-z0-9]*[a-z0-9])?")
 _PLACE = re.compile(r"[a-z0-9]([-a-z0-9:.]*[a-z0-9])?")
@@ -25,6 +29,13 @@ _MISTAKES = (
     "gcloud config set", "required property", "unrecognized arguments", "Invalid value", "Permission denied",
     "is not in state READY", "currently in state",
 )  # fmt: skip
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Adds the flags that only this backend reads."""
+    flags.DEFINE_string("tpu_node", None, "Cloud TPU node, for tpu_vm.", flag_values=values)
+    flags.DEFINE_string("zone", None, "Its zone. Default: the one gcloud is set to.", flag_values=values)
+    flags.DEFINE_string("project", None, "Its project. Default: the one gcloud is set to.", flag_values=values)
 
 
 class TpuVm:
@@ -48,7 +59,7 @@ class TpuVm:
         if shutil.which("gcloud") is None:
             raise UsageError("--backend=tpu_vm: there is no gcloud on PATH; install Google Cloud's command line")
         place = [f"--{name}={value}" for name, value in (("zone", zone), ("project", project)) if value]
-        self.hosts = (Host(name=node, address=node.rpartition("@")[2]),)
+        self.hosts: tuple[Host, ...] = (Host(name=node, address=node.rpartition("@")[2]),)
         self._command = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", node, *place, "--worker=0", "--quiet")
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:

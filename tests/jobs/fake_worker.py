@@ -4,7 +4,7 @@ FAKE_WORKER in the environment is a JSON object:
   steps: steps to train
   checkpoint: whether the chief leaves a (hollow) checkpoint after every step, from which the next attempt goes on
   on_sigterm: "die" (default), "save" (leave with 42) or "ignore"
-  meeting: a folder that all workers share, where their supervisors' own is not one
+  hosts: whether peers are on several hosts, which share model_dir and, here, a kernel
   faults: [{"rank", "attempt" (0: every one), "step", "do": the name of a function below, and its arguments}]
 """
 
@@ -25,14 +25,15 @@ from pathlib import Path
 from launcher.cluster import resolve
 from launcher.progress import Progress, install_stack_dump, record_error
 
-SETTINGS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "faults": [], **json.loads(os.environ["FAKE_WORKER"])}
+DEFAULTS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "hosts": False, "faults": []}
+SETTINGS = {**DEFAULTS, **json.loads(os.environ["FAKE_WORKER"])}
 CLUSTER = resolve(os.environ)
 RANK, WORKERS = CLUSTER.index, CLUSTER.num_workers
 MODEL_DIR = Path(next(argument.partition("=")[2] for argument in sys.argv if argument.startswith("--model_dir=")))
 PROGRESS_FILE = Path(os.environ["LAUNCHER_PROGRESS_FILE"])
 ATTEMPT = int(re.search(r"attempt_(\d+)", PROGRESS_FILE.name)[1])
-# Where the peers of one attempt find each other; members have a supervisor each, and no folder in common but this.
-MEETING = Path(SETTINGS.get("meeting") or PROGRESS_FILE.parent, f"meeting_{ATTEMPT}")
+# Where the peers of one attempt find each other.
+MEETING = (MODEL_DIR if SETTINGS["hosts"] else PROGRESS_FILE.parent) / f"meeting_{ATTEMPT}"
 
 # While it waits for its peers, a worker's innermost frame is to look as TensorFlow's does.
 _EXECUTE = """

@@ -24,7 +24,7 @@ def start_members(start_launcher, fake_environment, free_ports, tmp_path):
         addresses = [f"127.0.0.1:{port}" for port in free_ports(workers)]
         given = ("--backend=member", "--worker_module=fake_worker", "--gin_file=fake.gin", *flags)
         for rank in range(workers) if ranks is None else ranks:
-            environ = fake_environment(**settings, meeting=str(tmp_path / "meeting"))
+            environ = fake_environment(**settings, hosts=True)
             cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
             environ["TF_CONFIG"] = json.dumps(cluster)
             supervisor = start_launcher(

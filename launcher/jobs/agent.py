@@ -1,0 +1,271 @@
+"""The agent of a job on one host: starts the workers that the head names, and tells it of them.
+
+The head starts `python -m launcher.jobs.agent` over ssh or the like and speaks `launcher.jobs.protocol` with it by
+standard input and output. When the input closes, or nothing is heard for ten seconds, the workers end, and the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import launcher
+from launcher import progress
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError
+from launcher.jobs import guard, protocol
+from launcher.jobs.job import Command, Job, Worker
+from launcher.jobs.local import LocalBackend, free_ports
+from launcher.jobs.output import Console, Tee
+from launcher.jobs.transports import AGENT
+
+_TURN_SECONDS = 0.05
+# Workers wait when their output cannot be passed on, as they would for a slow terminal.
+_LARGEST_BACKLOG_BYTES = 1 << 20
+_FAREWELL_SECONDS = 5.0
+
+
+class Agent:
+    """One agent.
+
+    Args:
+      incoming, outgoing: from and to the head.
+      environ: what workers inherit, beside what the head passes on.
+    """
+
+    def __init__(self, incoming: protocol.LineReader, outgoing: protocol.LineWriter, environ: Mapping[str, str]):
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._environ = dict(environ)
+        self._mark = ""
+        self._scratch = Path()
+        self._backend: LocalBackend | None = None
+        self._workers: list[Worker] = []
+        self._told: dict[int, dict[str, Any]] = {}
+        self._exit_code: int | None = None
+        self._heard_at = time.monotonic()
+        self._beat_at = 0.0
+
+    def run(self) -> int:
+        """Serves the head until it says that it is over, or falls silent; returns the exit code."""
+        try:
+            while self._exit_code is None:
+                self._turn()
+        finally:
+            if self._backend is not None:
+                self._backend.close()
+        self._say_farewell()
+        return self._exit_code
+
+    def _turn(self) -> None:
+        lines = self._incoming.receive()
+        if lines:
+            self._heard_at = time.monotonic()
+        for line in lines:
+            message = protocol.decode(line)
+            if message is None or (self._backend is None and message.get("do") not in ("hello", "ping", "close")):
+                self._end(EXIT_FAILED, f"{line[:200]!r} is not understood")
+            elif self._exit_code is None:
+                self._obey(message)
+        if self._exit_code is None and self._incoming.is_closed:
+            self._end(EXIT_RETRY, "the connection has ended")
+        if self._exit_code is None and time.monotonic() - self._heard_at > protocol.AGENT_PATIENCE_SECONDS:
+            self._end(EXIT_RETRY, f"nothing was heard for {protocol.AGENT_PATIENCE_SECONDS:g} s")
+        if self._exit_code is None:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Passes on what the workers print and how they are."""
+        if self._backend is not None and self._outgoing.backlog_bytes < _LARGEST_BACKLOG_BYTES:
+            self._backend.pump(_TURN_SECONDS)
+        else:
+            time.sleep(_TURN_SECONDS)
+        for worker in self._workers:
+            self._tell_of(worker)
+        if time.monotonic() - self._beat_at >= protocol.BEAT_SECONDS:
+            self._beat_at = time.monotonic()
+            self._outgoing.send({"is": "alive"})
+        self._outgoing.flush()
+
+    def _end(self, exit_code: int, why: str) -> None:
+        self._exit_code = exit_code
+        with contextlib.suppress(OSError):
+            os.write(2, f"launcher's agent on {socket.gethostname()}: {why}; its workers end\n".encode())
+
+    def _obey(self, message: Mapping[str, Any]) -> None:
+        do = message.get("do")
+        if do == "hello":
+            self._greet(message)
+        elif do == "ports":
+            self._outgoing.send({"is": "ports", "ports": free_ports(message["count"], "")})
+        elif do == "start":
+            self._start(message)
+        elif do == "signal":
+            for worker in self._workers:
+                if worker.command.rank == message["rank"]:
+                    worker.send(message["number"])
+        elif do == "kill":
+            for worker in self._workers:
+                if worker.command.rank == message["rank"]:
+                    worker.kill()
+        elif do == "clear":
+            self._clear()
+            self._outgoing.send({"is": "cleared"})
+        elif do == "close":
+            self._exit_code = EXIT_DONE
+        elif do != "ping":
+            self._end(EXIT_FAILED, f"{do!r} is nothing that it can do")
+
+    def _greet(self, message: Mapping[str, Any]) -> None:
+        """Makes ready for workers; what an agent before this one has left on the host ends first."""
+        self._environ.update(message["environ"])
+        self._mark = message["mark"]
+        self._scratch = self._scratch_of(self._mark)
+        for mark in message["earlier"]:
+            guard.kill_marked(mark, AGENT)
+            shutil.rmtree(self._scratch_of(mark), ignore_errors=True)
+        job = Job(
+            identity=self._mark,
+            workers=message["slots"],
+            module="",
+            arguments=(),
+            model_dir="",
+            max_restarts=0,
+            stall_timeout_seconds=None,
+            start_timeout_seconds=0.0,
+            grace_period_seconds=0.0,
+            scratch=self._scratch,
+        )
+        try:
+            self._backend = LocalBackend(job, Console(), self._environ, self._make_tee)
+        except LauncherError as error:
+            self._outgoing.send({"is": "refused", "message": str(error)})
+            self._exit_code = error.exit_code
+            return
+        self._outgoing.send(
+            {
+                "is": "hello",
+                "protocol": protocol.VERSION,
+                "launcher": launcher.__version__,
+                "python": platform.python_version(),
+                "host": socket.gethostname(),
+                "gpus": self._backend.num_gpus,
+            }
+        )
+
+    def _start(self, message: Mapping[str, Any]) -> None:
+        assert self._backend is not None
+        commands = tuple(self._command(message["attempt"], wanted) for wanted in message["workers"])
+        try:
+            self._workers = self._backend.start(commands)
+        except OSError as error:
+            self._outgoing.send({"is": "not_started", "why": str(error)})
+
+    def _command(self, attempt: int, wanted: Mapping[str, Any]) -> Command:
+        assert self._backend is not None
+        rank = wanted["rank"]
+        reports = self._scratch / f"attempt_{attempt}_worker_{rank}.progress.json"
+        errors = self._scratch / f"attempt_{attempt}_worker_{rank}.error.json"
+        return Command(
+            rank=rank,
+            argv=tuple(wanted["argv"]),
+            environ={
+                **self._backend.gpus_of(wanted["slot"]),
+                **wanted["environ"],
+                guard.JOB: self._mark,
+                progress.PROGRESS_FILE: str(reports),
+                progress.ERROR_FILE: str(errors),
+            },
+            log=Path(os.devnull),  # the head keeps it
+            progress_file=reports,
+            error_file=errors,
+        )
+
+    def _make_tee(self, command: Command) -> Tee:
+        return Tee(None, "", _ToHead(self._outgoing, command.rank))
+
+    def _tell_of(self, worker: Worker) -> None:
+        """Says what is new."""
+        worker.refresh()
+        now, report, error = time.monotonic(), worker.report, worker.error
+        state = {
+            "exit_code": worker.exit_code,
+            "frozen": worker.is_frozen(),
+            "report": report and dataclasses.asdict(report),
+            "error": error and dataclasses.asdict(error),
+        }
+        before = self._told.get(worker.command.rank, {})
+        new = {name: value for name, value in state.items() if value != before.get(name)}
+        if not new:
+            return
+        self._told[worker.command.rank] = state
+        ages = {name: now - told.monotonic for name, told in (("report", report), ("error", error)) if told}
+        self._outgoing.send(
+            {"is": "state", "rank": worker.command.rank, **new, "ages": {"alive": now - worker.last_alive, **ages}}
+        )
+
+    def _clear(self) -> None:
+        assert self._backend is not None
+        self._backend.clear()
+        for worker in self._workers:
+            self._tell_of(worker)
+        self._workers, self._told = [], {}
+
+    def _scratch_of(self, mark: str) -> Path:
+        return Path(self._environ.get("TMPDIR") or tempfile.gettempdir(), f"launcher-{mark}")
+
+    def _say_farewell(self) -> None:
+        """Lets the head have what is still on its way to it, if it listens."""
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while self._outgoing.backlog_bytes and time.monotonic() < deadline:
+            self._outgoing.flush()
+            time.sleep(_TURN_SECONDS)
+
+
+class _ToHead:
+    """A worker's log: on the head."""
+
+    def __init__(self, outgoing: protocol.LineWriter, rank: int):
+        self._outgoing = outgoing
+        self._rank = rank
+
+    def write(self, content: bytes) -> None:
+        if content:
+            self._outgoing.send({"is": "output", "rank": self._rank, "text": protocol.to_text(content)})
+
+    def close(self) -> None:
+        """The head closes it."""
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN, which workers would inherit."""
+
+
+def main() -> int:
+    """Serves the head on this process's standard input and output."""
+    # A signal to a whole host, or to a whole step, reaches the workers as it is; the agent stays to tell of them.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _ignore)
+    # Nothing but messages may get into the connection.
+    source, target = os.dup(0), os.dup(1)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    os.write(target, b"\n")  # ends a line that the login shell may have begun
+    environ = {name: value for name, value in os.environ.items() if name != guard.JOB}
+    return Agent(protocol.LineReader(source), protocol.LineWriter(target), environ).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

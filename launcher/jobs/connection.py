@@ -1,0 +1,192 @@
+"""One agent as the head of the job sees it: a process of this host that is connected to it, and what it said."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import launcher
+from launcher.errors import UsageError
+from launcher.jobs import protocol
+from launcher.jobs.hosts import Host
+from launcher.jobs.stalls import AwakeClock
+from launcher.jobs.transports import last_words
+
+_KEPT_LINES = 50
+_LONGEST_LINE = 500
+_EXIT_SECONDS = 1.0
+
+
+class Connection:
+    """A connection to the agent of one host, from the start of the process that makes it.
+
+    Args:
+      host: which.
+      argv: runs the agent there, with its standard streams here.
+      mark: distinguishes this agent and all it starts from any other.
+      hello: what else the agent is told first.
+
+    Attributes:
+      facts: what the agent said of itself; None before it did.
+      lost: why nothing more comes, such as "the connection to a ended (…)"; "" while something may.
+      exit_code: of the process, once `lost`.
+      stderr: its last lines, and those on its standard output that are no messages.
+
+    Raises:
+      UsageError: the process cannot be started.
+    """
+
+    def __init__(self, host: Host, argv: Sequence[str], mark: str, hello: Mapping[str, Any]):
+        self.host = host
+        self.mark = mark
+        self.facts: dict[str, Any] | None = None
+        self.lost = ""
+        self.exit_code: int | None = None
+        self.stderr: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        try:
+            # A session of its own: what a terminal sends to the head is for the head to pass on.
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UsageError(f"{argv[0]} cannot be started: {error.strerror or error}; is it installed?") from None
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._errors = protocol.LineReader(self._process.stderr.fileno())
+        self._incoming = protocol.LineReader(self._process.stdout.fileno())
+        self._outgoing = protocol.LineWriter(self._process.stdin.fileno())
+        self._clock = AwakeClock(time.monotonic())
+        self._heard_at = 0.0
+        self._beat_at = 0.0
+        self.send({"do": "hello", "mark": mark, **hello})
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the agent serves."""
+        return self.facts is not None and not self.lost and not self.mistake
+
+    @property
+    def mistake(self) -> str:
+        """Why this agent will never serve, though it answers; "" where nothing is wrong."""
+        facts = self.facts
+        if facts is None:
+            return ""
+        if facts["is"] == "refused":
+            return f"{self.host.name}: {facts['message']}"
+        if (facts["protocol"], facts["launcher"]) != (protocol.VERSION, launcher.__version__):
+            return (
+                f"{self.host.name} has launcher {facts['launcher']}, here it is {launcher.__version__}; "
+                "install the same on all hosts"
+            )
+        return ""
+
+    def descriptors(self) -> tuple[int, ...]:
+        """What there may be something to read from."""
+        channels = (self._process.stdout, self._process.stderr)
+        return () if self.lost else tuple(pipe.fileno() for pipe in channels if pipe is not None)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Tells the agent something, if it is still there."""
+        if not self.lost:
+            self._outgoing.send(message)
+
+    def receive(self, patience_seconds: float = protocol.HEAD_PATIENCE_SECONDS) -> list[dict[str, Any]]:
+        """The messages that have come; finds out whether the agent is gone.
+
+        Args:
+          patience_seconds: how long it may say nothing, once it has said hello.
+        """
+        if self.lost:
+            return []
+        now = self._clock.advance(time.monotonic())
+        for line in self._errors.receive():
+            self._note(line)
+        messages = []
+        for line in self._incoming.receive():
+            message = protocol.decode(line)
+            if message is not None:
+                self._heard_at = now
+                messages.append(message)
+            elif self.facts is None:
+                self._note(line)  # of a login shell that greets everybody
+            elif not self.lost:
+                self._lose(f"{self.host.name} sent {line[:80]!r}, which no agent says")
+        for message in messages:
+            if message["is"] in ("hello", "refused"):
+                self.facts = message
+        if self._incoming.is_closed and not self.lost:
+            self._end_process()
+            self._lose(f"the connection to {self.host.name} ended ({self._last_words()})")
+        elif self.is_ready and now - self._heard_at > patience_seconds:
+            self._lose(f"nothing was heard from {self.host.name} for {now - self._heard_at:.0f} s")
+        elif now - self._beat_at >= protocol.BEAT_SECONDS:
+            self._beat_at = now
+            self.send({"do": "ping"})
+        else:
+            self._outgoing.flush()
+        return messages
+
+    def drop(self, why: str) -> None:
+        """Gives the agent up; it ends its workers when it notices."""
+        if not self.lost:
+            self._lose(why)
+
+    def close(self, seconds: float) -> None:
+        """Waits until an agent that was told to end has done so, for `seconds` at most."""
+        if not self.is_ready:
+            self.drop("closed")
+        if self.lost:
+            return
+        deadline = time.monotonic() + seconds
+        while not self._incoming.is_closed and time.monotonic() < deadline:
+            self._outgoing.flush()
+            for line in self._errors.receive():
+                self._note(line)
+            self._incoming.receive()
+            time.sleep(0.01)
+        self._end_process()
+        self._lose("closed")
+
+    def _note(self, line: bytes) -> None:
+        self.stderr.append(line.decode(errors="replace").rstrip()[:_LONGEST_LINE])
+
+    def _last_words(self) -> str:
+        said = last_words(self.stderr)
+        return said if any(self.stderr) else f"exit code {self.exit_code}"
+
+    def _lose(self, why: str) -> None:
+        self.lost = why
+        if self.exit_code is None:
+            self._kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _end_process(self) -> None:
+        """Reaps the process, whose output has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self.exit_code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        if not self._errors.is_closed:
+            for line in self._errors.receive():
+                self._note(line)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.exit_code = self._process.wait()

@@ -1,0 +1,264 @@
+"""Workers on other hosts, started by an agent on each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher import elastic
+from launcher.jobs import protocol
+from launcher.jobs.connection import Connection
+from launcher.jobs.job import Command, Job, NotReady, Worker
+from launcher.jobs.output import Console, LogFile, Tee
+from launcher.jobs.sites import Site, Sites, first_of
+from launcher.jobs.transports import AgentCommand, Transport
+from launcher.progress import ErrorRecord, Report
+
+_TURN_SECONDS = 0.05
+# When a worker has failed, a host that is silent for this long is the more likely cause.
+_SUSPECT_SECONDS = 4.0
+_ANSWER_SECONDS = 20.0
+_CLOSE_SECONDS = 10.0
+
+
+class RemoteBackend:
+    """Runs workers by agents; a host whose agent is lost is connected again before the next attempt.
+
+    Args:
+      job: what is run.
+      console: where workers' output goes.
+      transport: how hosts are reached.
+      agent: what runs on each.
+      environ: variables that workers get from this host.
+      min_workers: go on with so many, when hosts are not there.
+      connect_timeout_seconds: how long to try to reach a host before an attempt.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        console: Console,
+        transport: Transport,
+        agent: AgentCommand,
+        environ: Mapping[str, str],
+        min_workers: int,
+        connect_timeout_seconds: float,
+    ):
+        self._job = job
+        self._console = console
+        self._transport = transport
+        self._agent = agent
+        self._environ = environ
+        self._min_workers = min_workers
+        self._connect_timeout = connect_timeout_seconds
+        self._sites = Sites(identity=job.identity, console=console, transport=transport, agent=agent, environ=environ)
+        self._seats: list[_Seat] = []
+        self._attempt = 0
+        self._workers: dict[int, RemoteWorker] = {}
+        self._answers: dict[tuple[Connection, str], dict[str, Any]] = {}
+        self._is_first = True
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Connects to the hosts that are not connected, and decides which of them take part."""
+        refusals = self._sites.connect(self._connect_timeout, is_first=self._is_first, stop=stop)
+        if stop():
+            return
+        there = [site for site in self._sites.all if site.is_ready]
+        number = elastic.workers_of(self._job.workers, sum(site.host.slots for site in there), self._min_workers)
+        if number is None:
+            site, message = first_of(refusals)
+            raise NotReady(message, site.first_rank)
+        self._is_first = False
+        for refusal in refusals.values():
+            self._console.note(f"going on without a host: {refusal.message}")
+        if number < self._job.workers:
+            self._console.note(f"{number} of {self._job.workers} workers, with the same global batch")
+        self._seats = self._choose_seats(there, number)
+
+    def commands(self, attempt: int) -> tuple[Command, ...]:
+        """What an attempt would run on the hosts that `prepare` has found."""
+        self._attempt = attempt
+        return self._commands(attempt, self._seats)
+
+    def plan(self, attempt: int) -> str:
+        """What would run here to start the agents, and what these would run."""
+        lines = [
+            "# An agent adds LAUNCHER_JOB, LAUNCHER_PROGRESS_FILE, LAUNCHER_ERROR_FILE, and a share of its GPUs.\n"
+        ]
+        seats = [_Seat(site=site, slot=slot) for site in self._sites.all for slot in range(site.host.slots)]
+        for site in self._sites.all:
+            argv = self._transport.argv(site.host, self._agent.words(f"{self._job.identity}-{site.number}-0"))
+            lines.append(f"# agent on {site.host.name}, {site.host.slots} worker(s)\n{shlex.join(argv)}\n")
+        for command, seat in zip(self._commands(attempt, seats), seats, strict=True):
+            lines.append(f"# worker {command.rank} on {seat.site.host.name}, log: {command.log}\n{command}\n")
+        return "".join(lines)
+
+    def start(self, commands: tuple[Command, ...]) -> list[Worker]:
+        """Tells the agents to start an attempt's workers."""
+        self._workers = {}
+        orders: dict[Connection, list[dict[str, Any]]] = {}
+        for command, seat in zip(commands, self._seats, strict=True):
+            connection = seat.site.agent
+            tee = Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console))
+            self._workers[command.rank] = RemoteWorker(command, tee, connection, self.pump)
+            told = {"rank": command.rank, "slot": seat.slot, "argv": command.argv, "environ": command.environ}
+            orders.setdefault(connection, []).append(told)
+        for connection, workers in orders.items():
+            connection.send({"do": "start", "attempt": self._attempt, "workers": workers})
+        return list(self._workers.values())
+
+    def pump(self, timeout_seconds: float) -> None:
+        """Passes on what workers print and how they are; returns after `timeout_seconds` at the latest."""
+        self._sites.wait(timeout_seconds)
+        has_failed = any(worker.exit_code not in (None, 0) for worker in self._workers.values())
+        patience = _SUSPECT_SECONDS if has_failed else protocol.HEAD_PATIENCE_SECONDS
+        for site in self._sites.all:
+            if site.connection is None:
+                continue
+            for message in site.connection.receive(patience):
+                self._take(site.connection, message)
+
+    def clear(self) -> None:
+        """Makes sure that nothing of the attempt still runs where the agents can tell."""
+        self._ask({worker.connection: {"do": "clear"} for worker in self._workers.values()}, "cleared")
+        for worker in self._workers.values():
+            worker.tee.close()
+        self._workers = {}
+
+    def close(self) -> None:
+        """Ends the agents."""
+        self.clear()
+        self._sites.close(_CLOSE_SECONDS)
+
+    # --------------------------------------------------------------------------------------------------------- details
+
+    def _choose_seats(self, there: list[Site], number: int) -> list[_Seat]:
+        """Places for `number` workers, host by host, on ports that are free now.
+
+        Raises:
+          NotReady: a host was lost meanwhile.
+        """
+        seats = [_Seat(site=site, slot=slot) for site in there for slot in range(site.host.slots)][:number]
+        questions = {seat.site.agent: {"do": "ports", "count": seat.site.host.slots} for seat in seats}
+        answers = self._ask(questions, "ports")
+        found = []
+        for seat in seats:
+            connection = seat.site.agent
+            if connection not in answers:
+                raise NotReady(connection.lost, seat.site.first_rank)
+            found.append(dataclasses.replace(seat, port=str(answers[connection]["ports"][seat.slot])))
+        return found
+
+    def _ask(self, questions: Mapping[Connection, Mapping[str, Any]], kind: str) -> dict[Connection, dict[str, Any]]:
+        """Sends each agent its question and waits for the answers, of which none comes from an agent that is lost."""
+        for connection, question in questions.items():
+            self._answers.pop((connection, kind), None)
+            connection.send(question)
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while missing := [c for c in questions if not c.lost and (c, kind) not in self._answers]:
+            if time.monotonic() > deadline:
+                for connection in missing:
+                    connection.drop(f"{connection.host.name} did not answer for {_ANSWER_SECONDS:g} s")
+            self.pump(_TURN_SECONDS)
+        return {c: self._answers.pop((c, kind)) for c in questions if (c, kind) in self._answers}
+
+    def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        worker = self._workers.get(message.get("rank", -1))
+        if message["is"] == "output" and worker is not None:
+            worker.tee.feed(protocol.to_bytes(message["text"]))
+        elif message["is"] == "state" and worker is not None:
+            worker.take(message)
+        elif message["is"] == "not_started":
+            for worker in self._workers.values():
+                if worker.connection is connection:
+                    worker.trouble = f"could not be started on {connection.host.name}: {message['why']}"
+        elif message["is"] in ("ports", "cleared"):
+            self._answers[connection, message["is"]] = dict(message)
+
+    def _commands(self, attempt: int, seats: Sequence[_Seat]) -> tuple[Command, ...]:
+        job = self._job
+        addresses = [f"{seat.site.host.address}:{seat.port}" for seat in seats]
+        fewer = {elastic.FULL_WORKERS: str(job.workers)} if len(seats) < job.workers else {}
+        return tuple(
+            Command(
+                rank=rank,
+                argv=(self._agent.python, "-m", job.module, *job.arguments),
+                environ={
+                    **self._environ,
+                    "TF_CONFIG": json.dumps(
+                        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+                    ),
+                    "PYTHONUNBUFFERED": "1",
+                    **fewer,
+                },
+                log=job.logs / f"attempt_{attempt}" / f"worker_{rank}.log",
+                # Where they really are is for the agent to choose, and for nobody here to read.
+                progress_file=Path(f"attempt_{attempt}_worker_{rank}.progress.json"),
+                error_file=Path(f"attempt_{attempt}_worker_{rank}.error.json"),
+            )
+            for rank in range(len(seats))
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Seat:
+    """A worker's place: its host, the how many-th of that host it is, and its port there."""
+
+    site: Site
+    slot: int
+    port: str = "<free port>"
+
+
+class RemoteWorker:
+    """A worker of an agent; see `launcher.jobs.job.Worker`. `pump` brings what is new."""
+
+    def __init__(self, command: Command, tee: Tee, connection: Connection, pump: Callable[[float], None]):
+        self.command = command
+        self.tee = tee
+        self.connection = connection
+        self.exit_code: int | None = None
+        self.report: Report | None = None
+        self.error: ErrorRecord | None = None
+        self.last_alive = time.monotonic()
+        self.trouble = ""
+        self._pump = pump
+        self._frozen = False
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Takes what the agent has seen anew; its ages become times of this host's clock."""
+        now, ages = time.monotonic(), state["ages"]
+        self.last_alive = now - ages["alive"]
+        self.exit_code = state.get("exit_code", self.exit_code)
+        self._frozen = state.get("frozen", self._frozen)
+        if state.get("report"):
+            self.report = Report(**{**state["report"], "monotonic": now - ages["report"]})
+        if state.get("error"):
+            self.error = ErrorRecord(**{**state["error"], "monotonic": now - ages["error"]})
+
+    def refresh(self) -> None:
+        """Notices that its host is lost."""
+        if self.connection.lost and self.exit_code is None and not self.trouble:
+            self.trouble = f"was lost: {self.connection.lost}"
+
+    def is_frozen(self) -> bool:
+        """Whether the agent has seen it stopped."""
+        return self.exit_code is None and self._frozen
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the worker alone."""
+        if self.exit_code is None:
+            self.connection.send({"do": "signal", "rank": self.command.rank, "number": int(number)})
+
+    def kill(self) -> None:
+        """Has it killed with all it started, and waits for that while its host is there."""
+        if self.exit_code is None:
+            self.connection.send({"do": "kill", "rank": self.command.rank})
+        while self.exit_code is None and not self.connection.lost:
+            self._pump(_TURN_SECONDS)
+        self.refresh()

@@ -1,0 +1,183 @@
+"""The hosts of a job over its life: each connected, lost and connected again."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.jobs.connection import Connection
+from launcher.jobs.hosts import Host
+from launcher.jobs.output import Console
+from launcher.jobs.transports import AgentCommand, Refusal, Transport
+
+_TURN_SECONDS = 0.05
+_RETRY_SECONDS = 1.0
+
+
+class Site:
+    """One host; `connection` is None while there is none.
+
+    Args:
+      number: its place among them.
+      host: which.
+      first_rank: rank of its first worker when all hosts are there.
+    """
+
+    def __init__(self, number: int, host: Host, first_rank: int):
+        self.number = number
+        self.host = host
+        self.first_rank = first_rank
+        self.connection: Connection | None = None
+        self.refusal: Refusal | None = None
+        self.retry_at = 0.0
+        self.marks: list[str] = []
+
+    @property
+    def is_ready(self) -> bool:
+        return self.connection is not None and self.connection.is_ready
+
+    @property
+    def agent(self) -> Connection:
+        """The connection, of a host that is or was there."""
+        assert self.connection is not None
+        return self.connection
+
+
+class Sites:
+    """All hosts of a job.
+
+    Args:
+      identity: of the job.
+      console: where it says what keeps it waiting.
+      transport: how hosts are reached.
+      agent: what runs on each.
+      environ: variables that its workers get from this host.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: str,
+        console: Console,
+        transport: Transport,
+        agent: AgentCommand,
+        environ: Mapping[str, str],
+    ):
+        self._identity = identity
+        self._console = console
+        self._transport = transport
+        self._agent = agent
+        self._environ = environ
+        hosts = transport.hosts
+        self.all = [
+            Site(number, host, sum(before.slots for before in hosts[:number])) for number, host in enumerate(hosts)
+        ]
+
+    def connect(self, timeout_seconds: float, *, is_first: bool, stop: Callable[[], bool]) -> dict[Site, Refusal]:
+        """Connects to the hosts that are not connected, and tries again until the time is over.
+
+        Args:
+          timeout_seconds: the time.
+          is_first: whether no host has ever served: then a mistake ends it at once. Later it may be a host that is
+            still starting, without its users or its disks.
+          stop: says that nobody needs them any more.
+
+        Returns:
+          Why a host is not there, for those that are not.
+
+        Raises:
+          UsageError: a person has to mend something first.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        for site in self.all:
+            site.refusal, site.retry_at = None, 0.0
+            if not site.is_ready:
+                self._drop(site, "connected again")
+        while not stop() and (waiting := [site for site in self.all if not site.is_ready]):
+            for site in waiting:
+                self._pursue(site, timeout_seconds, is_first)
+            if time.monotonic() > deadline:
+                break
+            self.wait(_TURN_SECONDS)
+            for site in self.all:
+                if site.connection is not None:
+                    site.connection.receive()
+        refusals = {}
+        for site in self.all:
+            if not site.is_ready:
+                silent = f"{site.host.name} did not answer within {timeout_seconds:g} s (--connect_timeout)"
+                refusals[site] = site.refusal or Refusal(message=silent, is_mistake=False)
+                self._drop(site, silent)
+        return refusals
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Returns when there is something to receive from any of them, after `timeout_seconds` at the latest."""
+        descriptors = [number for site in self.all if site.connection for number in site.connection.descriptors()]
+        if not descriptors:
+            time.sleep(timeout_seconds)
+            return
+        poll = select.poll()
+        for number in descriptors:
+            poll.register(number, select.POLLIN)
+        poll.poll(timeout_seconds * 1000)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Lets the agents end, and waits for that."""
+        connections = [site.connection for site in self.all if site.connection is not None]
+        for connection in connections:
+            connection.send({"do": "close"})
+        deadline = time.monotonic() + timeout_seconds
+        for connection in connections:
+            connection.close(max(0.0, deadline - time.monotonic()))
+        for site in self.all:
+            site.connection = None
+
+    def _pursue(self, site: Site, timeout_seconds: float, is_first: bool) -> None:
+        """Sees what has become of an attempt to connect, or makes the next one."""
+        if site.connection is not None:
+            refusal = self._refusal(site.connection)
+            if refusal is None:
+                return
+            if refusal.is_mistake and is_first:
+                raise UsageError(refusal.message)
+            if site.refusal is None and not refusal.is_mistake:
+                self._console.note(f"{refusal.message}; trying for {timeout_seconds:g} s")
+            site.refusal = refusal
+            site.retry_at = time.monotonic() + _RETRY_SECONDS
+            self._drop(site, refusal.message)
+        if time.monotonic() >= site.retry_at:
+            mark = f"{self._identity}-{site.number}-{len(site.marks)}"
+            argv = self._transport.argv(site.host, self._agent.words(mark))
+            hello: dict[str, Any] = {
+                "earlier": list(site.marks),
+                "environ": dict(self._environ),
+                "slots": site.host.slots,
+            }
+            site.connection = Connection(site.host, argv, mark, hello)
+            site.marks.append(mark)
+
+    def _refusal(self, connection: Connection) -> Refusal | None:
+        """Why an agent does not serve; None while it may come to."""
+        if connection.mistake:
+            return Refusal(message=connection.mistake, is_mistake=True)
+        if not connection.lost:
+            return None
+        host, code, lines = connection.host, connection.exit_code or 0, list(connection.stderr)
+        if connection.facts is not None:
+            return Refusal(message=connection.lost, is_mistake=False)
+        return self._transport.explain(host, code, lines) or self._agent.explain(host, code, lines)
+
+    def _drop(self, site: Site, why: str) -> None:
+        if site.connection is not None:
+            site.connection.drop(why)
+        site.connection = None
+
+
+def first_of(refusals: Mapping[Site, Refusal]) -> tuple[Site, str]:
+    """One that stands for all, and its message."""
+    (site, refusal), *others = refusals.items()
+    more = ", ".join(other.host.name for other, _ in others)
+    return site, refusal.message + (f" Neither is there: {more}." if more else "")
