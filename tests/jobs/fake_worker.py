@@ -46,6 +46,9 @@ exec(compile(_EXECUTE, "/x/tensorflow/python/eager/execute.py", "exec"), _names)
 quick_execute = _names["quick_execute"]
 
 
+asked_to_stop = threading.Event()
+
+
 def say(text):
     print(text, flush=True)
 
@@ -134,7 +137,15 @@ def start_children():
         file.write("".join(f"{child.pid}\n" for child in children))
 
 
-FAULTS = (leave, raise_error, segfault_after_peers, send_self, read_next_batch, exit_when_sent, start_children)
+def wait_for_sigterm():
+    say("waiting for SIGTERM")
+    quick_execute(asked_to_stop.is_set)
+
+
+FAULTS = (
+    leave, raise_error, segfault_after_peers, send_self, read_next_batch, exit_when_sent, start_children,
+    wait_for_sigterm,
+)  # fmt: skip
 BY_NAME = {function.__name__: function for function in FAULTS}
 
 
@@ -172,7 +183,6 @@ def first_step():
 
 def main():
     install_stack_dump(os.environ)
-    asked_to_stop = threading.Event()
     if SETTINGS["on_sigterm"] == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif SETTINGS["on_sigterm"] == "save":

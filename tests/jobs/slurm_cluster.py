@@ -147,8 +147,8 @@ def slurm(folder: Path):
 def _configuration(folder: Path, controller: int, ports: list[int]) -> str:
     host = socket.gethostname().partition(".")[0]
     nodes = "\n".join(
-        f"NodeName={node} NodeHostName={host} NodeAddr=127.0.0.{number} Port={port} CPUs=4"
-        for number, (node, port) in enumerate(zip(NODES, ports, strict=True), start=1)
+        f"NodeName={node} NodeHostName={host} NodeAddr=127.0.0.1 Port={port} CPUs=4"
+        for node, port in zip(NODES, ports, strict=True)
     )
     # config_overrides: a node may claim more processors than the machine has. cred_expire: a requeued job may start
     # when the credential of its last start has expired, by default after two minutes.
