@@ -5,6 +5,7 @@ FAKE_WORKER in the environment is a JSON object:
   checkpoint: whether the chief leaves a (hollow) checkpoint after every step, from which the next attempt goes on
   on_sigterm: "die" (default), "save" (leave with 42) or "ignore"
   hosts: whether peers are on several hosts, which share model_dir and, here, a kernel
+  show: variables of the environment that it prints first, as far as they are set
   faults: [{"rank", "attempt" (0: every one), "step", "do": the name of a function below, and its arguments}]
 """
 
@@ -25,7 +26,7 @@ from pathlib import Path
 from launcher.cluster import resolve
 from launcher.progress import Progress, install_stack_dump, record_error
 
-DEFAULTS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "hosts": False, "faults": []}
+DEFAULTS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "hosts": False, "show": [], "faults": []}
 SETTINGS = {**DEFAULTS, **json.loads(os.environ["FAKE_WORKER"])}
 CLUSTER = resolve(os.environ)
 RANK, WORKERS = CLUSTER.index, CLUSTER.num_workers
@@ -198,8 +199,9 @@ def main():
     progress.report(phase="startup")
     quick_execute(lambda: marked("pid") == WORKERS)
     step = first_step()
-    if "SLURMD_NODENAME" in os.environ:
-        say(f"on {os.environ['SLURMD_NODENAME']}")
+    for name in SETTINGS["show"]:
+        if name in os.environ:
+            say(f"{name}={os.environ[name]}")
     say(f"training from step {step}, {' '.join(sys.argv[1:])}")
     progress.report(phase="compile", step=step)
     while step < SETTINGS["steps"]:

@@ -104,7 +104,7 @@ def settings(fake_environment, slurm):
     """settings(**settings): what a person's shell has, and the fake worker's settings."""
 
     def make(**given):
-        environ = slurm.environment(**fake_environment(**given, hosts=True))
+        environ = slurm.environment(**fake_environment(**given, hosts=True, show=["SLURMD_NODENAME"]))
         return {**environ, "PYTHON": sys.executable, "TMPDIR": str(slurm.folder)}
 
     return make
@@ -134,6 +134,10 @@ def fault(do, *, rank=1, attempt=1, step=2, **arguments):
     return {"rank": rank, "attempt": attempt, "step": step, "do": do, **arguments}
 
 
+def node_of(job, rank):
+    return re.search(r"SLURMD_NODENAME=(\S+)", job.log(1, rank))[1]
+
+
 def assert_nothing_is_left(slurm, job):
     assert job.running() == []
     assert list(slurm.folder.glob("launcher-*")) == []
@@ -143,7 +147,7 @@ def test_a_submitted_job_trains_on_all_its_nodes(slurm, submit):
     number, job = submit(tasks=2)
     ended = slurm.wait(number)
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), slurm.output(number)
-    nodes = [re.match(r"on (\S+)", job.log(1, rank))[1] for rank in range(4)]
+    nodes = [node_of(job, rank) for rank in range(4)]
     assert nodes == ["node1", "node1", "node2", "node2"]
     assert "[launcher] job done: 1 attempt(s), 0 restart(s), exit code 0" in slurm.output(number)
     assert_nothing_is_left(slurm, job)
@@ -214,6 +218,6 @@ def test_members_find_each_other_as_the_tasks_of_one_step(slurm, settings, flags
     words = ("-m", "launcher.launch", "--backend=member", *flags)
     slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, *words, env=settings())
     job = LaunchedJob(None, tmp_path / "run")
-    assert [job.log(1, rank).splitlines()[0] for rank in range(4)] == ["on node1", "on node1", "on node2", "on node2"]
+    assert [node_of(job, rank) for rank in range(4)] == ["node1", "node1", "node2", "node2"]
     assert all(job.log(1, rank).endswith("done\n") for rank in range(4))
     assert_nothing_is_left(slurm, job)
