@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from launcher import cluster as cluster_lib
-from launcher import precision, wire
+from launcher import elastic, precision, wire
 from launcher import strategy as strategy_lib
 from launcher.data.pipeline import Data
 from launcher.errors import UsageError
@@ -30,6 +30,7 @@ class RunPlan:
       eval_batch_size: examples of one evaluation batch over all replicas.
       seed: base of all random numbers.
       deterministic: whether two runs on one topology must be bitwise equal.
+      stands_for: how many workers each one does the work of, in as many times the recipe's microbatches.
     """
 
     recipe: Recipe
@@ -44,6 +45,7 @@ class RunPlan:
     eval_batch_size: int
     seed: int
     deterministic: bool = False
+    stands_for: int = 1
 
     @property
     def per_replica_batch_size(self) -> int:
@@ -58,7 +60,16 @@ class RunPlan:
     def notes(self) -> tuple[str, ...]:
         """What a person should know before the run: of the devices, and of a wire dtype that loses too much."""
         warning = wire.warning(self.wire_dtype.name, self.strategy.num_replicas)
-        return (*self.strategy.notes, *([warning] if warning else []))
+        return (*self.strategy.notes, *([warning] if warning else []), *self._elastic_notes())
+
+    def _elastic_notes(self) -> list[str]:
+        if self.stands_for == 1:
+            return []
+        workers = self.cluster.num_workers
+        return [
+            f"{workers} of {workers * self.stands_for} workers are there: {self.stands_for} times the microbatches of "
+            f"train.microbatches = {self.recipe.microbatches // self.stands_for}, for the same global batch"
+        ]
 
     def describe(self) -> dict[str, str]:
         """The plan as a person reads it."""
@@ -96,6 +107,9 @@ def resolve(
       UsageError: the environment contradicts itself, devices are missing, or the batch cannot be split.
     """
     cluster = cluster_lib.resolve(environ)
+    stands_for = elastic.microbatch_factor(environ, cluster.num_workers)
+    if stands_for > 1:
+        recipe = dataclasses.replace(recipe, microbatches=recipe.microbatches * stands_for)
     devices = strategy_lib.plan(
         requested=strategy or recipe.strategy, replicas=replicas, tpu=tpu, cluster=cluster, environ=environ
     )
@@ -118,6 +132,7 @@ def resolve(
         eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
         seed=recipe.seed if seed is None else seed,
         deterministic=deterministic,
+        stands_for=stands_for,
     )
     _check_batches(plan)
     return plan

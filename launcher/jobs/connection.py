@@ -128,7 +128,7 @@ class Connection:
             self._end_process()
             self._lose(f"the connection to {self.host.name} ended ({self._last_words()})")
         elif self.is_ready and now - self._heard_at > patience_seconds:
-            self._lose(f"nothing was heard from {self.host.name} for {now - self._heard_at:.0f} s")
+            self._lose(f"nothing was heard from {self.host.name} for {patience_seconds:g} s")
         elif now - self._beat_at >= protocol.BEAT_SECONDS:
             self._beat_at = now
             self.send({"do": "ping"})

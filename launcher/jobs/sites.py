@@ -15,6 +15,8 @@ from launcher.jobs.transports import AgentCommand, Refusal, Transport
 
 _TURN_SECONDS = 0.05
 _RETRY_SECONDS = 1.0
+# What a handshake may take beyond the time for trying: longer than OpenSSH's own limit, which has the better message.
+_HANDSHAKE_SECONDS = 15.0
 
 
 class Site:
@@ -80,7 +82,7 @@ class Sites:
         """Connects to the hosts that are not connected, and tries again until the time is over.
 
         Args:
-          timeout_seconds: the time.
+          timeout_seconds: the time; a handshake that is under way then may still end.
           is_first: whether no host has ever served: then a mistake ends it at once. Later it may be a host that is
             still starting, without its users or its disks.
           stop: says that nobody needs them any more.
@@ -97,9 +99,11 @@ class Sites:
             if not site.is_ready:
                 self._drop(site, "connected again")
         while not stop() and (waiting := [site for site in self.all if not site.is_ready]):
+            now = time.monotonic()
             for site in waiting:
-                self._pursue(site, timeout_seconds, is_first)
-            if time.monotonic() > deadline:
+                self._pursue(site, timeout_seconds, is_first=is_first, may_try=site.refusal is None or now < deadline)
+            under_way = any(site.connection is not None for site in waiting)
+            if now > deadline and (not under_way or now > deadline + _HANDSHAKE_SECONDS):
                 break
             self.wait(_TURN_SECONDS)
             for site in self.all:
@@ -135,7 +139,7 @@ class Sites:
         for site in self.all:
             site.connection = None
 
-    def _pursue(self, site: Site, timeout_seconds: float, is_first: bool) -> None:
+    def _pursue(self, site: Site, timeout_seconds: float, *, is_first: bool, may_try: bool) -> None:
         """Sees what has become of an attempt to connect, or makes the next one."""
         if site.connection is not None:
             refusal = self._refusal(site.connection)
@@ -148,7 +152,7 @@ class Sites:
             site.refusal = refusal
             site.retry_at = time.monotonic() + _RETRY_SECONDS
             self._drop(site, refusal.message)
-        if time.monotonic() >= site.retry_at:
+        if may_try and time.monotonic() >= site.retry_at:
             mark = f"{self._identity}-{site.number}-{len(site.marks)}"
             argv = self._transport.argv(site.host, self._agent.words(mark))
             hello: dict[str, Any] = {
@@ -180,4 +184,4 @@ def first_of(refusals: Mapping[Site, Refusal]) -> tuple[Site, str]:
     """One that stands for all, and its message."""
     (site, refusal), *others = refusals.items()
     more = ", ".join(other.host.name for other, _ in others)
-    return site, refusal.message + (f" Neither is there: {more}." if more else "")
+    return site, refusal.message + (f" (the same goes for {more})" if more else "")

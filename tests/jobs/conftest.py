@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launched import LaunchedJob
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.jobs import sshd
+from tests.jobs.launched import ROOT, LaunchedJob
 
 
 @pytest.fixture
@@ -88,3 +88,20 @@ def run_job(launch):
         return job, finished
 
     return run
+
+
+@pytest.fixture
+def hosts(tmp_path, free_ports):
+    """hosts(*addresses, settings=""): starts an sshd at each; all are gone at the end, and the agents they started."""
+    made = []
+
+    def bring_up(*addresses, settings=""):
+        made.append(sshd.SshHosts(tmp_path / f"ssh{len(made)}", free_ports(1)[0], settings))
+        made[-1].start(*addresses)
+        return made[-1]
+
+    yield bring_up
+    for one in made:
+        one.close()
+    for agent in sshd.agents(tmp_path):
+        agent.kill()

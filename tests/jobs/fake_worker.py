@@ -203,6 +203,8 @@ def main():
         if name in os.environ:
             say(f"{name}={os.environ[name]}")
     say(f"training from step {step}, {' '.join(sys.argv[1:])}")
+    if "LAUNCHER_FULL_WORKERS" in os.environ:
+        say(f"one of {WORKERS} for {os.environ['LAUNCHER_FULL_WORKERS']}")
     progress.report(phase="compile", step=step)
     while step < SETTINGS["steps"]:
         misbehave(step)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedJob:

@@ -16,8 +16,8 @@ import yaml
 
 from launcher import cluster
 from launcher import launch as entry
+from tests.jobs.launched import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPE = ROOT / "scripts" / "kubernetes_jobset.yaml"
 FLAGS = ("--image=example.com/launcher:1", "--volume_claim=runs", "--gin_file=resnet_cpu.gin", "--model_dir=/runs/cpu")
 

@@ -10,7 +10,8 @@ import sys
 
 import psutil
 import pytest
-from launched import LaunchedJob
+
+from tests.jobs.launched import LaunchedJob
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
 

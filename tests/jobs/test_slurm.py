@@ -12,14 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-import slurm_cluster
-from launched import LaunchedJob
 
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host
 from launcher.jobs.slurm import Srun
+from tests.jobs import slurm_cluster
+from tests.jobs.launched import ROOT, LaunchedJob
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "scripts" / "slurm.sbatch"
 
 # ------------------------------------------------------------------------------------------------------ without Slurm

@@ -1,0 +1,325 @@
+"""Jobs on several hosts by a real ssh: what is done about each way in which hosts and connections end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+
+import psutil
+import pytest
+
+from tests.jobs import sshd
+from tests.jobs.launched import ROOT, is_running
+
+pytestmark = pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING)
+
+A, B, C, D = "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"
+
+
+def fault(do, *, rank=1, attempt=1, step=2, **arguments):
+    return {"rank": rank, "attempt": attempt, "step": step, "do": do, **arguments}
+
+
+def hanging(workers, **options):
+    return [fault("read_next_batch", rank=rank, **options) for rank in range(workers)]
+
+
+@pytest.fixture
+def launch_on(launch, hosts):
+    """launch_on(addresses, *flags, workers=None, servers=None, **settings): a job of fake workers on these hosts."""
+
+    def start(addresses, *flags, servers=None, workers=None, **settings):
+        servers = servers or hosts(*addresses)
+        given = ("--backend=ssh", f"--hosts={','.join(addresses)}", "--env=FAKE_WORKER", "--env=TMPDIR")
+        command = f"--ssh_command={servers.command()}"
+        number = workers or len(addresses)
+        return launch(*given, command, *flags, workers=number, hosts=True, **settings), servers
+
+    return start
+
+
+@pytest.fixture
+def run_on(launch_on, tmp_path):
+    """The same, run to its end, at which nothing may be left on any host."""
+
+    def run(*args, **options):
+        job, _ = launch_on(*args, **options)
+        finished = job.wait()
+        assert_nothing_left(job, tmp_path)
+        return job, finished
+
+    return run
+
+
+def assert_nothing_left(job, tmp_path):
+    assert what_is_left(job, tmp_path) == []
+
+
+def what_is_left(job, tmp_path):
+    return [*job.running(), *sshd.agents(tmp_path), *tmp_path.glob("launcher-*")]
+
+
+def wait_for_training(job, workers, attempt=1):
+    job.until(lambda: all("reading a batch" in job.log(attempt, rank) for rank in range(workers)))
+
+
+def client_of(job, address):
+    """The ssh that connects the supervisor to a host."""
+    children = psutil.Process(job.started.process.pid).children()
+    return next(child for child in children if address in child.cmdline())
+
+
+def test_workers_on_three_hosts_train_together_and_their_logs_are_here(run_on):
+    job, finished = run_on([A, B, C], "--gin_param", "train.steps = 4", workers=6)
+    assert finished.returncode == 0, finished.stdout
+    assert finished.stderr == ""
+    for rank in range(6):
+        log = job.log(1, rank).splitlines()
+        assert log[0].startswith("training from step 0, --gin_file=fake.gin --gin_param train.steps = 4 --model_dir=")
+        assert [line for line in finished.stdout.splitlines() if line.startswith(f"[worker {rank}] ")] == [
+            f"[worker {rank}] {line}" for line in log
+        ]
+
+
+def test_a_login_that_greets_everybody_does_no_harm(run_on, hosts):
+    greeting = 'ForceCommand printf "Welcome!\\nLast login: never "; eval "$SSH_ORIGINAL_COMMAND"\n'
+    _, finished = run_on([A, B], servers=hosts(A, B, settings=greeting))
+    assert finished.returncode == 0, finished.stdout
+
+
+def test_a_killed_worker_is_named_and_all_go_on_from_the_last_checkpoint(run_on):
+    job, finished = run_on([A, B], faults=[fault("send_self", number=int(signal.SIGKILL))], checkpoint=True)
+    assert finished.returncode == 0, finished.stdout
+    assert job.error(attempt=1)["worker"] == 1
+    assert "was killed by SIGKILL" in job.error(attempt=1)["what"]
+    for rank in (0, 1):
+        assert job.log(2, rank).startswith("training from step 2,")
+
+
+def test_the_first_error_is_named_although_its_victims_on_other_hosts_end_before_it(run_on):
+    raised = fault("raise_error", rank=2, kind="ValueError", message="bad label 12", code=70, after_peers=True)
+    job, finished = run_on([A, B, C], faults=[raised])
+    assert finished.returncode == 70
+    assert finished.stderr.startswith(
+        "First error (attempt 1): worker 2 ended with exit code 70: ValueError: bad label"
+    )
+    assert [victim["worker"] for victim in job.error()["victims"]] == [0, 1]
+
+
+def test_a_frozen_worker_is_named(run_on, tmp_path):
+    faults = [fault("send_self", number=int(signal.SIGSTOP)), fault("exit_when_sent", rank=0, name="go")]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "go").touch()
+    job, finished = run_on([A, B], faults=faults, checkpoint=True)
+    assert finished.returncode == 0, finished.stdout
+    assert job.error(attempt=1)["worker"] == 1
+    assert "frozen" in job.error(attempt=1)["what"]
+
+
+def test_a_stuck_worker_is_named_by_its_stack(run_on):
+    job, finished = run_on([A, B], "--stall_timeout=1", faults=[fault("read_next_batch")], checkpoint=True)
+    assert finished.returncode == 0, finished.stdout
+    assert job.error(attempt=1)["worker"] == 1
+    assert job.error(attempt=1)["what"].startswith("is stuck: no progress for ")
+    assert "in read_next_batch" in job.log(1, 1) and "in quick_execute" in job.log(1, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------- connections
+
+
+def kill_client(job, servers, tmp_path):
+    client_of(job, B).kill()
+
+
+def kill_session(job, servers, tmp_path):
+    for session in servers.sessions(B):
+        session.kill()
+
+
+def agent_at(address, job, tmp_path):
+    """The agent that the connection to a host has started."""
+    (mark,) = {word for word in client_of(job, address).cmdline()[-1].split() if word.startswith("LAUNCHER_AGENT=")}
+    return next(agent for agent in sshd.agents(tmp_path) if agent.environ()["LAUNCHER_AGENT"] == mark.partition("=")[2])
+
+
+def kill_agent(job, servers, tmp_path):
+    agent_at(B, job, tmp_path).kill()
+
+
+def stop_agent(job, servers, tmp_path):
+    agent_at(B, job, tmp_path).suspend()
+
+
+def stop_client(job, servers, tmp_path):
+    client_of(job, B).suspend()
+
+
+@pytest.mark.parametrize(
+    ("lose", "said"),
+    [
+        (kill_client, "the connection to 127.0.0.2 ended"),
+        (kill_session, "the connection to 127.0.0.2 ended"),
+        (kill_agent, "the connection to 127.0.0.2 ended"),
+        pytest.param(stop_agent, "nothing was heard from 127.0.0.2 for 8 s", marks=pytest.mark.heavy),
+        pytest.param(stop_client, "nothing was heard from 127.0.0.2 for 8 s", marks=pytest.mark.heavy),
+    ],
+)
+def test_a_host_that_is_lost_is_named_and_the_job_goes_on_without_what_ran_there(launch_on, tmp_path, lose, said):
+    children = [fault("start_children", rank=rank, step=1) for rank in range(4)]
+    job, servers = launch_on([A, B], workers=4, faults=[*children, *hanging(4)], checkpoint=True)
+    wait_for_training(job, 4)
+    before = job.running()
+    assert len(before) == 4 + 8
+    lose(job, servers, tmp_path)
+    finished = job.wait()
+    assert finished.returncode == 0, finished.stdout
+    error = job.error(attempt=1)
+    assert error["worker"] == 2 and error["what"].startswith(f"was lost: {said}")
+    assert "The same error in: worker 3" in finished.stdout
+    assert not any(map(is_running, before))
+    assert_nothing_left(job, tmp_path)
+
+
+def test_workers_that_save_on_a_signal_end_the_job_with_42(launch_on, tmp_path):
+    job, _ = launch_on([A, B], on_sigterm="save", steps=10**9)
+    job.until(lambda: job.log(1, 0) and job.log(1, 1))
+    job.started.process.send_signal(signal.SIGTERM)
+    finished = job.wait()
+    assert finished.returncode == 42
+    assert "saved at step" in finished.stdout
+    assert job.attempts() == ["attempt_1"]
+    assert_nothing_left(job, tmp_path)
+
+
+def test_nothing_survives_on_any_host_when_the_supervisor_is_killed(launch_on, eventually, tmp_path):
+    children = [fault("start_children", rank=rank, step=1) for rank in (0, 1)]
+    job, _ = launch_on([A, B], faults=[*children, *hanging(2)])
+    wait_for_training(job, 2)
+    assert len(job.running()) == 6 and len(sshd.agents(tmp_path)) == 2
+    job.started.process.kill()
+    job.started.process.wait()
+    eventually(lambda: not what_is_left(job, tmp_path))
+
+
+# ---------------------------------------------------------------------------------------------------------- not there
+
+
+def test_a_host_that_cannot_be_reached_is_named_and_nothing_is_written(launch_on, hosts, tmp_path):
+    job, _ = launch_on([A, B], "--connect_timeout=1", servers=hosts(A))
+    finished = job.wait()
+    assert finished.returncode == 75
+    assert finished.stderr.startswith("error: 127.0.0.2 cannot be reached by ssh (")
+    assert "Connection refused" in finished.stderr and finished.stderr.count("\n") == 1
+    assert not job.model_dir.exists()
+    assert_nothing_left(job, tmp_path)
+
+
+def test_a_host_that_comes_up_in_time_is_waited_for(launch_on, hosts):
+    servers = hosts(A)
+    job, _ = launch_on([A, B], servers=servers)
+    job.until(lambda: "127.0.0.2 cannot be reached" in job.started.stdout)
+    servers.start(B)
+    assert job.wait().returncode == 0
+
+
+def test_a_signal_while_hosts_are_tried_ends_the_job(launch_on, hosts, tmp_path):
+    job, _ = launch_on([A, B], servers=hosts(A))
+    job.until(lambda: "127.0.0.2 cannot be reached" in job.started.stdout)
+    job.started.process.send_signal(signal.SIGTERM)
+    assert job.wait().returncode == 128 + signal.SIGTERM
+    assert_nothing_left(job, tmp_path)
+
+
+def test_a_host_that_does_not_come_back_ends_the_job_after_the_allowed_restarts(launch_on, tmp_path):
+    job, servers = launch_on([A, B], "--connect_timeout=1", "--max_restarts=1", faults=hanging(2))
+    wait_for_training(job, 2)
+    servers.stop(B)
+    finished = job.wait()
+    assert finished.returncode == 75
+    assert job.error()["worker"] == 1
+    assert job.error()["what"].startswith("did not start: 127.0.0.2 cannot be reached by ssh (")
+    assert_nothing_left(job, tmp_path)
+
+
+def other_version(tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(ROOT / "launcher", folder / "launcher", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "launcher" / "__init__.py").write_text('__version__ = "9.9.9"\n')
+    return f"--remote_dir={folder}"
+
+
+MISTAKES = {
+    "key": (lambda servers, _: f"--ssh_command={servers.command('stranger')}", ["ssh to 127.0.0.1", "without a pass"]),
+    "host key": (
+        lambda servers, _: f"--ssh_command={servers.command(UserKnownHostsFile=os.devnull)}",
+        ["ssh to 127.0.0.1", "Host key verification failed"],
+    ),
+    "python": (lambda *_: "--remote_python=/no/python", ["127.0.0.1", "/no/python", "--remote_python"]),
+    "folder": (lambda *_: "--remote_dir=/no/folder", ["127.0.0.1", "/no/folder", "--remote_dir"]),
+    "version": (lambda _, tmp_path: other_version(tmp_path), ["127.0.0.1", "9.9.9", "install the same"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_a_person_has_to_mend_is_one_message_with_exit_code_64(launch_on, hosts, tmp_path, mistake):
+    flag, said = MISTAKES[mistake]
+    servers = hosts(A)
+    job, _ = launch_on([A], flag(servers, tmp_path), servers=servers)
+    finished = job.wait()
+    assert finished.returncode == 64, finished.stdout
+    assert finished.stderr.startswith("error: ") and finished.stderr.count("\n") == 1
+    for part in said:
+        assert part in finished.stderr
+    assert not job.model_dir.exists()
+    assert_nothing_left(job, tmp_path)
+
+
+def test_a_host_without_the_launcher_is_told_so(launch, hosts, tmp_path):
+    servers = hosts(A)
+    job = launch(
+        "--backend=ssh", f"--hosts={A}", f"--ssh_command={servers.command()}", "--env=PYTHONPATH=/nowhere",
+        f"--remote_dir={tmp_path}", workers=1,
+    )  # fmt: skip
+    finished = job.wait()
+    assert finished.returncode == 64
+    assert f"{sys.executable} on 127.0.0.1 does not find the launcher" in finished.stderr
+
+
+# -------------------------------------------------------------------------------------------------------------- elastic
+
+
+def test_a_job_goes_on_with_fewer_workers_and_grows_back_when_the_host_does(launch_on, tmp_path):
+    faults = [*hanging(4), *hanging(2, attempt=2, step=3)]
+    job, servers = launch_on([A, B, C, D], "--min_workers=2", "--connect_timeout=2", faults=faults, checkpoint=True)
+    wait_for_training(job, 4)
+    servers.stop(D)
+    wait_for_training(job, 2, attempt=2)
+    assert job.error(attempt=1)["worker"] == 3
+    assert sorted(path.name for path in (job.model_dir / "logs" / "attempt_2").iterdir()) == [
+        "worker_0.log",
+        "worker_1.log",
+    ]
+    assert "one of 2 for 4" in job.log(2, 0)
+    assert "going on without a host: 127.0.0.4 cannot be reached" in job.started.stdout
+    servers.start(D)
+    psutil.Process(job.numbers("pids")[-1]).kill()
+    finished = job.wait()
+    assert finished.returncode == 0, finished.stdout
+    assert "attempt 3: starting 4 worker(s)" in finished.stdout
+    for rank in range(4):
+        assert job.log(3, rank).startswith("training from step 3,") and "one of" not in job.log(3, rank)
+    assert_nothing_left(job, tmp_path)
+
+
+def test_with_too_few_workers_left_the_job_waits_and_gives_up(launch_on, tmp_path):
+    flags = ("--min_workers=2", "--connect_timeout=1", "--max_restarts=1")
+    job, servers = launch_on([A, B, C, D], *flags, faults=hanging(4))
+    wait_for_training(job, 4)
+    for address in (B, C, D):
+        servers.stop(address)
+    finished = job.wait()
+    assert finished.returncode == 75
+    assert job.error()["what"].startswith("did not start: 127.0.0.2 cannot be reached")
+    assert_nothing_left(job, tmp_path)
