@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import small_run
 
 from launcher import config, elastic, plan
 from launcher.errors import UsageError
-from tests import small_run
 
 
 def linear_run(steps=3, batch=8, **options):

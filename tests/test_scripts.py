@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -178,4 +179,49 @@ def test_a_folder_that_is_no_virtual_environment_is_left_alone(tmp_path):
 def test_install_explains_wrong_arguments(arguments, message):
     done = run("install.sh", *arguments)
     assert done.returncode == 1
+    assert message in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------------- several hosts
+
+
+def test_launch_ssh_gives_the_hosts_the_interpreter_and_every_flag_to_the_launcher(tmp_path):
+    ssh = executable(tmp_path / "my ssh", "#!/bin/sh\n")
+    done = run(
+        "launch_ssh.sh", "--dry_run", "a,me@b", "--gin_file=x.gin", "--model_dir=my run", "--min_workers=1",
+        cwd=tmp_path, PYTHON=sys.executable, SSH_COMMAND=f"'{ssh}' -p 2222", PYTHONPATH="/mine",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    agents = [shlex.split(line) for line in lines if "launcher.jobs.agent" in line]
+    assert [words[:3] for words in agents] == [[str(ssh), "-p", "2222"]] * 2
+    for words in agents:
+        remote = shlex.split(words[-1])
+        assert f"PYTHONPATH={ROOT}:/mine" in remote and str(tmp_path) in remote
+        assert remote[-3:] == [sys.executable, "-m", "launcher.jobs.agent"]
+    workers = [line for line in lines if line.startswith(("TF_", "PYTHON"))]
+    assert len(workers) == 2 and all(line.endswith("--gin_file=x.gin '--model_dir=my run'") for line in workers)
+    assert os.listdir(tmp_path) == ["my ssh"]
+
+
+def test_launch_ssh_takes_a_file_of_hosts(tmp_path):
+    executable(tmp_path / "ssh", "#!/bin/sh\n")
+    (tmp_path / "hosts.txt").write_text("a slots=2\nb  # the other\n")
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    done = run(
+        "launch_ssh.sh", "--dry_run", "hosts.txt", "--gin_file=x.gin", cwd=tmp_path, PYTHON=sys.executable, PATH=path
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split(",")[0] for line in done.stdout.splitlines() if line.startswith("# worker")] == [
+        "# worker 0 on a", "# worker 1 on a", "# worker 2 on b",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "name the hosts"), (["a,b"], "name the hosts"), (["--gin_file=x.gin", "a"], "come first")],
+)
+def test_launch_ssh_explains_wrong_arguments(arguments, message):
+    done = run("launch_ssh.sh", *arguments)
+    assert done.returncode == 64
     assert message in done.stderr

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -67,7 +68,7 @@ class Connection:
         self._outgoing = protocol.LineWriter(self._process.stdin.fileno())
         self._clock = AwakeClock(time.monotonic())
         self._heard_at = 0.0
-        self._beat_at = 0.0
+        self._sending = threading.RLock()
         self.send({"do": "hello", "mark": mark, **hello})
 
     @property
@@ -96,9 +97,10 @@ class Connection:
         return () if self.lost else tuple(pipe.fileno() for pipe in channels if pipe is not None)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Tells the agent something, if it is still there."""
-        if not self.lost:
-            self._outgoing.send(message)
+        """Tells the agent something, if it is still there; any thread may."""
+        with self._sending:
+            if not self.lost:
+                self._outgoing.send(message)
 
     def receive(self, patience_seconds: float = protocol.HEAD_PATIENCE_SECONDS) -> list[dict[str, Any]]:
         """The messages that have come; finds out whether the agent is gone.
@@ -129,11 +131,8 @@ class Connection:
             self._lose(f"the connection to {self.host.name} ended ({self._last_words()})")
         elif self.is_ready and now - self._heard_at > patience_seconds:
             self._lose(f"nothing was heard from {self.host.name} for {patience_seconds:g} s")
-        elif now - self._beat_at >= protocol.BEAT_SECONDS:
-            self._beat_at = now
-            self.send({"do": "ping"})
         else:
-            self._outgoing.flush()
+            self._flush()
         return messages
 
     def drop(self, why: str) -> None:
@@ -149,13 +148,17 @@ class Connection:
             return
         deadline = time.monotonic() + seconds
         while not self._incoming.is_closed and time.monotonic() < deadline:
-            self._outgoing.flush()
+            self._flush()
             for line in self._errors.receive():
                 self._note(line)
             self._incoming.receive()
             time.sleep(0.01)
         self._end_process()
         self._lose("closed")
+
+    def _flush(self) -> None:
+        with self._sending:
+            self._outgoing.flush()
 
     def _note(self, line: bytes) -> None:
         self.stderr.append(line.decode(errors="replace").rstrip()[:_LONGEST_LINE])
@@ -165,19 +168,17 @@ class Connection:
         return said if any(self.stderr) else f"exit code {self.exit_code}"
 
     def _lose(self, why: str) -> None:
-        self.lost = why
-        if self.exit_code is None:
-            self._kill()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
+        with self._sending:  # nothing is to be sent to whoever gets the number of a closed pipe
+            self.lost = why
+            if self.exit_code is None:
+                self._kill()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
     def _end_process(self) -> None:
         """Reaps the process, whose output has ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
         try:
             self.exit_code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -15,13 +15,15 @@ from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.output import Console, LogFile, Tee
+from launcher.jobs.policy import Outcome, find_cause
 from launcher.jobs.sites import Site, Sites, first_of
 from launcher.jobs.transports import AgentCommand, Transport
 from launcher.progress import ErrorRecord, Report
 
 _TURN_SECONDS = 0.05
-# When a worker has failed, a host that is silent for this long is the more likely cause.
-_SUSPECT_SECONDS = 4.0
+# When workers fail as they do when another is gone, a host that is silent for this long is the likely cause. Shorter
+# than the supervisor waits for the failure behind such a symptom.
+_SUSPECT_SECONDS = 2.5
 _ANSWER_SECONDS = 20.0
 _CLOSE_SECONDS = 10.0
 
@@ -88,9 +90,7 @@ class RemoteBackend:
 
     def plan(self, attempt: int) -> str:
         """What would run here to start the agents, and what these would run."""
-        lines = [
-            "# An agent adds LAUNCHER_JOB, LAUNCHER_PROGRESS_FILE, LAUNCHER_ERROR_FILE, and a share of its GPUs.\n"
-        ]
+        lines = ["# To a worker's variables its agent adds where to report, and its share of the host's GPUs.\n"]
         seats = [_Seat(site=site, slot=slot) for site in self._sites.all for slot in range(site.host.slots)]
         for site in self._sites.all:
             argv = self._transport.argv(site.host, self._agent.words(f"{self._job.identity}-{site.number}-0"))
@@ -116,8 +116,8 @@ class RemoteBackend:
     def pump(self, timeout_seconds: float) -> None:
         """Passes on what workers print and how they are; returns after `timeout_seconds` at the latest."""
         self._sites.wait(timeout_seconds)
-        has_failed = any(worker.exit_code not in (None, 0) for worker in self._workers.values())
-        patience = _SUSPECT_SECONDS if has_failed else protocol.HEAD_PATIENCE_SECONDS
+        cause = find_cause([worker.outcome() for worker in self._workers.values()])
+        patience = _SUSPECT_SECONDS if cause and cause.is_symptom else protocol.HEAD_PATIENCE_SECONDS
         for site in self._sites.all:
             if site.connection is None:
                 continue
@@ -240,6 +240,16 @@ class RemoteWorker:
             self.report = Report(**{**state["report"], "monotonic": now - ages["report"]})
         if state.get("error"):
             self.error = ErrorRecord(**{**state["error"], "monotonic": now - ages["error"]})
+
+    def outcome(self) -> Outcome:
+        """How it stands."""
+        return Outcome(
+            rank=self.command.rank,
+            exit_code=self.exit_code,
+            error=self.error,
+            last_alive=self.last_alive,
+            trouble=self.trouble,
+        )
 
     def refresh(self) -> None:
         """Notices that its host is lost."""

@@ -94,6 +94,12 @@ def make_backend(
     elastic.check_least(least, job.workers)
     if not 0 < options.connect_timeout < float("inf"):
         raise UsageError(f"--connect_timeout={options.connect_timeout:g}: must be a number of seconds above 0")
+    folder = options.remote_dir or os.getcwd()
+    if folder != os.getcwd() and not os.path.isabs(job.model_dir):
+        raise UsageError(
+            f"--remote_dir={folder}: --model_dir={job.model_dir} would be another folder there than here; give the "
+            "whole path of one that all hosts share"
+        )
     passed_on = _passed_on(options.env, environ)
     needed = {name: value for name, value in passed_on.items() if name == "PYTHONPATH"}
     return RemoteBackend(
@@ -102,7 +108,7 @@ def make_backend(
         transport=transport,
         agent=AgentCommand(
             python=options.remote_python or sys.executable,
-            folder=options.remote_dir or os.getcwd(),
+            folder=folder,
             environ=needed,
         ),
         environ={**passed_on, **(needed_there or {})},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import select
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.hosts import Host
 from launcher.jobs.output import Console
@@ -77,6 +79,8 @@ class Sites:
         self.all = [
             Site(number, host, sum(before.slots for before in hosts[:number])) for number, host in enumerate(hosts)
         ]
+        self._over = threading.Event()
+        self._beats: threading.Thread | None = None
 
     def connect(self, timeout_seconds: float, *, is_first: bool, stop: Callable[[], bool]) -> dict[Site, Refusal]:
         """Connects to the hosts that are not connected, and tries again until the time is over.
@@ -93,6 +97,10 @@ class Sites:
         Raises:
           UsageError: a person has to mend something first.
         """
+        if self._beats is None:
+            # A thread of its own: a terminal that is not read from holds up the rest, which must not look like death.
+            self._beats = threading.Thread(target=self._beat, daemon=True)
+            self._beats.start()
         deadline = time.monotonic() + timeout_seconds
         for site in self.all:
             site.refusal, site.retry_at = None, 0.0
@@ -138,6 +146,15 @@ class Sites:
             connection.close(max(0.0, deadline - time.monotonic()))
         for site in self.all:
             site.connection = None
+        self._over.set()
+        if self._beats is not None:
+            self._beats.join()
+
+    def _beat(self) -> None:
+        while not self._over.wait(protocol.BEAT_SECONDS):
+            for connection in [site.connection for site in self.all]:
+                if connection is not None:
+                    connection.send({"do": "ping"})
 
     def _pursue(self, site: Site, timeout_seconds: float, *, is_first: bool, may_try: bool) -> None:
         """Sees what has become of an attempt to connect, or makes the next one."""

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from tests.jobs import sshd
-from tests.jobs.launched import ROOT, LaunchedJob
+import sshd
+from launched import ROOT, LaunchedJob
 
 
 @pytest.fixture

@@ -125,6 +125,11 @@ def read_next_batch():
     threading.Event().wait()
 
 
+def print_much():
+    for _ in range(40):
+        say("x" * 100_000)
+
+
 def exit_when_sent(name, code=1):
     quick_execute(lambda: (MODEL_DIR / name).exists())
     os._exit(code)
@@ -144,7 +149,7 @@ def wait_for_sigterm():
 
 
 FAULTS = (
-    leave, raise_error, segfault_after_peers, send_self, read_next_batch, exit_when_sent, start_children,
+    leave, raise_error, segfault_after_peers, send_self, read_next_batch, print_much, exit_when_sent, start_children,
     wait_for_sigterm,
 )  # fmt: skip
 BY_NAME = {function.__name__: function for function in FAULTS}

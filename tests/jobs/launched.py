@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
+from running import is_running
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -44,10 +44,3 @@ class LaunchedJob:
     def running(self) -> list[int]:
         """Which of the workers and their children still run."""
         return [number for number in (*self.numbers("pids"), *self.numbers("children")) if is_running(number)]
-
-
-def is_running(number: int) -> bool:
-    try:
-        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+from running import is_running
 
-from tests.jobs.launched import ROOT, is_running
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
 

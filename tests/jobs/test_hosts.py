@@ -97,6 +97,7 @@ def run(capsys, tmp_path, monkeypatch):
         (["--backend=ssh", "--hosts=a", "--env=NO_SUCH_NAME"], ["NO_SUCH_NAME", "not set"]),
         (["--backend=ssh", "--hosts=a,b,c,d", "--min_workers=3"], ["--min_workers=3", "1, 2"]),
         (["--backend=ssh", "--hosts=a,b", "--min_workers=0"], ["--min_workers=0"]),
+        (["--backend=ssh", "--hosts=a", "--remote_dir=/there"], ["--remote_dir=/there", "--model_dir=runs/x"]),
         (["--hosts=a"], ["--hosts=a", "--backend=ssh"]),
         (["--min_workers=1"], ["--min_workers=1", "--backend=local"]),
         (["--remote_dir=/x"], ["--remote_dir=/x", "--backend=local"]),

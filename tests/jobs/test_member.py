@@ -10,8 +10,7 @@ import sys
 
 import psutil
 import pytest
-
-from tests.jobs.launched import LaunchedJob
+from launched import LaunchedJob
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
 

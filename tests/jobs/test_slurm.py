@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import slurm_cluster
+from launched import ROOT, LaunchedJob
 
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host
 from launcher.jobs.slurm import Srun
-from tests.jobs import slurm_cluster
-from tests.jobs.launched import ROOT, LaunchedJob
 
 SCRIPT = ROOT / "scripts" / "slurm.sbatch"
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
+import sshd
+from running import is_running
 
-from tests.jobs import sshd
-from tests.jobs.launched import ROOT, is_running
+from launcher.jobs import protocol
 
 pytestmark = pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING)
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 A, B, C, D = "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"
 
 
@@ -180,6 +185,40 @@ def test_a_host_that_is_lost_is_named_and_the_job_goes_on_without_what_ran_there
     assert "The same error in: worker 3" in finished.stdout
     assert not any(map(is_running, before))
     assert_nothing_left(job, tmp_path)
+
+
+def test_a_host_that_fell_silent_is_named_although_its_peers_failed_first(launch_on, tmp_path):
+    faults = [fault("read_next_batch"), fault("exit_when_sent", rank=0, name="go")]
+    job, servers = launch_on([A, B], faults=faults, checkpoint=True)
+    job.until(lambda: "reading a batch" in job.log(1, 1))
+    stop_agent(job, servers, tmp_path)
+    (job.model_dir / "go").touch()
+    assert job.wait().returncode == 0
+    assert job.error(attempt=1)["worker"] == 1
+    assert job.error(attempt=1)["what"].startswith("was lost: nothing was heard from 127.0.0.2")
+    assert_nothing_left(job, tmp_path)
+
+
+@pytest.mark.heavy
+def test_a_terminal_that_is_not_read_from_holds_the_job_up_and_does_not_end_it(fake_environment, hosts, tmp_path):
+    servers = hosts(A)
+    flags = ["--backend=ssh", f"--hosts={A}", f"--ssh_command={servers.command()}", "--env=FAKE_WORKER", "--env=TMPDIR"]
+    settings = {"hosts": True, "faults": [fault("print_much", rank=0)]}
+    command = [sys.executable, "-m", "launcher.launch", *flags, "--worker_module=fake_worker", "--gin_file=fake.gin"]
+    process = subprocess.Popen(
+        [*command, f"--model_dir={tmp_path / 'run'}"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **fake_environment(**settings)},
+        cwd=tmp_path,
+    )
+    # Longer than the patience of either side: an agent that ended meanwhile would be seen.
+    agent_gone = time.monotonic() + 1.5 * protocol.AGENT_PATIENCE_SECONDS
+    while time.monotonic() < agent_gone:
+        assert process.poll() is None
+        time.sleep(0.1)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert printed.endswith(b"[launcher] job done: 1 attempt(s), 0 restart(s), exit code 0\n")
 
 
 def test_workers_that_save_on_a_signal_end_the_job_with_42(launch_on, tmp_path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import sshd
 
 from launcher.checkpoints import CheckpointStore
-from tests.jobs import sshd
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING)]
 

@@ -9,10 +9,10 @@ import sys
 
 import psutil
 import pytest
+from launched import LaunchedJob
 
 from launcher.errors import UsageError
 from launcher.jobs.tpu_vm import TpuVm
-from tests.jobs.launched import LaunchedJob
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
 
