@@ -18,6 +18,7 @@ from launched import ROOT, LaunchedJob
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host
 from launcher.jobs.slurm import Srun
+from launcher.jobs.transports import AgentCommand
 
 SCRIPT = ROOT / "scripts" / "slurm.sbatch"
 
@@ -68,6 +69,27 @@ def test_a_mistake_says_what_to_do(allocation, changes, workers, said):
         Srun({**allocation, **changes}, workers)
     for part in said:
         assert part in str(raised.value)
+
+
+def test_an_end_that_srun_reports_is_explained_by_what_the_command_said(allocation):
+    transport = Srun(allocation, None)
+    said = [f"{sys.executable}: No module named launcher", "srun: error: n9: task 0: Exited with exit code 1"]
+    assert transport.explain(transport.hosts[0], 1, said) is None
+    refusal = AgentCommand(python=sys.executable, folder="/").explain(transport.hosts[0], 1, said)
+    assert refusal.is_mistake and "n9 does not find the launcher" in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("line", "is_mistake"),
+    [
+        ("srun: error: Unable to create step for job 7: Job/step already completing or completed", True),
+        ("srun: error: Task launch for StepId=7.0 failed on node n9: Communication connection failure", False),
+    ],
+)
+def test_what_srun_itself_refuses_is_its_own(allocation, line, is_mistake):
+    transport = Srun(allocation, None)
+    refusal = transport.explain(transport.hosts[0], 1, [line, "srun: error: Application launch failed"])
+    assert refusal.is_mistake == is_mistake and line.removeprefix("srun: error: ") in refusal.message
 
 
 def test_a_person_outside_of_slurm_is_told_how_to_get_in(run_launcher):
@@ -203,6 +225,21 @@ def test_a_cancelled_job_leaves_nothing(slurm, submit, eventually):
     slurm.run("scancel", number)
     assert slurm.wait(number)["JobState"] == "CANCELLED"
     eventually(lambda: not job.running() and not list(slurm.folder.glob("launcher-*")))
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--remote_python=/nowhere/python", "no interpreter /nowhere/python"),
+        ("--remote_dir=/nowhere", "no folder /nowhere"),
+    ],
+)
+def test_a_node_that_cannot_run_the_launcher_is_a_mistake_with_its_reason(slurm, submit, flag, said):
+    number, job = submit(flag, "--connect_timeout=1e6")
+    ended = slurm.wait(number)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "64:0"), slurm.output(number)
+    assert re.search(rf"error: node[12] has {said}", slurm.output(number)), slurm.output(number)
+    assert not job.model_dir.exists()
 
 
 def test_dry_run_prints_the_step_of_every_node_and_starts_nothing(slurm, submit):
