@@ -13,10 +13,12 @@ import os
 import shutil
 import signal
 import sys
+import time
 
 JOB = "LAUNCHER_JOB"
 
-_ROUNDS = 20
+_ROUNDS = 50
+_DEATH_SECONDS = 0.01  # a process that is killed is gone a moment later
 
 
 def kill_group(group: int) -> None:
@@ -37,6 +39,7 @@ def kill_marked(job: str, variable: str = JOB) -> None:
                 os.kill(process, signal.SIGKILL)
         if not found:
             return
+        time.sleep(_DEATH_SECONDS)
 
 
 def _marked(mark: bytes) -> list[int]:

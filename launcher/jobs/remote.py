@@ -75,7 +75,8 @@ class RemoteBackend:
         number = elastic.workers_of(self._job.workers, sum(site.host.slots for site in there), self._min_workers)
         if number is None:
             site, message = first_of(refusals)
-            raise NotReady(message, site.first_rank)
+            advice = "bring it up, name other hosts, or allow for fewer by --min_workers"
+            raise NotReady(f"{message}; {advice}", site.first_rank)
         self._is_first = False
         for refusal in refusals.values():
             self._console.note(f"going on without a host: {refusal.message}")

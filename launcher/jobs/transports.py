@@ -142,7 +142,7 @@ class Ssh:
             by_hand = shlex.join([*self._command, host.name, "true"])
             message = f"ssh to {host.name} is refused ({said}); first make this work without a password: {by_hand}"
             return Refusal(message=message, is_mistake=True)
-        return Refusal(message=f"{host.name} cannot be reached by ssh ({said}); is it up?", is_mistake=False)
+        return Refusal(message=f"{host.name} cannot be reached by ssh ({said})", is_mistake=False)
 
 
 def last_words(lines: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -25,8 +26,9 @@ FOREVER = "import threading; threading.Event().wait()"
 class Head:
     """The other end of an agent's pipes."""
 
-    def __init__(self, process):
+    def __init__(self, process, mark):
         self.process = process
+        self.mark = mark
         self.seen = []
         self._partial = b""
 
@@ -34,11 +36,16 @@ class Head:
         self.raw(json.dumps(message).encode() + b"\n")
 
     def raw(self, content):
-        self.process.stdin.write(content)
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(content)
+        except BrokenPipeError:
+            self.fail()
 
-    def hello(self, mark="one", slots=2, earlier=(), **environ):
-        self.tell(do="hello", mark=mark, earlier=list(earlier), slots=slots, environ=environ)
+    def fail(self):
+        pytest.fail(f"the agent ended with {self.process.wait(60)}: {self.process.stderr.read().decode()}")
+
+    def hello(self, earlier=(), slots=2, **environ):
+        self.tell(do="hello", mark=self.mark, earlier=list(earlier), slots=slots, environ=environ)
         return self.next("hello")
 
     def start(self, *programs, attempt=1, environ=()):
@@ -62,7 +69,7 @@ class Head:
             if ready:
                 content = os.read(self.process.stdout.fileno(), 65536)
                 if not content:
-                    pytest.fail(f"the agent ended with {self.process.wait()}: {self.process.stderr.read().decode()}")
+                    self.fail()
                 *lines, self._partial = (self._partial + content).split(b"\n")
                 self.seen += [json.loads(line) for line in lines if line]
             self.tell(do="ping")
@@ -81,7 +88,8 @@ def connect(tmp_path):
     """connect(): starts an agent and returns the head that is connected to it."""
     heads = []
 
-    def start(mark="one"):
+    def start():
+        mark = f"{uuid.uuid4().hex}-0-{len(heads)}"  # what ends agents by their marks is not to meet other tests'
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "LAUNCHER_AGENT": mark}
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher.jobs.agent"],
@@ -92,7 +100,7 @@ def connect(tmp_path):
             env=environ,
             start_new_session=True,
         )
-        heads.append(Head(process))
+        heads.append(Head(process, mark))
         return heads[-1]
 
     yield start
@@ -184,14 +192,14 @@ def test_clear_ends_workers_with_all_they_started_and_the_next_attempt_begins(co
     assert "attempt_2_worker_0." in head.output(0, "\n")
 
 
-def test_kill_ends_one_worker_with_its_group(connect):
+def test_kill_ends_one_worker_with_its_group(connect, eventually):
     head = connect()
     head.hello()
     head.start((0, WITH_CHILDREN), (1, f"print('up', flush=True); {FOREVER}"))
     children = children_of(head, 0)
     head.tell(do="kill", rank=0)
     assert head.until(lambda message: message.get("exit_code") is not None)["rank"] == 0
-    assert not is_running(children[0]) and not is_running(children[2])
+    eventually(lambda: not is_running(children[0]) and not is_running(children[2]))
 
 
 def leave(head):
@@ -253,21 +261,21 @@ def test_signals_to_the_agent_do_not_end_it_and_workers_can_still_be_ended_by_th
 
 
 def test_an_agent_that_could_not_end_its_workers_has_them_ended_by_the_next(connect, tmp_path):
-    stopped = connect("one")
-    stopped.hello("one")
+    stopped = connect()
+    stopped.hello()
     stopped.start((0, WITH_CHILDREN))
     numbers = [*children_of(stopped, 0), stopped.process.pid]
     stopped.process.send_signal(signal.SIGSTOP)
     stopped.process.stdin.close()
-    fresh = connect("two")
-    fresh.hello("two", earlier=["one"])
+    fresh = connect()
+    fresh.hello(earlier=[stopped.mark])
     assert not any(map(is_running, numbers))
-    assert not list(tmp_path.glob("launcher-one"))
+    assert not list(tmp_path.glob(f"launcher-{stopped.mark}"))
 
 
 def test_gpus_that_cannot_be_divided_are_refused(connect):
     head = connect()
-    head.tell(do="hello", mark="one", earlier=[], slots=2, environ={"CUDA_VISIBLE_DEVICES": "0,1,2"})
+    head.tell(do="hello", mark=head.mark, earlier=[], slots=2, environ={"CUDA_VISIBLE_DEVICES": "0,1,2"})
     assert "3 GPU(s)" in head.next("refused")["message"]
     assert head.process.wait(60) == 64
 
