@@ -20,7 +20,7 @@ import psutil
 from launcher.jobs.local import free_ports
 
 NODES = ("node1", "node2")
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "squeue", "sinfo")
+_PROGRAMS = ("setpriv", "munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "squeue", "sinfo")
 _SECONDS = 60
 # Debian puts daemons where a person's PATH may not lead.
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
@@ -108,17 +108,19 @@ def slurm(folder: Path):
     (folder / "state").mkdir()
     munged = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.sock"]
     munged += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")]
-    commands = [munged, ["slurmctld", "-D"]]
+    configured = ["-D", "-f", str(folder / "slurm.conf")]
+    commands = [munged, ["slurmctld", *configured]]
     for node in NODES:
         (folder / f"spool-{node}").mkdir()
-        commands.append(["slurmd", "-D", "-N", node])
+        commands.append(["slurmd", *configured, "-N", node])
     daemons: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
             with open(folder / f"{len(daemons)}-{command[0]}.log", "wb") as log:
                 daemons.append(
                     subprocess.Popen(
-                        [*command, *([] if command is munged else ["-f", str(folder / "slurm.conf")])],
+                        # They end with the tests also when somebody kills these.
+                        ["setpriv", "--pdeathsig=KILL", *command],
                         env=environ,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
