@@ -11,6 +11,7 @@ VERSION = re.search(r'__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8")
 # TensorFlow comes by extra, because three distributions provide the one module `tensorflow` and no one of them fits
 # every machine. Without an extra, `python -m launcher.main` names them.
 CPU = ["tensorflow-cpu>=2.20"]
+KUBERNETES = ["PyYAML>=6.0"]  # python -m launcher.launch --backend=kubernetes
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
 REPORT = ["matplotlib>=3.8"]  # the curves of report.html
 
@@ -39,13 +40,16 @@ setup(
         "cuda": ["tensorflow[and-cuda]>=2.20"],  # with the CUDA libraries it was built for
         "tpu": ["tensorflow-tpu>=2.20"],  # Cloud TPU VMs
         "demo": DEMO,
+        "kubernetes": KUBERNETES,
         "report": REPORT,
         "preflight": ["jax", "libtpu"],  # the TPU compiler, which needs no TPU
         "test": [
             *CPU,
             *DEMO,
+            *KUBERNETES,
             *REPORT,
             "hypothesis>=6.100",  # properties instead of examples, where there is an oracle
+            "jsonschema>=4.20",  # the JobSet against its schema
             "mypy>=1.11",
             "psutil>=5.9",  # ends every process that a test started
             "pytest>=8.0",

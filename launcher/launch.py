@@ -22,17 +22,15 @@ from absl import flags
 
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
-from launcher.jobs import remote_flags
-from launcher.jobs.job import Backend, Job
-from launcher.jobs.local import LocalBackend
+from launcher.jobs import backends, kubernetes, member
+from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
 from launcher.names import advice
 
-_BACKENDS = ("local", "ssh")
 _ORDER = (
-    "backend", "workers", *remote_flags.SSH_FLAGS, *remote_flags.REMOTE_FLAGS,
-    "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
+    *backends.FLAGS,
 )  # fmt: skip
 
 
@@ -40,18 +38,17 @@ def define_flags() -> flags.FlagValues:
     """The flags of the job; those of its workers are `launcher.main.define_flags`."""
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # a value of launcher.main's flags may stand apart from its name
-    flags.DEFINE_string(
-        "backend", "local", "Where workers run: local, all on this host; ssh, on --hosts.", flag_values=values
-    )
+    backends.define_flags(values)
     flags.DEFINE_integer(
         "workers", None,
-        "Processes that train together, each with its replicas. Default: 1, or one a host; on several hosts, a "
-        "multiple of their number.",
+        "Processes that train together, each with its replicas. Default: 1, or one a host, or one a task of a Slurm "
+        "job; on several hosts, a multiple of their number.",
         flag_values=values,
     )  # fmt: skip
-    remote_flags.define(values)
     flags.DEFINE_integer(
-        "max_restarts", 3, "Restarts without progress before giving up; progress starts the count over.",
+        "max_restarts", None,
+        "Restarts without progress before giving up; progress starts the count over, but not on Kubernetes. Default: "
+        "3; 0 for a member, whose scheduler restarts all of them.",
         flag_values=values,
     )  # fmt: skip
     flags.DEFINE_float(
@@ -81,8 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(help_text(options) + "\n")
             return EXIT_DONE
         job = make_job(options, rest)
+        kind = backends.chosen(options)
+        if kind.make is None:
+            return _apply(options, job, argv[1:])
         console = Console()
-        backend = make_backend(options, job, console)
+        backend = kind.make(options, job, console)
         if options.dry_run:
             sys.stdout.write(backend.plan(job.next_attempt()))
             return EXIT_DONE
@@ -92,17 +92,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         flush_standard_streams()
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-
-
-def make_backend(options: flags.FlagValues, job: Job, console: Console) -> Backend:
-    """Where the flags say that workers run.
-
-    Raises:
-      UsageError: they cannot run there.
-    """
-    if options.backend == "ssh":
-        return remote_flags.make_backend(options, job, console, remote_flags.make_ssh(options), os.environ)
-    return LocalBackend(job, console, os.environ)
 
 
 def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
@@ -115,12 +104,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     Raises:
       UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
     """
-    if options.backend not in _BACKENDS:
-        raise UsageError(f"--backend={options.backend}: expected {' or '.join(_BACKENDS)}")
-    if options.backend == "local":
-        remote_flags.refuse(options, remote_flags.REMOTE_FLAGS, "workers on other hosts, such as by --backend=ssh")
-    if options.backend != "ssh":
-        remote_flags.refuse(options, remote_flags.SSH_FLAGS, "--backend=ssh")
+    kind = backends.chosen(options)
     for name, least in (("workers", 1), ("max_restarts", 0)):
         value = options[name].value
         if value is not None and value < least:
@@ -143,22 +127,29 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     identity = uuid.uuid4().hex[:12]
     return Job(
         identity=identity,
-        workers=_num_workers(options),
+        workers=kind.num_workers(options),
         module=options.worker_module,
         arguments=(*arguments, *(() if recipe.model_dir else (f"--model_dir={model_dir}",))),
         model_dir=model_dir,
-        max_restarts=options.max_restarts,
+        max_restarts=kind.max_restarts if options.max_restarts is None else options.max_restarts,
         stall_timeout_seconds=options.stall_timeout,
         start_timeout_seconds=options.start_timeout,
         grace_period_seconds=options.grace_period,
         scratch=Path(tempfile.gettempdir(), f"launcher-{identity}"),
+        member=member.rank(os.environ) if options.backend == "member" else None,
     )
 
 
-def _num_workers(options: flags.FlagValues) -> int:
-    if options.backend == "ssh":
-        return sum(host.slots for host in remote_flags.ssh_hosts(options))
-    return options.workers or 1
+def _apply(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
+    """Hands the job to a cluster that supervises it by itself."""
+    recipe = worker.define_flags()
+    _parse_worker(recipe, job.arguments)
+    where = kubernetes.pods(options, job, recipe.gin_file)
+    if options.dry_run:
+        sys.stdout.write(kubernetes.render(job, where, arguments))
+        return EXIT_DONE
+    flush_standard_streams()
+    return kubernetes.run(job, where, arguments)
 
 
 def help_text(options: flags.FlagValues) -> str:

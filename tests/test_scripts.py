@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
+CHECKED = [*SCRIPTS, ROOT / "scripts" / "slurm.sbatch", ROOT / ".ci" / "run"]
 COMMANDS = {"quickstart.sh": [], "test.sh": [], "install.sh": ["cpu,demo"]}
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")
@@ -90,7 +91,9 @@ def test_a_dry_run_prints_what_would_run_and_changes_nothing(script, arguments, 
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("path", [*SCRIPTS, ROOT / ".ci" / "run"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*SCRIPTS, ROOT / "scripts" / "slurm.sbatch", ROOT / ".ci" / "run"], ids=lambda path: path.name
+)
 def test_shellcheck_has_nothing_to_say_and_bash_is_strict(path):
     checker = Path(sysconfig.get_path("scripts")) / "shellcheck"
     done = subprocess.run([checker, str(path)], capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ from launcher.cluster import cloud_tpu, kubernetes, slurm, tf_config
 from launcher.cluster.claim import Claim
 from launcher.errors import UsageError
 
-__all__ = ["Cluster", "resolve"]
+__all__ = ["Cluster", "resolve", "without_peers"]
 
 _TO_TRAIN_ALONE = {
     tf_config.SOURCE: tf_config.TO_TRAIN_ALONE,
@@ -62,6 +62,16 @@ class Cluster:
         return _TO_TRAIN_ALONE.get(self.source, "")
 
 
+# Who a process is among others. The rest of what schedulers set (of the job, its nodes, its service) stays true for
+# whatever the process starts.
+_PLACES = frozenset(
+    {
+        "TF_CONFIG",
+        *("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
+        *("JOB_COMPLETION_INDEX", "LAUNCHER_NUM_WORKERS"),
+    }
+)
+
 # In order of precedence. A source returns None when its scheduler is not there, and raises UsageError when it is there
 # and contradicts itself.
 _SOURCES: tuple[Callable[[Mapping[str, str]], Claim | None], ...] = (
@@ -90,6 +100,14 @@ def resolve(environ: Mapping[str, str]) -> Cluster:
             _check_agreement(claim, _others(_SOURCES[position + 1 :], environ))
             return Cluster(source=claim.source, workers=claim.addresses(), index=claim.index)
     return Cluster(source="alone", workers=(), index=0)
+
+
+def without_peers(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a process that is to be given peers inherits: `environ` without what a scheduler or a person says of others.
+
+    The process that starts it has its own place there, which its workers do not share.
+    """
+    return {name: value for name, value in environ.items() if name not in _PLACES}
 
 
 def _others(sources: Iterable[Callable[[Mapping[str, str]], Claim | None]], environ: Mapping[str, str]) -> list[Claim]:

@@ -68,6 +68,12 @@ def claim(environ: Mapping[str, str]) -> Claim | None:
     )
 
 
+def is_in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process, as one of its tasks."""
+    step = environ.get("SLURM_STEP_ID", "").strip()
+    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+
+
 def _refuse_forgotten_srun(environ: Mapping[str, str]) -> None:
     job = environ.get("SLURM_JOB_ID", "").strip()
     if not job:
@@ -85,8 +91,8 @@ def _refuse_forgotten_srun(environ: Mapping[str, str]) -> None:
 
 def _addresses(environ: Mapping[str, str], step: int, num_tasks: int, rank: int) -> tuple[str, ...]:
     job = whole_number(environ, "SLURM_JOB_ID", advice=_BY_SRUN)
-    hosts = _hosts(environ)
-    counts = _tasks_per_node(environ, len(hosts))
+    hosts = node_names(environ, "SLURM_STEP_NODELIST", advice=_BY_SRUN)
+    counts = tasks_per_node(environ, "SLURM_STEP_TASKS_PER_NODE", len(hosts), advice=_BY_SRUN)
     if sum(counts) != num_tasks:
         raise UsageError(
             f"SLURM_STEP_TASKS_PER_NODE={environ['SLURM_STEP_TASKS_PER_NODE']!r} makes {sum(counts)} tasks, but "
@@ -102,18 +108,23 @@ def _addresses(environ: Mapping[str, str], step: int, num_tasks: int, rank: int)
     return tuple(f"{hosts[node]}:{base + (PORTS_PER_STEP * slot + local) % NUM_PORTS}" for node, local in places)
 
 
-def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    nodes = text(environ, "SLURM_STEP_NODELIST", advice=_BY_SRUN)
+def node_names(environ: Mapping[str, str], variable: str, *, advice: str) -> tuple[str, ...]:
+    """The nodes that a variable such as SLURM_JOB_NODELIST names, in the order of `scontrol show hostnames`.
+
+    Raises:
+      UsageError: it is missing (`advice` says what to do then), or names no nodes or one of them twice.
+    """
+    nodes = text(environ, variable, advice=advice)
     hosts = _ask_scontrol(nodes, environ)
     if hosts is None:
         try:
             hosts = hostlist.expand(nodes)
         except ValueError as error:
-            raise UsageError(f"SLURM_STEP_NODELIST={nodes!r}: {error}; {_UNCHANGED}") from None
+            raise UsageError(f"{variable}={nodes!r}: {error}; {_UNCHANGED}") from None
     repeated = len(hosts) - len(set(hosts))
     if repeated or not hosts:
         problem = "names a node twice" if repeated else "names no node"
-        raise UsageError(f"SLURM_STEP_NODELIST={nodes!r} {problem}; {_UNCHANGED}")
+        raise UsageError(f"{variable}={nodes!r} {problem}; {_UNCHANGED}")
     return hosts
 
 
@@ -139,18 +150,22 @@ def _ask_scontrol(nodes: str, environ: Mapping[str, str]) -> tuple[str, ...] | N
     return hosts if hosts and all(HOST.fullmatch(host) for host in hosts) else None
 
 
-def _tasks_per_node(environ: Mapping[str, str], num_nodes: int) -> list[int]:
-    """Tasks of each node, from "2(x3),1": three nodes with two tasks each, then one with one."""
-    name = "SLURM_STEP_TASKS_PER_NODE"
-    given = text(environ, name, advice=_BY_SRUN)
+def tasks_per_node(environ: Mapping[str, str], variable: str, num_nodes: int, *, advice: str) -> list[int]:
+    """Tasks of each node, from "2(x3),1": three nodes with two tasks each, then one with one.
+
+    Raises:
+      UsageError: the variable is missing (`advice` says what to do then), or says nothing of the kind for `num_nodes`.
+    """
+    given = text(environ, variable, advice=advice)
     groups = [_COUNT.fullmatch(group.strip()) for group in given.split(",")]
     pairs = [(int(group["tasks"]), int(group["nodes"] or 1)) for group in groups if group is not None]
     if len(pairs) < len(groups) or any(tasks == 0 or nodes == 0 for tasks, nodes in pairs):
-        raise UsageError(f"{name}={given!r} is not a list of counts such as 2(x3),1; {_UNCHANGED}")
+        raise UsageError(f"{variable}={given!r} is not a list of counts such as 2(x3),1; {_UNCHANGED}")
     if sum(nodes for _, nodes in pairs) != num_nodes:
+        nodelist = variable.replace("TASKS_PER_NODE", "NODELIST")
         raise UsageError(
-            f"{name}={given!r} is for {sum(nodes for _, nodes in pairs)} node(s), but SLURM_STEP_NODELIST="
-            f"{environ['SLURM_STEP_NODELIST']!r} names {num_nodes}; {_UNCHANGED}"
+            f"{variable}={given!r} is for {sum(nodes for _, nodes in pairs)} node(s), but {nodelist}="
+            f"{environ.get(nodelist, '')!r} names {num_nodes}; {_UNCHANGED}"
         )
     return [tasks for tasks, nodes in pairs for _ in range(nodes)]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.errors import EXIT_USAGE
 from launcher.jobs.policy import Outcome
-from launcher.reporting import strict_json, summary
+from launcher.reporting import summary
 
 FILE_NAME = "error.json"
 
@@ -88,14 +88,6 @@ class FirstError:
             told = "; ".join(f"worker {outcome.rank} {_beside(outcome, self.cause)}" for outcome in others)
             lines.append(f"  Victims of it, not causes: {told}")
         return "\n".join(lines)
-
-    def write(self, *paths: Path, exit_code: int | None) -> None:
-        """Writes error.json; a disk that refuses it does not matter, the text is printed too."""
-        content = strict_json.dumps(self.record(exit_code=exit_code), indent=2) + "\n"
-        for path in paths:
-            with contextlib.suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                strict_json.replace_file(path, content)
 
 
 def what_happened(outcome: Outcome) -> str:

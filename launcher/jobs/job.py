@@ -31,6 +31,8 @@ class Job:
       start_timeout_seconds: longest time until a worker's first report.
       grace_period_seconds: how long workers may go on after a signal.
       scratch: a local folder for what workers tell the supervisor.
+      member: where the others belong to supervisors of their own, with one `model_dir` for all: the rank of the only
+        worker of this one. None where all workers are this supervisor's.
     """
 
     identity: str
@@ -43,6 +45,7 @@ class Job:
     start_timeout_seconds: float
     grace_period_seconds: float
     scratch: Path
+    member: int | None = None
 
     @property
     def logs(self) -> Path:
@@ -51,7 +54,10 @@ class Job:
 
     def next_attempt(self) -> int:
         """1 in a new model_dir; earlier attempts, also of earlier commands, keep their numbers and their logs."""
-        names = [path.name for path in self.logs.glob("attempt_*")]
+        if self.member is None:
+            names = [path.name for path in self.logs.glob("attempt_*")]
+        else:  # the folder of a new attempt may be there already, if a peer was faster
+            names = [path.parent.name for path in self.logs.glob(f"attempt_*/worker_{self.member}.*")]
         return 1 + max((int(match[1]) for match in map(_ATTEMPT.fullmatch, names) if match), default=0)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher import progress
+from launcher.cluster import without_peers
 from launcher.errors import UsageError
 from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, Worker, describe
@@ -75,31 +76,12 @@ class LocalBackend:
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
         """What an attempt would run, on ports that are free now."""
-        job, logs = self._job, self._job.logs / f"attempt_{attempt}"
+        job = self._job
         addresses = [f"127.0.0.1:{port}" for port in free_ports(job.workers)]
         found = []
         for rank in range(job.workers):
             cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-            reports = job.scratch / f"attempt_{attempt}_worker_{rank}.progress.json"
-            errors = job.scratch / f"attempt_{attempt}_worker_{rank}.error.json"
-            environ = {
-                "TF_CONFIG": json.dumps(cluster),
-                "PYTHONUNBUFFERED": "1",
-                guard.JOB: job.identity,
-                progress.PROGRESS_FILE: str(reports),
-                progress.ERROR_FILE: str(errors),
-                **self.gpus_of(rank),
-            }
-            found.append(
-                Command(
-                    rank=rank,
-                    argv=(sys.executable, "-m", job.module, *job.arguments),
-                    environ=environ,
-                    log=logs / f"worker_{rank}.log",
-                    progress_file=reports,
-                    error_file=errors,
-                )
-            )
+            found.append(make_command(job, attempt, rank, {"TF_CONFIG": json.dumps(cluster), **self.gpus_of(rank)}))
         return tuple(found)
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
@@ -107,7 +89,9 @@ class LocalBackend:
         self._start_guard()
         try:
             for command in commands:
-                worker = LocalWorker(command, self._make_tee(command), {**self._environ, **command.environ})
+                # A worker that is told its place must not hear of another one from a scheduler.
+                inherited = without_peers(self._environ) if "TF_CONFIG" in command.environ else self._environ
+                worker = LocalWorker(command, self._make_tee(command), {**inherited, **command.environ})
                 self._workers.append(worker)
                 self._selector.register(worker.output, selectors.EVENT_READ, worker)
                 self._tell_guard()
@@ -254,6 +238,33 @@ class LocalWorker:
     def _read_files(self) -> None:
         self.report = progress.read_report(self.command.progress_file) or self.report
         self.error = progress.read_error(self.command.error_file) or self.error
+
+
+def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) -> Command:
+    """One worker of an attempt on this host.
+
+    Args:
+      job: what is run.
+      attempt: its number.
+      rank: which worker.
+      environ: variables of this worker, beside those by which it tells the supervisor of itself.
+    """
+    reports = job.scratch / f"attempt_{attempt}_worker_{rank}.progress.json"
+    errors = job.scratch / f"attempt_{attempt}_worker_{rank}.error.json"
+    return Command(
+        rank=rank,
+        argv=(sys.executable, "-m", job.module, *job.arguments),
+        environ={
+            **environ,
+            "PYTHONUNBUFFERED": "1",
+            guard.JOB: job.identity,
+            progress.PROGRESS_FILE: str(reports),
+            progress.ERROR_FILE: str(errors),
+        },
+        log=job.logs / f"attempt_{attempt}" / f"worker_{rank}.log",
+        progress_file=reports,
+        error_file=errors,
+    )
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:

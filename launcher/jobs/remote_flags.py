@@ -63,17 +63,6 @@ def define(values: flags.FlagValues) -> None:
     )
 
 
-def refuse(options: flags.FlagValues, names: tuple[str, ...], needed: str) -> None:
-    """Refuses flags that the chosen backend would ignore.
-
-    Raises:
-      UsageError: one of `names` was given.
-    """
-    for name in names:
-        if options[name].present:
-            raise UsageError(f"--{name}={options[name].value} goes with {needed}, this is --backend={options.backend}")
-
-
 def ssh_hosts(options: flags.FlagValues) -> tuple[Host, ...]:
     """The hosts of --backend=ssh.
 
@@ -89,9 +78,14 @@ def make_ssh(options: flags.FlagValues) -> Transport:
 
 
 def make_backend(
-    options: flags.FlagValues, job: Job, console: Console, transport: Transport, environ: Mapping[str, str]
+    options: flags.FlagValues,
+    job: Job,
+    console: Console,
+    transport: Transport,
+    environ: Mapping[str, str],
+    needed_there: Mapping[str, str] | None = None,
 ) -> RemoteBackend:
-    """A backend for workers on the hosts of `transport`.
+    """A backend for workers on the hosts of `transport`, which get what a person passes on, and `needed_there`.
 
     Raises:
       UsageError: a flag has a value that it cannot have.
@@ -117,7 +111,7 @@ def make_backend(
             folder=folder,
             environ=needed,
         ),
-        environ=passed_on,
+        environ={**passed_on, **(needed_there or {})},
         min_workers=least,
         connect_timeout_seconds=options.connect_timeout,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from types import FrameType
 
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
 from launcher.jobs import first_error
+from launcher.jobs.error_files import error_files
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
 from launcher.jobs.output import Console
@@ -45,6 +45,7 @@ class Supervisor:
         self._attempts = 0
         self._step = -1
         self._first_error: FirstError | None = None
+        self._error_files = error_files(job)
         self._started_at = time.time()
 
     def run(self) -> int:
@@ -56,12 +57,11 @@ class Supervisor:
             try:
                 restarts = Restarts(self._job.max_restarts, self._newest_checkpoint())
                 number = self._job.next_attempt()
-                with contextlib.suppress(OSError):
-                    (Path(self._job.model_dir) / first_error.FILE_NAME).unlink()
+                self._error_files.begin(number)
                 while True:
                     logs = self._job.logs / f"attempt_{number}"
                     verdict = self._attempt(number)
-                    verdict = self._settle_restart(verdict, restarts, logs)
+                    verdict = self._settle_restart(verdict, restarts)
                     if verdict.action is not Action.RESTART:
                         break
                     number += 1
@@ -92,7 +92,7 @@ class Supervisor:
         finally:
             self._backend.clear()
         if verdict.cause is not None:
-            cause = workers[verdict.cause.rank]
+            cause = next(worker for worker in workers if worker.command.rank == verdict.cause.rank)
             self._first_error = FirstError(
                 attempt=number,
                 cause=verdict.cause,
@@ -236,7 +236,7 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------- between attempts
 
-    def _settle_restart(self, verdict: Verdict, restarts: Restarts, logs: Path) -> Verdict:
+    def _settle_restart(self, verdict: Verdict, restarts: Restarts) -> Verdict:
         """Turns a restart into giving up where no more are allowed; otherwise waits until it is time."""
         if verdict.action is not Action.RESTART:
             return verdict
@@ -244,9 +244,9 @@ class Supervisor:
         assert error is not None
         if not restarts.may_restart(max(self._step, self._newest_checkpoint())):
             return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=verdict.cause)
-        error.write(logs / first_error.FILE_NAME, Path(self._job.model_dir) / first_error.FILE_NAME, exit_code=None)
+        beside = self._error_files.write(error, exit_code=None)
         delay = restarts.delay_seconds()
-        self._console.note(error.text())
+        self._console.note("\n".join(filter(None, [error.text(), beside])))
         self._console.note(f"restarting all workers in {delay:.1f} s ({restarts.describe()})")
         deadline = time.monotonic() + delay
         while time.monotonic() < deadline and not self._signals:
@@ -267,24 +267,27 @@ class Supervisor:
             return -1
 
     def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
-        model_dir, error = Path(self._job.model_dir), self._first_error
+        error, beside = self._first_error, ""
         if verdict.action is Action.DONE:
-            with contextlib.suppress(OSError):
-                (model_dir / first_error.FILE_NAME).unlink()
+            self._error_files.clear()
         elif error is not None and verdict.exit_code == EXIT_USAGE and self._attempts == 1:
-            _remove_logs(logs)
+            self._error_files.remove_logs(logs)
         elif error is not None:
-            error.write(logs / first_error.FILE_NAME, model_dir / first_error.FILE_NAME, exit_code=verdict.exit_code)
-        if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None:
+            beside = self._error_files.write(error, exit_code=verdict.exit_code)
+        if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and not self._job.member:
             first_error.ensure_summary(
-                model_dir, since=self._started_at, exit_code=verdict.exit_code, error=error.headline, step=self._step
+                Path(self._job.model_dir),
+                since=self._started_at,
+                exit_code=verdict.exit_code,
+                error=error.headline,
+                step=self._step,
             )
         self._console.note(
             f"job {verdict.action.value}: {self._attempts} attempt(s), {restarts.total} restart(s), "
             f"exit code {verdict.exit_code}"
         )
         if verdict.action is not Action.DONE and error is not None:
-            self._console.error(error.text())
+            self._console.error("\n".join(filter(None, [error.text(), beside])))
             if verdict.action is Action.GIVE_UP and verdict.exit_code == EXIT_RETRY:
                 self._console.error(
                     f"Gave up: --max_restarts={self._job.max_restarts} restart(s) made no progress past step "
@@ -314,14 +317,6 @@ def _replaced(outcome: Outcome, trouble: str) -> Outcome:
         last_alive=outcome.last_alive,
         trouble=trouble or outcome.trouble,
     )
-
-
-def _remove_logs(logs: Path) -> None:
-    """Removes what a mistake in the flags has left: nothing was run."""
-    shutil.rmtree(logs, ignore_errors=True)
-    for folder in (logs.parent, logs.parent.parent):
-        with contextlib.suppress(OSError):  # as soon as there is something else in it
-            folder.rmdir()
 
 
 @contextlib.contextmanager

@@ -73,7 +73,8 @@ class AgentCommand:
 
     def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal:
         """Why the command has ended on a host before it said a word."""
-        said = last_words(lines)
+        # srun has the last word, and it is only that the command has ended.
+        said = last_words([line for line in lines if not line.startswith("srun: ")])
         if exit_code == _NO_FOLDER:
             what = f"{host.name} has no folder {self.folder}; make it, or name another by --remote_dir"
         elif exit_code in (_NOT_FOUND, _NOT_EXECUTABLE):

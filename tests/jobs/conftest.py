@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import time
@@ -12,43 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import sshd
-from running import is_running
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchedJob:
-    """A supervisor under way or ended, and what its job left in `model_dir`."""
-
-    started: object
-    model_dir: Path
-
-    def wait(self):
-        return self.started.wait(60)
-
-    def until(self, condition: Callable[[], object]) -> None:
-        self.started.wait_until(condition, 60)
-
-    def log(self, attempt: int, rank: int) -> str:
-        path = self.model_dir / "logs" / f"attempt_{attempt}" / f"worker_{rank}.log"
-        return path.read_text() if path.exists() else ""
-
-    def error(self, attempt: int | None = None) -> dict:
-        folder = self.model_dir / "logs" / f"attempt_{attempt}" if attempt else self.model_dir
-        return json.loads((folder / "error.json").read_text())
-
-    def attempts(self) -> list[str]:
-        return sorted(path.name for path in (self.model_dir / "logs").glob("*"))
-
-    def numbers(self, name: str) -> list[int]:
-        """Process ids that the workers wrote to a file."""
-        path = self.model_dir / name
-        return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-    def running(self) -> list[int]:
-        """Which of the workers and their children still run."""
-        return [number for number in (*self.numbers("pids"), *self.numbers("children")) if is_running(number)]
+from launched import ROOT, LaunchedJob
 
 
 @pytest.fixture
@@ -81,9 +44,9 @@ def fake_environment(tmp_path):
 
 @pytest.fixture
 def launch(start_launcher, fake_environment, tmp_path):
-    """launch(*flags, workers=2, faults=(), **settings): starts a job of fake workers; see fake_worker.py."""
+    """launch(*flags, workers=2, faults=(), env={}, **settings): starts a job of fake workers; see fake_worker.py."""
 
-    def start(*flags: str, workers: int = 2, faults=(), model_dir: str = "run", **settings) -> LaunchedJob:
+    def start(*flags: str, workers: int = 2, faults=(), model_dir: str = "run", env=(), **settings) -> LaunchedJob:
         given = (f"--workers={workers}", "--worker_module=fake_worker", "--gin_file=fake.gin", *flags)
         folder = tmp_path / model_dir
         return LaunchedJob(
@@ -91,7 +54,7 @@ def launch(start_launcher, fake_environment, tmp_path):
                 *given,
                 f"--model_dir={folder}",
                 module="launcher.launch",
-                env=fake_environment(**settings, faults=list(faults)),
+                env={**fake_environment(**settings, faults=list(faults)), **dict(env)},
             ),
             folder,
         )

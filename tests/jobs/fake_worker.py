@@ -5,6 +5,7 @@ FAKE_WORKER in the environment is a JSON object:
   checkpoint: whether the chief leaves a (hollow) checkpoint after every step, from which the next attempt goes on
   on_sigterm: "die" (default), "save" (leave with 42) or "ignore"
   hosts: whether peers are on several hosts, which share model_dir and, here, a kernel
+  show: variables of the environment that it prints first, as far as they are set
   faults: [{"rank", "attempt" (0: every one), "step", "do": the name of a function below, and its arguments}]
 """
 
@@ -22,12 +23,13 @@ import time
 import traceback
 from pathlib import Path
 
+from launcher.cluster import resolve
 from launcher.progress import Progress, install_stack_dump, record_error
 
-DEFAULTS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "hosts": False, "faults": []}
+DEFAULTS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "hosts": False, "show": [], "faults": []}
 SETTINGS = {**DEFAULTS, **json.loads(os.environ["FAKE_WORKER"])}
-CONFIG = json.loads(os.environ["TF_CONFIG"])
-RANK, WORKERS = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
+CLUSTER = resolve(os.environ)
+RANK, WORKERS = CLUSTER.index, CLUSTER.num_workers
 MODEL_DIR = Path(next(argument.partition("=")[2] for argument in sys.argv if argument.startswith("--model_dir=")))
 PROGRESS_FILE = Path(os.environ["LAUNCHER_PROGRESS_FILE"])
 ATTEMPT = int(re.search(r"attempt_(\d+)", PROGRESS_FILE.name)[1])
@@ -43,6 +45,9 @@ def quick_execute(condition):
 _names = {"sleep": time.sleep}
 exec(compile(_EXECUTE, "/x/tensorflow/python/eager/execute.py", "exec"), _names)
 quick_execute = _names["quick_execute"]
+
+
+asked_to_stop = threading.Event()
 
 
 def say(text):
@@ -138,8 +143,14 @@ def start_children():
         file.write("".join(f"{child.pid}\n" for child in children))
 
 
+def wait_for_sigterm():
+    say("waiting for SIGTERM")
+    quick_execute(asked_to_stop.is_set)
+
+
 FAULTS = (
     leave, raise_error, segfault_after_peers, send_self, read_next_batch, print_much, exit_when_sent, start_children,
+    wait_for_sigterm,
 )  # fmt: skip
 BY_NAME = {function.__name__: function for function in FAULTS}
 
@@ -178,13 +189,12 @@ def first_step():
 
 def main():
     install_stack_dump(os.environ)
-    asked_to_stop = threading.Event()
     if SETTINGS["on_sigterm"] == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif SETTINGS["on_sigterm"] == "save":
         signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
     MODEL_DIR.mkdir(parents=True, exist_ok=True)
-    MEETING.mkdir(exist_ok=True)
+    MEETING.mkdir(parents=True, exist_ok=True)
     (MEETING / f".pid_{RANK}").write_text(str(os.getpid()))
     os.rename(MEETING / f".pid_{RANK}", MEETING / f"pid_{RANK}")
     with open(MODEL_DIR / "pids", "a") as file:
@@ -194,6 +204,9 @@ def main():
     progress.report(phase="startup")
     quick_execute(lambda: marked("pid") == WORKERS)
     step = first_step()
+    for name in SETTINGS["show"]:
+        if name in os.environ:
+            say(f"{name}={os.environ[name]}")
     say(f"training from step {step}, {' '.join(sys.argv[1:])}")
     if "LAUNCHER_FULL_WORKERS" in os.environ:
         say(f"one of {WORKERS} for {os.environ['LAUNCHER_FULL_WORKERS']}")

@@ -1,0 +1,299 @@
+"""A job as a JobSet of Kubernetes: one pod a worker, each with a supervisor of its own, restarted by the cluster.
+
+There is no head. In every pod runs `python -m launcher.launch --backend=member`, which finds its peers by what
+`launcher.cluster.kubernetes` reads and this module writes. What becomes of the job is for the JobSet to decide, by the
+exit codes of its pods:
+
+    64, 70       the JobSet fails at once: a retry will not help
+    42           saved and preempted: the pod is replaced, which no count limits
+    any other    (75, a lost node, out of memory) the JobSet restarts all pods, at most `max_restarts` times
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from absl import flags
+
+from launcher.cluster.kubernetes import DEFAULT_PORT
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LauncherError, UsageError
+from launcher.jobs.job import Job
+
+FLAGS = ("image", "job_name", "namespace", "volume_claim", "resources", "node_selector")
+
+_REPLICATED_JOB = "worker"
+_CONTAINER = "worker"
+# The supervisor kills what is left of a worker at the end of its grace period, and writes its report.
+_GRACE_MARGIN_SECONDS = 30
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL_LENGTH = 63
+_RANDOM_SUFFIX_LENGTH = len("-abcde")  # which Kubernetes adds to a pod's name
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+_KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?")
+_WORD = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+_DRY_RUN = "--dry_run"
+_TPU = "google.com/tpu"
+_ANNOTATIONS = {
+    "JOBSET_NAME": "jobset.sigs.k8s.io/jobset-name",
+    "REPLICATED_JOB_NAME": "jobset.sigs.k8s.io/replicatedjob-name",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pods:
+    """Where the workers of a job run.
+
+    Attributes:
+      image: container image with Launcher in it, `python` on its PATH.
+      name: of the JobSet.
+      namespace: where it lives; "" for the one that kubectl is set to.
+      volume_claim: of the volume that all pods share; `model_dir` is in it.
+      resources: quantities by name that each worker asks for.
+      node_selector: labels that its node must have.
+    """
+
+    image: str
+    name: str
+    namespace: str
+    volume_claim: str
+    resources: Mapping[str, str]
+    node_selector: Mapping[str, str]
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Adds the flags that only this backend reads."""
+    flags.DEFINE_string("image", None, "Container image with Launcher in it, for kubernetes.", flag_values=values)
+    flags.DEFINE_string("job_name", None, "Name of the JobSet. Default: the recipe's.", flag_values=values)
+    flags.DEFINE_string("namespace", None, "Its namespace. Default: the one kubectl is set to.", flag_values=values)
+    flags.DEFINE_string(
+        "volume_claim", None,
+        "PersistentVolumeClaim that all pods mount at the parent folder of --model_dir.",
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_list(
+        "resources", [], "What each worker asks for, such as cpu=8,memory=64Gi,nvidia.com/gpu=8.", flag_values=values
+    )
+    flags.DEFINE_list(
+        "node_selector", [],
+        "Labels of the nodes, such as cloud.google.com/gke-tpu-topology=2x4 (with --resources=google.com/tpu=8).",
+        flag_values=values,
+    )  # fmt: skip
+
+
+def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
+    """Reads the flags.
+
+    Raises:
+      UsageError: one is missing or wrong.
+    """
+    if not options.image:
+        raise UsageError("--image is missing: name a container image that has Launcher and your recipe in it")
+    if not options.volume_claim:
+        raise UsageError(
+            "--volume_claim is missing: checkpoints must outlive pods. Name a PersistentVolumeClaim that all pods can "
+            "write to (ReadWriteMany); it is mounted at the parent folder of --model_dir"
+        )
+    if not PurePosixPath(job.model_dir).is_absolute():
+        raise UsageError(
+            f"--model_dir={job.model_dir}: give a path in the pods, such as /runs/resnet; /runs is mounted"
+        )
+    recipe = os.path.splitext(os.path.basename(gin_files[-1]))[0]
+    name = options.job_name or re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
+    for flag, value in (("job_name", name), ("volume_claim", options.volume_claim), ("namespace", options.namespace)):
+        if value is not None and not (_LABEL.fullmatch(value) and len(value) <= _LABEL_LENGTH):
+            raise UsageError(f"--{flag}={value}: use small letters, digits and dashes, beginning with a letter")
+    longest = len(f"{name}-{_REPLICATED_JOB}-0-{job.workers - 1}") + _RANDOM_SUFFIX_LENGTH
+    if longest > _LABEL_LENGTH:
+        raise UsageError(
+            f"--job_name={name}: makes pod names of {longest} characters, and {_LABEL_LENGTH} are allowed; shorten it"
+        )
+    resources = _pairs("resources", options.resources, _QUANTITY, "cpu=8,memory=64Gi,nvidia.com/gpu=8")
+    if _TPU in resources and job.workers > 1:
+        raise UsageError(
+            f"--workers={job.workers} with {_TPU}: TensorFlow drives a slice of several hosts from one program and TPU "
+            "workers that GKE does not start. Use --workers=1 and a slice of one host, or --backend=tpu_vm"
+        )
+    return Pods(
+        image=options.image,
+        name=name,
+        namespace=options.namespace or "",
+        volume_claim=options.volume_claim,
+        resources=resources,
+        node_selector=_pairs("node_selector", options.node_selector, _WORD, "cloud.google.com/gke-tpu-topology=2x4"),
+    )
+
+
+def manifest(job: Job, where: Pods) -> dict[str, Any]:
+    """The JobSet."""
+    metadata = {"name": where.name, **({"namespace": where.namespace} if where.namespace else {})}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": {
+            # Workers look for each other before they are ready, and none is ready before it has found the others.
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {
+                "maxRestarts": job.max_restarts,
+                "rules": [
+                    {
+                        "name": "retry-will-not-help",
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
+            "replicatedJobs": [{"name": _REPLICATED_JOB, "replicas": 1, "template": {"spec": _job(job, where)}}],
+        },
+    }
+
+
+def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
+    """The manifest as a file that a person can read and keep.
+
+    Args:
+      job: what is run.
+      where: in which pods.
+      arguments: the command line that asked for it, for the header.
+
+    Raises:
+      UsageError: PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise UsageError(
+            "--backend=kubernetes needs PyYAML: pip install 'tf-launcher[kubernetes]', or '.[kubernetes]' in a checkout"
+        ) from None
+    words = [shlex.quote(word) for word in arguments if word != _DRY_RUN]
+    command = " \\\n    ".join([f"python -m launcher.launch {_DRY_RUN}", *words])
+    selector = f"jobset.sigs.k8s.io/jobset-name={where.name},batch.kubernetes.io/job-completion-index=0"
+    namespace = f" --namespace={where.namespace}" if where.namespace else ""
+    header = f"""\
+A JobSet: {job.workers} pod(s) that train one model together. Rendered by
+
+{_indented(command)}
+
+To start, watch and end it, where this file is FILE:
+
+    kubectl{namespace} apply -f FILE
+    kubectl{namespace} logs --follow --selector={selector}
+    kubectl{namespace} delete jobset {where.name}
+
+The cluster needs the JobSet controller, and the claim {where.volume_claim} a volume that all pods can write to.
+"""
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
+    return comment + str(yaml.safe_dump(manifest(job, where), sort_keys=False, width=120))
+
+
+def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
+    """Hands the JobSet to the cluster that kubectl is set to.
+
+    Raises:
+      LauncherError: there is no kubectl, or it refused.
+    """
+    content = render(job, where, arguments)
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        raise UsageError(
+            "--backend=kubernetes: there is no kubectl on PATH. Install it, or write the manifest to a file with "
+            "--dry_run and apply it where there is one"
+        )
+    done = subprocess.run([kubectl, "apply", "--filename=-"], input=content, text=True, check=False)
+    if done.returncode:
+        raise LauncherError(f"kubectl apply ended with exit code {done.returncode}; what it said stands above")
+    return EXIT_DONE
+
+
+def _job(job: Job, where: Pods) -> dict[str, Any]:
+    return {
+        "completionMode": "Indexed",
+        "completions": job.workers,
+        "parallelism": job.workers,
+        "backoffLimit": 0,
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {
+                        "containerName": _CONTAINER,
+                        "operator": "In",
+                        "values": [EXIT_USAGE, EXIT_FAILED],
+                    },
+                },
+                # Neither ends the attempt of the others by itself: a pod that has saved comes back at its own pace.
+                {
+                    "action": "Ignore",
+                    "onExitCodes": {"containerName": _CONTAINER, "operator": "In", "values": [EXIT_PREEMPTED]},
+                },
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": {"spec": _pod(job, where)},
+    }
+
+
+def _pod(job: Job, where: Pods) -> dict[str, Any]:
+    folder = PurePosixPath(job.model_dir)
+    mount = folder if folder.parent == PurePosixPath("/") else folder.parent
+    volumes: list[dict[str, Any]] = [{"name": "runs", "persistentVolumeClaim": {"claimName": where.volume_claim}}]
+    mounts = [{"name": "runs", "mountPath": str(mount)}]
+    if "nvidia.com/gpu" in where.resources:
+        # NCCL needs more shared memory than the 64 MB that a container has.
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    container: dict[str, Any] = {
+        "name": _CONTAINER,
+        "image": where.image,
+        "command": ["python", "-m", "launcher.launch", *_member_flags(job), *job.arguments],
+        "env": [
+            {"name": "LAUNCHER_NUM_WORKERS", "value": str(job.workers)},
+            *(
+                {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}}
+                for name, annotation in _ANNOTATIONS.items()
+            ),
+        ],
+        "ports": [{"containerPort": DEFAULT_PORT}],
+        "volumeMounts": mounts,
+    }
+    if where.resources:
+        # A limit on processor time would only slow down; the others cannot be shared.
+        limits = {name: quantity for name, quantity in where.resources.items() if name != "cpu"}
+        container["resources"] = {"requests": dict(where.resources), **({"limits": limits} if limits else {})}
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": int(job.grace_period_seconds) + _GRACE_MARGIN_SECONDS,
+        **({"nodeSelector": dict(where.node_selector)} if where.node_selector else {}),
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def _member_flags(job: Job) -> list[str]:
+    given = ["--backend=member", f"--grace_period={job.grace_period_seconds:g}"]
+    given.append(f"--start_timeout={job.start_timeout_seconds:g}")
+    if job.stall_timeout_seconds is not None:
+        given.append(f"--stall_timeout={job.stall_timeout_seconds:g}")
+    return given
+
+
+def _pairs(flag: str, items: Sequence[str], values: re.Pattern[str], example: str) -> dict[str, str]:
+    found = {}
+    for item in items:
+        name, separator, value = item.partition("=")
+        if not (separator and _KEY.fullmatch(name) and values.fullmatch(value)):
+            raise UsageError(f"--{flag}: {item!r} is not NAME=VALUE as in --{flag}={example}")
+        found[name] = value
+    return found
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,121 @@
+"""The nodes of a Slurm allocation as hosts: a step of one task on each runs the agent.
+
+Slurm owns the nodes and the time; the steps make sure that it also ends what runs there. A step takes all that the job
+has on its node, whatever a task of the job was to have: the agent divides it among its workers.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from launcher.cluster import slurm
+from launcher.errors import UsageError
+from launcher.jobs.hosts import Host
+from launcher.jobs.transports import Refusal
+
+_TO_SUBMIT = (
+    "submit it: sbatch --nodes=2 --ntasks-per-node=1 scripts/slurm.sbatch --gin_file=RECIPE --model_dir=DIR; or get "
+    "nodes first: salloc --nodes=2 --ntasks-per-node=1"
+)
+_SCONTROL_SECONDS = 10.0
+# What srun would take from the job's own options, and what is meant for each of the job's tasks.
+_OF_TASKS = (
+    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE",
+    "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU", "SLURM_GPUS_PER_TASK",
+    "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND", "SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU",
+    "SLURM_MEM_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_EXACT", "SLURM_EXCLUSIVE",
+)  # fmt: skip
+_OPTIONS = (
+    "--nodes=1",
+    "--ntasks=1",
+    "--overlap",  # with the batch script, and with what is left of an earlier attempt
+    "--mem=0",  # all that the job has
+    "--cpu-bind=none",
+    "--kill-on-bad-exit=0",
+)
+_TASK_ENDED = re.compile(r"srun: error: \S+: task 0: ")
+# What stays wrong until somebody does something: the allocation has ended, or never was what the environment says.
+_MISTAKES = (
+    "Invalid job id", "Job/step already complet", "allocation has been revoked", "unrecognized option",
+    "Requested node configuration is not available", "Unable to contact slurm controller", "not in this job",
+)  # fmt: skip
+
+
+class Srun:
+    """Runs commands by srun, on the nodes of the allocation that this process is in.
+
+    Args:
+      environ: of a batch script or of salloc's shell.
+      workers: how many there are in all; None for one a task of the job, or one a node where it does not count tasks.
+
+    Raises:
+      UsageError: this is no allocation, srun started this process, or the workers cannot be divided.
+    """
+
+    def __init__(self, environ: Mapping[str, str], workers: int | None):
+        job = environ.get("SLURM_JOB_ID", "").strip()
+        if not job:
+            raise UsageError(f"--backend=slurm: there is no Slurm job here (SLURM_JOB_ID is not set); {_TO_SUBMIT}")
+        if slurm.is_in_step(environ):
+            raise UsageError(
+                f"--backend=slurm: srun started this process (SLURM_STEP_ID={environ['SLURM_STEP_ID']}); start it once "
+                "in the batch script itself, and it runs srun for every node. Or give --backend=member to every task"
+            )
+        if shutil.which("srun", path=environ.get("PATH", "")) is None:
+            raise UsageError(f"--backend=slurm: this is Slurm job {job}, but there is no srun on PATH; add its folder")
+        names = slurm.node_names(environ, "SLURM_JOB_NODELIST", advice=_TO_SUBMIT)
+        addresses = _addresses(environ)
+        self.hosts = tuple(
+            Host(name=name, address=addresses.get(name, name), slots=slots)
+            for name, slots in zip(names, _slots(environ, len(names), workers), strict=True)
+        )
+
+    def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
+        """A step of one task on the host."""
+        unset = [word for name in _OF_TASKS for word in ("-u", name)]
+        return ("env", *unset, "srun", f"--nodelist={host.name}", *_OPTIONS, *command)
+
+    def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
+        """srun's own errors; it ends as its task does, and then says so."""
+        said = [line for line in lines if line.startswith("srun: error:")]
+        if not said or any(_TASK_ENDED.match(line) for line in said):
+            return None
+        what = said[0].removeprefix("srun: error:").strip()
+        is_mistake = any(sign in line for sign in _MISTAKES for line in said)
+        return Refusal(message=f"srun starts nothing on {host.name} ({what})", is_mistake=is_mistake)
+
+
+def _slots(environ: Mapping[str, str], num_nodes: int, workers: int | None) -> list[int]:
+    if workers is None or workers == _num_tasks(environ):
+        if _num_tasks(environ) is None:
+            return [1] * num_nodes
+        return slurm.tasks_per_node(environ, "SLURM_TASKS_PER_NODE", num_nodes, advice=_TO_SUBMIT)
+    share, rest = divmod(workers, num_nodes)
+    if rest or not share:
+        raise UsageError(
+            f"--workers={workers}: the {num_nodes} nodes of the Slurm job run the same number of workers each; "
+            f"give a multiple of {num_nodes}, or leave it out and ask Slurm for tasks (--ntasks-per-node)"
+        )
+    return [share] * num_nodes
+
+
+def _num_tasks(environ: Mapping[str, str]) -> int | None:
+    """Tasks that the job asked for; None where it asked for none, and SLURM_TASKS_PER_NODE counts processors."""
+    given = environ.get("SLURM_NTASKS", "").strip()
+    return int(given) if given.isdecimal() else None
+
+
+def _addresses(environ: Mapping[str, str]) -> dict[str, str]:
+    """NodeAddr of the nodes, by which Slurm itself reaches them; empty where the controller does not tell."""
+    command = ["scontrol", "--oneliner", "show", "node", environ["SLURM_JOB_NODELIST"]]
+    try:
+        done = subprocess.run(
+            command, env=dict(environ), capture_output=True, text=True, timeout=_SCONTROL_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    shown = [dict(word.partition("=")[::2] for word in line.split()) for line in done.stdout.splitlines()]
+    return {node["NodeName"]: node["NodeAddr"] for node in shown if node.get("NodeName") and node.get("NodeAddr")}

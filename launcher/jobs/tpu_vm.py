@@ -1,0 +1,90 @@
+"""Host 0 of a Cloud TPU, reached by gcloud: one program there drives the whole slice.
+
+On a pod the other hosts run TensorFlow's TPU worker, which their image starts, so nothing is to be started on them. Our
+program finds the slice by TPU_NAME, and must leave the chips of its own host to that worker: TPU_LOAD_LIBRARY=0.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+
+from absl import flags
+
+from launcher.errors import UsageError
+from launcher.jobs.hosts import Host
+from launcher.jobs.transports import Refusal, last_words
+
+FLAGS = ("tpu_node", "zone", "project")
+
+_NODE = re.compile(r"(?:[a-z_][a-z0-9_.-]*@)?[a-z]([-a-z0-9]*[a-z0-9])?")
+_PLACE = re.compile(r"[a-z0-9]([-a-z0-9:.]*[a-z0-9])?")
+# A connection that breaks without a word is noticed after about six seconds.
+_SSH_FLAGS = ("--ssh-flag=-oServerAliveInterval=2", "--ssh-flag=-oServerAliveCountMax=3")
+# What a person has to mend, as gcloud and ssh put it.
+_MISTAKES = (
+    "NOT_FOUND", "was not found", "PERMISSION_DENIED", "does not have permission", "gcloud auth login",
+    "gcloud config set", "required property", "unrecognized arguments", "Invalid value", "Permission denied",
+    "is not in state READY", "currently in state",
+)  # fmt: skip
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Adds the flags that only this backend reads."""
+    flags.DEFINE_string("tpu_node", None, "Cloud TPU node, for tpu_vm.", flag_values=values)
+    flags.DEFINE_string("zone", None, "Its zone. Default: the one gcloud is set to.", flag_values=values)
+    flags.DEFINE_string("project", None, "Its project. Default: the one gcloud is set to.", flag_values=values)
+
+
+class TpuVm:
+    """Runs a command by `gcloud compute tpus tpu-vm ssh`, on host 0 of one node.
+
+    Args:
+      node: its name, perhaps with a user: "user@name".
+      zone: where it is; None for the one gcloud is set to.
+      project: whose it is; None for the one gcloud is set to.
+
+    Raises:
+      UsageError: these are no names, or there is no gcloud.
+    """
+
+    def __init__(self, node: str | None, zone: str | None, project: str | None):
+        if not node:
+            raise UsageError("--tpu_node is missing: name the node, as `gcloud compute tpus tpu-vm list` shows it")
+        for flag, value, pattern in (("tpu_node", node, _NODE), ("zone", zone, _PLACE), ("project", project, _PLACE)):
+            if value and not pattern.fullmatch(value):
+                raise UsageError(f"--{flag}={value}: is no such name; use small letters, digits and dashes")
+        if shutil.which("gcloud") is None:
+            raise UsageError("--backend=tpu_vm: there is no gcloud on PATH; install Google Cloud's command line")
+        place = [f"--{name}={value}" for name, value in (("zone", zone), ("project", project)) if value]
+        self.hosts: tuple[Host, ...] = (Host(name=node, address=node.rpartition("@")[2]),)
+        self._command = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", node, *place, "--worker=0", "--quiet")
+
+    def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
+        """gcloud's command line; the login shell of host 0 takes the command apart again."""
+        return (*self._command, *_SSH_FLAGS, f"--command=exec {shlex.join(command)}")
+
+    def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
+        """gcloud's own errors, and 255 for those of the connection; other exit codes are the command's."""
+        said = [line for line in lines if line.startswith("ERROR:")]
+        if exit_code != 255 and not said:
+            return None
+        what = said[-1].removeprefix("ERROR:").strip() if said else last_words(lines)
+        is_mistake = any(sign in line for sign in _MISTAKES for line in lines)
+        by_hand = shlex.join([*self._command, "--command=true"])
+        hint = f"; first make this work: {by_hand}" if is_mistake else "; is it up?"
+        return Refusal(message=f"gcloud cannot reach {host.name} ({what}){hint}", is_mistake=is_mistake)
+
+
+def environment(node: str, tpu: str | None) -> dict[str, str]:
+    """Variables of the program on host 0.
+
+    Args:
+      node: the node's name.
+      tpu: what the program's own --tpu says: "local" on a node of one host; None to drive the slice by its name.
+    """
+    if tpu == "local":
+        return {}
+    return {"TPU_NAME": node.rpartition("@")[2], "TPU_LOAD_LIBRARY": "0"}

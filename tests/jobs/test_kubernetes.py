@@ -1,0 +1,279 @@
+"""The JobSet that --backend=kubernetes writes: valid, understood by the workers in it, and right about exit codes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from launched import ROOT
+
+from launcher import cluster
+from launcher import launch as entry
+
+RECIPE = ROOT / "scripts" / "kubernetes_jobset.yaml"
+FLAGS = ("--image=example.com/launcher:1", "--volume_claim=runs", "--gin_file=resnet_cpu.gin", "--model_dir=/runs/cpu")
+
+
+def closed(schema):
+    """The schema as an API server reads it: fields that it does not name are errors, unless it says otherwise."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        schema = {"additionalProperties": False, **schema}
+    return {
+        key: {name: closed(item) for name, item in value.items()} if key == "properties" else closed(value)
+        for key, value in schema.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def validator():
+    """Validates against the JobSet's own schema, strictly."""
+    schema = json.loads(Path(__file__).with_name("jobset_v1alpha2.schema.json").read_text())
+    checker = jsonschema.validators.validator_for({"$schema": "http://json-schema.org/draft-04/schema#"})
+    return checker(closed(schema))
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """run(*flags): exit code and what was printed; nothing may be written."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*flags):
+        code = entry.main(["launcher.launch", "--backend=kubernetes", *flags])
+        assert os.listdir(tmp_path) == []
+        return code, capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def render(run, validator):
+    """render(*flags): the manifest that --dry_run prints, which is valid."""
+
+    def call(*flags):
+        code, printed = run("--dry_run", *FLAGS, *flags)
+        assert code == 0, printed.err
+        manifest = yaml.safe_load(printed.out)
+        validator.validate(manifest)
+        return manifest
+
+    return call
+
+
+def job_of(manifest):
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    assert replicated["replicas"] == 1
+    return replicated["template"]["spec"]
+
+
+def pod_of(manifest):
+    return job_of(manifest)["template"]["spec"]
+
+
+def container_of(manifest):
+    (container,) = pod_of(manifest)["containers"]
+    return container
+
+
+def environment(manifest, index):
+    """What a pod sees: the variables of its template, and those that Kubernetes and JobSet give it."""
+    name, job = manifest["metadata"]["name"], manifest["spec"]["replicatedJobs"][0]["name"]
+    annotations = {
+        "jobset.sigs.k8s.io/jobset-name": name,
+        "jobset.sigs.k8s.io/replicatedjob-name": job,
+        "jobset.sigs.k8s.io/replicatedjob-replicas": "1",
+        "jobset.sigs.k8s.io/job-index": "0",
+    }
+    environ = {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": f"{name}-{job}-0-{index}"}
+    for variable in container_of(manifest)["env"]:
+        if "value" in variable:
+            environ[variable["name"]] = variable["value"]
+        else:
+            path = variable["valueFrom"]["fieldRef"]["fieldPath"]
+            environ[variable["name"]] = annotations[re.fullmatch(r"metadata\.annotations\['(.+)'\]", path)[1]]
+    return environ
+
+
+def test_every_pod_finds_its_place_and_the_names_under_which_jobset_publishes_the_others(render):
+    manifest = render("--workers=3", "--job_name=digits")
+    assert manifest["spec"]["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+    assert (job_of(manifest)["completions"], job_of(manifest)["parallelism"]) == (3, 3)
+    for index in range(3):
+        found = cluster.resolve(environment(manifest, index))
+        assert (found.source, found.index) == ("kubernetes", index)
+        assert found.workers == tuple(f"digits-worker-0-{pod}.digits:2222" for pod in range(3))
+
+
+def what_follows(manifest, exit_code, conditions=()):
+    """As the Job's and the JobSet's controllers decide: the first rule that matches counts."""
+    job = job_of(manifest)
+    for rule in job["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes")
+        if codes:
+            assert codes["operator"] == "In" and codes["containerName"] == container_of(manifest)["name"]
+            matches = exit_code in codes["values"]
+        else:
+            matches = any(wanted["type"] in conditions for wanted in rule["onPodConditions"])
+        if matches and rule["action"] == "Ignore":
+            return "pod replaced"
+        if matches:
+            assert rule["action"] == "FailJob"
+            reason = "PodFailurePolicy"
+            break
+    else:
+        assert job["backoffLimit"] == 0
+        reason = "BackoffLimitExceeded"
+    policy = manifest["spec"]["failurePolicy"]
+    for rule in policy["rules"]:
+        if reason in rule["onJobFailureReasons"]:
+            return {"FailJobSet": "failed"}[rule["action"]]
+    return f"restarted, at most {policy['maxRestarts']} times"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "conditions", "result"),
+    [
+        (64, (), "failed"),
+        (70, (), "failed"),
+        (42, (), "pod replaced"),
+        (75, (), "restarted, at most 7 times"),
+        (1, (), "restarted, at most 7 times"),
+        (137, (), "restarted, at most 7 times"),
+        (137, ("DisruptionTarget",), "pod replaced"),
+    ],
+)
+def test_exit_codes_decide_between_another_try_and_the_end(render, exit_code, conditions, result):
+    assert what_follows(render("--max_restarts=7"), exit_code, conditions) == result
+
+
+def test_pods_never_restart_in_place_and_have_time_to_save(render):
+    pod = pod_of(render("--grace_period=100"))
+    assert pod["restartPolicy"] == "Never"
+    assert pod["terminationGracePeriodSeconds"] > 100
+    assert "--grace_period=100" in pod["containers"][0]["command"]
+
+
+def test_what_a_pod_runs_is_a_member_that_the_launcher_accepts(render, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = container_of(render("--workers=2", "--stall_timeout=90", "--gin_param", "train.steps = 3"))["command"]
+    assert command[:3] == ["python", "-m", "launcher.launch"]
+    for name, value in {"JOB_COMPLETION_INDEX": "0", "LAUNCHER_NUM_WORKERS": "1", "JOBSET_NAME": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("REPLICATED_JOB_NAME", "worker")
+    monkeypatch.delenv("HOSTNAME", raising=False)
+    assert entry.main(["launcher.launch", "--dry_run", *command[3:]]) == 0
+    printed = capsys.readouterr().out.splitlines()[-1]
+    flags = ["--gin_file=resnet_cpu.gin", "--model_dir=/runs/cpu", "--gin_param", "train.steps = 3"]
+    assert shlex.split(printed)[-len(flags) :] == flags
+
+
+def test_the_claim_is_mounted_where_model_dir_is(render):
+    pod = pod_of(render("--volume_claim=shared-disk"))
+    assert pod["volumes"] == [{"name": "runs", "persistentVolumeClaim": {"claimName": "shared-disk"}}]
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "runs", "mountPath": "/runs"}]
+    assert pod_of(render("--model_dir=/runs"))["containers"][0]["volumeMounts"][0]["mountPath"] == "/runs"
+
+
+def test_resources_and_nodes_are_what_was_asked_for(render):
+    manifest = render("--resources=cpu=8,memory=64Gi,nvidia.com/gpu=4", "--node_selector=pool=gpus", "--namespace=ml")
+    assert container_of(manifest)["resources"] == {
+        "requests": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"},
+        "limits": {"memory": "64Gi", "nvidia.com/gpu": "4"},
+    }
+    assert pod_of(manifest)["nodeSelector"] == {"pool": "gpus"}
+    assert manifest["metadata"] == {"name": "resnet-cpu", "namespace": "ml"}
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container_of(manifest)["volumeMounts"]
+
+
+def test_the_manifest_in_scripts_is_valid_and_what_its_header_says_would_render(run, validator):
+    text = RECIPE.read_text()
+    command = re.search(r"(?s)python -m launcher\.launch .+?\n#\n", text)[0].replace("#", "").replace("\\\n", " ")
+    flags = shlex.split(command)[3:]
+    assert "--gin_file=resnet_multiworker.gin" in flags
+    flags.remove("--backend=kubernetes")
+    code, printed = run(*flags)
+    assert code == 0
+    assert printed.out == text, "render it again with the command in its header"
+    validator.validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("path", ["spec.netwrok", "spec.replicatedJobs.0.template.spec.template.spec.containers.0.cmd"])
+def test_the_schema_refuses_a_field_that_nobody_reads(render, validator, path):
+    manifest = copy.deepcopy(render())
+    *parents, last = path.split(".")
+    place = manifest
+    for name in parents:
+        place = place[int(name) if name.isdigit() else name]
+    place[last] = {}
+    with pytest.raises(jsonschema.ValidationError, match=last):
+        validator.validate(manifest)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--image="], ["--image"]),
+        (["--volume_claim="], ["--volume_claim"]),
+        (["--model_dir=runs/x"], ["--model_dir=runs/x"]),
+        (["--job_name=My_Job"], ["--job_name=My_Job"]),
+        (["--job_name=" + "a" * 50], ["63"]),
+        (["--resources=cpu"], ["'cpu'", "cpu=8"]),
+        (["--resources=memory=lots"], ["memory=lots"]),
+        (["--workers=2", "--resources=google.com/tpu=4"], ["--workers=2", "google.com/tpu"]),
+    ],
+)
+def test_a_mistake_is_one_message(run, flags, said):
+    code, printed = run("--dry_run", *FLAGS, *flags)
+    assert code == 64 and printed.out == ""
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    for part in said:
+        assert part in printed.err
+
+
+@pytest.fixture
+def kubectl(tmp_path, monkeypatch):
+    """A stand-in for the cluster: notes what it was told, and ends as the test says."""
+    folder = tmp_path.parent / f"{tmp_path.name}-kubectl"
+    folder.mkdir()
+    script = folder / "kubectl"
+    script.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >{folder}/words; cat >{folder}/input; exit "${{STATUS:-0}}"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_without_dry_run_kubectl_gets_the_manifest_that_dry_run_prints(run, kubectl):
+    _, printed = run("--dry_run", *FLAGS)
+    code, _ = run(*FLAGS)
+    assert code == 0
+    assert (kubectl / "words").read_text() == "apply --filename=-\n"
+    assert (kubectl / "input").read_text() == printed.out
+
+
+def test_a_refusal_of_the_cluster_is_the_end(run, kubectl, monkeypatch):
+    monkeypatch.setenv("STATUS", "1")
+    code, printed = run(*FLAGS)
+    assert code == 70 and "kubectl apply ended with exit code 1" in printed.err
+
+
+def test_a_machine_without_kubectl_is_told_what_to_do(run, monkeypatch):
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+    code, printed = run(*FLAGS)
+    assert code == 64 and "kubectl" in printed.err and "--dry_run" in printed.err
+
+
+def test_a_machine_without_pyyaml_is_told_what_to_install(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    code, printed = run("--dry_run", *FLAGS)
+    assert code == 64 and "[kubernetes]" in printed.err

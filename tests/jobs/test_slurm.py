@@ -1,0 +1,259 @@
+"""Jobs on the nodes of a real Slurm, which runs on this machine while the tests do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+import slurm_cluster
+from launched import ROOT, LaunchedJob
+
+from launcher.errors import UsageError
+from launcher.jobs.hosts import Host
+from launcher.jobs.slurm import Srun
+from launcher.jobs.transports import AgentCommand
+
+SCRIPT = ROOT / "scripts" / "slurm.sbatch"
+
+# ------------------------------------------------------------------------------------------------------ without Slurm
+
+
+@pytest.fixture
+def allocation(tmp_path):
+    """The variables of a batch script, on a machine with an srun and without a controller."""
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    return {
+        "PATH": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[9-10]",
+        "SLURM_NTASKS": "3",
+        "SLURM_TASKS_PER_NODE": "2,1",
+    }
+
+
+def test_workers_are_numbered_node_by_node_in_the_order_of_slurm(allocation):
+    hosts = Srun(allocation, None).hosts
+    assert hosts == (Host(name="n9", address="n9", slots=2), Host(name="n10", address="n10", slots=1))
+
+
+def test_a_number_of_workers_overrules_the_tasks_of_the_job(allocation):
+    assert [host.slots for host in Srun(allocation, 4).hosts] == [2, 2]
+
+
+def test_without_tasks_every_node_has_one_worker(allocation):
+    del allocation["SLURM_NTASKS"]
+    allocation["SLURM_TASKS_PER_NODE"] = "32(x2)"  # processors
+    assert [host.slots for host in Srun(allocation, None).hosts] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers", "said"),
+    [
+        ({"SLURM_JOB_ID": ""}, None, ["SLURM_JOB_ID", "sbatch", "scripts/slurm.sbatch", "salloc"]),
+        ({"SLURM_STEP_ID": "0"}, None, ["SLURM_STEP_ID=0", "--backend=member"]),
+        ({"PATH": "/nowhere"}, None, ["srun", "PATH"]),
+        ({}, 5, ["--workers=5", "multiple of 2"]),
+        ({"SLURM_TASKS_PER_NODE": "many"}, None, ["SLURM_TASKS_PER_NODE='many'"]),
+    ],
+)
+def test_a_mistake_says_what_to_do(allocation, changes, workers, said):
+    with pytest.raises(UsageError) as raised:
+        Srun({**allocation, **changes}, workers)
+    for part in said:
+        assert part in str(raised.value)
+
+
+def test_an_end_that_srun_reports_is_explained_by_what_the_command_said(allocation):
+    transport = Srun(allocation, None)
+    said = [f"{sys.executable}: No module named launcher", "srun: error: n9: task 0: Exited with exit code 1"]
+    assert transport.explain(transport.hosts[0], 1, said) is None
+    refusal = AgentCommand(python=sys.executable, folder="/").explain(transport.hosts[0], 1, said)
+    assert refusal.is_mistake and "n9 does not find the launcher" in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("line", "is_mistake"),
+    [
+        ("srun: error: Unable to create step for job 7: Job/step already completing or completed", True),
+        ("srun: error: Task launch for StepId=7.0 failed on node n9: Communication connection failure", False),
+    ],
+)
+def test_what_srun_itself_refuses_is_its_own(allocation, line, is_mistake):
+    transport = Srun(allocation, None)
+    refusal = transport.explain(transport.hosts[0], 1, [line, "srun: error: Application launch failed"])
+    assert refusal.is_mistake == is_mistake and line.removeprefix("srun: error: ") in refusal.message
+
+
+def test_a_person_outside_of_slurm_is_told_how_to_get_in(run_launcher):
+    done = run_launcher("--backend=slurm", "--gin_file=fake.gin", module="launcher.launch")
+    assert done.returncode == 64
+    assert done.stderr.startswith("error: --backend=slurm: there is no Slurm job here") and "sbatch" in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------- with a real Slurm
+
+
+@pytest.fixture(scope="module")
+def running_slurm():
+    if slurm_cluster.missing():
+        pytest.skip(slurm_cluster.missing())
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: a socket's path has a limit
+    try:
+        with slurm_cluster.slurm(folder) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def slurm(running_slurm):
+    """Slurm with two free nodes."""
+    yield running_slurm
+    running_slurm.clear()
+
+
+@pytest.fixture
+def settings(fake_environment, slurm):
+    """settings(**settings): what a person's shell has, and the fake worker's settings."""
+
+    def make(**given):
+        environ = slurm.environment(**fake_environment(**given, hosts=True, show=["SLURMD_NODENAME"]))
+        return {**environ, "PYTHON": sys.executable, "TMPDIR": str(slurm.folder)}
+
+    return make
+
+
+@pytest.fixture
+def flags(tmp_path):
+    return ("--worker_module=fake_worker", "--gin_file=fake.gin", f"--model_dir={tmp_path / 'run'}")
+
+
+@pytest.fixture
+def submit(slurm, settings, flags, tmp_path):
+    """submit(*flags, tasks=1, **settings): submits scripts/slurm.sbatch on two nodes; its number and the job."""
+
+    def start(*more, tasks=1, **given):
+        options = ("--nodes=2", f"--ntasks-per-node={tasks}", "--chdir", str(tmp_path))
+        number = slurm.submit(SCRIPT, *flags, *more, options=options, **settings(**given))
+        return number, LaunchedJob(None, tmp_path / "run")
+
+    yield start
+    for number in LaunchedJob(None, tmp_path / "run").running():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(number).kill()
+
+
+def fault(do, *, rank=1, attempt=1, step=2, **arguments):
+    return {"rank": rank, "attempt": attempt, "step": step, "do": do, **arguments}
+
+
+def node_of(job, rank):
+    return re.search(r"SLURMD_NODENAME=(\S+)", job.log(1, rank))[1]
+
+
+def assert_nothing_is_left(slurm, job):
+    assert job.running() == []
+    assert list(slurm.folder.glob("launcher-*")) == []
+
+
+def test_a_submitted_job_trains_on_all_its_nodes(slurm, submit):
+    number, job = submit(tasks=2)
+    ended = slurm.wait(number)
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), slurm.output(number)
+    nodes = [node_of(job, rank) for rank in range(4)]
+    assert nodes == ["node1", "node1", "node2", "node2"]
+    assert "[launcher] job done: 1 attempt(s), 0 restart(s), exit code 0" in slurm.output(number)
+    assert_nothing_is_left(slurm, job)
+
+
+def test_a_killed_worker_is_named_and_all_go_on_from_the_checkpoint(slurm, submit):
+    number, job = submit(faults=[fault("send_self", number=int(signal.SIGKILL))], checkpoint=True)
+    assert slurm.wait(number)["JobState"] == "COMPLETED", slurm.output(number)
+    assert (job.error(attempt=1)["worker"], job.error(attempt=1)["what"].split(" (")[0]) == (1, "was killed by SIGKILL")
+    assert "training from step 2," in job.log(2, 0)
+    assert_nothing_is_left(slurm, job)
+
+
+def test_a_step_that_slurm_ends_is_a_lost_host_and_the_job_goes_on_without_its_orphans(slurm, submit, eventually):
+    stuck = [fault("read_next_batch", rank=rank) for rank in (0, 1)]
+    number, job = submit(faults=stuck, checkpoint=True)
+    eventually(lambda: all("reading a batch" in job.log(1, rank) for rank in (0, 1)))
+    steps = slurm.run("squeue", "--steps", "--noheader", "--format=%i %N", f"--jobs={number}").split("\n")
+    (second,) = [line.split()[0] for line in steps if line.endswith("node2")]
+    slurm.run("scancel", "--signal=KILL", second)
+    assert slurm.wait(number)["JobState"] == "COMPLETED", slurm.output(number)
+    assert job.error(attempt=1)["worker"] == 1
+    assert "training from step 2," in job.log(2, 1)
+    assert_nothing_is_left(slurm, job)
+
+
+def test_the_early_signal_saves_and_queues_the_job_again_and_it_goes_on(slurm, submit, eventually):
+    waiting = [fault("wait_for_sigterm", rank=rank, step=3) for rank in (0, 1)]
+    number, job = submit(on_sigterm="save", steps=10, checkpoint=True, faults=waiting)
+    eventually(lambda: all("waiting for SIGTERM" in job.log(1, rank) for rank in (0, 1)))
+    # What --signal=B:TERM@300 has Slurm send five minutes before the end, now: to the batch script, and only to it.
+    slurm.run("scancel", "--batch", "--signal=TERM", number)
+    eventually(lambda: slurm.job(number).get("Restarts") == "1")
+    assert "saved at step 4" in job.log(1, 0) and "saved at step 4" in job.log(1, 1)
+    assert slurm.wait(number)["JobState"] == "COMPLETED", slurm.output(number)
+    assert "training from step 4," in job.log(2, 0)
+    assert "goes back into the queue" in slurm.output(number)
+    assert_nothing_is_left(slurm, job)
+
+
+def test_an_error_that_a_retry_will_not_help_fails_the_slurm_job_with_its_code(slurm, submit):
+    number, job = submit(faults=[fault("raise_error", kind="ValueError", message="bad label 12", code=70)])
+    ended = slurm.wait(number)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "70:0")
+    assert "worker 1 ended with exit code 70: ValueError: bad label 12" in slurm.output(number)
+    assert_nothing_is_left(slurm, job)
+
+
+def test_a_cancelled_job_leaves_nothing(slurm, submit, eventually):
+    number, job = submit(
+        faults=[fault("start_children", rank=0, step=1), *(fault("read_next_batch", rank=r) for r in (0, 1))]
+    )
+    eventually(lambda: all("reading a batch" in job.log(1, rank) for rank in (0, 1)))
+    slurm.run("scancel", number)
+    assert slurm.wait(number)["JobState"] == "CANCELLED"
+    eventually(lambda: not job.running() and not list(slurm.folder.glob("launcher-*")))
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--remote_python=/nowhere/python", "no interpreter /nowhere/python"),
+        ("--remote_dir=/nowhere", "no folder /nowhere"),
+    ],
+)
+def test_a_node_that_cannot_run_the_launcher_is_a_mistake_with_its_reason(slurm, submit, flag, said):
+    number, job = submit(flag, "--connect_timeout=1e6")
+    ended = slurm.wait(number)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "64:0"), slurm.output(number)
+    assert re.search(rf"error: node[12] has {said}", slurm.output(number)), slurm.output(number)
+    assert not job.model_dir.exists()
+
+
+def test_dry_run_prints_the_step_of_every_node_and_starts_nothing(slurm, submit):
+    number, job = submit("--dry_run")
+    assert slurm.wait(number)["JobState"] == "COMPLETED", slurm.output(number)
+    for node in slurm_cluster.NODES:
+        assert f"srun --nodelist={node} --nodes=1 --ntasks=1 --overlap" in slurm.output(number)
+    assert not job.model_dir.exists()
+
+
+def test_members_find_each_other_as_the_tasks_of_one_step(slurm, settings, flags, tmp_path):
+    words = ("-m", "launcher.launch", "--backend=member", *flags)
+    slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, *words, env=settings())
+    job = LaunchedJob(None, tmp_path / "run")
+    assert [node_of(job, rank) for rank in range(4)] == ["node1", "node1", "node2", "node2"]
+    assert all(job.log(1, rank).endswith("done\n") for rank in range(4))
+    assert_nothing_is_left(slurm, job)
