@@ -24,6 +24,7 @@ from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
+from launcher.model_dir import default_model_dir
 from launcher.names import advice
 
 _ORDER = (
@@ -109,7 +110,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         raise UsageError("no recipe: add --gin_file=NAME; python -m launcher.main lists the recipes")
     if recipe.mode == "verify":
         raise UsageError("--mode=verify starts processes of its own; run it with python -m launcher.main")
-    model_dir = recipe.model_dir or _default_model_dir(recipe.gin_file)
+    model_dir = recipe.model_dir or default_model_dir(recipe.gin_file)
     if "://" in model_dir:
         raise UsageError(f"--model_dir={model_dir}: logs need a folder; mount the bucket and give its path")
     identity = uuid.uuid4().hex[:12]
@@ -164,11 +165,6 @@ def _parse_worker(recipe: flags.FlagValues, arguments: Sequence[str]) -> list[st
 
 def _usage_error(error: flags.Error) -> UsageError:
     return UsageError(f"{str(error).rstrip(' .')}; --help shows every flag")
-
-
-def _default_model_dir(gin_files: Sequence[str]) -> str:
-    """As launcher.modes has it, which cannot be asked without TensorFlow."""
-    return os.path.join("runs", os.path.splitext(os.path.basename(gin_files[-1]))[0])
 
 
 if __name__ == "__main__":

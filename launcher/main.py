@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return modes.run(options)
     except LauncherError as error:
-        progress.record_error(os.environ, error, error.exit_code)
+        progress.record_error(os.environ, config.unwrap(error), error.exit_code)
         print(f"error: {config.clean_message(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

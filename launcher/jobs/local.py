@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import selectors
-import socket
 import subprocess
 import sys
 import time
@@ -19,10 +17,9 @@ from launcher.errors import UsageError
 from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, Worker
 from launcher.jobs.output import Console, Tee
+from launcher.ports import free_ports
 from launcher.progress import ErrorRecord, Report
 
-# Below the range that Linux gives to outgoing connections (from 32768), which could take a port before its worker does.
-_PORTS = range(20000, 32000)
 _CHUNK_BYTES = 65536
 
 
@@ -227,22 +224,6 @@ class LocalWorker:
     def _read_files(self) -> None:
         self.report = progress.read_report(self.command.progress_file) or self.report
         self.error = progress.read_error(self.command.error_file) or self.error
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on now.
-
-    Raises:
-      UsageError: there are fewer than `count`.
-    """
-    ports: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        if len(ports) == count:
-            return ports
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
-    raise UsageError(f"--workers={count}: only {len(ports)} ports of this host are free; start fewer workers")
 
 
 def _visible_gpus(environ: Mapping[str, str]) -> list[str]:
