@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher import drill
 from launcher.errors import EXIT_RETRY, LauncherError, UsageError
 
 _FORMAT = 1
@@ -111,8 +112,7 @@ class CheckpointStore:
         if not self._is_chief:
             return str(folder)
         if folder.exists():
-            damage = find_damage(folder)
-            if damage is None:
+            if not (damage := find_damage(folder)):
                 return str(folder)
             _logger.warning("Replacing the damaged checkpoint %s: %s.", folder, damage)
         self._remove_leftovers()
@@ -151,10 +151,9 @@ class CheckpointStore:
         record = self.best_record()
         if record is None:
             return None
-        damage = find_damage(self._folder(record.step))
-        if damage is not None:
+        if damage := find_damage(self._folder(record.step)):
             _logger.warning("The best checkpoint %s is damaged: %s.", self._folder(record.step), damage)
-        return record.step if damage is None else None
+        return None if damage else record.step
 
     def best_record(self) -> Best | None:
         """Returns what `mark_best` recorded last, so that a resumed run knows what it has to beat."""
@@ -316,6 +315,7 @@ def write_checkpoint(directory: Path, step: int, state: Mapping[str, np.ndarray]
             directory.mkdir(parents=True, exist_ok=True)
             _sync(directory.parent)
         temporary.mkdir()
+        drill.before_write()
         _write_bundle(temporary / _STATE, arrays)
         files = {path.name: _synchronised(path) for path in sorted(temporary.iterdir())}
         if sum(file["size"] for file in files.values()) < needed_bytes:

@@ -2,6 +2,7 @@
 
     python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin
     python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin --dry_run
+    python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin --drill=kill
 
 Flags that are not listed here are those of launcher.main, which every worker runs. A worker that dies, freezes or
 stops making progress is named, and all go on from the last checkpoint.
@@ -20,6 +21,7 @@ from absl import flags
 
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
+from launcher.jobs import drill_plan, drills
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import Console, flush_standard_streams
@@ -28,7 +30,8 @@ from launcher.model_dir import default_model_dir
 from launcher.names import advice
 
 _ORDER = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *drill_plan.FLAGS,
+    "dry_run", "help",
 )  # fmt: skip
 
 
@@ -52,6 +55,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )
+    drill_plan.define(values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
     # Not shown: what the tests run in the place of training.
@@ -69,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(help_text(options) + "\n")
             return EXIT_DONE
         job = make_job(options, rest)
+        drill = drill_plan.make_plan(options, job)
         console = Console()
         backend: Backend = LocalBackend(job, console, os.environ)
         if options.dry_run:
@@ -76,6 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.write(f"# worker {command.rank}, log: {command.log}\n{command}\n")
             return EXIT_DONE
         flush_standard_streams()
+        if drill is not None:
+            return drills.run(
+                drill, job=job, make_backend=lambda: LocalBackend(job, console, os.environ), console=console
+            )
         return Supervisor(job=job, backend=backend, console=console).run()
     except LauncherError as error:
         flush_standard_streams()
