@@ -49,6 +49,7 @@ __all__ = [
     "save_operative",
     "search_path",
     "unused_bindings",
+    "unwrap",
     "usage_errors",
 ]
 

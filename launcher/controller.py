@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher import drill
 from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
 from launcher.errors import Preempted, TrainingError, UsageError
@@ -152,6 +153,7 @@ class Controller:
         if not self._pending:
             self._pending_since = time.monotonic()
         self._progress.report(phase=phase, step=self._trainer.step)
+        drill.between_steps()
         with self._stopwatch.phase(phase):
             records = self._trainer.train(self._batches, num_steps)
         self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")

@@ -37,6 +37,12 @@ class Preempted(LauncherError):
     exit_code = EXIT_PREEMPTED
 
 
+class PortTakenError(LauncherError):
+    """Somebody else listens on the port that this worker was given: exit 75, run the same command again."""
+
+    exit_code = EXIT_RETRY
+
+
 class PeerError(LauncherError):
     """A peer or the machine failed: exit 75, run the same command again."""
 

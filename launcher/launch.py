@@ -3,6 +3,7 @@
     python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin
     python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin --dry_run
     python -m launcher.launch --backend=ssh --hosts=a,b --gin_file=resnet_gpu.gin
+    python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin --drill=kill
 
 Flags that are not listed here are those of launcher.main, which every worker runs. A worker that dies, freezes or
 stops making progress is named, and all go on from the last checkpoint.
@@ -22,15 +23,16 @@ from absl import flags
 
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
-from launcher.jobs import backends, kubernetes, member
+from launcher.jobs import backends, drill_plan, drills, kubernetes, member
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
+from launcher.model_dir import default_model_dir
 from launcher.names import advice
 
 _ORDER = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "dry_run", "help",
-    *backends.FLAGS,
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *drill_plan.FLAGS,
+    "dry_run", "help", *backends.FLAGS,
 )  # fmt: skip
 
 
@@ -61,6 +63,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )
+    drill_plan.define(values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
     # Not shown: what the tests run in the place of training.
@@ -79,14 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_DONE
         job = make_job(options, rest)
         kind = backends.chosen(options)
-        if kind.make is None:
+        make = kind.make
+        if make is None:
             return _apply(options, job, argv[1:])
+        drill = drill_plan.make_plan(options, job)
         console = Console()
-        backend = kind.make(options, job, console)
+        backend = make(options, job, console)
         if options.dry_run:
             sys.stdout.write(backend.plan(job.next_attempt()))
             return EXIT_DONE
         flush_standard_streams()
+        if drill is not None:
+            return drills.run(drill, job=job, make_backend=lambda: make(options, job, console), console=console)
         return Supervisor(job=job, backend=backend, console=console).run()
     except LauncherError as error:
         flush_standard_streams()
@@ -121,7 +128,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         raise UsageError("no recipe: add --gin_file=NAME; python -m launcher.main lists the recipes")
     if recipe.mode == "verify":
         raise UsageError("--mode=verify starts processes of its own; run it with python -m launcher.main")
-    model_dir = recipe.model_dir or _default_model_dir(recipe.gin_file)
+    model_dir = recipe.model_dir or default_model_dir(recipe.gin_file)
     if "://" in model_dir:
         raise UsageError(f"--model_dir={model_dir}: logs need a folder; mount the bucket and give its path")
     identity = uuid.uuid4().hex[:12]
@@ -191,11 +198,6 @@ def _parse_worker(recipe: flags.FlagValues, arguments: Sequence[str]) -> list[st
 
 def _usage_error(error: flags.Error) -> UsageError:
     return UsageError(f"{str(error).rstrip(' .')}; --help shows every flag")
-
-
-def _default_model_dir(gin_files: Sequence[str]) -> str:
-    """As launcher.modes has it, which cannot be asked without TensorFlow."""
-    return os.path.join("runs", os.path.splitext(os.path.basename(gin_files[-1]))[0])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ The gin file says what to train, the flags where and how. Without --gin_file, th
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -17,13 +18,23 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import config, progress
+from launcher import config, drill, progress
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError
 
 _ORDER = (
     "gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir", "deterministic",
     "restore_from_chief", "dry_run", "help",
 )  # fmt: skip
+
+
+_PASSING = {
+    getattr(errno, name)
+    for name in (
+        "EIO", "EREMOTEIO", "ESTALE", "ENOSPC", "EDQUOT", "ENOMEM",
+        "ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH",
+    )
+    if hasattr(errno, name)
+}  # fmt: skip
 
 
 def define_flags() -> flags.FlagValues:
@@ -93,20 +104,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.gin_file:
             print(_recipe_list())
             return EXIT_DONE
+        drill.install(os.environ)
         _require_tensorflow()
         # Everything below imports TensorFlow, which takes seconds and may be missing.
         from launcher import modes
 
         return modes.run(options)
     except LauncherError as error:
-        progress.record_error(os.environ, error, error.exit_code)
+        progress.record_error(os.environ, config.unwrap(error), error.exit_code)
         print(f"error: {config.clean_message(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # ours: the whole traceback, and whether a retry can help
-        code = EXIT_RETRY if _is_peer_failure(error) else EXIT_FAILED
+        code = EXIT_RETRY if _is_machine_failure(error) or _is_peer_failure(error) else EXIT_FAILED
         progress.record_error(os.environ, error, code)
         traceback.print_exc()
         return code
@@ -171,6 +183,14 @@ def _require_tensorflow() -> None:
             "pip install 'tf-launcher[cpu]', 'tf-launcher[cuda]' (NVIDIA GPUs) or 'tf-launcher[tpu]' (Cloud TPU VMs); "
             "in a checkout, pip install -e '.[cpu]' and so on"
         ) from None
+
+
+def _is_machine_failure(error: BaseException) -> bool:
+    """Whether a disk or the network failed, which may pass, rather than that a file is missing or forbidden."""
+    original = config.unwrap(error)
+    if isinstance(original, ConnectionError | TimeoutError):
+        return True
+    return isinstance(original, OSError) and original.errno in _PASSING
 
 
 def _is_peer_failure(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from launcher import config, gce, plan, session, starting_point, wire
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
+from launcher.model_dir import check_model_dir, default_model_dir
 from launcher.plan import RunPlan
 from launcher.preemption import StopRequest
 from launcher.progress import Progress
@@ -96,31 +97,6 @@ def import_builtins() -> None:
     """Makes the names that recipes may bind known to gin."""
     for name in ("launcher.data.images", "launcher.tasks.image_classification", "models.mlp", "models.resnet"):
         importlib.import_module(name)
-
-
-def default_model_dir(gin_files: list[str]) -> str:
-    """`runs/RECIPE`, named after the last gin file."""
-    return os.path.join("runs", os.path.splitext(os.path.basename(gin_files[-1]))[0])
-
-
-def check_model_dir(model_dir: str) -> str:
-    """Checks that `model_dir` can be made and written to, making nothing.
-
-    Raises:
-      UsageError: a file is in the way, or the nearest existing folder is not writable.
-    """
-    if "://" in model_dir:
-        return model_dir
-    existing = os.path.abspath(model_dir)
-    while not os.path.lexists(existing):
-        existing = os.path.dirname(existing)
-    if not os.path.isdir(existing):
-        raise UsageError(f"--model_dir={model_dir}: {existing} is not a folder; choose another --model_dir")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"--model_dir={model_dir}: {existing} is not writable for this user; choose another --model_dir"
-        )
-    return model_dir
 
 
 def _dry_run(resolved: RunPlan) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher import drill
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
 
 PROGRESS_FILE = "LAUNCHER_PROGRESS_FILE"
@@ -37,6 +38,8 @@ class Report:
       count: how many reports the writing `Progress` has made.
       time: Unix seconds.
       monotonic: seconds of the host's monotonic clock, which all its processes share.
+      first_step: the step this worker began at; None before it is known.
+      drill_struck: whether a drill's fault has happened in it.
     """
 
     step: int | None
@@ -44,6 +47,8 @@ class Report:
     count: int
     time: float
     monotonic: float
+    first_step: int | None = None
+    drill_struck: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,7 @@ class Progress:
     def __init__(self, environ: Mapping[str, str]):
         self._path = environ.get(PROGRESS_FILE) or None
         self._step: int | None = None
+        self._first_step: int | None = None
         self._count = 0
         self._lock = threading.Lock()
 
@@ -82,9 +88,16 @@ class Progress:
             return
         with self._lock:
             self._step = self._step if step is None else int(step)
+            self._first_step = self._step if self._first_step is None else self._first_step
             self._count += 1
             report = Report(
-                step=self._step, phase=phase, count=self._count, time=time.time(), monotonic=time.monotonic()
+                step=self._step,
+                phase=phase,
+                count=self._count,
+                time=time.time(),
+                monotonic=time.monotonic(),
+                first_step=self._first_step,
+                drill_struck=drill.has_struck(),
             )
             _replace(self._path, dataclasses.asdict(report))
 

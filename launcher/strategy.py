@@ -22,7 +22,7 @@ from launcher.devices import (
     discover,
     gpu_notes,
 )
-from launcher.errors import UsageError
+from launcher.errors import PortTakenError, UsageError
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
 
@@ -286,6 +286,7 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
 
     Raises:
       UsageError: the TPU cannot be connected to.
+      PortTakenError: another process listens on this worker's port.
     """
     if plan.kind == "tpu":
         assert plan.tpu is not None
@@ -323,4 +324,14 @@ def _build_multi_worker(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.S
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=communication.NCCL if plan.accelerator == "gpu" else communication.AUTO
     )
-    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
+    except tf.errors.UnknownError as error:
+        # All it says of a port that was free when it was chosen and is not any more.
+        if "Could not start gRPC server" not in error.message:
+            raise
+        address = cluster.workers[cluster.index]
+        raise PortTakenError(
+            f"worker {cluster.index} cannot listen on the port of {address}: another process has it. Run again; where "
+            "ports are given by hand, as in TF_CONFIG, choose one that is free"
+        ) from None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
+import gin
 import pytest
 
 from launcher import main as entry
+from launcher.errors import PeerError
+from launcher.progress import ERROR_FILE, read_error
 
 WORKERS = ["10.0.0.1:1234", "10.0.0.2:1234"]
 
@@ -163,3 +167,33 @@ def test_help_names_every_flag_and_exit_code(capsys):
             assert f"--{flag}" in printed
     for code in ("42", "64", "70", "75"):
         assert code in printed
+
+
+@gin.configurable
+def losing_a_peer():
+    raise PeerError("a peer went away")
+
+
+def test_the_supervisor_is_told_a_message_without_what_gin_adds(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error"))
+    monkeypatch.setattr("launcher.modes.run", lambda options: losing_a_peer())
+    assert entry.main(["launcher", "--gin_file=resnet_cpu.gin"]) == 75
+    told = read_error(tmp_path / "error")
+    assert (told.type, told.message, told.exit_code) == ("PeerError", "a peer went away", 75)
+    assert capsys.readouterr().err == "error: a peer went away\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a listener that gRPC's server runs into")
+def test_a_port_that_somebody_else_has_taken_is_named_and_worth_a_retry(run_launcher, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        cluster = {"cluster": {"worker": [WORKERS[0], address]}, "task": {"type": "worker", "index": 1}}
+        environ = {"TF_CONFIG": json.dumps(cluster), ERROR_FILE: str(tmp_path / "error")}
+        finished = run_launcher("--gin_file=resnet_cpu.gin", f"--model_dir={tmp_path}/run", env=environ)
+    assert finished.returncode == 75, finished.stderr
+    assert f"error: worker 1 cannot listen on the port of {address}: another process has it" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert read_error(tmp_path / "error").type == "PortTakenError"
+    assert not (tmp_path / "run").exists()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher import drill
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, write_durably
 from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
 from launcher.checkpoints.manifest import FORMAT, MANIFEST, checksum, described, folder_name, sha256_of
@@ -53,6 +54,7 @@ def write_checkpoint(
             directory.mkdir(parents=True, exist_ok=True)
             sync(directory.parent)
         temporary.mkdir()
+        drill.before_write()
         _write_bundle(temporary / _STATE, arrays)
         files = {path.name: _synchronised(path) for path in sorted(temporary.iterdir())}
         if sum(file["size"] for file in files.values()) < needed_bytes:

@@ -26,9 +26,10 @@ from launcher import progress
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError
 from launcher.jobs import guard, protocol
 from launcher.jobs.job import Command, Job, Worker
-from launcher.jobs.local import LocalBackend, free_ports
+from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import Console, Tee
 from launcher.jobs.transports import AGENT
+from launcher.ports import free_ports
 
 _TURN_SECONDS = 0.05
 # Workers wait when their output cannot be passed on, as they would for a slow terminal.
@@ -108,7 +109,7 @@ class Agent:
         if do == "hello":
             self._greet(message)
         elif do == "ports":
-            self._outgoing.send({"is": "ports", "ports": free_ports(message["count"], "")})
+            self._outgoing.send({"is": "ports", "ports": free_ports(message["count"])})
         elif do == "start":
             self._start(message)
         elif do == "signal":

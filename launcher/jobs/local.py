@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import selectors
-import socket
 import subprocess
 import sys
 import time
@@ -20,10 +18,9 @@ from launcher.errors import UsageError
 from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, Worker, describe
 from launcher.jobs.output import Console, LogFile, Tee
+from launcher.ports import free_ports
 from launcher.progress import ErrorRecord, Report
 
-# Below the range that Linux gives to outgoing connections (from 32768), which could take a port before its worker does.
-_PORTS = range(20000, 32000)
 _CHUNK_BYTES = 65536
 
 
@@ -265,26 +262,6 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
         progress_file=reports,
         error_file=errors,
     )
-
-
-def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody listens on now.
-
-    Args:
-      count: how many.
-      address: of this host; "" for all it has.
-
-    Raises:
-      UsageError: there are fewer than `count`.
-    """
-    ports: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        if len(ports) == count:
-            return ports
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((address, port))
-            ports.append(port)
-    raise UsageError(f"--workers={count}: only {len(ports)} ports of this host are free; start fewer workers")
 
 
 def _visible_gpus(environ: Mapping[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from launcher.jobs import first_error
 from launcher.jobs.error_files import error_files
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
+from launcher.jobs.observer import NoObserver, Observer
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, Stall, StallWatch, find_stuck, parse_stacks
@@ -35,12 +36,14 @@ class Supervisor:
       job: what to run.
       backend: where.
       console: where it says what happens.
+      observer: is told of the attempts; None for nobody.
     """
 
-    def __init__(self, *, job: Job, backend: Backend, console: Console):
+    def __init__(self, *, job: Job, backend: Backend, console: Console, observer: Observer | None = None):
         self._job = job
         self._backend = backend
         self._console = console
+        self._observer = observer or NoObserver()
         self._signals: list[int] = []
         self._attempts = 0
         self._step = -1
@@ -86,9 +89,10 @@ class Supervisor:
             return Verdict(action=Action.STOP, exit_code=128 + self._signals[0])
         commands = self._backend.commands(number)
         self._console.note(f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}")
-        workers = self._backend.start(commands)
+        workers = self._backend.start(self._observer.commands(commands))
         try:
             verdict, outcomes = self._watch(workers)
+            self._observer.judged(workers, verdict)
         finally:
             self._backend.clear()
         if verdict.cause is not None:
@@ -147,6 +151,7 @@ class Supervisor:
             worker.refresh()
             if worker.report is not None and worker.report.step is not None:
                 self._step = max(self._step, worker.report.step)
+        self._observer.turn(workers)
 
     def _settle(self, workers: Sequence[Worker]) -> list[Outcome]:
         """Waits a moment for the failure behind the first one seen."""

@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,12 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import EXIT_USAGE
+from launcher.ports import free_ports
 from launcher.verify.settings import Topology
 
 _TAIL_LINES = 25
 _POLL_SECONDS = 0.05
-# Below the range that Linux gives to outgoing connections (from 32768), which could take a port before its worker does.
-_PORTS = range(20000, 32000)
 
 
 class Refused(Exception):
@@ -115,7 +112,7 @@ def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: in
         raise Refused(f"{topology.workers} workers need a GPU each, and there are {num_gpus}; verify.devices = 'cpu'")
     if topology.workers == 1:
         return [base]
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(topology.workers)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(topology.workers)]
     visible = (environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(topology.workers)))).split(",")
     found = []
     for rank in range(topology.workers):
@@ -123,18 +120,6 @@ def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: in
         gpu = {"CUDA_VISIBLE_DEVICES": visible[rank]} if num_gpus else {}
         found.append({**base, **gpu, "TF_CONFIG": json.dumps(config)})
     return found
-
-
-def _free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on now."""
-    ports: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
-        if len(ports) == count:
-            break
-    return ports
 
 
 def _start(job: Job, rank: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

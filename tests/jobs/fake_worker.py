@@ -1,8 +1,13 @@
 """A worker as the supervisor sees it, without TensorFlow: trains in step with its peers, reports, and fails on demand.
 
 FAKE_WORKER in the environment is a JSON object:
-  steps: steps to train
+  steps: steps to train; 0 for: until the first attempt has come to its end, and 3 more in the next one
   checkpoint: whether the chief leaves a (hollow) checkpoint after every step, from which the next attempt goes on
+  hollow: whether checkpoints hold no data (default); else every one verifies or is skipped
+  weights: what they hold
+  trusting: whether the next attempt goes on from the newest without looking
+  wait_for_fault: step at which the first attempt waits for what is done to it
+  disk_full: "stop" (default) or "continue": what a checkpoint that cannot be written means
   on_sigterm: "die" (default), "save" (leave with 42) or "ignore"
   hosts: whether peers are on several hosts, which share model_dir and, here, a kernel
   show: variables of the environment that it prints first, as far as they are set
@@ -23,11 +28,23 @@ import time
 import traceback
 from pathlib import Path
 
+from launcher import drill
 from launcher.cluster import resolve
 from launcher.progress import Progress, install_stack_dump, record_error
 
-DEFAULTS = {"steps": 4, "checkpoint": False, "on_sigterm": "die", "hosts": False, "show": [], "faults": []}
-SETTINGS = {**DEFAULTS, **json.loads(os.environ["FAKE_WORKER"])}
+DEFAULTS = {
+    "weights": "weights",
+    "wait_for_fault": 0,
+    "steps": 4,
+    "checkpoint": False,
+    "hollow": True,
+    "trusting": False,
+    "disk_full": "stop",
+    "on_sigterm": "die",
+    "hosts": False,
+    "show": [],
+}
+SETTINGS = {**DEFAULTS, "faults": [], **json.loads(os.environ["FAKE_WORKER"])}
 CLUSTER = resolve(os.environ)
 RANK, WORKERS = CLUSTER.index, CLUSTER.num_workers
 MODEL_DIR = Path(next(argument.partition("=")[2] for argument in sys.argv if argument.startswith("--model_dir=")))
@@ -168,14 +185,39 @@ def misbehave(step):
 
 
 def save(step):
-    """A checkpoint without tensors: complete, as far as the supervisor looks."""
-    manifest = {"format": 1, "step": step, "files": {}}
+    """A checkpoint without tensors: complete, as far as the supervisor looks; with some bytes, if it is not hollow."""
+    data = b"" if SETTINGS["hollow"] else f"{SETTINGS['weights']} after {step} steps".encode() * 100
+    files = {"state": {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}} if data else {}
+    manifest = {"format": 1, "step": step, "files": files, "tensors": {}}
     manifest["sha256"] = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
     folder = checkpoint(step)
     writing = folder.with_name(f".writing-{folder.name}")
     writing.mkdir(parents=True, exist_ok=True)
+    drill.before_write()
+    if data:
+        (writing / "state").write_bytes(data)
     (writing / "manifest.json").write_text(json.dumps(manifest))
+    if folder.exists():  # a damaged one, or of a step that is repeated
+        folder.rename(folder.with_name(f"old-{ATTEMPT}-{folder.name}"))
     writing.rename(folder)
+
+
+def fail_as_drilled():
+    try:
+        drill.between_steps()
+    except OSError as error:
+        raise_error(type(error).__name__, str(error), 75)
+
+
+def save_or_fail(step):
+    try:
+        save(step)
+    except OSError as error:
+        if SETTINGS["disk_full"] == "stop":
+            raise_error("CheckpointWriteError", str(error), 75)
+        say(f"going on without a checkpoint of step {step}: {error}")
+        (MODEL_DIR / ".last_step").write_text(str(step + 3))
+        (MODEL_DIR / ".last_step").rename(MODEL_DIR / "last_step")
 
 
 def checkpoint(step):
@@ -183,12 +225,27 @@ def checkpoint(step):
 
 
 def first_step():
+    if not SETTINGS["hollow"] and not SETTINGS["trusting"]:
+        from launcher.checkpoints import CheckpointStore  # with NumPy, which most tests need not wait for
+
+        return CheckpointStore(str(MODEL_DIR / "checkpoints")).latest() or 0
     steps = [int(path.name.removeprefix("step_")) for path in (MODEL_DIR / "checkpoints").glob("step_*")]
     return max(steps, default=0)
 
 
+def last_step(first):
+    if SETTINGS["steps"]:
+        return SETTINGS["steps"]
+    if ATTEMPT > 1:
+        return first + 3
+    path = MODEL_DIR / "last_step"  # which somebody leaves who goes on after a fault
+    return int(path.read_text()) if path.exists() else sys.maxsize
+
+
 def main():
     install_stack_dump(os.environ)
+    drill.install(os.environ)
+    asked_to_stop = threading.Event()
     if SETTINGS["on_sigterm"] == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif SETTINGS["on_sigterm"] == "save":
@@ -211,14 +268,22 @@ def main():
     if "LAUNCHER_FULL_WORKERS" in os.environ:
         say(f"one of {WORKERS} for {os.environ['LAUNCHER_FULL_WORKERS']}")
     progress.report(phase="compile", step=step)
-    while step < SETTINGS["steps"]:
+    first = step
+    while step < last_step(first):
         misbehave(step)
+        fail_as_drilled()
+        if ATTEMPT == 1 and step and step == SETTINGS["wait_for_fault"]:
+            quick_execute(lambda: any(not alive(rank) for rank in peers()))
+        if asked_to_stop.is_set():
+            mark(f"stop{step}")  # before the collective, so that after it all know
         collective(step)
+        stopping = marked(f"stop{step}")
         step += 1
         progress.report(phase="train", step=step)
         if SETTINGS["checkpoint"] and RANK == 0:
-            save(step)
-        if asked_to_stop.is_set():
+            progress.report(phase="checkpoint", step=step)
+            save_or_fail(step)
+        if stopping:
             say(f"saved at step {step}")
             return 42
     misbehave("end")

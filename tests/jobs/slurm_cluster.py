@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.jobs.local import free_ports
+from launcher.ports import free_ports
 
 NODES = ("node1", "node2")
 _PROGRAMS = ("setpriv", "munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "squeue", "sinfo")

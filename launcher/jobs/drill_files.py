@@ -1,0 +1,92 @@
+"""What a drill does with checkpoints: looks for the newest, damages one, compares the last two."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import Any
+
+_DAMAGED_BYTES = 64
+_CHUNK_BYTES = 4 * 2**20
+
+
+def newest_step(model_dir: Path) -> int | None:
+    """The newest complete checkpoint; None without one."""
+    steps = all_steps(model_dir)
+    return steps[-1] if steps else None
+
+
+def all_steps(model_dir: Path) -> list[int]:
+    """Steps that have a complete checkpoint, as far as manifests tell, ascending."""
+    # NumPy comes with it, which only a drill waits for.
+    from launcher.checkpoints import CheckpointReadError, CheckpointStore
+
+    try:
+        return CheckpointStore(str(model_dir / "checkpoints")).steps()
+    except CheckpointReadError:
+        return []
+
+
+def damage(model_dir: Path, step: int) -> str:
+    """Flips bytes in the middle of a checkpoint's largest file, as a bad disk does; returns the file's new SHA-256."""
+    path = max(_files(model_dir, step), key=lambda path: path.stat().st_size)
+    with open(path, "r+b") as file:
+        file.seek(max(0, path.stat().st_size - _DAMAGED_BYTES) // 2)
+        before = file.read(_DAMAGED_BYTES)
+        file.seek(-len(before), 1)
+        file.write(bytes(byte ^ 0xFF for byte in before))
+    return _sha256(path)
+
+
+def is_kept(model_dir: Path, sha256: str) -> bool:
+    """Whether a damaged file is still there, under whatever name, for a person to look at."""
+    for path in (model_dir / "checkpoints").rglob("*"):
+        with contextlib.suppress(OSError):  # a folder, or retired meanwhile
+            if _sha256(path) == sha256:
+                return True
+    return False
+
+
+def difference(one: Path, other: Path) -> str:
+    """What distinguishes the last checkpoints of two runs; empty when their arrays are equal bit for bit."""
+    from launcher.checkpoints import CheckpointReadError, CheckpointStore
+
+    found = []
+    for model_dir in (one, other):
+        store = CheckpointStore(str(model_dir / "checkpoints"))
+        try:
+            step = store.latest()
+            if step is None:
+                return f"no whole checkpoint in {model_dir}"
+            found.append((step, store.manifest(step)))
+        except CheckpointReadError as error:
+            return str(error)
+    (step, manifest), (other_step, other_manifest) = found
+    if step != other_step:
+        return f"the last checkpoint is of step {step}, that of {other} of step {other_step}"
+    if manifest["tensors"] != other_manifest["tensors"]:
+        return f"the arrays of step {step} have other names, shapes or dtypes than those in {other}"
+    differing = [name for name, sha256 in _data(manifest).items() if _data(other_manifest).get(name) != sha256]
+    return f"the bytes of step {step} in {', '.join(differing)} differ from those in {other}" if differing else ""
+
+
+def _data(manifest: dict[str, Any]) -> dict[str, str]:
+    """Checksums of the files that hold the arrays; an index beside them says only where."""
+    return {name: file["sha256"] for name, file in manifest["files"].items() if not name.endswith(".index")}
+
+
+def _files(model_dir: Path, step: int) -> list[Path]:
+    from launcher.checkpoints import CheckpointStore
+
+    folder = model_dir / "checkpoints" / f"step_{step:08d}"
+    names = CheckpointStore(str(model_dir / "checkpoints")).manifest(step)["files"]
+    return [folder / name for name in names]
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

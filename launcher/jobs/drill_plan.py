@@ -1,0 +1,97 @@
+"""The flags of a drill: which fault, in which worker, when."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from absl import flags
+
+from launcher import drill
+from launcher.errors import UsageError
+from launcher.jobs.job import Job
+
+KILL, FREEZE, PREEMPT, CORRUPT = "kill", "freeze", "preempt", "corrupt_checkpoint"
+KINDS = (KILL, FREEZE, drill.EXCEPTION, drill.STUCK, PREEMPT, drill.DISK_FULL, CORRUPT)
+FLAGS = ("drill", "drill_worker", "drill_step", "drill_reference")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrillPlan:
+    """One fault of one drill.
+
+    Attributes:
+      kind: one of `KINDS`.
+      worker: the rank it happens in.
+      step: it happens when that worker reports this step or a later one; None for soon after a checkpoint.
+      reference: model_dir of a finished run that nobody disturbed, to compare the result with; None for no comparison.
+    """
+
+    kind: str
+    worker: int
+    step: int | None = None
+    reference: Path | None = None
+
+    @property
+    def in_worker(self) -> bool:
+        """Whether the worker makes the fault itself, when told."""
+        return self.kind in drill.KINDS
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the flags to those of the job."""
+    flags.DEFINE_enum(
+        "drill", None, KINDS,
+        f"Rehearse one fault in this job's first attempt, and report whether the job survived it: {', '.join(KINDS)}.",
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "drill_worker", None,
+        "Worker that the fault happens in. Default: the last; for disk_full the first, which alone writes checkpoints.",
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "drill_step", None,
+        "The fault happens when that worker reports this step or a later one. Default: after a checkpoint that this "
+        "command has written; for corrupt_checkpoint, after two.",
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "drill_reference", None,
+        "model_dir of the same run, finished and undisturbed: the last checkpoints must be equal bit for bit.",
+        flag_values=values,
+    )  # fmt: skip
+
+
+def make_plan(options: flags.FlagValues, job: Job) -> DrillPlan | None:
+    """The drill that the flags describe; None without --drill.
+
+    Raises:
+      UsageError: they contradict themselves or the job.
+    """
+    kind, worker, step, reference = (options[name].value for name in FLAGS)
+    if kind is None:
+        given = [name for name in FLAGS[1:] if options[name].value is not None]
+        if given:
+            raise UsageError(f"--{given[0]}={options[given[0]].value}: needs --drill={'|'.join(KINDS)}")
+        return None
+    if worker is None:
+        worker = 0 if kind == drill.DISK_FULL else job.workers - 1
+    if not 0 <= worker < job.workers:
+        raise UsageError(f"--drill_worker={worker}: the workers of this job are 0 to {job.workers - 1}")
+    if kind == drill.DISK_FULL and worker:
+        raise UsageError(f"--drill_worker={worker}: only worker 0 writes checkpoints; leave the flag out for disk_full")
+    if step is not None and step < 1:
+        raise UsageError(f"--drill_step={step}: must be 1 or more")
+    if not job.max_restarts and kind != PREEMPT:
+        raise UsageError("--max_restarts=0: a drill needs one restart at least")
+    if reference is not None:
+        if not list(Path(reference, "checkpoints").glob("step_*")):
+            raise UsageError(
+                f"--drill_reference={reference}: no checkpoint in it; give the model_dir of a finished run"
+            )
+        if Path(reference).resolve() == Path(job.model_dir).resolve():
+            raise UsageError(
+                f"--drill_reference={reference}: is the job's own --model_dir; train it once more elsewhere"
+            )
+    return DrillPlan(kind=kind, worker=worker, step=step, reference=Path(reference) if reference else None)

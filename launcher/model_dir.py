@@ -1,0 +1,33 @@
+"""The folder of a run. Imports no TensorFlow: the supervisor asks, too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from launcher.errors import UsageError
+
+
+def default_model_dir(gin_files: Sequence[str]) -> str:
+    """`runs/RECIPE`, named after the last gin file."""
+    return os.path.join("runs", os.path.splitext(os.path.basename(gin_files[-1]))[0])
+
+
+def check_model_dir(model_dir: str) -> str:
+    """Checks that `model_dir` can be made and written to, making nothing.
+
+    Raises:
+      UsageError: a file is in the way, or the nearest existing folder is not writable.
+    """
+    if "://" in model_dir:
+        return model_dir
+    existing = os.path.abspath(model_dir)
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    if not os.path.isdir(existing):
+        raise UsageError(f"--model_dir={model_dir}: {existing} is not a folder; choose another --model_dir")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--model_dir={model_dir}: {existing} is not writable for this user; choose another --model_dir"
+        )
+    return model_dir
