@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -197,3 +198,26 @@ def test_a_port_that_somebody_else_has_taken_is_named_and_worth_a_retry(run_laun
     assert "Traceback" not in finished.stderr
     assert read_error(tmp_path / "error").type == "PortTakenError"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.EIO, "Input/output error"), 75),
+        (OSError(errno.ENOSPC, "No space left on device"), 75),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), 75),
+        (TimeoutError("timed out"), 75),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), 70),
+        (PermissionError(errno.EACCES, "Permission denied"), 70),
+        (OSError("of a library that gives no number"), 70),
+        (ValueError("a bug"), 70),
+    ],
+    ids=repr,
+)
+def test_a_retry_is_worth_it_after_failures_of_disks_and_networks_only(monkeypatch, capsys, error, code):
+    def run(options):
+        raise error
+
+    monkeypatch.setattr("launcher.modes.run", run)
+    assert entry.main(["launcher", "--gin_file=resnet_cpu.gin"]) == code
+    assert "Traceback" in capsys.readouterr().err

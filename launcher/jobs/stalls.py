@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from launcher.progress import Report
 
@@ -19,6 +19,7 @@ _SHORTEST_SECONDS = 60.0
 _MEDIANS = 20.0
 _FEWEST_INTERVALS = 3
 _LONGEST_TURN_SECONDS = 1.0
+_FROZEN_SECONDS = 5.0
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
@@ -101,6 +102,23 @@ class StallWatch:
         if phase in (*_LONG_PHASES, *_SLOW_PHASES) or len(self._intervals) < _FEWEST_INTERVALS:
             return _LONG_SECONDS
         return max(_SHORTEST_SECONDS, _MEDIANS * statistics.median(self._intervals))
+
+
+class FrozenWatch:
+    """Notices a worker that a signal has stopped, and that nobody lets go on: its peers need longer to miss it."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+
+    def observe(self, now: float, frozen: Collection[int]) -> bool:
+        """Whether one has been stopped for too long.
+
+        Args:
+          now: seconds since the attempt began, of an `AwakeClock`.
+          frozen: ranks of the workers that are stopped now.
+        """
+        self._since = {rank: self._since.get(rank, now) for rank in frozen}
+        return any(now - since > _FROZEN_SECONDS for since in self._since.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

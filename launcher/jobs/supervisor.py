@@ -17,7 +17,7 @@ from launcher.jobs.job import Backend, Job, NotReady, Worker
 from launcher.jobs.observer import NoObserver, Observer
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
-from launcher.jobs.stalls import AwakeClock, Frame, Stall, StallWatch, find_stuck, parse_stacks
+from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
 
 _TURN_SECONDS = 0.05
 # How long the others may take to show their part after the first failure, before they are killed: an error that was
@@ -125,6 +125,7 @@ class Supervisor:
         watch = StallWatch(
             timeout_seconds=self._job.stall_timeout_seconds, start_timeout_seconds=self._job.start_timeout_seconds
         )
+        frozen = FrozenWatch()
         while True:
             self._turn(workers)
             outcomes = _outcomes(workers)
@@ -139,8 +140,13 @@ class Supervisor:
             if find_cause(outcomes) is not None:
                 outcomes = self._settle(workers)
                 return judge(outcomes), outcomes
+            now = clock.advance(time.monotonic())
+            if frozen.observe(now, [worker.command.rank for worker in workers if worker.is_frozen()]):
+                outcomes = _with_frozen(workers, outcomes)
+                if find_cause(outcomes) is not None:  # and nobody has let it go on in this moment
+                    return judge(outcomes), outcomes
             running = {worker.command.rank: worker.report for worker in workers if worker.exit_code is None}
-            stall = watch.observe(clock.advance(time.monotonic()), running)
+            stall = watch.observe(now, running)
             if stall is not None:
                 outcomes = self._blame(workers, stall)
                 return judge(outcomes), outcomes

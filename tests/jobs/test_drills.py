@@ -57,14 +57,14 @@ def test_a_fault_is_noticed_named_and_healed(rehearse, kind, rank, what):
     assert record["final_step"] == record["resumed_from"] + 3
 
 
-def test_a_frozen_worker_is_noticed_when_its_peers_stall(rehearse):
-    job, finished, record = rehearse("freeze", "--stall_timeout=1")
+def test_a_frozen_worker_is_noticed_before_anybody_misses_it(rehearse):
+    job, finished, record = rehearse("freeze")
     assert_passed(job, finished, record)
     assert record["named"].startswith("worker 1 is frozen")
 
 
 def test_a_stuck_worker_is_noticed_by_the_stall_timeout_and_where_it_is_stuck_is_said(rehearse):
-    job, finished, record = rehearse("stuck", "--stall_timeout=1", "--drill_worker=0")
+    job, finished, record = rehearse("stuck", "--stall_timeout=2", "--drill_worker=0")
     assert_passed(job, finished, record)
     assert record["named"].startswith("worker 0 is stuck: no progress for ")
     assert "launcher/drill.py" in record["named"] and "in _never_return" in record["named"]
@@ -225,3 +225,31 @@ def test_a_checkpoint_that_finds_the_disk_full_leaves_the_older_ones_and_nothing
     assert os.listdir(tmp_path) == ["step_00000001"]
     store.save(2, {"weight": np.ones(3)})
     assert store.latest() == 2
+
+
+# ------------------------------------------------------------------------------------------------------ real training
+
+TRAINING = (
+    "--workers=2",
+    "--gin_file=resnet_cpu.gin",
+    "--gin_param=train.steps = 30",
+    "--gin_param=train.global_batch_size = 64",
+    "--gin_param=train.steps_per_loop = 1",
+    "--gin_param=train.checkpoint_every = 5",
+    "--gin_param=train.evaluate_every = 0",
+    "--gin_param=resnet.depth = 8",
+)
+
+
+@pytest.mark.heavy
+def test_a_training_whose_worker_is_killed_ends_bitwise_as_one_that_nobody_touched(run_launcher, tmp_path):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    finished = run_launcher(*TRAINING, f"--model_dir={undisturbed}", module="launcher.launch")
+    assert finished.returncode == 0, finished.stdout
+    drilled = ("--drill=kill", f"--drill_reference={undisturbed}", f"--model_dir={killed}")
+    finished = run_launcher(*TRAINING, *drilled, module="launcher.launch")
+    assert finished.returncode == 0, finished.stdout
+    record = json.loads((killed / "drill.json").read_text())
+    assert record["passed"] and record["difference"] == "" and record["final_step"] == 30
+    assert record["named"].startswith("worker 1 was killed by SIGKILL")
+    assert 0 < record["resumed_from"] <= record["fault_step"] and record["orphans"] == 0

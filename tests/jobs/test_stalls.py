@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from launcher.jobs.stalls import AwakeClock, StallWatch, find_stuck, parse_stacks, place_outside_tensorflow
+from launcher.jobs.stalls import AwakeClock, FrozenWatch, StallWatch, find_stuck, parse_stacks, place_outside_tensorflow
 from launcher.progress import Report
 
 
@@ -79,6 +79,14 @@ def test_time_in_which_the_supervisor_slept_counts_as_a_second_at_most():
     assert clock.advance(100.5) == 0.5
     assert clock.advance(4000.0) == 1.5
     assert clock.advance(4000.25) == 1.75
+
+
+def test_a_worker_that_stays_stopped_is_noticed_and_one_that_goes_on_is_not():
+    frozen = FrozenWatch()
+    assert not any(frozen.observe(now, [1]) for now in (0.0, 4.9))
+    assert not frozen.observe(5.0, [])
+    assert not any(frozen.observe(now, [0, 1]) for now in (6.0, 10.9))
+    assert frozen.observe(11.1, [1])
 
 
 # ------------------------------------------------------------------------------------------------------------- stacks
