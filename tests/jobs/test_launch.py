@@ -172,7 +172,7 @@ def test_an_error_without_a_record_is_shown_by_the_last_lines_of_the_log(run_job
 
 
 def test_a_stuck_worker_is_named_with_its_python_stack_in_the_log_and_the_job_goes_on(run_job):
-    job, finished = run_job("--stall_timeout=1", workers=3, faults=[fault("read_next_batch")], checkpoint=True)
+    job, finished = run_job("--stall_timeout=3", workers=3, faults=[fault("read_next_batch")], checkpoint=True)
     assert finished.returncode == 0, finished.stdout
     error = job.error(attempt=1)
     assert error["worker"] == 1
