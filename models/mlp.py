@@ -7,7 +7,14 @@ import keras
 
 
 @gin.configurable
-def mlp(*, image_shape: tuple[int, int, int], num_classes: int, units: int = 4096, layers: int = 2) -> keras.Model:
+def mlp(
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    units: int = 4096,
+    layers: int = 2,
+    activation: str = "relu",
+) -> keras.Model:
     """Builds a multi-layer perceptron for image classification.
 
     Wide matrices make it the network of the guide https://www.tensorflow.org/guide/mixed_precision: nearly all of its
@@ -18,6 +25,7 @@ def mlp(*, image_shape: tuple[int, int, int], num_classes: int, units: int = 409
         num_classes: Number of logits.
         units: Width of each hidden layer; multiples of 8 (float16) or 128 (TPU) run fastest.
         layers: Number of hidden layers.
+        activation: Keras's name of the hidden layers' activation.
 
     Returns:
         A functional model from images, float32 [batch, height, width, channels], to logits, float32
@@ -25,17 +33,21 @@ def mlp(*, image_shape: tuple[int, int, int], num_classes: int, units: int = 409
         dtype.
 
     Raises:
-        ValueError: An image shape, number of classes, units or layers that cannot be.
+        ValueError: An image shape, number of classes, units, layers or an activation that cannot be.
     """
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise ValueError(f"image_shape must be (height, width, channels), each at least 1, and is {image_shape}.")
     for name, value, least in (("num_classes", num_classes, 1), ("units", units, 1), ("layers", layers, 0)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, and is {value}.")
+    try:
+        keras.activations.get(activation)
+    except ValueError:
+        raise ValueError(f"activation must be a name that Keras knows, such as 'relu', and is {activation!r}.") from None
 
     images = keras.Input(shape=tuple(image_shape), dtype="float32", name="image")
     features = keras.layers.Flatten(name="flatten")(images)
     for index in range(1, layers + 1):
-        features = keras.layers.Dense(units, activation="relu", name=f"dense{index}")(features)
+        features = keras.layers.Dense(units, activation=activation, name=f"dense{index}")(features)
     logits = keras.layers.Dense(num_classes, dtype="float32", name="logits")(features)
     return keras.Model(images, logits, name="mlp")

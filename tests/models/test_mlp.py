@@ -48,6 +48,7 @@ def test_network_equals_numpy():
         ({"num_classes": 0}, "num_classes must be at least 1, and is 0"),
         ({"units": 0}, "units must be at least 1, and is 0"),
         ({"layers": -1}, "layers must be at least 0, and is -1"),
+        ({"activation": "rulu"}, "activation must be a name that Keras knows, .* is 'rulu'"),
     ],
 )
 def test_impossible_networks_are_refused(arguments, message):
