@@ -87,7 +87,13 @@ def _verify(options: Any) -> int:
 
 def import_builtins() -> None:
     """Makes the names that recipes may bind known to gin."""
-    for name in ("launcher.data.images", "launcher.tasks.image_classification", "models.mlp", "models.resnet"):
+    for name in (
+        "launcher.data.images",
+        "launcher.tasks.image_classification",
+        "models.mlp",
+        "models.resnet",
+        "models.transformer",
+    ):
         importlib.import_module(name)
 
 
