@@ -90,6 +90,7 @@ def import_builtins() -> None:
     for name in (
         "launcher.data.images",
         "launcher.tasks.image_classification",
+        "models.lstm",
         "models.mlp",
         "models.resnet",
         "models.transformer",
