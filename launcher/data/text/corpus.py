@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import Batch, RandomAccessData, Shard
-from launcher.data.text import packing, storage, vocabulary
+from launcher.data.text import mapped, packing, storage, vocabulary
 from launcher.data.text.packing import Sequences
 from launcher.data.text.pairs import segments
 from launcher.data.text.python_docs import PythonDocs
@@ -161,8 +161,8 @@ class TextCorpus:
         )
         return _Opened(
             batches=RandomAccessData(
-                train=storage.examples(train, self._memory_limit_bytes),
-                evaluation=storage.examples(held_out, self._memory_limit_bytes) if held_out else None,
+                train=mapped.examples(train, self._memory_limit_bytes),
+                evaluation=mapped.examples(held_out, self._memory_limit_bytes) if held_out else None,
                 finish=_batch,
             ),
             held_out_bytes=int(facts["held_out_bytes"]),

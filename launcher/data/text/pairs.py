@@ -26,7 +26,7 @@ import tensorflow as tf
 from absl import logging
 
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
-from launcher.data.text import packing, storage, vocabulary
+from launcher.data.text import help_pages, mapped, packing, storage, vocabulary
 from launcher.data.text.packing import Sequences
 from launcher.data.text.spoken_numbers import SpokenNumbers
 from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
@@ -38,7 +38,7 @@ Pair = tuple[str, str]
 _BLOCK = 10_000
 _FORMAT = 1  # of the stored rows
 _KINDS = ("source", "target")
-_NAMES = ("spoken_numbers",)
+_NAMES = ("spoken_numbers", *help_pages.NAMES)
 
 
 class PairSource(Protocol):
@@ -180,8 +180,8 @@ class TextPairs:
         sources = arrays.get("decode.source")
         return _Opened(
             batches=RandomAccessData(
-                train=storage.examples(train, self._memory_limit_bytes),
-                evaluation=storage.examples(held_out, self._memory_limit_bytes) if held_out else None,
+                train=mapped.examples(train, self._memory_limit_bytes),
+                evaluation=mapped.examples(held_out, self._memory_limit_bytes) if held_out else None,
                 finish=functools.partial(_batch, packed=self.packed),
             ),
             decode=None if sources is None else ArrayExamples({"source": sources, "example": np.arange(len(sources))}),
@@ -282,7 +282,7 @@ def text_pairs(
     """Pairs of texts by name. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      name: "spoken_numbers".
+      name: "spoken_numbers", "help_en_de", "help_en_fr" or "help_en_es".
       vocab_size: token ids, one vocabulary for both sides.
       max_length: tokens of the longest source or target, with its end; see `TextPairs`.
       packed: several pairs share a row.
@@ -305,4 +305,6 @@ def text_pairs(
 def _source(name: str) -> PairSource:
     if name == "spoken_numbers":
         return SpokenNumbers()
+    if name in help_pages.NAMES:
+        return help_pages.HelpPages(name)
     raise UsageError(f"text_pairs.name = {name!r} is unknown{advice(name, _NAMES)}")

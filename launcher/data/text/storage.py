@@ -1,7 +1,7 @@
 """What is made from text once and kept in the data directory: vocabularies, and rows of tokens.
 
 Whoever needs it first makes it; of several workers that race, each puts a whole file or folder in place under its final
-name, and the last or the first one stays: they are the same.
+name, and the last or the first one stays: they are the same. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 from launcher.data import tfds
-from launcher.data.pipeline import ArrayExamples, Batch, Examples
 from launcher.errors import UsageError
 
 _FACTS = "facts.json"
 _THERE_ALREADY = (errno.EEXIST, errno.ENOTEMPTY)
+_NOT_WRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
 
 Arrays = dict[str, np.ndarray]
 Built = tuple[Arrays, dict[str, float]]
@@ -55,7 +54,7 @@ def stored_bytes(path: Path, make: Callable[[], bytes]) -> bytes:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return path.read_bytes()
     content = make()
-    with _place_for(path) as partial:
+    with place_for(path) as partial:
         partial.write_bytes(content)
         os.replace(partial, path)
     return content
@@ -73,7 +72,7 @@ def stored_rows(path: Path, make: Callable[[], Built]) -> Built:
     """
     if not path.is_dir():
         arrays, facts = make()
-        with _place_for(path) as partial:
+        with place_for(path) as partial:
             partial.mkdir()
             for key, array in arrays.items():
                 np.save(partial / f"{key}.npy", array)
@@ -88,51 +87,33 @@ def stored_rows(path: Path, make: Callable[[], Built]) -> Built:
 
 
 @contextlib.contextmanager
-def _place_for(path: Path) -> Iterator[Path]:
-    """A name of one's own beside `path`; what is still under it at the end is removed."""
+def place_for(path: Path) -> Iterator[Path]:
+    """A name of one's own beside `path`, in a folder that is there; what is still under it at the end is removed.
+
+    Raises:
+      UsageError: the folder cannot be written.
+    """
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         yield partial
     except OSError as error:
-        raise UsageError(f"--data_dir={tfds.data_dir()} cannot be written ({error}); choose another folder") from None
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        raise _cannot_write(error) from None
     finally:
         if partial.is_dir():
             shutil.rmtree(partial)
-        else:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
-class MappedExamples:
-    """Examples that stay on disk: what is fetched is read.
-
-    Args:
-      arrays: key to memory-mapped array [n, ...], all of one length.
-    """
-
-    def __init__(self, arrays: Mapping[str, np.ndarray]):
-        self._arrays = dict(arrays)
-        self._length = len(next(iter(self._arrays.values())))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def fetch(self, indices: tf.Tensor) -> Batch:
-        rows = tf.numpy_function(
-            lambda chosen: [np.asarray(array[chosen]) for array in self._arrays.values()],
-            [indices],
-            [tf.as_dtype(array.dtype) for array in self._arrays.values()],
-            stateful=False,
-        )
-        return {
-            key: tf.ensure_shape(row, [indices.shape[0], *self._arrays[key].shape[1:]])
-            for key, row in zip(self._arrays, rows, strict=True)
-        }
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(error) from None
 
 
-def examples(arrays: Mapping[str, np.ndarray], memory_limit_bytes: int) -> Examples:
-    """Rows held in memory if they take no more than `memory_limit_bytes`, else left on disk."""
-    if sum(array.nbytes for array in arrays.values()) <= memory_limit_bytes:
-        return ArrayExamples(arrays)
-    return MappedExamples(arrays)
+def _cannot_write(error: OSError) -> UsageError:
+    return UsageError(f"--data_dir={tfds.data_dir()} cannot be written ({error}); choose another folder")
