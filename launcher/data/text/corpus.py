@@ -24,16 +24,19 @@ import tensorflow as tf
 
 from launcher.data.pipeline import Batch, RandomAccessData, Shard
 from launcher.data.text import mapped, packing, storage, vocabulary
+from launcher.data.text.files import FileCorpus
 from launcher.data.text.packing import Sequences
-from launcher.data.text.pairs import segments
+from launcher.data.text.pairs import refuse, segments
 from launcher.data.text.python_docs import PythonDocs
+from launcher.data.text.tfds_text import TfdsCorpus
 from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
 from launcher.errors import UsageError
 from launcher.names import advice
 
 _BLOCK = 1_000
 _FORMAT = 1  # of the stored rows
-_NAMES = ("python_docs",)
+_NAMES = ("python_docs", "files", "tfds:lm1b")
+_TFDS_PREFIX = "tfds:"
 
 
 class TextSource(Protocol):
@@ -234,30 +237,54 @@ def text_corpus(
     vocab_size: int = gin.REQUIRED,
     length: int = gin.REQUIRED,
     eval_context: int = 0,
+    train_file: str | None = None,
+    eval_file: str | None = None,
+    documents: str | None = None,
+    text_feature: str | None = None,
+    train_split: str | None = None,
+    eval_split: str | None = None,
     memory_limit_bytes: int = 2 * 1024**3,
 ) -> TextCorpus:
     """Running text by name. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      name: "python_docs".
+      name: "python_docs", "tfds:NAME" or "files".
       vocab_size: token ids.
       length: tokens of a row.
       eval_context: tokens that a held-out piece repeats from the one before; see `TextCorpus`.
+      train_file, eval_file: for "files": to train on, and held out.
+      documents: for "files": "line", the default, if each line is a document, or "file".
+      text_feature: of a TFDS set; "text" by default.
+      train_split, eval_split: of a TFDS set; "train" and "test" by default.
       memory_limit_bytes: rows that take more stay on disk.
 
     Raises:
       UsageError: an unknown name, or arguments that do not fit.
     """
+    files = {"train_file": train_file, "eval_file": eval_file, "documents": documents}
+    of_tfds = {"text_feature": text_feature, "train_split": train_split, "eval_split": eval_split}
+    if name != "files":
+        refuse("text_corpus", name, files, "'files'")
+    if not name.startswith(_TFDS_PREFIX):
+        refuse("text_corpus", name, of_tfds, "'tfds:NAME'")
+    source: TextSource
+    if name == "python_docs":
+        source = PythonDocs()
+    elif name == "files":
+        source = FileCorpus(train_file=train_file, eval_file=eval_file, documents=documents or "line")
+    elif name.startswith(_TFDS_PREFIX):
+        source = TfdsCorpus(
+            name.removeprefix(_TFDS_PREFIX),
+            feature=text_feature or "text",
+            train_split=train_split,
+            eval_split=eval_split,
+        )
+    else:
+        raise UsageError(f"text_corpus.name = {name!r} is unknown{advice(name, _NAMES)}")
     return TextCorpus(
-        _source(name),
+        source,
         vocab_size=vocab_size,
         length=length,
         eval_context=eval_context,
         memory_limit_bytes=memory_limit_bytes,
     )
-
-
-def _source(name: str) -> TextSource:
-    if name == "python_docs":
-        return PythonDocs()
-    raise UsageError(f"text_corpus.name = {name!r} is unknown{advice(name, _NAMES)}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import gin
@@ -27,8 +27,11 @@ from absl import logging
 
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
 from launcher.data.text import help_pages, mapped, packing, storage, vocabulary
+from launcher.data.text.files import FilePairs
+from launcher.data.text.help_pages import HelpPages
 from launcher.data.text.packing import Sequences
 from launcher.data.text.spoken_numbers import SpokenNumbers
+from launcher.data.text.tfds_text import TfdsPairs
 from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
 from launcher.errors import UsageError
 from launcher.names import advice
@@ -38,7 +41,8 @@ Pair = tuple[str, str]
 _BLOCK = 10_000
 _FORMAT = 1  # of the stored rows
 _KINDS = ("source", "target")
-_NAMES = ("spoken_numbers", *help_pages.NAMES)
+_NAMES = ("spoken_numbers", *help_pages.NAMES, "files", "tfds:wmt14_translate/de-en")
+_TFDS_PREFIX = "tfds:"
 
 
 class PairSource(Protocol):
@@ -277,23 +281,62 @@ def text_pairs(
     max_length: int = gin.REQUIRED,
     packed: bool = True,
     row_length: int | None = None,
+    source_file: str | None = None,
+    target_file: str | None = None,
+    eval_source_file: str | None = None,
+    eval_target_file: str | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    train_split: str | None = None,
+    eval_split: str | None = None,
     memory_limit_bytes: int = 2 * 1024**3,
 ) -> TextPairs:
     """Pairs of texts by name. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      name: "spoken_numbers", "help_en_de", "help_en_fr" or "help_en_es".
+      name: "spoken_numbers", "help_en_de", "help_en_fr", "help_en_es", "tfds:NAME" or "files".
       vocab_size: token ids, one vocabulary for both sides.
       max_length: tokens of the longest source or target, with its end; see `TextPairs`.
       packed: several pairs share a row.
       row_length: tokens of a packed row, if more than `max_length`.
+      source_file, target_file: for "files": line n of one translates line n of the other.
+      eval_source_file, eval_target_file: for "files": held out.
+      source_language, target_language: of a TFDS set, such as "en" and "de"; by default in the set's own order.
+      train_split, eval_split: of a TFDS set; "train" and "test" by default.
       memory_limit_bytes: rows that take more stay on disk.
 
     Raises:
       UsageError: an unknown name, or arguments that do not fit.
     """
+    files = {
+        "source_file": source_file,
+        "target_file": target_file,
+        "eval_source_file": eval_source_file,
+        "eval_target_file": eval_target_file,
+    }
+    of_tfds = {
+        "source_language": source_language,
+        "target_language": target_language,
+        "train_split": train_split,
+        "eval_split": eval_split,
+    }
+    if name != "files":
+        refuse("text_pairs", name, files, "'files'")
+    if not name.startswith(_TFDS_PREFIX):
+        refuse("text_pairs", name, of_tfds, "'tfds:NAME'")
+    source: PairSource
+    if name == "spoken_numbers":
+        source = SpokenNumbers()
+    elif name in help_pages.NAMES:
+        source = HelpPages(name)
+    elif name == "files":
+        source = FilePairs(**files)
+    elif name.startswith(_TFDS_PREFIX):
+        source = TfdsPairs(name.removeprefix(_TFDS_PREFIX), **of_tfds)
+    else:
+        raise UsageError(f"text_pairs.name = {name!r} is unknown{advice(name, _NAMES)}")
     return TextPairs(
-        _source(name),
+        source,
         vocab_size=vocab_size,
         max_length=max_length,
         packed=packed,
@@ -302,9 +345,8 @@ def text_pairs(
     )
 
 
-def _source(name: str) -> PairSource:
-    if name == "spoken_numbers":
-        return SpokenNumbers()
-    if name in help_pages.NAMES:
-        return help_pages.HelpPages(name)
-    raise UsageError(f"text_pairs.name = {name!r} is unknown{advice(name, _NAMES)}")
+def refuse(binding: str, name: str, arguments: Mapping[str, str | None], those: str) -> None:
+    """Raises UsageError for arguments that are given and mean nothing to the data set `name`, but to `those`."""
+    given = [argument for argument, value in arguments.items() if value is not None]
+    if given:
+        raise UsageError(f"{binding}.{given[0]} is for {binding}.name = {those}, and the name is {name!r}")
