@@ -13,6 +13,12 @@ VERSION = re.search(r'__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8")
 CPU = ["tensorflow-cpu>=2.20"]
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
 REPORT = ["matplotlib>=3.8"]  # the curves of report.html
+TEXT = [
+    "babel>=2.12",  # names of days, months and currencies in spoken_numbers
+    "num2words>=0.5.12",  # its numbers in words
+    "sacrebleu>=2.3",  # BLEU, as papers report it
+    "sentencepiece>=0.2",  # subword vocabularies; brings nothing along
+]
 
 setup(
     name="tf-launcher",
@@ -40,11 +46,13 @@ setup(
         "tpu": ["tensorflow-tpu>=2.20"],  # Cloud TPU VMs
         "demo": DEMO,
         "report": REPORT,
+        "text": TEXT,
         "preflight": ["jax", "libtpu"],  # the TPU compiler, which needs no TPU
         "test": [
             *CPU,
             *DEMO,
             *REPORT,
+            *TEXT,  # spoken_numbers and python_docs are tested as they are
             "hypothesis>=6.100",  # properties instead of examples, where there is an oracle
             "mypy>=1.11",
             "psutil>=5.9",  # ends every process that a test started
