@@ -17,7 +17,7 @@ from launcher.errors import Preempted, TrainingError, UsageError
 from launcher.evaluator import Evaluator
 from launcher.names import advice
 from launcher.progress import Progress
-from launcher.recipe import Recipe
+from launcher.recipe import LOW_IS_BEST, Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.trainer import StepRecords, Trainer
@@ -93,7 +93,7 @@ class Controller:
         self._progress.report(phase="compile", step=self._trainer.step)
         with self._stopwatch.phase("compile"):
             self._batches = self._trainer.batches(self._data)
-            names = {"loss", *self._trainer.trace(self._batches)}
+            names = {"loss", *self._trainer.trace(self._batches), *self._evaluator.extra_metrics}
         if self._recipe.best_metric not in names:
             raise UsageError(
                 f"train.best_metric = {self._recipe.best_metric!r} is not a metric of this task"
@@ -124,8 +124,8 @@ class Controller:
             self._take(self._steps_until_next_event(step), phase="train")
             self._act(trainer.step)
 
-    def evaluate(self) -> Event:
-        """Evaluates the current weights and reports them."""
+    def evaluate(self, last: bool = True) -> Event:
+        """Evaluates the current weights and reports them; `last` as in `Evaluator.evaluate`."""
         # The first evaluation is traced and compiled, which takes as long as it takes.
         self._progress.report(phase="evaluate" if self.outcome.evaluation else "compile", step=self._trainer.step)
         averaged = (
@@ -134,8 +134,10 @@ class Controller:
             else contextlib.nullcontext()
         )
         with self._stopwatch.phase("evaluate"), averaged:
-            event = {"step": self._trainer.step, **self._evaluator.evaluate()}
+            event = {"step": self._trainer.step, **self._evaluator.evaluate(last)}
         self._reporter.evaluation(event)
+        for note in self._evaluator.notes if last else ():
+            self._reporter.note(note)
         self.outcome.evaluation = event
         return event
 
@@ -173,7 +175,7 @@ class Controller:
                 "the learning rate, check the data for non-finite values, or train in float32"
             )
         if self._evaluates and (last or _due(step, recipe.evaluate_every)):
-            event = self.evaluate()
+            event = self.evaluate(last)
             if self._is_best(event):
                 self._save(step, event)
                 self._store.mark_best(step, metric=recipe.best_metric, value=event[recipe.best_metric])
@@ -190,7 +192,7 @@ class Controller:
         best = self._store.best_record()
         if best is None or best.metric != name:
             return True
-        return event[name] < best.value if name == "loss" else event[name] > best.value
+        return event[name] < best.value if name in LOW_IS_BEST else event[name] > best.value
 
     def _save(self, step: int, metrics: Event) -> None:
         self._progress.report(phase="checkpoint", step=step)

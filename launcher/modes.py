@@ -89,7 +89,11 @@ def import_builtins() -> None:
     """Makes the names that recipes may bind known to gin."""
     for name in (
         "launcher.data.images",
+        "launcher.data.text.corpus",
+        "launcher.data.text.pairs",
         "launcher.tasks.image_classification",
+        "launcher.tasks.language_modelling",
+        "launcher.tasks.translation",
         "models.lstm",
         "models.mlp",
         "models.resnet",

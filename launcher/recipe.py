@@ -14,6 +14,9 @@ from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.regularization import Penalty
 
+# Evaluation metrics of which less is better; of all others, more.
+LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
+
 
 @gin.configurable("train")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,8 @@ class Recipe:
       checkpoint_every: steps between checkpoints; 0 for only at the end.
       checkpoint_every_minutes: minutes between checkpoints, as well; 0 for never.
       keep_checkpoints: newest checkpoints kept, besides the best.
-      best_metric: evaluation metric the best checkpoint is chosen by; "loss" is best low, any other best high.
+      best_metric: evaluation metric the best checkpoint is chosen by, best low for those of
+        `LOW_IS_BEST` and best high for any other.
       eval_batch_size: examples of an evaluation batch over all replicas; None for `global_batch_size`.
     """
 

@@ -68,7 +68,7 @@ class _Opened:
     """The rows behind the batches."""
 
     batches: RandomAccessData
-    decode: ArrayExamples | None
+    decode: np.ndarray | None
     dropped: int
 
 
@@ -140,8 +140,12 @@ class TextPairs:
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         return self._opened.batches.eval_batches(shard)
 
-    def decode_batches(self, shard: Shard) -> tf.data.Dataset:
-        """The held-out sources to translate, one a row, every one once over all hosts.
+    def decode_batches(self, shard: Shard, chosen: np.ndarray | None = None) -> tf.data.Dataset:
+        """Held-out sources to translate, one a row, every one once over all hosts.
+
+        Args:
+          shard: what this host feeds.
+          chosen: which of the held-out pairs, int64 [n]; None for all.
 
         Returns:
           {"source": int32 [b, max_length], "example": int64 [b], its place in `eval_pairs`, "weight": float32 [b]}:
@@ -150,7 +154,9 @@ class TextPairs:
         decode = self._opened.decode
         if decode is None:
             raise UsageError(f"text_pairs.name = {self.name!r} has no held-out pairs to translate")
-        return RandomAccessData(train=decode, evaluation=decode, finish=_decode_batch).eval_batches(shard)
+        examples = np.arange(len(decode)) if chosen is None else np.asarray(chosen, np.int64)
+        rows = ArrayExamples({"source": decode[examples], "example": examples})
+        return RandomAccessData(train=rows, evaluation=rows, finish=_decode_batch).eval_batches(shard)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -181,14 +187,13 @@ class TextPairs:
             {key.removeprefix(part): array for key, array in arrays.items() if key.startswith(part)}
             for part in ("train.", "held_out.")
         )
-        sources = arrays.get("decode.source")
         return _Opened(
             batches=RandomAccessData(
                 train=mapped.examples(train, self._memory_limit_bytes),
                 evaluation=mapped.examples(held_out, self._memory_limit_bytes) if held_out else None,
                 finish=functools.partial(_batch, packed=self.packed),
             ),
-            decode=None if sources is None else ArrayExamples({"source": sources, "example": np.arange(len(sources))}),
+            decode=arrays.get("decode.source"),
             dropped=dropped,
         )
 
