@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from launcher.data.philox import philox, split_words
 from launcher.decoding.steps import NEVER, Cache, Step, written
 
 _Choose = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -57,16 +58,20 @@ def sample(
         raise ValueError(f"temperature must be above 0 and top_p in (0, 1], got {temperature} and {top_p}")
 
     def choose(logits: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        logits = nucleus(logits / temperature, top_p)
-        noise = tf.random.experimental.stateless_fold_in(seed, index)
-        # The largest logit plus Gumbel noise is a draw from their softmax; unlike the categorical op, XLA has it.
-        uniform = tf.random.stateless_uniform(tf.shape(logits), noise, minval=_TINY, maxval=1.0)
-        return tf.argmax(logits - tf.math.log(-tf.math.log(uniform)), axis=-1, output_type=tf.int32)
+        cumulative = tf.cumsum(tf.nn.softmax(nucleus(logits / temperature, top_p)), axis=-1)
+        reached = _uniform(seed, index, tf.shape(logits)[0]) * cumulative[:, -1]
+        return tf.reduce_sum(tf.cast(cumulative <= reached[:, None], tf.int32), axis=-1)
 
     return _decode(step, cache, prompt, max_length, end, choose)
 
 
-_TINY = 1e-20  # whose logarithm is finite
+def _uniform(seed: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """float32 [rows] in [0, 1), a function of the seed, the step and the row; that of TensorFlow changes under XLA."""
+    key = split_words(seed[0])[0], split_words(seed[1])[0]
+    zero = tf.zeros([], tf.uint64)
+    words, *_ = philox(key, (split_words(tf.range(rows))[0], split_words(index)[0], zero, zero))
+    # A float32 holds 24 bits exactly: more of the word would round up to 1.
+    return tf.cast(tf.bitwise.right_shift(words, tf.constant(8, tf.uint64)), tf.float32) * 2.0**-24
 
 
 def nucleus(logits: tf.Tensor, top_p: float) -> tf.Tensor:
