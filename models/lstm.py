@@ -62,6 +62,11 @@ class LstmLanguageModel(keras.Model):
         self.dropouts = [Dropout(dropout, name=f"dropout{number}") for number in numbers]
         self.head: Any = None if tie_head else projection(vocab_size, dtype="float32", name="head")
 
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """Sizes that matrix products run over, for `models.transformer.dimension_notes`."""
+        return {"vocab_size": self.embedding.vocab_size, "width": self._width}
+
     def build(self, input_shape: Any = None) -> None:
         del input_shape
         for layer in self.layers:

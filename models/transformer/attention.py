@@ -24,7 +24,11 @@ def attend(
 ) -> tf.Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), the only place where it is computed.
 
-    Scores and softmax are float32 whatever the dtype of the inputs; the scale is applied to the query, before a 16-bit
+    TensorFlow has no fused kernel to call: `keras.ops.dot_product_attention` refuses `flash_attention` on its backend
+    and is plain products too, which in float16 overflow before the scale and copy shared keys. So these are plain
+    products everywhere, and what stands between them is left to XLA to fuse (`jit_compile`).
+
+    The softmax is float32 whatever the dtype of the inputs; the scale is applied to the query, before a 16-bit
     product could overflow. With fewer key than query heads, consecutive query heads share one (grouped-query
     attention, Ainslie et al. 2023, arXiv 2305.13245), and no key is copied.
 
@@ -34,27 +38,32 @@ def attend(
         value: Like `key`.
         allowed: bool, broadcast to [batch, queries, keys]: where a query may look; None is everywhere. A query that
             may look nowhere gets zeros.
-        drop: Dropout of the attention weights [batch, key heads, heads of a group, queries, keys], or None.
+        drop: Dropout of the attention weights [batch, key heads, heads a key head, queries, keys], or None.
 
     Returns:
         [batch, queries, heads, width] in the dtype of `value`.
     """
     batch, queries, heads, width = sizes(query)
-    groups = key.shape[2]
-    grouped = tf.reshape(query * width**-0.5, [batch, queries, groups, heads // groups, width])
-    scores = tf.cast(tf.einsum("bqghw,bkgw->bghqk", grouped, key), tf.float32)
-    if allowed is None:
-        weights = tf.nn.softmax(scores)
-    else:
-        allowed = allowed[:, None, None, :, :]
-        # The first choice keeps forbidden scores out of the sum; the second makes a row of none zeros. Both are
-        # finite everywhere, so are their gradients.
-        weights = tf.where(allowed, tf.nn.softmax(tf.where(allowed, scores, _FAR_BELOW)), 0.0)
-    weights = tf.cast(weights, value.dtype)
+    keys, groups = sizes(key)[1:3]
+    shared = heads // groups
+    # Batches of plain matrix products: einsum over the same axes took two to three times as long on a CPU.
+    grouped = tf.reshape(query * width**-0.5, [batch, queries, groups, shared, width])
+    grouped = tf.reshape(tf.transpose(grouped, [0, 2, 3, 1, 4]), [batch, groups, shared * queries, width])
+    scores = tf.matmul(grouped, tf.transpose(key, [0, 2, 1, 3]), transpose_b=True)
+    scores = tf.cast(tf.reshape(scores, [batch, groups, shared, queries, keys]), tf.float32)
+    if allowed is not None:
+        scores = tf.where(allowed[:, None, None, :, :], scores, _FAR_BELOW)
+    weights = tf.cast(tf.nn.softmax(scores), value.dtype)
     if drop is not None:
         weights = drop(weights)
-    outputs = tf.einsum("bghqk,bkgw->bqghw", weights, value)
-    return tf.reshape(outputs, [batch, queries, heads, width])
+    weights = tf.reshape(weights, [batch, groups, shared * queries, keys])
+    outputs = tf.matmul(weights, tf.transpose(value, [0, 2, 1, 3]))
+    outputs = tf.transpose(tf.reshape(outputs, [batch, groups, shared, queries, width]), [0, 3, 1, 2, 4])
+    outputs = tf.reshape(outputs, [batch, queries, heads, width])
+    if allowed is None:
+        return outputs
+    # All keys forbidden, the softmax was even over them: finite, as its gradients are, and not to be used.
+    return tf.where(tf.reduce_any(allowed, axis=-1)[:, :, None, None], outputs, tf.zeros_like(outputs))
 
 
 _FAR_BELOW = -1e30  # of any float32 score; its exponential is 0

@@ -17,6 +17,7 @@ from models.transformer.dimensions import (
     check_length,
     check_share,
     check_steps,
+    dimensions,
     one_of,
 )
 from models.transformer.layers import NORMALIZATIONS, Dropout, Embedding, projection, sizes
@@ -139,6 +140,7 @@ class LanguageModel(keras.Model):
     ) -> None:
         super().__init__(name="language_model")
         self._width, self._max_length, self._positions = width, max_length, positions
+        self._dimensions = dimensions(vocab_size=vocab_size, block=block)
         self.embedding = Embedding(vocab_size=vocab_size, width=width, name="embedding")
         self.position_embedding: Any = None
         if positions == "learned":
@@ -147,6 +149,11 @@ class LanguageModel(keras.Model):
         self.blocks = [Block(**block, name=f"block{number}") for number in range(1, layers + 1)]
         self.norm = NORMALIZATIONS[norm](name="norm")
         self.head: Any = None if tie_head else projection(vocab_size, dtype="float32", name="head")
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """Sizes that matrix products run over, for `dimension_notes`."""
+        return dict(self._dimensions)
 
     def build(self, input_shape: Any = None) -> None:
         del input_shape

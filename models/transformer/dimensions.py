@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,7 +14,7 @@ def dimension_notes(dimensions: Mapping[str, int], accelerator: str = "GPU") -> 
     """Notes on sizes that do not fill the accelerator's matrix units; they cost time and change no result.
 
     Args:
-        dimensions: Sizes by name, such as {"width": 512, "head width": 64, "hidden": 2048, "vocab_size": 32000}.
+        dimensions: Sizes by name, such as {"width": 512, "width / heads": 64, "hidden": 2048, "vocab_size": 32000}.
         accelerator: "GPU": tensor cores want multiples of 8 16-bit numbers (NVIDIA, "Train With Mixed Precision");
             "TPU": the matrix unit is 128 wide, and what does not fill it is padded.
 
@@ -27,6 +28,17 @@ def dimension_notes(dimensions: Mapping[str, int], accelerator: str = "GPU") -> 
         for name, size in dimensions.items()
         if size % multiple
     ]
+
+
+def dimensions(*, vocab_size: int, block: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of a transformer of such blocks (arguments of `Block`), by the names of a recipe's bindings."""
+    width = block["width"]
+    return {
+        "vocab_size": vocab_size,
+        "width": width,
+        "hidden": block["hidden"],
+        "width / heads": width // block["attention"]["heads"],
+    }
 
 
 def at_least(**sizes: tuple[int, int]) -> None:

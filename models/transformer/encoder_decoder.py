@@ -17,6 +17,7 @@ from models.transformer.dimensions import (
     check_length,
     check_share,
     check_steps,
+    dimensions,
     one_of,
 )
 from models.transformer.layers import Dropout, Embedding, LayerNormalization, sizes
@@ -118,6 +119,7 @@ class EncoderDecoder(keras.Model):
     ) -> None:
         super().__init__(name="transformer")
         self._width, self._max_length = width, max_length
+        self._dimensions = dimensions(vocab_size=vocab_size, block=block)
         names = ("embedding",) if share_embeddings else ("source_embedding", "target_embedding", "output_embedding")
         embeddings = [Embedding(vocab_size=vocab_size, width=width, name=name) for name in names]
         self.source_embedding, self.target_embedding, self.output_embedding = (
@@ -130,6 +132,11 @@ class EncoderDecoder(keras.Model):
         self.decoder = [Block(**block, has_memory=True, name=f"decoder_block{number}") for number in numbers]
         self.encoder_norm = LayerNormalization(name="encoder_norm") if norm_first else None
         self.decoder_norm = LayerNormalization(name="decoder_norm") if norm_first else None
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """Sizes that matrix products run over, for `dimension_notes`."""
+        return dict(self._dimensions)
 
     def build(self, input_shape: Any = None) -> None:
         del input_shape

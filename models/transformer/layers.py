@@ -35,6 +35,7 @@ class Embedding(keras.layers.Layer):
 
     def __init__(self, *, vocab_size: int, width: int, name: str) -> None:
         super().__init__(name=name)
+        self.vocab_size = vocab_size
         self._shape, self._factor = (vocab_size, width), width**0.5
 
     def build(self, *_: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import transformer_oracle as oracle
 
-from models.transformer import dimension_notes, language_model
+from models.transformer import dimension_notes, language_model, transformer
 
 TINY = {"vocab_size": 19, "layers": 2, "width": 16, "heads": 4, "hidden": 24, "max_length": 12}
 KINDS = {
@@ -158,9 +158,18 @@ def test_impossible_networks_are_refused(arguments, message):
 
 
 def test_sizes_that_do_not_fill_the_matrix_units_are_noted():
-    sizes = {"width": 512, "head width": 64, "vocab_size": 1001}
+    sizes = {"width": 512, "width / heads": 64, "vocab_size": 1001}
     assert dimension_notes(sizes, "GPU") == [
         "vocab_size = 1001 is no multiple of 8, which a GPU computes fastest; the next is 1008"
     ]
-    assert [note.split(" is ")[0] for note in dimension_notes(sizes, "TPU")] == ["head width = 64", "vocab_size = 1001"]
+    assert [note.split(" is ")[0] for note in dimension_notes(sizes, "TPU")] == [
+        "width / heads = 64",
+        "vocab_size = 1001",
+    ]
     assert dimension_notes({"width": 1024}, "TPU") == []
+
+
+@pytest.mark.parametrize("build", [transformer, language_model])
+def test_a_model_knows_its_sizes(build):
+    expected = {"vocab_size": 19, "width": 16, "hidden": 24, "width / heads": 4}
+    assert build(**TINY).dimensions == expected

@@ -37,6 +37,7 @@ def test_layer_equals_kerass():
 @pytest.mark.parametrize("tie_head", [True, False])
 def test_parameters_are_counted(tie_head):
     model = lstm_language_model(vocab_size=17, layers=3, width=8, tie_head=tie_head)
+    assert model.dimensions == {"vocab_size": 17, "width": 8}
     assert model.count_params() == 17 * 8 * (1 if tie_head else 2) + 3 * (2 * 8 * 32 + 32)
 
 

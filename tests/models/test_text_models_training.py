@@ -10,6 +10,7 @@ import pytest
 import small_run
 import tensorflow as tf
 
+from launcher.errors import UsageError
 from models.lstm import lstm_language_model
 from models.transformer import language_model, transformer
 
@@ -128,3 +129,8 @@ def _compiled_gradients(model, batch):
         return [tf.convert_to_tensor(each) for each in tape.gradient(loss, [w.value for w in model.trainable_weights])]
 
     return tf.function(gradients, jit_compile=True).experimental_get_compiler_ir(batch)(stage="optimized_hlo")
+
+
+def test_impossible_sizes_are_a_users_mistake():
+    with pytest.raises(UsageError, match="width must be a multiple of heads, and is 8 with heads = 3"):
+        small_run.build(task("transformer", heads=3))

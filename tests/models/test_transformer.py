@@ -26,7 +26,7 @@ def pairs(batch=3, source=6, target=5):
     return rows
 
 
-def on_gpu_or_cpu(rows):
+def tensors(rows):
     return {name: tf.constant(array) for name, array in rows.items()}
 
 
@@ -89,7 +89,7 @@ def test_sizes_for_the_papers_vocabulary():
 def test_forward_pass_equals_numpy(norm, shared):
     model = shuffled(transformer(**TINY, norm=norm, share_embeddings=shared))
     rows = {"source": tokens(2, 6), "target_in": tokens(2, 5, seed=1)}
-    logits = model(on_gpu_or_cpu(rows))
+    logits = model(tensors(rows))
     assert logits.dtype == tf.float32
     weights = oracle.Weights(model)
     for row in range(2):
@@ -107,7 +107,7 @@ def test_forward_pass_equals_numpy(norm, shared):
 
 def test_padding_changes_no_real_logit():
     model, rows = shuffled(transformer(**TINY)), pairs()
-    logits = model(on_gpu_or_cpu(rows))
+    logits = model(tensors(rows))
     assert np.isfinite(logits).all()
     for row in range(3):
         source, target = (rows[key][row][rows[key][row] != 0] for key in ("source", "target_in"))
@@ -145,7 +145,7 @@ def test_packed_pairs_equal_pairs_alone(norm):
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_cached_decoding_equals_the_forward_pass(norm):
-    model, rows = shuffled(transformer(**TINY, norm=norm)), on_gpu_or_cpu(pairs())
+    model, rows = shuffled(transformer(**TINY, norm=norm)), tensors(pairs())
     expected = model(rows)
     cache = model.start_decoding({"source": rows["source"]}, 3, 7)
     assert {tensor.shape[0] for tensor in tf.nest.flatten(cache)} == {3}
@@ -196,7 +196,7 @@ def test_several_rows_a_source_decode_like_repeated_sources():
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_logits_and_weights_are_float32_under_16_bits_and_near_float32(policy):
-    rows = on_gpu_or_cpu(pairs())
+    rows = tensors(pairs())
     keras.utils.set_random_seed(0)
     expected = transformer(**TINY)(rows)
     keras.config.set_dtype_policy(policy)

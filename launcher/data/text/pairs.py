@@ -167,6 +167,11 @@ class TextPairs:
 
         return vocabulary.cached_vocabulary(self.name, self._source.digest(), size=self.vocab_size, texts=texts)
 
+    @property
+    def train_pairs(self) -> list[Pair]:
+        """The training (source, target) texts, whole, those too long for a row among them; read anew every time."""
+        return list(self._source.train())
+
     @functools.cached_property
     def eval_pairs(self) -> list[Pair]:
         """The held-out (source, target) texts, whole, in the order of "example" in `decode_batches`."""

@@ -184,4 +184,7 @@ def _refusal(size: int, reason: str) -> str:
         return (
             f"vocab_size = {size} is too large: the training text gives {most[1]} tokens; bind it to {most[1]} or less"
         )
+    least = re.search(r"required_chars\. \d+ vs (\d+)", reason)
+    if least:
+        return f"vocab_size = {size} is too small: the characters of the training text take {least[1]} ids alone"
     return f"no vocabulary of vocab_size = {size} can be made from the training text: {' '.join(reason.split())}"

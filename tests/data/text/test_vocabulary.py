@@ -55,6 +55,11 @@ def test_a_size_that_the_text_cannot_give_says_which_it_can():
         Vocabulary.train(LINES, size=5000)
 
 
+def test_a_size_without_room_for_the_characters_says_how_many_there_are():
+    with pytest.raises(UsageError, match=r"vocab_size = 262 is too small: the characters .* take \d+ ids alone"):
+        Vocabulary.train(LINES, size=262)
+
+
 def test_a_size_without_room_for_bytes_is_refused():
     with pytest.raises(UsageError, match=r"text_pairs\.vocab_size = 200 is too small"):
         check_size(200, "text_pairs.vocab_size")
