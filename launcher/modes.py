@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import config, plan, session, wire
+from launcher import assets, config, plan, session, wire
 from launcher.checkpoints import CheckpointStore
 from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
@@ -20,6 +20,7 @@ from launcher.progress import Progress
 from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.serving import export, predict
 from launcher.verify import command as verify
 from launcher.verify.settings import Settings as VerifySettings
 
@@ -29,12 +30,16 @@ def run(options: Any) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     if options.mode == "verify":
         return _verify(options)
+    if options.mode in ("predict", "export") and not options.dry_run:
+        return _serve(options)
     stopwatch = Stopwatch()
     with config.usage_errors():
         resolved = _resolve(options)
         if options.dry_run:
             return _dry_run(resolved)
         resolved.data.check()
+        if check_task := getattr(resolved.recipe.task, "check", None):
+            check_task()
         model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
         built = session.build(resolved)
     store = CheckpointStore(
@@ -45,6 +50,7 @@ def run(options: Any) -> int:
     newest = store.latest()
     if newest is not None:
         store.check_compatible(newest, built.trainer.specs())
+        assets.check(model_dir, resolved.recipe.task)
     elif options.mode == "eval":
         raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
     return _run_session(options.mode, built, store, newest, model_dir, stopwatch)
@@ -63,6 +69,21 @@ def _resolve(options: Any) -> RunPlan:
         seed=options.seed,
         deterministic=options.deterministic,
     )
+
+
+def _serve(options: Any) -> int:
+    if options.strategy is None:
+        options.strategy = "one_device"
+    model_dir = options.model_dir or default_model_dir(options.gin_file)
+    with config.usage_errors():
+        resolved = _resolve(options)
+        if options.mode == "predict":
+            predict.run(resolved, model_dir, input_path=options.input, output_path=options.output)
+        else:
+            export_dir = options.export_dir or os.path.join(model_dir, "export")
+            step = export.run(resolved, model_dir, export_dir=export_dir)
+            print(f"exported step {step} of {model_dir} to {export_dir}")
+    return EXIT_DONE
 
 
 def _verify(options: Any) -> int:
@@ -153,7 +174,9 @@ def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
         f"{resolved.wire_dtype.name}: {payload / 2**20:.2f} MiB of gradients a step, "
         f"{sent / 2**20:.2f} MiB sent by each replica"
     )
-    for number, note in enumerate(resolved.notes, start=1):
+    task_notes = getattr(resolved.recipe.task, "notes", None)
+    more = task_notes(model, resolved.strategy.accelerator) if task_notes is not None else ()
+    for number, note in enumerate((*resolved.notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines
 
@@ -190,6 +213,7 @@ def _run_session(
         config.check_all_used()
     if is_chief:
         _make_model_dir(model_dir)
+        assets.save(model_dir, resolved.recipe.task)
     exit_code, error_text = EXIT_FAILED, None
     try:
         reporter.plan(describe(resolved, built.model))

@@ -12,7 +12,9 @@ from launcher.decoding.steps import NEVER, Cache, Step, written
 _Choose = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def greedy(step: Step, cache: Cache, prompt: tf.Tensor, *, max_length: int, end: int) -> tf.Tensor:
+def greedy(
+    step: Step, cache: Cache, prompt: tf.Tensor, *, max_length: int, end: int, lengths: tf.Tensor | None = None
+) -> tf.Tensor:
     """The likeliest next token, again and again, until a row's `end`.
 
     Args:
@@ -22,6 +24,7 @@ def greedy(step: Step, cache: Cache, prompt: tf.Tensor, *, max_length: int, end:
         first token is never 0.
       max_length: steps, and tokens of a result.
       end: the token that ends a row.
+      lengths: int32 [rows], tokens after which a row is over without `end`; None for `max_length`.
 
     Returns:
       int32 [rows, max_length]: all that follows the first token, the rest of the prompt included; 0 after `end`.
@@ -31,7 +34,7 @@ def greedy(step: Step, cache: Cache, prompt: tf.Tensor, *, max_length: int, end:
         del index
         return tf.argmax(logits, axis=-1, output_type=tf.int32)
 
-    return _decode(step, cache, prompt, max_length, end, choose)
+    return _decode(step, cache, prompt, max_length, end, lengths, choose)
 
 
 def sample(
@@ -42,13 +45,14 @@ def sample(
     max_length: int,
     end: int,
     seed: tf.Tensor,
+    lengths: tf.Tensor | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
 ) -> tf.Tensor:
     """As `greedy`, but each token is drawn; the same seed draws the same.
 
     Args:
-      step, cache, prompt, max_length, end: see `greedy`.
+      step, cache, prompt, max_length, end, lengths: see `greedy`.
       seed: int32 [2].
       temperature: above 0; logits are divided by it. Below 1 likely tokens become likelier.
       top_p: in (0, 1]; drawn from are only the likeliest tokens that together have at least this probability, one or
@@ -62,7 +66,7 @@ def sample(
         reached = _uniform(seed, index, tf.shape(logits)[0]) * cumulative[:, -1]
         return tf.reduce_sum(tf.cast(cumulative <= reached[:, None], tf.int32), axis=-1)
 
-    return _decode(step, cache, prompt, max_length, end, choose)
+    return _decode(step, cache, prompt, max_length, end, lengths, choose)
 
 
 def _uniform(seed: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -86,7 +90,15 @@ def nucleus(logits: tf.Tensor, top_p: float) -> tf.Tensor:
     return tf.where(logits >= least, logits, NEVER)
 
 
-def _decode(step: Step, cache: Cache, prompt: tf.Tensor, max_length: int, end: int, choose: _Choose) -> tf.Tensor:
+def _decode(
+    step: Step,
+    cache: Cache,
+    prompt: tf.Tensor,
+    max_length: int,
+    end: int,
+    lengths: tf.Tensor | None,
+    choose: _Choose,
+) -> tf.Tensor:
     rows = tf.shape(prompt)[0]
     # Token `index` of the prompt and those the model writes after it, in one row; the first one is never returned.
     given = tf.pad(prompt, [[0, 0], [0, max(0, max_length + 1 - prompt.shape[1])]])[:, : max_length + 1]
@@ -103,6 +115,8 @@ def _decode(step: Step, cache: Cache, prompt: tf.Tensor, max_length: int, end: i
         tokens = tf.where(ended, 0, tokens)
         ids = written(ids, index, tokens)
         ended |= (tokens == end) & (forced == 0)
+        if lengths is not None:
+            ended |= index + 1 >= lengths
         return index + 1, tokens, ended, ids, cache
 
     ids = tf.zeros([rows, max_length], tf.int32)

@@ -30,7 +30,7 @@ class Task(Protocol):
     - `assets() -> {file name: content}`: what belongs to the weights, such as a vocabulary; kept in MODEL_DIR/assets.
     - `use_assets(assets)`: takes them from there instead of making them.
     - the methods of `Decodes`, to be evaluated by what the model writes.
-    - the methods of `ReadsLines`, for `--mode=predict` and `--mode=export`.
+    - the methods of `ReadsLines`, for `--mode=predict`, and of `Serves`, for `--mode=export`.
     """
 
     def data(self) -> Data:
@@ -95,6 +95,28 @@ class ReadsLines(Protocol):
 
     def decode_lines(self, outputs: np.ndarray) -> list[str]:
         """The text of each output."""
+
+
+class Served(NamedTuple):
+    """What a SavedModel answers.
+
+    Attributes:
+      input_name: of the one input, string [n].
+      function: string [n] to a dict of tensors whose first axis is n.
+      resources: objects that hold the tables and variables, beyond the model's, that the function reads.
+    """
+
+    input_name: str
+    function: Callable[[tf.Tensor], dict[str, tf.Tensor]]
+    resources: list[Any]
+
+
+@runtime_checkable
+class Serves(Protocol):
+    """A task that can be exported."""
+
+    def served(self, model: keras.Model) -> Served:
+        """Everything from the bytes of a request to the answer, as TensorFlow operations."""
 
 
 Assets = Mapping[str, bytes]

@@ -15,7 +15,8 @@ from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
 from launcher.decoding import greedy, sample, without
 from launcher.errors import UsageError
-from launcher.tasks.base import Assets, check_builder
+from launcher.serving.graph_vocabulary import GraphVocabulary
+from launcher.tasks.base import Assets, Served, check_builder
 from launcher.tasks.text import VOCABULARY, model_notes, read_vocabulary, rows_of
 from launcher.tasks.tokens import Sums, token_sums
 
@@ -102,21 +103,23 @@ class LanguageModelling:
         steps = prompt.shape[1] - 1 + self._continuation_length
         step = without(model.decode_step, (PADDING, BEGIN, UNKNOWN))
         cache = model.start_decoding(None, rows_of(prompt), steps)
+        given = tf.reduce_sum(tf.cast(prompt != PADDING, tf.int32), axis=1) - 1
+        limits = {"max_length": steps, "end": END, "lengths": given + self._continuation_length}
         if self._temperature == 0:
-            ids = greedy(step, cache, prompt, max_length=steps, end=END)
-        else:
-            ids = sample(
-                step,
-                cache,
-                prompt,
-                max_length=steps,
-                end=END,
-                seed=tf.constant([self._sampling_seed & 0x7FFFFFFF, 0]),
-                temperature=self._temperature,
-                top_p=self._top_p,
-            )
-        given = tf.reduce_sum(tf.cast(prompt != PADDING, tf.int32), axis=1, keepdims=True) - 1
-        return tf.where(tf.range(steps) < given + self._continuation_length, ids, PADDING)
+            return greedy(step, cache, prompt, **limits)
+        seed = tf.constant([self._sampling_seed & 0x7FFFFFFF, 0])
+        return sample(step, cache, prompt, seed=seed, temperature=self._temperature, top_p=self._top_p, **limits)
+
+    def served(self, model: keras.Model) -> Served:
+        """Texts in, the same texts and how they go on out; all draws are those of one seed."""
+        vocabulary, room = GraphVocabulary(self.vocabulary), self._data.length - self._continuation_length
+
+        def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
+            begun = tf.concat([tf.fill([tf.size(text), 1], BEGIN), vocabulary.encode(text)], axis=1)
+            prompt = begun[:, -room:].to_tensor(PADDING, shape=[None, room])
+            return {"text": vocabulary.decode(self.generate(model, {"prompt": prompt}))}
+
+        return Served("text", serve, [vocabulary])
 
     def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
         """Prompts; of a long line only the end, so that the row the model was trained on has room to go on."""

@@ -15,8 +15,9 @@ from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
 from launcher.decoding import beam_search, greedy, without
 from launcher.errors import UsageError
+from launcher.serving.graph_vocabulary import GraphVocabulary
 from launcher.tasks import bleu
-from launcher.tasks.base import Assets, Score, check_builder
+from launcher.tasks.base import Assets, Score, Served, check_builder
 from launcher.tasks.text import VOCABULARY, model_notes, read_vocabulary, rows_of
 from launcher.tasks.tokens import Sums, token_sums
 
@@ -151,6 +152,18 @@ class Translation:
             kept = [*tokens[: length - 1], END]
             row[: len(kept)] = kept
         return {"source": rows}
+
+    def served(self, model: keras.Model) -> Served:
+        """Texts in, translations out."""
+        vocabulary, length = GraphVocabulary(self.vocabulary), self._data.max_length
+
+        def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
+            ends = tf.fill([tf.size(text), 1], END)
+            ids = tf.concat([vocabulary.encode(text)[:, : length - 1], ends], axis=1)
+            source = ids.to_tensor(PADDING, shape=[None, length])
+            return {"text": vocabulary.decode(self.generate(model, {"source": source}))}
+
+        return Served("text", serve, [vocabulary])
 
     def decode_lines(self, outputs: np.ndarray) -> list[str]:
         return self.vocabulary.decode(outputs.tolist())

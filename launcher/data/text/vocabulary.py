@@ -62,17 +62,18 @@ class Vocabulary:
         self.model_bytes = model_bytes
 
     @functools.cached_property
-    def _processor(self) -> Any:
+    def processor(self) -> Any:
+        """The `sentencepiece.SentencePieceProcessor`."""
         return _sentencepiece().SentencePieceProcessor(model_proto=self.model_bytes)
 
     @property
     def size(self) -> int:
         """Number of ids."""
-        return self._processor.get_piece_size()
+        return self.processor.get_piece_size()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without begin and end. Any text that UTF-8 can hold is encoded without loss."""
-        return self._processor.encode([_escaped(text) for text in texts], num_threads=1)
+        return self.processor.encode([_escaped(text) for text in texts], num_threads=1)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence up to its first END; padding and BEGIN are left out.
@@ -80,7 +81,7 @@ class Vocabulary:
         Bytes that are not UTF-8, as a model may put them together, become U+FFFD.
         """
         rows = [_content(row) for row in ids]
-        return [_unescaped(text) for text in self._processor.decode(rows)] if rows else []
+        return [_unescaped(text) for text in self.processor.decode(rows)] if rows else []
 
     @classmethod
     def train(cls, texts: Iterable[str], *, size: int) -> Vocabulary:
