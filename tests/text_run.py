@@ -11,7 +11,7 @@ SPELLED = dict(zip("abcdefgh", ("ay", "bee", "sea", "dee", "ee", "ef", "gee", "a
 def pairs() -> list[tuple[str, str]]:
     """Every word of up to three letters, and how it is spelled."""
     words = ["".join(word) for size in (1, 2, 3) for word in itertools.product(SPELLED, repeat=size)]
-    return [(word, " ".join(SPELLED[letter] for letter in word)) for word in words]
+    return [(word, " ".join(["it", "is", *(SPELLED[letter] for letter in word)])) for word in words]
 
 
 def write_pairs(folder: Path, *, held_out: int = 23) -> list[tuple[str, str]]:
@@ -31,8 +31,8 @@ def pair_bindings(folder: Path) -> list[str]:
         *(f"text_pairs.{name}_file = '{folder}/train.{name}'" for name in ("source", "target")),
         *(f"text_pairs.eval_{name}_file = '{folder}/eval.{name}'" for name in ("source", "target")),
         "text_pairs.vocab_size = 290",
-        "text_pairs.max_length = 12",
-        "text_pairs.row_length = 24",
+        "text_pairs.max_length = 20",
+        "text_pairs.row_length = 40",
         "transformer.layers = 1",
         "transformer.width = 16",
         "transformer.heads = 2",
@@ -46,7 +46,7 @@ def pair_bindings(folder: Path) -> list[str]:
 
 def write_corpus(folder: Path) -> None:
     """Sentences of the same words, one a line."""
-    lines = [f"{word} is spelled {spelled}." for word, spelled in pairs()]
+    lines = [f"{word}: {spelled}." for word, spelled in pairs()]
     (folder / "train.txt").write_text("\n".join(line for index, line in enumerate(lines) if index % 20) + "\n")
     (folder / "eval.txt").write_text("\n".join(lines[::20]) + "\n")
 
