@@ -14,6 +14,12 @@ CPU = ["tensorflow-cpu>=2.20"]
 KUBERNETES = ["PyYAML>=6.0"]  # python -m launcher.launch --backend=kubernetes
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
 REPORT = ["matplotlib>=3.8"]  # the curves of report.html
+TEXT = [
+    "babel>=2.12",  # names of days, months and currencies in spoken_numbers
+    "num2words>=0.5.12",  # its numbers in words
+    "sacrebleu>=2.3",  # BLEU, as papers report it
+    "sentencepiece>=0.2",  # subword vocabularies; brings nothing along
+]
 
 setup(
     name="tf-launcher",
@@ -42,12 +48,14 @@ setup(
         "demo": DEMO,
         "kubernetes": KUBERNETES,
         "report": REPORT,
+        "text": TEXT,
         "preflight": ["jax", "libtpu"],  # the TPU compiler, which needs no TPU
         "test": [
             *CPU,
             *DEMO,
             *KUBERNETES,
             *REPORT,
+            *TEXT,  # spoken_numbers and python_docs are tested as they are
             "hypothesis>=6.100",  # properties instead of examples, where there is an oracle
             "jsonschema>=4.20",  # the JobSet against its schema
             "mypy>=1.11",

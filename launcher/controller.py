@@ -18,7 +18,7 @@ from launcher.errors import Preempted, TrainingError, UsageError
 from launcher.evaluator import Evaluator
 from launcher.names import advice
 from launcher.progress import Progress
-from launcher.recipe import Recipe
+from launcher.recipe import LOW_IS_BEST, Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.trainer import StepRecords, Trainer
@@ -94,7 +94,7 @@ class Controller:
         self._progress.report(phase="compile", step=self._trainer.step)
         with self._stopwatch.phase("compile"):
             self._batches = self._trainer.batches(self._data)
-            names = {"loss", *self._trainer.trace(self._batches)}
+            names = {"loss", *self._trainer.trace(self._batches), *self._evaluator.extra_metrics}
         if self._recipe.best_metric not in names:
             raise UsageError(
                 f"train.best_metric = {self._recipe.best_metric!r} is not a metric of this task"
@@ -134,8 +134,8 @@ class Controller:
             self._act(trainer.step)
         self._finish_saving(total)
 
-    def evaluate(self) -> Event:
-        """Evaluates the current weights and reports them."""
+    def evaluate(self, last: bool = True) -> Event:
+        """Evaluates the current weights and reports them; `last` as in `Evaluator.evaluate`."""
         # The first evaluation is traced and compiled, which takes as long as it takes.
         self._progress.report(phase="evaluate" if self.outcome.evaluation else "compile", step=self._trainer.step)
         averaged = (
@@ -144,8 +144,10 @@ class Controller:
             else contextlib.nullcontext()
         )
         with self._stopwatch.phase("evaluate"), averaged:
-            event = {"step": self._trainer.step, **self._evaluator.evaluate()}
+            event = {"step": self._trainer.step, **self._evaluator.evaluate(last)}
         self._reporter.evaluation(event)
+        for note in self._evaluator.notes if last else ():
+            self._reporter.note(note)
         self.outcome.evaluation = event
         return event
 
@@ -185,7 +187,7 @@ class Controller:
                 "the learning rate, check the data for non-finite values, or train in float32"
             )
         if self._evaluates and (last or _due(step, recipe.evaluate_every)):
-            event = self.evaluate()
+            event = self.evaluate(last)
             if best := self._new_best(event):
                 self._save(step, event, best)
                 return
@@ -202,7 +204,7 @@ class Controller:
             return None
         if best is None or best.metric != name:
             return found
-        better = found.value < best.value if name == "loss" else found.value > best.value
+        better = found.value < best.value if name in LOW_IS_BEST else found.value > best.value
         return found if better else None
 
     def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from launcher import gradients
 from launcher.data.pipeline import Data, Shard
+from launcher.decoding.evaluation import DecodingEvaluator
 from launcher.errors import UsageError
-from launcher.tasks.base import Task
+from launcher.tasks.base import Decodes, Task
 from launcher.train_step import Batch, checked_sums
 from launcher.trainer import distribute_batches
 
@@ -48,12 +49,31 @@ class Evaluator:
         self._forward = tf.function(self._sums, jit_compile=True) if jit_compile else self._sums
         self._run_batches = tf.function(self._run_batches_in_graph)
         self._batches: tf.distribute.DistributedDataset | None = None
+        self.notes: list[str] = []
+        self._decoding: DecodingEvaluator | None = None
+        if isinstance(task, Decodes):
+            self._decoding = DecodingEvaluator(
+                strategy=strategy,
+                task=task,
+                model=model,
+                global_batch_size=global_batch_size,
+                jit_compile=jit_compile,
+            )
 
-    def evaluate(self) -> dict[str, float]:
+    @property
+    def extra_metrics(self) -> tuple[str, ...]:
+        """Metrics that every evaluation has and training has not."""
+        return tuple(getattr(self._task, "evaluation_metrics", ()))
+
+    def evaluate(self, last: bool = True) -> dict[str, float]:
         """Evaluates the current weights.
 
+        Args:
+          last: whether this is the evaluation after the last step; tasks may do more then.
+
         Returns:
-          `loss` and the task's metrics, means over all evaluation examples, and `examples`, their total weight.
+          `loss` and the task's metrics, means over all evaluation examples or made from these, metrics of what the
+          model wrote if the task decodes, and `examples`, the total weight. `notes` are about this evaluation then.
         """
         num_examples = self._data.num_eval_examples
         if not num_examples:
@@ -65,10 +85,16 @@ class Evaluator:
         # float64 on the host: counts stay exact past 2**24 examples.
         totals = table.numpy().astype(np.float64).sum(axis=0)
         loss, weight, metrics = totals[0], totals[1], totals[2:]
-        result = {"loss": loss / weight}
-        result.update(zip(self._metric_names, metrics / weight, strict=True))
-        result["examples"] = weight
-        return {name: float(value) for name, value in result.items()}
+        result = {"loss": float(loss / weight)}
+        result.update(zip(self._metric_names, map(float, metrics / weight), strict=True))
+        if finish := getattr(self._task, "finish_metrics", None):
+            result = dict(finish(result))
+        self.notes = []
+        if self._decoding is not None and (score := self._decoding.evaluate(last)):
+            result.update(score.metrics)
+            self.notes = score.notes
+        result["examples"] = float(weight)
+        return result
 
     def _run_batches_in_graph(self, batches: Iterator, num_batches: tf.Tensor) -> tf.Tensor:
         rows = tf.TensorArray(tf.float32, size=num_batches, element_shape=None)

@@ -22,8 +22,8 @@ from launcher import config, drill, progress
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError
 
 _ORDER = (
-    "gin_file", "gin_param", "model_dir", "mode", "strategy", "replicas", "tpu", "seed", "data_dir", "deterministic",
-    "restore_from_chief", "dry_run", "help",
+    "gin_file", "gin_param", "model_dir", "mode", "input", "output", "export_dir", "strategy", "replicas", "tpu",
+    "seed", "data_dir", "deterministic", "restore_from_chief", "dry_run", "help",
 )  # fmt: skip
 
 
@@ -58,8 +58,21 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_enum(
         "mode",
         "train_and_eval",
-        ["train", "eval", "train_and_eval", "verify"],
-        "What to do; verify compares some steps on several topologies.",
+        ["train", "eval", "train_and_eval", "verify", "predict", "export"],
+        "What to do; verify compares some steps on several topologies, predict answers lines of text, export writes a "
+        "SavedModel.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "input", None, "For --mode=predict: UTF-8 text, a line each. Default: standard input.", flag_values=values
+    )
+    flags.DEFINE_string(
+        "output", None, "For --mode=predict: one line for each. Default: standard output.", flag_values=values
+    )
+    flags.DEFINE_string(
+        "export_dir",
+        None,
+        "For --mode=export: where the SavedModel goes. Default: MODEL_DIR/export.",
         flag_values=values,
     )
     flags.DEFINE_enum(
@@ -134,6 +147,9 @@ def _parse(argv: Sequence[str]) -> flags.FlagValues:
         raise UsageError(f"unexpected argument {rest[1]!r}: flags are written --name=value. --help shows every flag")
     if options.replicas is not None and options.replicas < 1:
         raise UsageError(f"--replicas={options.replicas}: must be 1 or more")
+    for name, mode in (("input", "predict"), ("output", "predict"), ("export_dir", "export")):
+        if getattr(options, name) is not None and options.mode != mode:
+            raise UsageError(f"--{name} is for --mode={mode}, and the mode is {options.mode}")
     if options.data_dir is not None:
         # TFDS reads the same variable, and so do the processes this one starts.
         os.environ["TFDS_DATA_DIR"] = os.path.expanduser(options.data_dir)

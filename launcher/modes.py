@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import config, gce, plan, session, starting_point, wire
+from launcher import assets, config, gce, plan, session, starting_point, wire
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
@@ -21,6 +21,7 @@ from launcher.progress import Progress
 from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.serving import export, predict
 from launcher.starting_point import StartingPoint
 from launcher.verify import command as verify
 from launcher.verify.settings import Settings as VerifySettings
@@ -31,12 +32,16 @@ def run(options: Any) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     if options.mode == "verify":
         return _verify(options)
+    if options.mode in ("predict", "export") and not options.dry_run:
+        return _serve(options)
     stopwatch = Stopwatch()
     with config.usage_errors():
         resolved = _resolve(options)
         if options.dry_run:
             return _dry_run(resolved)
         resolved.data.check()
+        if check_task := getattr(resolved.recipe.task, "check", None):
+            check_task()
         model_dir = options.model_dir or default_model_dir(options.gin_file)
         recipe, cluster = resolved.recipe, resolved.cluster
         handed_over = options.restore_from_chief and cluster.num_workers > 1
@@ -53,6 +58,8 @@ def run(options: Any) -> int:
     with stopwatch.phase("checkpoint"):
         restore = starting_point.restore_from_chief if handed_over else starting_point.restore
         start = restore(store, built.trainer, same_order=options.mode != "eval")
+    if start.step is not None and (cluster.is_chief or not handed_over):
+        assets.check(model_dir, recipe.task)
     if options.mode == "eval" and start.step is None:
         raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
     return _run_session(options.mode, built, store, start, model_dir, stopwatch)
@@ -71,6 +78,21 @@ def _resolve(options: Any) -> RunPlan:
         seed=options.seed,
         deterministic=options.deterministic,
     )
+
+
+def _serve(options: Any) -> int:
+    if options.strategy is None:
+        options.strategy = "one_device"
+    model_dir = options.model_dir or default_model_dir(options.gin_file)
+    with config.usage_errors():
+        resolved = _resolve(options)
+        if options.mode == "predict":
+            predict.run(resolved, model_dir, input_path=options.input, output_path=options.output)
+        else:
+            export_dir = options.export_dir or os.path.join(model_dir, "export")
+            step = export.run(resolved, model_dir, export_dir=export_dir)
+            print(f"exported step {step} of {model_dir} to {export_dir}")
+    return EXIT_DONE
 
 
 def _verify(options: Any) -> int:
@@ -95,7 +117,18 @@ def _verify(options: Any) -> int:
 
 def import_builtins() -> None:
     """Makes the names that recipes may bind known to gin."""
-    for name in ("launcher.data.images", "launcher.tasks.image_classification", "models.mlp", "models.resnet"):
+    for name in (
+        "launcher.data.images",
+        "launcher.data.text.corpus",
+        "launcher.data.text.pairs",
+        "launcher.tasks.image_classification",
+        "launcher.tasks.language_modelling",
+        "launcher.tasks.translation",
+        "models.lstm",
+        "models.mlp",
+        "models.resnet",
+        "models.transformer",
+    ):
         importlib.import_module(name)
 
 
@@ -125,7 +158,9 @@ def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
         f"{resolved.wire_dtype.name}: {payload / 2**20:.2f} MiB of gradients a step, "
         f"{sent / 2**20:.2f} MiB sent by each replica"
     )
-    for number, note in enumerate(resolved.notes, start=1):
+    task_notes = getattr(resolved.recipe.task, "notes", None)
+    more = task_notes(model, resolved.strategy.accelerator) if task_notes is not None else ()
+    for number, note in enumerate((*resolved.notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines
 
@@ -169,6 +204,7 @@ def _run_session(
         config.check_all_used()
     if is_chief:
         _make_model_dir(model_dir)
+        assets.save(model_dir, resolved.recipe.task)
     exit_code, error_text = EXIT_FAILED, None
     try:
         reporter.plan(describe(resolved, built.model))

@@ -16,6 +16,7 @@ import gin
 import keras
 import tensorflow as tf
 
+from launcher.adafactor import Adafactor
 from launcher.errors import UsageError
 from launcher.lamb import LAMB
 from launcher.lars import LARS
@@ -359,6 +360,42 @@ def lamb(
 
 
 @gin.configurable
+def adafactor(
+    *,
+    learning_rate: float | Schedule = gin.REQUIRED,
+    decay: float = 0.8,
+    clip_threshold: float = 1.0,
+    weight_decay: float = 0.0,
+    exclude_from_decay: Sequence[str] = NO_DECAY,
+) -> Optimizer:
+    """Adafactor for models whose second moments would not fit, see `launcher.adafactor.Adafactor`.
+
+    Args:
+      learning_rate: a number or a schedule, relative to each variable's size; `@inverse_square_root()` with a peak of
+        1e-2 and 10,000 steps of warm-up is the paper's own.
+      decay: how fast the decay rate of the second moments rises to 1.
+      clip_threshold: the largest root mean square of an update, before the learning rate.
+      weight_decay: part of a weight, times the learning rate, that each step takes away.
+      exclude_from_decay: see `Optimizer`.
+
+    Returns:
+      An optimizer to be built under the same strategy scope.
+
+    Raises:
+      UsageError: an argument is out of range.
+    """
+    _check_rates("adafactor", decay=decay)
+    _check_epsilon("adafactor", clip_threshold, "clip_threshold")
+    return Optimizer(
+        Adafactor(decay=decay, clip_threshold=clip_threshold),
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        decoupled=True,
+        exclude_from_decay=exclude_from_decay,
+    )
+
+
+@gin.configurable
 def lars(
     *,
     learning_rate: float | Schedule = gin.REQUIRED,
@@ -403,9 +440,9 @@ def _check_rates(optimizer: str, **rates: float) -> None:
             raise UsageError(f"{optimizer}.{name} = {value}: must be from 0 to less than 1")
 
 
-def _check_epsilon(optimizer: str, epsilon: float) -> None:
+def _check_epsilon(optimizer: str, epsilon: float, name: str = "epsilon") -> None:
     if not (math.isfinite(epsilon) and epsilon > 0.0):
-        raise UsageError(f"{optimizer}.epsilon = {epsilon}: must be a finite number above 0")
+        raise UsageError(f"{optimizer}.{name} = {epsilon}: must be a finite number above 0")
 
 
 def _check_not_negative(optimizer: str, **values: float) -> None:

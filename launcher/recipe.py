@@ -15,6 +15,9 @@ from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.regularization import Penalty
 
+# Evaluation metrics of which less is better; of all others, more.
+LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
+
 
 @gin.configurable("train")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,8 @@ class Recipe:
         state in the host's memory.
       on_checkpoint_error: what a checkpoint that cannot be written means before the end: "stop", or "continue" and try
         again at the next one.
-      best_metric: evaluation metric the best checkpoint is chosen by; "loss" is best low, any other best high.
+      best_metric: evaluation metric the best checkpoint is chosen by, best low for those of
+        `LOW_IS_BEST` and best high for any other.
       eval_batch_size: examples of an evaluation batch over all replicas; None for `global_batch_size`.
     """
 

@@ -101,6 +101,47 @@ def linear(
 
 
 @gin.configurable
+def inverse_square_root(
+    *, warmup_steps: int = gin.REQUIRED, peak: float | None = None, width: int | None = None
+) -> Schedule:
+    """Linear warm-up to `peak`, then `peak * sqrt(warmup_steps / step)`; it knows no horizon.
+
+    With `width` instead of `peak` it is the rate of Vaswani et al. 2017 (arXiv 1706.03762, equation 3),
+    `width ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5)` with steps counted from 1, whose peak is
+    `(width * warmup_steps) ** -0.5`: 7.0e-4 for 512 and 4000.
+
+    Args:
+      warmup_steps: steps of linear warm-up, 1 or more.
+      peak: learning rate after the warm-up; or else
+      width: of the model.
+
+    Returns:
+      A schedule.
+
+    Raises:
+      UsageError: an argument is out of range.
+    """
+    if warmup_steps < 1:
+        raise UsageError(f"inverse_square_root.warmup_steps = {warmup_steps}: must be 1 or more")
+    if (peak is None) == (width is None):
+        raise UsageError(f"inverse_square_root.peak = {peak} and inverse_square_root.width = {width}: bind one of them")
+    if width is not None:
+        if width < 1:
+            raise UsageError(f"inverse_square_root.width = {width}: must be 1 or more")
+        peak = (width * warmup_steps) ** -0.5
+    assert peak is not None
+    _check("inverse_square_root", peak, None, warmup_steps, 0.0, None)
+    highest = peak
+
+    def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
+        del total_steps
+        number = tf.cast(step, tf.float32) + 1.0
+        return highest * tf.minimum(number / warmup_steps, tf.sqrt(warmup_steps / number))
+
+    return schedule
+
+
+@gin.configurable
 def step_decay(
     *,
     peak: float = gin.REQUIRED,

@@ -90,7 +90,7 @@ def build_model(plan: RunPlan) -> keras.Model:
         model = plan.recipe.task.model()
     except ValueError as error:
         # Our own models check their arguments, which are bindings; what a user's model raises keeps its traceback.
-        if pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent != _MODELS:
+        if _MODELS not in pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).parents:
             raise
         raise UsageError(str(error)) from None
     if not isinstance(model, keras.Model):

@@ -80,15 +80,9 @@ def fetch(package: Package, destination: Path, *, checksums: Mapping[str, str], 
         return
     partial = destination.with_name(destination.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
-    archive = _download(package.name, partial, say)
-    say(f"unpacking {archive.name}")
-    root, files = partial / "root", partial / "files"
-    for stale in (root, files):
-        shutil.rmtree(stale, ignore_errors=True)
-    unpacked = _run(["dpkg", "-x", archive.name, root.name], partial)
-    if unpacked.returncode:
-        archive.unlink()
-        raise PeerError(f"{archive.name} cannot be unpacked; it was deleted, run again. dpkg says: {_tail(unpacked)}")
+    archive, root = unpack(package.name, partial, say=say)
+    files = partial / "files"
+    shutil.rmtree(files, ignore_errors=True)
     files.mkdir()
     for name, time in package.gzip_times.items():
         content = restore_gzip_header((root / package.folder / name).read_bytes(), name=name, time=time)
@@ -100,6 +94,30 @@ def fetch(package: Package, destination: Path, *, checksums: Mapping[str, str], 
         (files / name).write_bytes(content)
     os.replace(files, destination)
     shutil.rmtree(partial)
+
+
+def unpack(name: str, folder: Path, *, say: Callable[[str], None]) -> tuple[Path, Path]:
+    """Downloads a package and unpacks it into the folder "root" in `folder`, anew; apt checks what it downloads.
+
+    Args:
+      name: of the package.
+      folder: an existing one. A download that an earlier call left there is checked and taken up again.
+      say: called with a line for people at each stage.
+
+    Returns:
+      The package's file and the folder "root".
+
+    Raises:
+      PeerError: the package could not be downloaded or unpacked; trying again later may help.
+    """
+    archive, root = _download(name, folder, say), folder / "root"
+    say(f"unpacking {archive.name}")
+    shutil.rmtree(root, ignore_errors=True)
+    unpacked = _run(["dpkg", "-x", archive.name, root.name], folder)
+    if unpacked.returncode:
+        archive.unlink()
+        raise PeerError(f"{archive.name} cannot be unpacked; it was deleted, run again. dpkg says: {_tail(unpacked)}")
+    return archive, root
 
 
 def restore_gzip_header(content: bytes, *, name: str, time: int) -> bytes:

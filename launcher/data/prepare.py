@@ -3,12 +3,14 @@
     python -m launcher.data.prepare fashion_mnist
     python -m launcher.data.prepare cifar10 --data_dir=/data/tfds
     python -m launcher.data.prepare imagenet2012 --archives=/data/imagenet
+    python -m launcher.data.prepare help_en_de
 
-NAME is fashion_mnist, cifar10, cifar100, mnist, imagenet2012 or the name of any other TFDS data set. What is prepared
-already is left alone; what was interrupted goes on when the same command is run again.
+NAME is fashion_mnist, cifar10, cifar100, mnist, imagenet2012 or the name of any other TFDS data set; or help_en_de,
+help_en_fr or help_en_es, the help pages of LibreOffice. What is prepared already is left alone; what was interrupted
+goes on when the same command is run again.
 
 Where the data set's own server cannot be reached, some sets come from a Debian package (apt-get download and dpkg,
-without root). Downloaded files are checked against the checksums that TFDS holds.
+without root), as the help pages always do. Downloaded files are checked against the checksums that TFDS, or apt, holds.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import Any
 from absl import flags
 
 from launcher.data import catalog, debian, tfds
+from launcher.data.text import help_pages
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError
 from launcher.names import nearest
 
@@ -42,6 +45,8 @@ _NOT_WRITABLE = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.E
 # Need no preparation, so a user may well ask for it.
 _ALWAYS_THERE = {
     "digits": "it comes with scikit-learn (pip install 'tf-launcher[demo]')",
+    "python_docs": "it comes with Python",
+    "spoken_numbers": "its phrases are made up by packages (pip install 'tf-launcher[text]')",
     "synthetic": "its images are made up while training",
 }
 
@@ -100,7 +105,8 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
 
     Args:
       name: as TFDS writes it; a leading "tfds:" is ignored.
-      archives: folder with the files that TFDS would download, under their original names.
+      archives: folder with the files that TFDS would download, under their original names; of help pages, the folder
+        of an installed help.
       say: called with a line for people at each stage.
 
     Raises:
@@ -111,6 +117,9 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
     name = name.removeprefix("tfds:")
     if name in _ALWAYS_THERE:
         say(f"{name}: nothing to prepare, {_ALWAYS_THERE[name]}")
+        return
+    if name in help_pages.NAMES:
+        help_pages.prepare(name, archives=archives, say=say)
         return
     builder = _open(name)
     if tfds.is_prepared(builder):
@@ -132,7 +141,7 @@ def _open(name: str) -> Any:
     try:
         return tfds.open_builder(name)
     except UsageError as error:
-        known = [*_ALWAYS_THERE, *catalog.TFDS]
+        known = [*_ALWAYS_THERE, *catalog.TFDS, *help_pages.NAMES]
         close = nearest(name, known)
         raise UsageError(
             f"{error}\nKnown here: {', '.join(sorted(known))}" + (f"; did you mean {close!r}?" if close else "")

@@ -78,7 +78,7 @@ def is_prepared(builder: Any) -> bool:
     return bool(builder.info.splits)
 
 
-def check_prepared(builder: Any, splits: tuple[str, ...]) -> None:
+def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "image_data") -> None:
     """Raises UsageError, with the command to run, unless the data set is prepared and has the splits."""
     if not is_prepared(builder):
         by_hand, command = "", f"python -m launcher.data.prepare {full_name(builder)} --data_dir={data_dir()}"
@@ -90,7 +90,7 @@ def check_prepared(builder: Any, splits: tuple[str, ...]) -> None:
             f"data set {full_name(builder)!r} is not prepared: no data in {builder.data_dir}.{by_hand} Run: {command}"
         )
     for split in splits:
-        num_examples(builder, split)
+        num_examples(builder, split, binding=binding)
 
 
 def full_name(builder: Any) -> str:
@@ -99,8 +99,13 @@ def full_name(builder: Any) -> str:
     return f"{builder.name}/{config.name}" if config is not None else builder.name
 
 
-def num_examples(builder: Any, split: str) -> int:
+def num_examples(builder: Any, split: str, *, binding: str = "image_data") -> int:
     """Examples of a split such as "test" or "train[:90%]" of a prepared data set.
+
+    Args:
+      builder: of the data set.
+      split: as TFDS names it.
+      binding: of the object whose `train_split` and `eval_split` the user bound, for the message.
 
     Raises:
       UsageError: no such split, or none of its examples.
@@ -110,7 +115,7 @@ def num_examples(builder: Any, split: str) -> int:
     except (KeyError, ValueError, AssertionError) as error:
         raise UsageError(
             f"{builder.name!r} has no split {split!r}: it has {', '.join(sorted(builder.info.splits))}, and parts such "
-            f"as 'train[90%:]'; bind image_data.train_split and image_data.eval_split. ({_first_lines(error)})"
+            f"as 'train[90%:]'; bind {binding}.train_split and {binding}.eval_split. ({_first_lines(error)})"
         ) from None
     if not count:
         raise UsageError(f"split {split!r} of {builder.name!r} is empty; choose a larger part")

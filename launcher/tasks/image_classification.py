@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from launcher.data.images import ImageData
 from launcher.errors import UsageError
+from launcher.tasks.base import check_builder
 
 
 @gin.configurable(name_or_fn="image_classification")
@@ -34,11 +35,7 @@ class ImageClassification:
     ):
         if not 0 <= label_smoothing < 1:
             raise UsageError(f"image_classification.label_smoothing must be in [0, 1), got {label_smoothing}")
-        if isinstance(model, keras.Model) or not callable(model):  # a built model can be called, too
-            raise UsageError(
-                "image_classification.model must be a reference without parentheses, such as @resnet, "
-                f"got {type(model).__name__}"
-            )
+        check_builder("image_classification.model", model, "@resnet")
         self._data = data
         self._model = model
         self._label_smoothing = label_smoothing

@@ -138,7 +138,7 @@ def test_the_command_explains_itself_without_tensorflow(run_launcher, tmp_path):
     ("args", "words"),
     [
         (["fashion_mist"], "did you mean 'fashion_mnist'"),
-        (["qwertyuiop"], "Known here: cifar10, cifar100, digits, fashion_mnist, imagenet2012, mnist, synthetic"),
+        (["qwertyuiop"], "Known here: cifar10, cifar100, digits, fashion_mnist, help_en_de, "),
         ([], "expected the name of one data set, got 0"),
         (["a", "b"], "got 2: a b"),
         (["fashion_mnist", "--data_dri=x"], "data_dri"),

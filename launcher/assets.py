@@ -1,0 +1,62 @@
+"""What belongs to the weights and is no weight: a task's assets, such as its vocabulary, in MODEL_DIR/assets."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any
+
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.tasks.base import Assets
+
+
+def folder(model_dir: str) -> str:
+    return os.path.join(model_dir, "assets")
+
+
+def check(model_dir: str, task: Any) -> None:
+    """Compares what an earlier run kept with what the task has now.
+
+    Raises:
+      UsageError: they differ, so that the weights would read and write something else.
+    """
+    kept = read(model_dir)
+    for name, content in _assets(task).items():
+        if kept.get(name, content) != content:
+            raise UsageError(
+                f"{os.path.join(folder(model_dir), name)} is not what the data gives now: the weights in {model_dir} "
+                "were trained with another one. Use the data and the bindings they were trained with, or choose "
+                "another --model_dir"
+            )
+
+
+def save(model_dir: str, task: Any) -> None:
+    """Keeps the task's assets, each file whole or not at all; what is there already stays."""
+    for name, content in _assets(task).items():
+        path = os.path.join(folder(model_dir), name)
+        if tf.io.gfile.exists(path):
+            continue
+        partial = f"{path}.{uuid.uuid4().hex}.partial"
+        try:
+            tf.io.gfile.makedirs(folder(model_dir))
+            with tf.io.gfile.GFile(partial, "wb") as file:
+                file.write(content)
+            tf.io.gfile.rename(partial, path, overwrite=True)
+        except (OSError, tf.errors.OpError) as error:
+            raise UsageError(f"{path} cannot be written: {error}; choose another --model_dir") from None
+
+
+def read(model_dir: str) -> Assets:
+    """All that was kept, by file name; nothing where no run kept anything."""
+    path = folder(model_dir)
+    if not tf.io.gfile.isdir(path):
+        return {}
+    names = [name for name in tf.io.gfile.listdir(path) if not name.endswith(".partial")]
+    return {name: tf.io.gfile.GFile(os.path.join(path, name), "rb").read() for name in names}
+
+
+def _assets(task: Any) -> Assets:
+    make = getattr(task, "assets", None)
+    return {} if make is None else make()

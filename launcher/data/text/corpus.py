@@ -1,0 +1,290 @@
+"""Running text for language models, bound by gin: `text_corpus.name = 'python_docs'`.
+
+    python_docs           the docstrings of Python's standard library and its help topics; nothing to download
+    tfds:NAME             any TFDS set with a text: tfds:lm1b
+    files                 text_corpus.train_file and eval_file
+
+Batches are {"tokens", "targets", "segments", "positions": int32 [b, length], "weight": float32 [b]}. A document is
+BEGIN, its tokens and END, cut into pieces of at most `length` predictions, one segment each; short ones share a row.
+Token t of a segment predicts target t, the next token of the document. What is predicted is `targets` wherever it is
+not 0: of held-out text, every token and every END exactly once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.pipeline import Batch, RandomAccessData, Shard
+from launcher.data.text import mapped, packing, storage, vocabulary
+from launcher.data.text.files import FileCorpus
+from launcher.data.text.packing import Sequences
+from launcher.data.text.pairs import refuse, segments
+from launcher.data.text.python_docs import PythonDocs
+from launcher.data.text.tfds_text import TfdsCorpus
+from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
+from launcher.errors import UsageError
+from launcher.names import advice
+
+_BLOCK = 1_000
+_FORMAT = 1  # of the stored rows
+_NAMES = ("python_docs", "files", "tfds:lm1b")
+_TFDS_PREFIX = "tfds:"
+
+
+class TextSource(Protocol):
+    """Where documents come from. Making one reads nothing."""
+
+    name: str
+
+    def check(self) -> None:
+        """Raises UsageError where the text is not to be had."""
+
+    def digest(self) -> str:
+        """Changes when the text changes; quick."""
+
+    def train(self) -> Iterator[str]:
+        """The training documents, in an order that is always the same."""
+
+    def held_out(self) -> Iterator[str]:
+        """The documents to evaluate on; may be none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """The rows behind the batches."""
+
+    batches: RandomAccessData
+    held_out_bytes: int
+    held_out_tokens: int
+
+
+class TextCorpus:
+    """Documents as tokens: `Data`, and what a language modelling task has to know.
+
+    Args:
+      source: the documents.
+      vocab_size: token ids.
+      length: tokens of a row.
+      eval_context: tokens that a held-out piece repeats from the piece before it, to read and not to predict: more of
+        them give every prediction more to go by, and take longer.
+      memory_limit_bytes: rows that take more stay on disk.
+    """
+
+    def __init__(
+        self,
+        source: TextSource,
+        *,
+        vocab_size: int,
+        length: int,
+        eval_context: int = 0,
+        memory_limit_bytes: int = 2 * 1024**3,
+    ):
+        vocabulary.check_size(vocab_size, "text_corpus.vocab_size")
+        if length < 2:
+            raise UsageError(f"text_corpus.length = {length} must be 2 or more")
+        if not 0 <= eval_context < length:
+            raise UsageError(f"text_corpus.eval_context = {eval_context} must be from 0 to length - 1 = {length - 1}")
+        self.name = source.name
+        self.vocab_size = vocab_size
+        self.length = length
+        self._eval_context = eval_context
+        self._source = source
+        self._memory_limit_bytes = memory_limit_bytes
+        self._checked = False
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a row."""
+        return self.length
+
+    def check(self) -> None:
+        """Raises UsageError where a package is missing or the data set is not prepared. Reads no text."""
+        vocabulary.check("text_corpus")
+        self._source.check()
+        self._checked = True
+
+    @property
+    def num_train_examples(self) -> int | None:
+        """Rows of an epoch; None before `check()`: how many there are is known when they are packed."""
+        return self._opened.batches.num_train_examples if self._checked else None
+
+    @property
+    def num_eval_examples(self) -> int | None:
+        """Rows of one evaluation; None before `check()` or if there are none."""
+        return self._opened.batches.num_eval_examples if self._checked else None
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of the held-out documents for each token predicted of them, their ENDs among these, exact.
+
+        Bits per byte are the mean loss in nats / ln 2 / `bytes_per_token`. No byte is counted for an END.
+        """
+        if not self._opened.held_out_tokens:
+            raise UsageError(f"text_corpus.name = {self.name!r} has no held-out text")
+        return self._opened.held_out_bytes / self._opened.held_out_tokens
+
+    @property
+    def train_text(self) -> str:
+        """All training documents, one after another."""
+        return "".join(self._source.train())
+
+    @property
+    def eval_text(self) -> str:
+        """All held-out documents, one after another."""
+        return "".join(self._source.held_out())
+
+    def train_batches(self, shard: Shard) -> tf.data.Dataset:
+        return self._opened.batches.train_batches(shard)
+
+    def eval_batches(self, shard: Shard) -> tf.data.Dataset:
+        return self._opened.batches.eval_batches(shard)
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Trained on the training documents when it is first asked for."""
+        return vocabulary.cached_vocabulary(
+            self.name, self._source.digest(), size=self.vocab_size, texts=self._source.train
+        )
+
+    @functools.cached_property
+    def _opened(self) -> _Opened:
+        key = storage.digest(self._source.digest(), self.vocab_size, self.length, self._eval_context, _FORMAT)
+        arrays, facts = storage.stored_rows(storage.folder() / f"{storage.file_name(self.name)}-{key}", self._rows)
+        train, held_out = (
+            {key.removeprefix(part): array for key, array in arrays.items() if key.startswith(part)}
+            for part in ("train.", "held_out.")
+        )
+        return _Opened(
+            batches=RandomAccessData(
+                train=mapped.examples(train, self._memory_limit_bytes),
+                evaluation=mapped.examples(held_out, self._memory_limit_bytes) if held_out else None,
+                finish=_batch,
+            ),
+            held_out_bytes=int(facts["held_out_bytes"]),
+            held_out_tokens=int(facts["held_out_tokens"]),
+        )
+
+    def _rows(self) -> storage.Built:
+        train, _ = self._packed(self._source.train(), context=0)
+        if not train:
+            raise UsageError(f"{self.name!r} has no training text")
+        held_out, size = self._packed(self._source.held_out(), context=self._eval_context)
+        arrays = {f"train.{key}": value for key, value in train.items()}
+        arrays |= {f"held_out.{key}": value for key, value in held_out.items()}
+        predicted = int(np.count_nonzero(held_out["targets"])) if held_out else 0
+        return arrays, {"held_out_bytes": size, "held_out_tokens": predicted}
+
+    def _packed(self, texts: Iterable[str], *, context: int) -> tuple[dict[str, np.ndarray], int]:
+        """The rows as they are stored, none if there are no texts, and the texts' UTF-8 bytes."""
+        dtype = packing.token_dtype(self.vocab_size)
+        tokens, targets, size = [], [], 0
+        texts = iter(texts)
+        while block := list(itertools.islice(texts, _BLOCK)):
+            size += sum(len(text.encode()) for text in block)
+            pieces = [
+                piece
+                for document in self.vocabulary.encode(block)
+                for piece in cut([BEGIN, *document, END], length=self.length, context=context)
+            ]
+            tokens.append(Sequences.gather([read for read, _ in pieces], dtype))
+            targets.append(Sequences.gather([predicted for _, predicted in pieces], dtype))
+        if not tokens:
+            return {}, 0
+        order = packing.scattered(sum(len(part) for part in tokens))
+        read, predicted = (Sequences.concatenate(parts, dtype).select(order) for parts in (tokens, targets))
+        plan = packing.first_fit(read.lengths[:, np.newaxis], self.length)
+        rows, positions = packing.fill(read, plan, 0, self.length)
+        return {
+            "tokens": rows,
+            "targets": packing.fill(predicted, plan, 0, self.length)[0],
+            "positions": positions,
+        }, size
+
+
+def cut(document: list[int], *, length: int, context: int) -> Iterator[tuple[list[int], list[int]]]:
+    """A document's pieces as (tokens, targets), at most `length` each: each but the first token is a target once.
+
+    Args:
+      document: at least two tokens.
+      length: of the longest piece.
+      context: how many tokens a piece repeats from the end of the one before; their targets are 0.
+    """
+    last, done = len(document) - 1, 0
+    while done < last:
+        start = max(done - context, 0)
+        stop = min(start + length, last)
+        yield document[start:stop], [0] * (done - start) + document[done + 1 : stop + 1]
+        done = stop
+
+
+def _batch(stored: Batch) -> Batch:
+    batch = {key: tf.cast(value, tf.int32) for key, value in stored.items()}
+    return {**batch, "segments": segments(batch["tokens"], batch["positions"])}
+
+
+@gin.configurable
+def text_corpus(
+    *,
+    name: str = gin.REQUIRED,
+    vocab_size: int = gin.REQUIRED,
+    length: int = gin.REQUIRED,
+    eval_context: int = 0,
+    train_file: str | None = None,
+    eval_file: str | None = None,
+    documents: str | None = None,
+    text_feature: str | None = None,
+    train_split: str | None = None,
+    eval_split: str | None = None,
+    memory_limit_bytes: int = 2 * 1024**3,
+) -> TextCorpus:
+    """Running text by name. Reads and trains nothing: that happens with the first batch.
+
+    Args:
+      name: "python_docs", "tfds:NAME" or "files".
+      vocab_size: token ids.
+      length: tokens of a row.
+      eval_context: tokens that a held-out piece repeats from the one before; see `TextCorpus`.
+      train_file, eval_file: for "files": to train on, and held out.
+      documents: for "files": "line", the default, if each line is a document, or "file".
+      text_feature: of a TFDS set; "text" by default.
+      train_split, eval_split: of a TFDS set; "train" and "test" by default.
+      memory_limit_bytes: rows that take more stay on disk.
+
+    Raises:
+      UsageError: an unknown name, or arguments that do not fit.
+    """
+    files = {"train_file": train_file, "eval_file": eval_file, "documents": documents}
+    of_tfds = {"text_feature": text_feature, "train_split": train_split, "eval_split": eval_split}
+    if name != "files":
+        refuse("text_corpus", name, files, "'files'")
+    if not name.startswith(_TFDS_PREFIX):
+        refuse("text_corpus", name, of_tfds, "'tfds:NAME'")
+    source: TextSource
+    if name == "python_docs":
+        source = PythonDocs()
+    elif name == "files":
+        source = FileCorpus(train_file=train_file, eval_file=eval_file, documents=documents or "line")
+    elif name.startswith(_TFDS_PREFIX):
+        source = TfdsCorpus(
+            name.removeprefix(_TFDS_PREFIX),
+            feature=text_feature or "text",
+            train_split=train_split,
+            eval_split=eval_split,
+        )
+    else:
+        raise UsageError(f"text_corpus.name = {name!r} is unknown{advice(name, _NAMES)}")
+    return TextCorpus(
+        source,
+        vocab_size=vocab_size,
+        length=length,
+        eval_context=eval_context,
+        memory_limit_bytes=memory_limit_bytes,
+    )

@@ -1,0 +1,138 @@
+"""Several short sequences in one row of fixed length: planned once for the whole set, deterministic.
+
+A row never splits a sequence. Where a row holds sequences of several kinds, such as source and target, those of one
+example stand in the same row, in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+# Rows that may still be filled; more of them would fill better and take longer.
+_OPEN_ROWS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    """Token sequences of different lengths, one after another.
+
+    Args:
+      tokens: all of them, [sum of lengths].
+      lengths: int64 [n].
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each begins in `tokens`."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @classmethod
+    def gather(cls, rows: Sequence[Sequence[int]], dtype: npt.DTypeLike) -> Sequences:
+        """Of lists of tokens."""
+        lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+        return cls(np.fromiter((token for row in rows for token in row), dtype, int(lengths.sum())), lengths)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Sequences], dtype: npt.DTypeLike) -> Sequences:
+        """All of the parts in their order; without any, an empty one of type `dtype`."""
+        parts = [cls(np.zeros(0, dtype), np.zeros(0, np.int64)), *parts]
+        return cls(np.concatenate([part.tokens for part in parts]), np.concatenate([part.lengths for part in parts]))
+
+    def select(self, chosen: np.ndarray) -> Sequences:
+        """Those at `chosen`, int64 [m], in that order."""
+        lengths = self.lengths[chosen]
+        return Sequences(self.tokens[_ranges(self.starts[chosen], lengths)], lengths)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which sequence stands where.
+
+    Args:
+      rows: int64 [n], the row of each example.
+      offsets: int64 [n, kinds], where in the row each of its sequences begins.
+      num_rows: rows in all.
+    """
+
+    rows: np.ndarray
+    offsets: np.ndarray
+    num_rows: int
+
+
+def first_fit(lengths: np.ndarray, capacity: int) -> Plan:
+    """Puts examples, in the order given, into the first of the open rows in which all their sequences fit.
+
+    Args:
+      lengths: int64 [n, kinds], from 0 to `capacity`.
+      capacity: tokens a row holds of each kind.
+    """
+    count, kinds = lengths.shape
+    if count and int(lengths.max()) > capacity:
+        raise ValueError(f"a sequence of {int(lengths.max())} tokens does not fit rows of {capacity}")
+    # A column for each open row. A row that does not exist yet has room for nothing.
+    free = np.full((kinds, _OPEN_ROWS), -1, np.int64)
+    number = np.zeros(_OPEN_ROWS, np.int64)
+    rows, offsets = np.empty(count, np.int64), np.empty((count, kinds), np.int64)
+    used = 0
+    for index, need in enumerate(lengths):
+        fits = free[0] >= need[0]
+        for kind in range(1, kinds):
+            fits &= free[kind] >= need[kind]
+        place = int(fits.argmax())
+        if not fits[place]:
+            # The fullest row makes room for the new one.
+            place = int(free.sum(axis=0).argmin())
+            number[place], free[:, place] = used, capacity
+            used += 1
+        rows[index], offsets[index] = number[place], capacity - free[:, place]
+        free[:, place] -= need
+    return Plan(rows, offsets, used)
+
+
+def one_a_row(count: int, kinds: int) -> Plan:
+    """Every example in a row of its own."""
+    return Plan(np.arange(count), np.zeros((count, kinds), np.int64), count)
+
+
+def fill(sequences: Sequences, plan: Plan, kind: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of one kind of sequence.
+
+    Returns:
+      tokens: [num_rows, capacity], 0 where there is none.
+      positions: of each token in its own sequence, from 0; same shape, uint16 or, for longer rows, int32.
+    """
+    lengths = sequences.lengths
+    begin = plan.rows * capacity + plan.offsets[:, kind]
+    where = _ranges(begin, lengths)
+    tokens = np.zeros(plan.num_rows * capacity, sequences.tokens.dtype)
+    positions: np.ndarray = np.zeros(plan.num_rows * capacity, token_dtype(capacity))
+    tokens[where] = sequences.tokens
+    positions[where] = where - np.repeat(begin, lengths)
+    return tokens.reshape(-1, capacity), positions.reshape(-1, capacity)
+
+
+def token_dtype(size: int) -> type:
+    """The smallest of the integer types used here that holds ids below `size`."""
+    return np.uint16 if size <= 1 << 16 else np.int32
+
+
+def scattered(count: int) -> np.ndarray:
+    """A fixed permutation: neighbours of a data set, which are often alike, are to meet in no row."""
+    return np.random.Generator(np.random.Philox(key=count)).permutation(count)
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """start, start + 1, ... for each of the ranges, one after another."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)

@@ -1,0 +1,362 @@
+"""Sentences and their translations, bound by gin: `text_pairs.name = 'spoken_numbers'`.
+
+    spoken_numbers        numbers, ordinals, dates and amounts in English and German words; nothing to download
+    help_en_de            help pages of LibreOffice, also _fr and _es; python -m launcher.data.prepare help_en_de
+    tfds:NAME             any TFDS translation set: tfds:wmt14_translate/de-en
+    files                 text_pairs.source_file and target_file, one sentence a line
+
+Training batches are {"source", "target_in", "target_out": int32 [b, row_length], "weight": float32 [b]} and, when
+packed, "source_segments", "source_positions", "target_segments" and "target_positions" of the same shape. A source
+ends with END; `target_in` is BEGIN and the target, `target_out` the target and END; what is empty is 0. Segments count
+from 1 in each row and are the same for a source and its target; positions count from 0 in each sequence. What is
+predicted is `target_out` wherever it is not 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+import gin
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
+from launcher.data.text import help_pages, mapped, packing, storage, vocabulary
+from launcher.data.text.files import FilePairs
+from launcher.data.text.help_pages import HelpPages
+from launcher.data.text.packing import Sequences
+from launcher.data.text.spoken_numbers import SpokenNumbers
+from launcher.data.text.tfds_text import TfdsPairs
+from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
+from launcher.errors import UsageError
+from launcher.names import advice
+
+Pair = tuple[str, str]
+
+_BLOCK = 10_000
+_FORMAT = 1  # of the stored rows
+_KINDS = ("source", "target")
+_NAMES = ("spoken_numbers", *help_pages.NAMES, "files", "tfds:wmt14_translate/de-en")
+_TFDS_PREFIX = "tfds:"
+
+
+class PairSource(Protocol):
+    """Where pairs of texts come from. Making one reads nothing."""
+
+    name: str
+
+    def check(self) -> None:
+        """Raises UsageError where the pairs are not to be had."""
+
+    def digest(self) -> str:
+        """Changes when the pairs change; quick."""
+
+    def train(self) -> Iterator[Pair]:
+        """The training pairs, in an order that is always the same."""
+
+    def held_out(self) -> Iterator[Pair]:
+        """The pairs to evaluate on; may be none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """The rows behind the batches."""
+
+    batches: RandomAccessData
+    decode: np.ndarray | None
+    dropped: int
+
+
+class TextPairs:
+    """Pairs of texts as tokens: `Data`, and what a translation task has to know.
+
+    Args:
+      source: the texts.
+      vocab_size: token ids, one vocabulary for both sides.
+      max_length: tokens of the longest source or target, with its END. Longer pairs are left out of training and cut
+        in evaluation.
+      packed: several pairs share a row.
+      row_length: tokens of a row; `max_length` by default, and always without packing.
+      memory_limit_bytes: rows that take more stay on disk.
+    """
+
+    def __init__(
+        self,
+        source: PairSource,
+        *,
+        vocab_size: int,
+        max_length: int,
+        packed: bool = True,
+        row_length: int | None = None,
+        memory_limit_bytes: int = 2 * 1024**3,
+    ):
+        vocabulary.check_size(vocab_size, "text_pairs.vocab_size")
+        row_length = max_length if row_length is None else row_length
+        if max_length < 2:
+            raise UsageError(f"text_pairs.max_length = {max_length} must be 2 or more: one token, and the end")
+        if row_length < max_length or (row_length > max_length and not packed):
+            raise UsageError(
+                f"text_pairs.row_length = {row_length} must be text_pairs.max_length = {max_length}, or more if "
+                f"text_pairs.packed (it is {packed})"
+            )
+        self.name = source.name
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        self.row_length = row_length
+        self.packed = packed
+        self._source = source
+        self._memory_limit_bytes = memory_limit_bytes
+        self._checked = False
+
+    def check(self) -> None:
+        """Raises UsageError where a package is missing or the data set is not prepared. Reads no text."""
+        vocabulary.check("text_pairs")
+        self._source.check()
+        self._checked = True
+
+    @property
+    def num_train_examples(self) -> int | None:
+        """Rows of an epoch; None before `check()`: how many there are is known when they are packed."""
+        return self._opened.batches.num_train_examples if self._checked else None
+
+    @property
+    def num_eval_examples(self) -> int | None:
+        """Rows of one evaluation; None before `check()` or if there are none."""
+        return self._opened.batches.num_eval_examples if self._checked else None
+
+    @property
+    def num_dropped_pairs(self) -> int:
+        """Training pairs that are longer than `max_length`."""
+        return self._opened.dropped
+
+    def train_batches(self, shard: Shard) -> tf.data.Dataset:
+        return self._opened.batches.train_batches(shard)
+
+    def eval_batches(self, shard: Shard) -> tf.data.Dataset:
+        return self._opened.batches.eval_batches(shard)
+
+    def decode_batches(self, shard: Shard, chosen: np.ndarray | None = None) -> tf.data.Dataset:
+        """Held-out sources to translate, one a row, every one once over all hosts.
+
+        Args:
+          shard: what this host feeds.
+          chosen: which of the held-out pairs, int64 [n]; None for all.
+
+        Returns:
+          {"source": int32 [b, max_length], "example": int64 [b], its place in `eval_pairs`, "weight": float32 [b]}:
+          as many batches for every replica, the last ones padded with weight 0.
+        """
+        decode = self._opened.decode
+        if decode is None:
+            raise UsageError(f"text_pairs.name = {self.name!r} has no held-out pairs to translate")
+        examples = np.arange(len(decode)) if chosen is None else np.asarray(chosen, np.int64)
+        rows = ArrayExamples({"source": decode[examples], "example": examples})
+        return RandomAccessData(train=rows, evaluation=rows, finish=_decode_batch).eval_batches(shard)
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Trained on the training pairs, both sides, when it is first asked for."""
+
+        def texts() -> Iterator[str]:
+            return itertools.chain.from_iterable(self._source.train())
+
+        return vocabulary.cached_vocabulary(self.name, self._source.digest(), size=self.vocab_size, texts=texts)
+
+    @property
+    def train_pairs(self) -> list[Pair]:
+        """The training (source, target) texts, whole, those too long for a row among them; read anew every time."""
+        return list(self._source.train())
+
+    @functools.cached_property
+    def eval_pairs(self) -> list[Pair]:
+        """The held-out (source, target) texts, whole, in the order of "example" in `decode_batches`."""
+        return list(self._source.held_out())
+
+    @functools.cached_property
+    def _opened(self) -> _Opened:
+        shape = (self.vocab_size, self.max_length, self.row_length, self.packed)
+        key = storage.digest(self._source.digest(), *shape, _FORMAT)
+        arrays, facts = storage.stored_rows(storage.folder() / f"{storage.file_name(self.name)}-{key}", self._rows)
+        dropped = int(facts["dropped"])
+        if dropped:
+            logging.warning(
+                "%s: %d of %d training pairs are longer than text_pairs.max_length = %d and left out",
+                self.name, dropped, int(facts["pairs"]), self.max_length,
+            )  # fmt: skip
+        train, held_out = (
+            {key.removeprefix(part): array for key, array in arrays.items() if key.startswith(part)}
+            for part in ("train.", "held_out.")
+        )
+        return _Opened(
+            batches=RandomAccessData(
+                train=mapped.examples(train, self._memory_limit_bytes),
+                evaluation=mapped.examples(held_out, self._memory_limit_bytes) if held_out else None,
+                finish=functools.partial(_batch, packed=self.packed),
+            ),
+            decode=arrays.get("decode.source"),
+            dropped=dropped,
+        )
+
+    def _rows(self) -> storage.Built:
+        train, dropped = self._sequences(self._source.train(), _whole)
+        total = len(train[0]) + dropped
+        if not len(train[0]):
+            raise UsageError(
+                f"none of the {total} training pairs of {self.name!r} fit text_pairs.max_length = {self.max_length} "
+                "tokens; bind a larger one"
+            )
+        arrays = {f"train.{key}": value for key, value in self._packed(train).items()}
+        held_out, _ = self._sequences(self.eval_pairs, _cut)
+        if len(held_out[0]):
+            arrays |= {f"held_out.{key}": value for key, value in self._packed(held_out).items()}
+            alone = packing.one_a_row(len(held_out[0]), len(_KINDS))
+            arrays["decode.source"] = packing.fill(held_out[0], alone, 0, self.max_length)[0]
+        return arrays, {"dropped": dropped, "pairs": total}
+
+    def _sequences(self, pairs: Iterable[Pair], fit: Fit) -> tuple[tuple[Sequences, Sequences], int]:
+        """Both sides of the pairs that `fit` lets through, and how many it does not."""
+        dtype = packing.token_dtype(self.vocab_size)
+        blocks: tuple[list[Sequences], list[Sequences]] = ([], [])
+        dropped = 0
+        pairs = iter(pairs)
+        while block := list(itertools.islice(pairs, _BLOCK)):
+            both = zip(*(self.vocabulary.encode(side) for side in zip(*block, strict=True)), strict=True)
+            kept = [fitted for source, target in both if (fitted := fit(source, target, self.max_length - 1))]
+            dropped += len(block) - len(kept)
+            for kind, into in enumerate(blocks):
+                into.append(Sequences.gather([[*pair[kind], END] for pair in kept], dtype))
+        return (Sequences.concatenate(blocks[0], dtype), Sequences.concatenate(blocks[1], dtype)), dropped
+
+    def _packed(self, sequences: tuple[Sequences, Sequences]) -> dict[str, np.ndarray]:
+        """The rows as they are stored; `_batch` makes the rest of them."""
+        if self.packed:
+            order = packing.scattered(len(sequences[0]))
+            source, target = (part.select(order) for part in sequences)
+            plan = packing.first_fit(np.stack([source.lengths, target.lengths], axis=1), self.row_length)
+        else:
+            source, target = sequences
+            plan = packing.one_a_row(len(source), len(_KINDS))
+        rows = {}
+        for kind, (name, part) in enumerate(zip(_KINDS, (source, target), strict=True)):
+            rows[name], rows[f"{name}_positions"] = packing.fill(part, plan, kind, self.row_length)
+        return rows
+
+
+Tokens = list[int]
+Fit = Callable[[Tokens, Tokens, int], tuple[Tokens, Tokens] | None]
+
+
+def _whole(source: Tokens, target: Tokens, limit: int) -> tuple[Tokens, Tokens] | None:
+    return (source, target) if max(len(source), len(target)) <= limit else None
+
+
+def _cut(source: Tokens, target: Tokens, limit: int) -> tuple[Tokens, Tokens]:
+    return source[:limit], target[:limit]
+
+
+def _batch(stored: Batch, *, packed: bool) -> Batch:
+    """Stored rows as the task gets them."""
+    batch = {key: tf.cast(value, tf.int32) for key, value in stored.items()}
+    target, starts = batch.pop("target"), batch["target_positions"] == 0
+    before = tf.where(starts, BEGIN, tf.roll(target, 1, axis=1))
+    batch |= {"target_in": tf.where(target == 0, 0, before), "target_out": target}
+    tokens = {"source": batch["source"], "target": target}
+    for name, row in tokens.items():
+        positions = batch.pop(f"{name}_positions")
+        if packed:
+            batch |= {f"{name}_segments": segments(row, positions), f"{name}_positions": positions}
+    return batch
+
+
+def segments(tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+    """Numbers the sequences of each row from 1; 0 is padding. All int32 [b, length]."""
+    real = tokens != 0
+    return tf.where(real, tf.cumsum(tf.cast(real & (positions == 0), tf.int32), axis=1), 0)
+
+
+def _decode_batch(stored: Batch) -> Batch:
+    return {**stored, "source": tf.cast(stored["source"], tf.int32)}
+
+
+@gin.configurable
+def text_pairs(
+    *,
+    name: str = gin.REQUIRED,
+    vocab_size: int = gin.REQUIRED,
+    max_length: int = gin.REQUIRED,
+    packed: bool = True,
+    row_length: int | None = None,
+    source_file: str | None = None,
+    target_file: str | None = None,
+    eval_source_file: str | None = None,
+    eval_target_file: str | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    train_split: str | None = None,
+    eval_split: str | None = None,
+    memory_limit_bytes: int = 2 * 1024**3,
+) -> TextPairs:
+    """Pairs of texts by name. Reads and trains nothing: that happens with the first batch.
+
+    Args:
+      name: "spoken_numbers", "help_en_de", "help_en_fr", "help_en_es", "tfds:NAME" or "files".
+      vocab_size: token ids, one vocabulary for both sides.
+      max_length: tokens of the longest source or target, with its end; see `TextPairs`.
+      packed: several pairs share a row.
+      row_length: tokens of a packed row, if more than `max_length`.
+      source_file, target_file: for "files": line n of one translates line n of the other.
+      eval_source_file, eval_target_file: for "files": held out.
+      source_language, target_language: of a TFDS set, such as "en" and "de"; by default in the set's own order.
+      train_split, eval_split: of a TFDS set; "train" and "test" by default.
+      memory_limit_bytes: rows that take more stay on disk.
+
+    Raises:
+      UsageError: an unknown name, or arguments that do not fit.
+    """
+    files = {
+        "source_file": source_file,
+        "target_file": target_file,
+        "eval_source_file": eval_source_file,
+        "eval_target_file": eval_target_file,
+    }
+    of_tfds = {
+        "source_language": source_language,
+        "target_language": target_language,
+        "train_split": train_split,
+        "eval_split": eval_split,
+    }
+    if name != "files":
+        refuse("text_pairs", name, files, "'files'")
+    if not name.startswith(_TFDS_PREFIX):
+        refuse("text_pairs", name, of_tfds, "'tfds:NAME'")
+    source: PairSource
+    if name == "spoken_numbers":
+        source = SpokenNumbers()
+    elif name in help_pages.NAMES:
+        source = HelpPages(name)
+    elif name == "files":
+        source = FilePairs(**files)
+    elif name.startswith(_TFDS_PREFIX):
+        source = TfdsPairs(name.removeprefix(_TFDS_PREFIX), **of_tfds)
+    else:
+        raise UsageError(f"text_pairs.name = {name!r} is unknown{advice(name, _NAMES)}")
+    return TextPairs(
+        source,
+        vocab_size=vocab_size,
+        max_length=max_length,
+        packed=packed,
+        row_length=row_length,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+
+
+def refuse(binding: str, name: str, arguments: Mapping[str, str | None], those: str) -> None:
+    """Raises UsageError for arguments that are given and mean nothing to the data set `name`, but to `those`."""
+    given = [argument for argument, value in arguments.items() if value is not None]
+    if given:
+        raise UsageError(f"{binding}.{given[0]} is for {binding}.name = {those}, and the name is {name!r}")

@@ -1,0 +1,191 @@
+"""Subword vocabularies: trained by sentencepiece on the training text alone, kept in the data directory.
+
+    vocabulary = cached_vocabulary("spoken_numbers", digest, size=2000, texts=lambda: lines)
+    vocabulary.decode(vocabulary.encode(["any text at all"])) == ["any text at all"]
+
+Nothing is normalised and bytes stand in for rare characters: every text comes back as it was, no token is unknown.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from launcher.data.text import storage
+from launcher.errors import UsageError
+
+PADDING, UNKNOWN, BEGIN, END = 0, 1, 2, 3
+
+# The four above, the line break and one a byte.
+_SPECIAL = 4 + 1 + 256
+
+# Texts that a vocabulary is trained on at most: more change nothing but the time it takes.
+_MAX_TEXTS = 2_000_000
+
+# Sentencepiece leaves longer lines out; it means bytes.
+_MAX_LINE_BYTES = 16_384
+
+# Sentencepiece writes a space as U+2581 and would read one back as a space. SUB, which no text has, escapes both.
+_SPACE_MARK, _ESCAPE = "\u2581", "\x1a"
+
+
+def check(binding: str) -> None:
+    """Raises UsageError where sentencepiece is missing; `binding` is named in the message."""
+    _sentencepiece(binding)
+
+
+def _sentencepiece(binding: str = "a subword vocabulary") -> types.ModuleType:
+    try:
+        import sentencepiece
+    except ModuleNotFoundError as error:
+        if error.name != "sentencepiece":
+            raise
+        raise UsageError(
+            f"{binding} needs sentencepiece, which is not installed: pip install 'tf-launcher[text]', "
+            "or pip install '.[text]' in a checkout"
+        ) from None
+    return sentencepiece
+
+
+class Vocabulary:
+    """Text to token ids and back. Ids 0 to 3 are padding, unknown (never used), begin and end.
+
+    Args:
+      model_bytes: a sentencepiece model, as `train` makes it.
+    """
+
+    def __init__(self, model_bytes: bytes):
+        self.model_bytes = model_bytes
+
+    @functools.cached_property
+    def processor(self) -> Any:
+        """The `sentencepiece.SentencePieceProcessor`."""
+        return _sentencepiece().SentencePieceProcessor(model_proto=self.model_bytes)
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self.processor.get_piece_size()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without begin and end. Any text that UTF-8 can hold is encoded without loss."""
+        return self.processor.encode([_escaped(text) for text in texts], num_threads=1)
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each sequence up to its first END; padding and BEGIN are left out.
+
+        Bytes that are not UTF-8, as a model may put them together, become U+FFFD.
+        """
+        rows = [_content(row) for row in ids]
+        return [_unescaped(text) for text in self.processor.decode(rows)] if rows else []
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, size: int) -> Vocabulary:
+        """Byte-pair encoding of `texts`; the same texts in the same order always give the same vocabulary.
+
+        Args:
+          texts: the training text. Lines of one text are taken apart, and no token but the line break spans them.
+          size: number of ids, with the special ones.
+
+        Raises:
+          UsageError: `size` is too small for the characters of the texts, or larger than they give tokens for.
+        """
+        model = io.BytesIO()
+        try:
+            _sentencepiece().SentencePieceTrainer.train(
+                sentence_iterator=iter(_lines(_thinned(texts, _MAX_TEXTS))),
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=size,
+                pad_id=PADDING,
+                unk_id=UNKNOWN,
+                bos_id=BEGIN,
+                eos_id=END,
+                byte_fallback=True,
+                character_coverage=0.9995,
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                allow_whitespace_only_pieces=True,  # the indentation of code
+                user_defined_symbols=["\n"],
+                max_sentence_length=_MAX_LINE_BYTES,
+                num_threads=1,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise UsageError(_refusal(size, str(error))) from None
+        return cls(model.getvalue())
+
+
+def check_size(size: int, binding: str) -> None:
+    """Raises UsageError for a size that no vocabulary can have."""
+    if size <= _SPECIAL:
+        raise UsageError(f"{binding} = {size} is too small: {_SPECIAL} ids are bytes and special ones; try 2000")
+
+
+def cached_vocabulary(name: str, digest: str, *, size: int, texts: Callable[[], Iterable[str]]) -> Vocabulary:
+    """The vocabulary of a data set, trained by the first who asks and kept in the data directory.
+
+    Args:
+      name: of the data set.
+      digest: of what its training text is made from.
+      size: number of ids.
+      texts: gives the training text; called if there is no such vocabulary yet.
+    """
+    key = storage.digest(digest, size, _MAX_TEXTS, _MAX_LINE_BYTES)
+    path = storage.folder() / f"{storage.file_name(name)}-{size}-{key}.model"
+    return Vocabulary(storage.stored_bytes(path, lambda: Vocabulary.train(texts(), size=size).model_bytes))
+
+
+def _escaped(text: str) -> str:
+    if _SPACE_MARK in text or _ESCAPE in text:
+        return text.replace(_ESCAPE, _ESCAPE + "0").replace(_SPACE_MARK, _ESCAPE + "1")
+    return text
+
+
+def _unescaped(text: str) -> str:
+    if _ESCAPE in text:
+        return text.replace(_ESCAPE + "1", _SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE)
+    return text
+
+
+def _content(row: Sequence[int]) -> list[int]:
+    ids = [int(token) for token in row]
+    if END in ids:
+        ids = ids[: ids.index(END)]
+    return [token for token in ids if token not in (PADDING, BEGIN)]
+
+
+def _lines(texts: Iterable[str]) -> Iterable[str]:
+    for text in texts:
+        for line in text.split("\n"):
+            if line:
+                yield _escaped(line)
+
+
+def _thinned(texts: Iterable[str], limit: int) -> list[str]:
+    """At most `limit` texts, evenly spread, the same every time."""
+    kept: list[str] = []
+    stride = 1
+    for index, text in enumerate(texts):
+        if index % stride:
+            continue
+        kept.append(text)
+        if len(kept) > limit:
+            kept, stride = kept[::2], 2 * stride
+    return kept
+
+
+def _refusal(size: int, reason: str) -> str:
+    most = re.search(r"value <= (\d+)", reason)
+    if most:
+        return (
+            f"vocab_size = {size} is too large: the training text gives {most[1]} tokens; bind it to {most[1]} or less"
+        )
+    least = re.search(r"required_chars\. \d+ vs (\d+)", reason)
+    if least:
+        return f"vocab_size = {size} is too small: the characters of the training text take {least[1]} ids alone"
+    return f"no vocabulary of vocab_size = {size} can be made from the training text: {' '.join(reason.split())}"

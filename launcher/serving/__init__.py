@@ -1,0 +1,1 @@
+"""Trained models at work: `--mode=predict` and `--mode=export`."""

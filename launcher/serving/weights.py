@@ -1,0 +1,44 @@
+"""A recipe's model with the weights that a run has saved."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from launcher import assets, session
+from launcher.checkpoints import CheckpointStore
+from launcher.errors import UsageError
+from launcher.plan import RunPlan
+
+
+@contextlib.contextmanager
+def trained(plan: RunPlan, model_dir: str, mode: str) -> Iterator[tuple[session.Session, int]]:
+    """The session with the weights of the best checkpoint, else of the newest, and that checkpoint's step.
+
+    The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the
+    checkpoints, so that no data set is needed.
+
+    Raises:
+      UsageError: no checkpoint, or one of another recipe; several workers.
+    """
+    if plan.strategy.num_replicas > 1 or plan.cluster.num_workers > 1:
+        raise UsageError(
+            f"--mode={mode} runs in one process on one device, and here are {plan.strategy.num_replicas} replicas; "
+            "leave --replicas out, and start it apart from the workers of a job"
+        )
+    store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
+    step = store.best() or store.latest()
+    if step is None:
+        raise UsageError(f"--mode={mode}: no checkpoint in {model_dir}; train first, or name another --model_dir")
+    use_assets = getattr(plan.recipe.task, "use_assets", None)
+    if use_assets is not None:
+        use_assets(assets.read(model_dir))
+    made = session.build(plan)
+    store.check_compatible(step, made.trainer.specs())
+    made.trainer.restore(store.read(step))
+    averaged = (
+        made.trainer.ema.in_place_of_weights(made.strategy) if plan.recipe.evaluate_ema else contextlib.nullcontext()
+    )
+    with averaged:
+        yield made, step

@@ -1,0 +1,147 @@
+"""Language modelling: the next token of running text, in perplexity and bits per byte; continuations by sampling."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import gin
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.text.corpus import TextCorpus
+from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
+from launcher.decoding import greedy, sample, without
+from launcher.errors import UsageError
+from launcher.serving.graph_vocabulary import GraphVocabulary
+from launcher.tasks.base import Assets, Served, check_builder
+from launcher.tasks.text import VOCABULARY, model_notes, read_vocabulary, rows_of
+from launcher.tasks.tokens import Sums, token_sums
+
+
+@gin.configurable(name_or_fn="language_modelling")
+class LanguageModelling:
+    """Cross-entropy a token of packed text, in nats.
+
+    Metrics are `accuracy` and, in evaluation, `perplexity`, exp(loss), and `bits_per_byte`: what the model needs to
+    encode the held-out text, ends of documents included, divided by its UTF-8 bytes. Unlike the others it can be
+    compared between vocabularies.
+
+    Args:
+      data: running text, `@text_corpus()`.
+      model: builder called with `vocab_size`, a reference such as `@language_model`.
+      label_smoothing: share of the target spread evenly over all tokens in training, in [0, 1).
+      continuation_length: most tokens that --mode=predict writes after a line; fewer than `text_corpus.length`.
+      temperature: of sampling; 0 for the likeliest token each time.
+      top_p: the share of probability that sampling keeps to, in (0, 1].
+      sampling_seed: what --mode=predict draws depends on it, the lines and the weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: TextCorpus = gin.REQUIRED,
+        model: Callable[..., keras.Model] = gin.REQUIRED,
+        label_smoothing: float = 0.0,
+        continuation_length: int = 64,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        sampling_seed: int = 0,
+    ):
+        check_builder("language_modelling.model", model, "@language_model")
+        if not 0 <= label_smoothing < 1:
+            raise UsageError(f"language_modelling.label_smoothing = {label_smoothing}: must be in [0, 1)")
+        if not 1 <= continuation_length < data.length:
+            raise UsageError(
+                f"language_modelling.continuation_length = {continuation_length}: must be from 1 to "
+                f"text_corpus.length - 1 = {data.length - 1}"
+            )
+        if not 0 <= temperature < math.inf:
+            raise UsageError(f"language_modelling.temperature = {temperature}: must be 0 or more")
+        if not 0 < top_p <= 1:
+            raise UsageError(f"language_modelling.top_p = {top_p}: must be in (0, 1]")
+        self._data = data
+        self._model = model
+        self._label_smoothing = label_smoothing
+        self._continuation_length = continuation_length
+        self._temperature = temperature
+        self._top_p = top_p
+        self._sampling_seed = sampling_seed
+        self.nominal_weight_per_example = float(data.length)
+        self.evaluation_metrics = ("bits_per_byte", "perplexity")
+
+    def data(self) -> TextCorpus:
+        return self._data
+
+    def model(self) -> keras.Model:
+        return self._model(vocab_size=self._data.vocab_size)
+
+    def notes(self, model: keras.Model, accelerator: str) -> list[str]:
+        return model_notes(model, accelerator)
+
+    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
+        loss, weight, metrics = token_sums(
+            model(batch, training=training),
+            batch["targets"],
+            batch["weight"],
+            label_smoothing=self._label_smoothing if training else 0.0,
+        )
+        if not training:
+            # Bits a byte are a mean over bytes. The mean is taken over tokens, each of which has so many of them.
+            metrics["bits_per_byte"] = loss / (math.log(2) * self._data.bytes_per_token)
+        return loss, weight, metrics
+
+    def finish_metrics(self, means: dict[str, float]) -> dict[str, float]:
+        # A model that is lost may be so by more than a float holds.
+        return {**means, "perplexity": math.exp(means["loss"]) if means["loss"] < 700 else math.inf}
+
+    def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        """The rest of "prompt" [b, length] and how it goes on: int32 [b, static length], 0 after END."""
+        prompt = batch["prompt"]
+        steps = prompt.shape[1] - 1 + self._continuation_length
+        step = without(model.decode_step, (PADDING, BEGIN, UNKNOWN))
+        cache = model.start_decoding(None, rows_of(prompt), steps)
+        given = tf.reduce_sum(tf.cast(prompt != PADDING, tf.int32), axis=1) - 1
+        limits = {"max_length": steps, "end": END, "lengths": given + self._continuation_length}
+        if self._temperature == 0:
+            return greedy(step, cache, prompt, **limits)
+        seed = tf.constant([self._sampling_seed & 0x7FFFFFFF, 0])
+        return sample(step, cache, prompt, seed=seed, temperature=self._temperature, top_p=self._top_p, **limits)
+
+    def served(self, model: keras.Model) -> Served:
+        """Texts in, the same texts and how they go on out; all draws are those of one seed."""
+        vocabulary, room = GraphVocabulary(self.vocabulary), self._data.length - self._continuation_length
+
+        def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
+            begun = tf.concat([tf.fill([tf.size(text), 1], BEGIN), vocabulary.encode(text)], axis=1)
+            prompt = begun[:, -room:].to_tensor(PADDING, shape=[None, room])
+            return {"text": vocabulary.decode(self.generate(model, {"prompt": prompt}))}
+
+        return Served("text", serve, [vocabulary])
+
+    def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
+        """Prompts; of a long line only the end, so that the row the model was trained on has room to go on."""
+        room = self._data.length - self._continuation_length
+        tokens = [[BEGIN, *line][-room:] for line in self.vocabulary.encode(lines)]
+        # Few lengths make few programs.
+        length = min(room, 1 << (max(map(len, tokens), default=1) - 1).bit_length())
+        prompts = np.zeros([len(tokens), max(length, 1)], np.int32)
+        for row, line in zip(prompts, tokens, strict=True):
+            row[: len(line)] = line
+        return {"prompt": prompts}
+
+    def decode_lines(self, outputs: np.ndarray) -> list[str]:
+        return self.vocabulary.decode(outputs.tolist())
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The data's, or the one that came with the weights."""
+        return self._data.vocabulary
+
+    def assets(self) -> Assets:
+        return {VOCABULARY: self.vocabulary.model_bytes}
+
+    def use_assets(self, assets: Assets) -> None:
+        self.vocabulary = read_vocabulary(assets, self._data.vocab_size, "text_corpus.vocab_size")

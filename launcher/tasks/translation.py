@@ -1,0 +1,187 @@
+"""Translation: teacher forcing in training, beam search and BLEU in evaluation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import gin
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.pipeline import Shard
+from launcher.data.text.pairs import TextPairs
+from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
+from launcher.decoding import beam_search, greedy, without
+from launcher.errors import UsageError
+from launcher.serving.graph_vocabulary import GraphVocabulary
+from launcher.tasks import bleu
+from launcher.tasks.base import Assets, Score, Served, check_builder
+from launcher.tasks.text import VOCABULARY, model_notes, read_vocabulary, rows_of
+from launcher.tasks.tokens import Sums, token_sums
+
+DECODE = ("always", "end", "never")
+_SAMPLES = 10
+
+
+@gin.configurable(name_or_fn="translation")
+class Translation:
+    """Label-smoothed cross-entropy a target token; evaluation is unsmoothed, and translates held-out sources.
+
+    The loss and `accuracy` are means over target tokens that are not padding, given the right tokens before them.
+    `bleu` (Papineni et al. 2002, by sacrebleu, 0 to 100) and `exact_match` (share of translations that are the
+    reference, letter by letter) are of translations that the model writes alone.
+
+    Args:
+      data: pairs of texts, `@text_pairs()`.
+      model: builder called with `vocab_size`, a reference such as `@transformer`.
+      label_smoothing: share of the target spread evenly over all tokens in training, in [0, 1).
+      beam_size: texts that beam search writes side by side; 1 is greedy search.
+      length_penalty: alpha of Wu et al. 2016; 0 takes the likeliest text.
+      decode: which evaluations translate: "always", "end" (only the one after the last step, or of --mode=eval) or
+        "never".
+      decode_examples: how many held-out sources are translated, evenly spread; None for all.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: TextPairs = gin.REQUIRED,
+        model: Callable[..., keras.Model] = gin.REQUIRED,
+        label_smoothing: float = 0.1,
+        beam_size: int = 4,
+        length_penalty: float = 0.6,
+        decode: str = "always",
+        decode_examples: int | None = 500,
+    ):
+        check_builder("translation.model", model, "@transformer")
+        if not 0 <= label_smoothing < 1:
+            raise UsageError(f"translation.label_smoothing = {label_smoothing}: must be in [0, 1)")
+        if beam_size < 1:
+            raise UsageError(f"translation.beam_size = {beam_size}: must be 1 or more")
+        if not length_penalty >= 0:
+            raise UsageError(f"translation.length_penalty = {length_penalty}: must be 0 or more")
+        if decode not in DECODE:
+            raise UsageError(f"translation.decode = {decode!r}: must be one of {', '.join(map(repr, DECODE))}")
+        if decode_examples is not None and decode_examples < 1:
+            raise UsageError(
+                f"translation.decode_examples = {decode_examples}: must be 1 or more, or None for all; "
+                "translation.decode = 'never' translates none"
+            )
+        self._data = data
+        self._model = model
+        self._label_smoothing = label_smoothing
+        self._beam_size = beam_size
+        self._length_penalty = length_penalty
+        self._decode = decode
+        self._decode_examples = decode_examples
+        # Rows of several pairs are nearly full, rows of one are perhaps half full.
+        self.nominal_weight_per_example = data.row_length * (1.0 if data.packed else 0.5)
+        self.evaluation_metrics = ("bleu", "exact_match") if decode == "always" else ()
+
+    def data(self) -> TextPairs:
+        return self._data
+
+    def check(self) -> None:
+        """Raises UsageError where sacrebleu is missing and needed."""
+        if self._decode != "never":
+            bleu.check("translation.decode")
+
+    def model(self) -> keras.Model:
+        return self._model(vocab_size=self._data.vocab_size)
+
+    def notes(self, model: keras.Model, accelerator: str) -> list[str]:
+        return model_notes(model, accelerator)
+
+    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
+        return token_sums(
+            model(batch, training=training),
+            batch["target_out"],
+            batch["weight"],
+            # Smoothing regularises training; evaluation reports the plain cross-entropy, comparable between recipes.
+            label_smoothing=self._label_smoothing if training else 0.0,
+        )
+
+    def num_decode_examples(self, last: bool) -> int:
+        if self._decode == "never" or (self._decode == "end" and not last):
+            return 0
+        return len(self._chosen)
+
+    def decode_batches(self, shard: Shard) -> tf.data.Dataset:
+        return self._data.decode_batches(shard, self._chosen)
+
+    def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Translations int32 [b, max_length] of "source", each up to and with END, then 0."""
+        sources = {"source": batch["source"]}
+        rows, length = rows_of(batch["source"]), self._data.max_length
+        # The first two are no text, and a vocabulary of bytes has nothing that is unknown.
+        step = without(model.decode_step, (PADDING, BEGIN, UNKNOWN))
+        cache = model.start_decoding(sources, rows * self._beam_size, length)
+        if self._beam_size == 1:
+            return greedy(step, cache, tf.fill([rows, 1], BEGIN), max_length=length, end=END)
+        ids, _ = beam_search(
+            step,
+            cache,
+            rows=rows,
+            begin=BEGIN,
+            end=END,
+            beams=self._beam_size,
+            max_length=length,
+            alpha=self._length_penalty,
+        )
+        return ids
+
+    def score(self, examples: np.ndarray, outputs: np.ndarray) -> Score:
+        sources, references = zip(*(self._data.eval_pairs[example] for example in examples), strict=True)
+        translations = self.decode_lines(outputs)
+        value, signature = bleu.corpus_bleu(translations, references)
+        exact = np.mean([made == wanted for made, wanted in zip(translations, references, strict=True)])
+        how = "greedy" if self._beam_size == 1 else f"beam {self._beam_size}, length penalty {self._length_penalty:g}"
+        notes = [f"{len(examples)} held-out translations ({how}): bleu is {signature}"]
+        for index in np.linspace(0, len(examples) - 1, min(_SAMPLES, len(examples))).astype(int):
+            right = "=" if translations[index] == references[index] else "/"
+            notes.append(f"{sources[index]} -> {translations[index]} {right} {references[index]}")
+        return Score({"bleu": value, "exact_match": float(exact)}, notes)
+
+    def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
+        """Sources, cut to the longest that the model was trained on."""
+        length = self._data.max_length
+        rows = np.zeros([len(lines), length], np.int32)
+        for row, tokens in zip(rows, self.vocabulary.encode(lines), strict=True):
+            kept = [*tokens[: length - 1], END]
+            row[: len(kept)] = kept
+        return {"source": rows}
+
+    def served(self, model: keras.Model) -> Served:
+        """Texts in, translations out."""
+        vocabulary, length = GraphVocabulary(self.vocabulary), self._data.max_length
+
+        def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
+            ends = tf.fill([tf.size(text), 1], END)
+            ids = tf.concat([vocabulary.encode(text)[:, : length - 1], ends], axis=1)
+            source = ids.to_tensor(PADDING, shape=[None, length])
+            return {"text": vocabulary.decode(self.generate(model, {"source": source}))}
+
+        return Served("text", serve, [vocabulary])
+
+    def decode_lines(self, outputs: np.ndarray) -> list[str]:
+        return self.vocabulary.decode(outputs.tolist())
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The data's, or the one that came with the weights."""
+        return self._data.vocabulary
+
+    def assets(self) -> Assets:
+        return {VOCABULARY: self.vocabulary.model_bytes}
+
+    def use_assets(self, assets: Assets) -> None:
+        self.vocabulary = read_vocabulary(assets, self._data.vocab_size, "text_pairs.vocab_size")
+
+    @functools.cached_property
+    def _chosen(self) -> np.ndarray:
+        """The held-out pairs to translate, int64 [n], ascending."""
+        count = len(self._data.eval_pairs)
+        wanted = count if self._decode_examples is None else min(count, self._decode_examples)
+        return np.arange(wanted) * count // max(1, wanted)

@@ -1,0 +1,171 @@
+"""Scaled dot-product attention, which positions see which, and the multi-head layer with its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.transformer.layers import Dropout, projection, sizes
+from models.transformer.positions import rotate
+
+Cache = dict[str, tf.Tensor]
+
+
+def attend(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    *,
+    allowed: tf.Tensor | None = None,
+    drop: Callable[[tf.Tensor], tf.Tensor] | None = None,
+) -> tf.Tensor:
+    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), the only place where it is computed.
+
+    TensorFlow has no fused kernel to call: `keras.ops.dot_product_attention` refuses `flash_attention` on its backend
+    and is plain products too, which in float16 overflow before the scale and copy shared keys. So these are plain
+    products everywhere, and what stands between them is left to XLA to fuse (`jit_compile`).
+
+    The softmax is float32 whatever the dtype of the inputs; the scale is applied to the query, before a 16-bit
+    product could overflow. With fewer key than query heads, consecutive query heads share one (grouped-query
+    attention, Ainslie et al. 2023, arXiv 2305.13245), and no key is copied.
+
+    Args:
+        query: [batch, queries, heads, width].
+        key: [batch, keys, key heads, width]; heads is a multiple of key heads.
+        value: Like `key`.
+        allowed: bool, broadcast to [batch, queries, keys]: where a query may look; None is everywhere. A query that
+            may look nowhere gets zeros.
+        drop: Dropout of the attention weights [batch, key heads, heads a key head, queries, keys], or None.
+
+    Returns:
+        [batch, queries, heads, width] in the dtype of `value`.
+    """
+    batch, queries, heads, width = sizes(query)
+    keys, groups = sizes(key)[1:3]
+    shared = heads // groups
+    # Batches of plain matrix products: einsum over the same axes took two to three times as long on a CPU.
+    grouped = tf.reshape(query * width**-0.5, [batch, queries, groups, shared, width])
+    grouped = tf.reshape(tf.transpose(grouped, [0, 2, 3, 1, 4]), [batch, groups, shared * queries, width])
+    scores = tf.matmul(grouped, tf.transpose(key, [0, 2, 1, 3]), transpose_b=True)
+    scores = tf.cast(tf.reshape(scores, [batch, groups, shared, queries, keys]), tf.float32)
+    if allowed is not None:
+        scores = tf.where(allowed[:, None, None, :, :], scores, _FAR_BELOW)
+    weights = tf.cast(tf.nn.softmax(scores), value.dtype)
+    if drop is not None:
+        weights = drop(weights)
+    weights = tf.reshape(weights, [batch, groups, shared * queries, keys])
+    outputs = tf.matmul(weights, tf.transpose(value, [0, 2, 1, 3]))
+    outputs = tf.transpose(tf.reshape(outputs, [batch, groups, shared, queries, width]), [0, 3, 1, 2, 4])
+    outputs = tf.reshape(outputs, [batch, queries, heads, width])
+    if allowed is None:
+        return outputs
+    # All keys forbidden, the softmax was even over them: finite, as its gradients are, and not to be used.
+    return tf.where(tf.reduce_any(allowed, axis=-1)[:, :, None, None], outputs, tf.zeros_like(outputs))
+
+
+_FAR_BELOW = -1e30  # of any float32 score; its exponential is 0
+
+
+def same_segment(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:
+    """bool [batch, queries, keys]: whether both belong to one segment; segment 0 is padding and belongs to nothing."""
+    query_segments, key_segments = query_segments[:, :, None], key_segments[:, None, :]
+    return (query_segments == key_segments) & (key_segments != 0)
+
+
+def no_later(length: int | tf.Tensor) -> tf.Tensor:
+    """bool [1, length, length]: whether the key stands no later in the row than the query (a causal mask)."""
+    places = tf.range(length)
+    return (places[:, None] >= places[None, :])[None]
+
+
+class Attention(keras.layers.Layer):
+    """Multi-head attention without biases, with a cache for decoding.
+
+    Args:
+        width: Of the inputs and outputs.
+        heads: Query heads; `width` is a multiple of it.
+        kv_heads: Key and value heads, a divisor of `heads`; None is as many.
+        rotary: Whether queries and keys are rotated by their positions.
+        dropout: Share of attention weights that training drops.
+        output_scale: Factor of the initial output projection.
+        name: Name of the layer.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        rotary: bool = False,
+        dropout: float = 0.0,
+        output_scale: float = 1.0,
+        name: str,
+    ) -> None:
+        super().__init__(name=name)
+        self._heads, self._kv_heads, self._head_width = heads, kv_heads or heads, width // heads
+        self._width, self._rotary = width, rotary
+        self.query = projection(heads * self._head_width, name="query")
+        self.key = projection(self._kv_heads * self._head_width, name="key")
+        self.value = projection(self._kv_heads * self._head_width, name="value")
+        self.output_projection = projection(width, scale=output_scale, name="output")
+        self.dropout = Dropout(dropout, name="dropout")
+        self.layers = [self.query, self.key, self.value, self.output_projection, self.dropout]
+
+    def build(self, *_: Any) -> None:
+        for layer in (self.query, self.key, self.value):
+            layer.build((None, None, self._width))
+        self.output_projection.build((None, None, self._heads * self._head_width))
+
+    def call(
+        self,
+        inputs: tf.Tensor,
+        memory: tf.Tensor,
+        allowed: tf.Tensor,
+        positions: tf.Tensor | None = None,
+        seed: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Attends from `inputs` [batch, queries, width] to `memory` [batch, keys, width] where `allowed` says so."""
+        query = self._split(self.query(inputs), self._heads)
+        cache = self.keys_and_values(memory, positions)
+        if self._rotary:
+            query = rotate(query, positions)
+        return self._join(
+            attend(query, cache["key"], cache["value"], allowed=allowed, drop=self.dropout.with_seed(seed))
+        )
+
+    def keys_and_values(self, memory: tf.Tensor, positions: tf.Tensor | None = None) -> Cache:
+        """Keys and values [batch, keys, key heads, head width] of `memory` [batch, keys, width]."""
+        key, value = (self._split(layer(memory), self._kv_heads) for layer in (self.key, self.value))
+        return {"key": rotate(key, positions) if self._rotary else key, "value": value}
+
+    def empty_cache(self, rows: int | tf.Tensor, length: int) -> Cache:
+        shape = [rows, length, self._kv_heads, self._head_width]
+        return {name: tf.zeros(shape, self.compute_dtype) for name in ("key", "value")}
+
+    def step(self, inputs: tf.Tensor, index: tf.Tensor, cache: Cache) -> tuple[tf.Tensor, Cache]:
+        """Attends from one position [rows, 1, width] to itself and those before it; returns outputs and cache."""
+        positions = tf.fill([tf.shape(inputs)[0], 1], index)
+        new = self.keys_and_values(inputs, positions)
+        places = tf.range(cache["key"].shape[1])
+        here = (places == index)[None, :, None, None]
+        cache = {name: tf.where(here, new[name], old) for name, old in cache.items()}
+        query = self._split(self.query(inputs), self._heads)
+        if self._rotary:
+            query = rotate(query, positions)
+        allowed = (places <= index)[None, None, :]
+        return self._join(attend(query, cache["key"], cache["value"], allowed=allowed)), cache
+
+    def look_up(self, inputs: tf.Tensor, allowed: tf.Tensor, cache: Cache) -> tf.Tensor:
+        """Attends from one position [rows, 1, width] to keys and values that were computed before."""
+        query = self._split(self.query(inputs), self._heads)
+        return self._join(attend(query, cache["key"], cache["value"], allowed=allowed))
+
+    def _split(self, projected: tf.Tensor, heads: int) -> tf.Tensor:
+        return tf.reshape(projected, [*sizes(projected)[:2], heads, self._head_width])
+
+    def _join(self, attended: tf.Tensor) -> tf.Tensor:
+        return self.output_projection(tf.reshape(attended, [*sizes(attended)[:2], self._heads * self._head_width]))

@@ -1,0 +1,221 @@
+"""A decoder-only transformer: each token is predicted from those before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import keras
+import tensorflow as tf
+
+from models.transformer.attention import no_later, same_segment
+from models.transformer.block import Block
+from models.transformer.dimensions import (
+    at_least,
+    check_even,
+    check_heads,
+    check_length,
+    check_share,
+    check_steps,
+    dimensions,
+    one_of,
+)
+from models.transformer.layers import NORMALIZATIONS, Dropout, Embedding, projection, sizes
+from models.transformer.positions import layout, sinusoids
+
+
+@gin.configurable
+def language_model(
+    *,
+    vocab_size: int,
+    layers: int = 6,
+    width: int = 512,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    hidden: int | None = None,
+    norm: str = "rms",
+    activation: str = "swiglu",
+    positions: str = "rotary",
+    tie_head: bool = True,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    max_length: int = 1024,
+    rematerialize: bool = False,
+) -> LanguageModel:
+    """Builds a decoder-only transformer that reads normalised features in each sublayer (pre-norm).
+
+    The defaults are the parts that Llama (Touvron et al. 2023, arXiv 2302.13971) made usual: RMSNorm, rotary positions,
+    SwiGLU, no biases. `norm="layer", activation="gelu", positions="learned"` are those of GPT-2. The last matrix of
+    each sublayer starts smaller by (2 * layers) ** 0.5, as in GPT-2, so that the sum over blocks starts of order one.
+
+    Args:
+        vocab_size: Number of tokens, of which 0 is padding.
+        layers: Blocks.
+        width: Of embeddings and blocks, a multiple of `heads`.
+        heads: Query heads of each attention.
+        kv_heads: Key and value heads, a divisor of `heads`; None is as many.
+        hidden: Width inside a feed-forward network; None is 4 * width, or for SwiGLU, which has three matrices, 8 / 3 *
+            width rounded up to a multiple of 128.
+        norm: "rms" or "layer".
+        activation: "swiglu", "gelu" or "relu".
+        positions: "rotary", "learned" or "sinusoidal".
+        tie_head: Whether the matrix of embeddings is also that of the softmax.
+        dropout: Share dropped of embeddings and of what each sublayer adds.
+        attention_dropout: Share dropped of the attention weights.
+        max_length: Longest row in tokens; a longer one is refused.
+        rematerialize: Compute the inside of each block again in the backward pass instead of keeping it.
+
+    Returns:
+        A built model, see `LanguageModel`.
+
+    Raises:
+        ValueError: Sizes, shares or names that cannot be.
+    """
+    one_of("norm", norm, tuple(NORMALIZATIONS))
+    one_of("activation", activation, ("swiglu", "gelu", "relu"))
+    one_of("positions", positions, ("rotary", "learned", "sinusoidal"))
+    if hidden is None:
+        hidden = -(-8 * width // (3 * 128)) * 128 if activation == "swiglu" else 4 * width
+    at_least(vocab_size=(vocab_size, 4), layers=(layers, 1), width=(width, 1), hidden=(hidden, 1))
+    at_least(heads=(heads, 1), max_length=(max_length, 1))
+    check_heads(width, heads, kv_heads)
+    check_share(dropout=dropout, attention_dropout=attention_dropout)
+    if positions == "rotary":
+        check_even(**{"the width of a head": width // heads})
+    elif positions == "sinusoidal":
+        check_even(width=width)
+    model = LanguageModel(
+        vocab_size=vocab_size,
+        layers=layers,
+        width=width,
+        norm=norm,
+        positions=positions,
+        tie_head=tie_head,
+        dropout=dropout,
+        max_length=max_length,
+        block={
+            "width": width,
+            "hidden": hidden,
+            "activation": activation,
+            "attention": {
+                "heads": heads,
+                "kv_heads": kv_heads,
+                "rotary": positions == "rotary",
+                "dropout": attention_dropout,
+            },
+            "normalization": norm,
+            "norm_first": True,
+            "dropout": dropout,
+            "output_scale": (2 * layers) ** -0.5,
+            "rematerialize": rematerialize,
+        },
+    )
+    model.build()
+    return model
+
+
+class LanguageModel(keras.Model):
+    """Logits of the next token, from the tokens so far.
+
+    Called with a dict of int32 tensors: "tokens" [batch, length], and for rows that hold several texts "segments" and
+    "positions" of the same shape. Tokens attend within their segment only; segment 0 is padding. Without them, a row
+    is one segment of its tokens that are not 0. Other keys are ignored.
+
+    Returns float32 logits [batch, length, vocab_size] under any dtype policy; those of place t are for the token after
+    the one at t.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        layers: int,
+        width: int,
+        norm: str,
+        positions: str,
+        tie_head: bool,
+        dropout: float,
+        max_length: int,
+        block: dict[str, Any],
+    ) -> None:
+        super().__init__(name="language_model")
+        self._width, self._max_length, self._positions = width, max_length, positions
+        self._dimensions = dimensions(vocab_size=vocab_size, block=block)
+        self.embedding = Embedding(vocab_size=vocab_size, width=width, name="embedding")
+        self.position_embedding: Any = None
+        if positions == "learned":
+            self.position_embedding = Embedding(vocab_size=max_length, width=width, name="position_embedding")
+        self.dropout = Dropout(dropout, name="dropout")
+        self.blocks = [Block(**block, name=f"block{number}") for number in range(1, layers + 1)]
+        self.norm = NORMALIZATIONS[norm](name="norm")
+        self.head: Any = None if tie_head else projection(vocab_size, dtype="float32", name="head")
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """Sizes that matrix products run over, for `dimension_notes`."""
+        return dict(self._dimensions)
+
+    def build(self, input_shape: Any = None) -> None:
+        del input_shape
+        for layer in self.layers:
+            layer.build((None, None, self._width))
+        self.built = True
+
+    def call(self, batch: dict[str, tf.Tensor], training: bool = False) -> tf.Tensor:
+        tokens = batch["tokens"]
+        check_length(tokens, self._max_length)
+        segments, positions = layout(tokens, batch.get("segments"), batch.get("positions"))
+        features = self.dropout(self._embed(tokens, positions), training=training)
+        allowed = same_segment(segments, segments) & no_later(sizes(tokens)[1])
+        for block in self.blocks:
+            features = block(features, allowed, positions=positions, training=training)
+        return self._logits(features)
+
+    def start_decoding(
+        self, batch: dict[str, tf.Tensor] | None, rows: int | tf.Tensor, max_length: int
+    ) -> dict[str, Any]:
+        """What `decode_step` needs to read or write up to `max_length` tokens a row.
+
+        Args:
+            batch: Not read: there is nothing to know before the first token.
+            rows: Texts to write.
+            max_length: Most steps, at most the model's own.
+
+        Returns:
+            A nest of tensors with the first axis `rows`.
+        """
+        del batch
+        check_steps(max_length, self._max_length)
+        return {"blocks": [block.start(rows, max_length) for block in self.blocks]}
+
+    def decode_step(
+        self, tokens: tf.Tensor, index: tf.Tensor, cache: dict[str, Any]
+    ) -> tuple[tf.Tensor, dict[str, Any]]:
+        """Logits after the token of each row at position `index`, and the cache with it.
+
+        Args:
+            tokens: int32 [rows], of a prompt or as chosen from the logits of the step before.
+            index: int32 scalar, 0 in the first step and one more in each.
+            cache: From `start_decoding` or the step before.
+
+        Returns:
+            float32 [rows, vocab_size], and a cache of the same structure and shapes.
+        """
+        features = self._embed(tokens[:, None], tf.fill([sizes(tokens)[0], 1], index))
+        blocks = []
+        for block, part in zip(self.blocks, cache["blocks"], strict=True):
+            features, part = block.step(features, index, part)
+            blocks.append(part)
+        return self._logits(features)[:, 0], {"blocks": blocks}
+
+    def _embed(self, tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+        vectors = self.embedding(tokens)
+        if self._positions == "learned":
+            return vectors + self.position_embedding(positions)
+        if self._positions == "sinusoidal":
+            return vectors + tf.cast(sinusoids(positions, self._width), vectors.dtype)
+        return vectors
+
+    def _logits(self, features: tf.Tensor) -> tf.Tensor:
+        features = self.norm(features)
+        return self.embedding.scores(features) if self.head is None else self.head(features)

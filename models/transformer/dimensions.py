@@ -1,0 +1,90 @@
+"""Sizes: which are refused, and which are slower than they need to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+FASTEST = {"GPU": 8, "TPU": 128}
+
+
+def dimension_notes(dimensions: Mapping[str, int], accelerator: str = "GPU") -> list[str]:
+    """Notes on sizes that do not fill the accelerator's matrix units; they cost time and change no result.
+
+    Args:
+        dimensions: Sizes by name, such as {"width": 512, "width / heads": 64, "hidden": 2048, "vocab_size": 32000}.
+        accelerator: "GPU": tensor cores want multiples of 8 16-bit numbers (NVIDIA, "Train With Mixed Precision");
+            "TPU": the matrix unit is 128 wide, and what does not fill it is padded.
+
+    Returns:
+        One sentence a size that is no multiple, naming the next one that is.
+    """
+    multiple = FASTEST[accelerator]
+    return [
+        f"{name} = {size} is no multiple of {multiple}, which a {accelerator} computes fastest; "
+        f"the next is {-(-size // multiple) * multiple}"
+        for name, size in dimensions.items()
+        if size % multiple
+    ]
+
+
+def dimensions(*, vocab_size: int, block: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of a transformer of such blocks (arguments of `Block`), by the names of a recipe's bindings."""
+    width = block["width"]
+    return {
+        "vocab_size": vocab_size,
+        "width": width,
+        "hidden": block["hidden"],
+        "width / heads": width // block["attention"]["heads"],
+    }
+
+
+def at_least(**sizes: tuple[int, int]) -> None:
+    """Refuses sizes below their least value, given as name=(size, least)."""
+    for name, (size, least) in sizes.items():
+        if size < least:
+            raise ValueError(f"{name} must be at least {least}, and is {size}.")
+
+
+def check_heads(width: int, heads: int, kv_heads: int | None = None) -> None:
+    """Refuses heads that do not divide the width, or each other."""
+    if width % heads:
+        raise ValueError(f"width must be a multiple of heads, and is {width} with heads = {heads}.")
+    if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+        raise ValueError(f"kv_heads must divide heads = {heads}, and is {kv_heads}.")
+
+
+def check_even(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size % 2:
+            raise ValueError(f"{name} must be even for these positions, and is {size}.")
+
+
+def check_share(**shares: float) -> None:
+    """Refuses dropout that is no share in [0, 1)."""
+    for name, share in shares.items():
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"{name} must lie in [0, 1), and is {share}.")
+
+
+def one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"There is no {name} {value!r}. Known: {', '.join(known)}.")
+
+
+def check_length(tokens: tf.Tensor, max_length: int) -> None:
+    """Refuses rows [batch, length] that are longer than the model was made for."""
+    length = tokens.shape[1]
+    if length is not None and length > max_length:
+        raise ValueError(
+            f"Rows of {length} tokens are longer than the model's max_length = {max_length}. Make it larger, or the "
+            "rows shorter."
+        )
+
+
+def check_steps(steps: int, max_length: int) -> None:
+    """Refuses to decode further than the model was made for."""
+    if not 1 <= steps <= max_length:
+        raise ValueError(f"Decoding can take 1 to {max_length} steps (the model's max_length), and not {steps}.")

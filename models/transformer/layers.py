@@ -1,0 +1,151 @@
+"""Parts of both transformers: embeddings, normalisation, dropout, feed-forward networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def sizes(tensor: tf.Tensor) -> list[int | tf.Tensor]:
+    """The shape, as numbers where they are known."""
+    dynamic = tf.shape(tensor)
+    return [dynamic[axis] if size is None else size for axis, size in enumerate(tensor.shape)]
+
+
+def projection(units: int, *, name: str, scale: float = 1.0, use_bias: bool = False, **kwargs: Any) -> Any:
+    """A dense layer, uniform after Glorot and Bengio 2010; `scale` multiplies its initial kernel."""
+    initializer = keras.initializers.VarianceScaling(scale**2, mode="fan_avg", distribution="uniform")
+    return keras.layers.Dense(units, use_bias=use_bias, kernel_initializer=initializer, name=name, **kwargs)
+
+
+class Embedding(keras.layers.Layer):
+    """Vectors of tokens, and the scores of all tokens by the same matrix (Press and Wolf 2016, arXiv 1608.05859).
+
+    Vectors are `width ** 0.5` times the rows of the matrix, as in Vaswani et al. 2017, section 3.4; rows start with a
+    standard deviation of `width ** -0.5`, so that vectors and scores are both of order one.
+
+    Args:
+        vocab_size: Number of tokens.
+        width: Elements of a vector.
+        name: Name of the layer.
+    """
+
+    def __init__(self, *, vocab_size: int, width: int, name: str) -> None:
+        super().__init__(name=name)
+        self.vocab_size = vocab_size
+        self._shape, self._factor = (vocab_size, width), width**0.5
+
+    def build(self, *_: Any) -> None:
+        initializer = keras.initializers.RandomNormal(stddev=self._shape[1] ** -0.5)
+        # autocast=False: the scores are float32 products; and a cast of the whole matrix to gather a few rows is waste.
+        self.embeddings = self.add_weight(name="embeddings", shape=self._shape, initializer=initializer, autocast=False)
+
+    def call(self, tokens: tf.Tensor) -> tf.Tensor:
+        """Compute-dtype vectors [..., width] of integer tokens [...]."""
+        vectors = tf.gather(tf.convert_to_tensor(self.embeddings), tokens)
+        return tf.cast(vectors * self._factor, self.compute_dtype)
+
+    def scores(self, features: tf.Tensor) -> tf.Tensor:
+        """float32 logits [..., vocab_size] of features [..., width]."""
+        flat = tf.reshape(tf.cast(features, tf.float32), [-1, self._shape[1]])
+        logits = tf.matmul(flat, tf.convert_to_tensor(self.embeddings), transpose_b=True)
+        return tf.reshape(logits, [*sizes(features)[:-1], self._shape[0]])
+
+
+class LayerNormalization(keras.layers.Layer):
+    """Layer normalisation (Ba et al. 2016, arXiv 1607.06450) with float32 statistics and weights under any policy."""
+
+    def __init__(self, *, epsilon: float = 1e-6, name: str) -> None:
+        super().__init__(name=name)
+        self._epsilon = epsilon
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.gamma = _norm_weight(self, "gamma", input_shape[-1], "ones")
+        self.beta = _norm_weight(self, "beta", input_shape[-1], "zeros")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        features = tf.cast(inputs, tf.float32)
+        centred = features - tf.reduce_mean(features, axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+        gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
+        return tf.cast(centred * tf.math.rsqrt(variance + self._epsilon) * gamma + beta, self.compute_dtype)
+
+
+class RMSNormalization(keras.layers.Layer):
+    """RMS normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), float32 inside under any policy.
+
+    Its weight is called gamma as in the other normalisations, so that the usual patterns keep it from weight decay.
+    """
+
+    def __init__(self, *, epsilon: float = 1e-6, name: str) -> None:
+        super().__init__(name=name)
+        self._epsilon = epsilon
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.gamma = _norm_weight(self, "gamma", input_shape[-1], "ones")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        features = tf.cast(inputs, tf.float32)
+        mean_square = tf.reduce_mean(tf.square(features), axis=-1, keepdims=True)
+        normalized = features * tf.math.rsqrt(mean_square + self._epsilon)
+        return tf.cast(normalized * tf.convert_to_tensor(self.gamma), self.compute_dtype)
+
+
+NORMALIZATIONS: dict[str, Any] = {"layer": LayerNormalization, "rms": RMSNormalization}
+
+
+def _norm_weight(layer: keras.layers.Layer, name: str, width: int | None, initializer: str) -> keras.Variable:
+    return layer.add_weight(name=name, shape=(width,), dtype="float32", initializer=initializer, autocast=False)
+
+
+class Dropout(keras.layers.Dropout):
+    """Keras's dropout, with the random draw apart from its use.
+
+    A block that is computed twice (rematerialisation) must drop the same elements both times: it draws the seed
+    before, outside of what is repeated.
+    """
+
+    def draw(self, training: bool) -> tf.Tensor | None:
+        """The seed of one use, which moves the layer's generator; None when nothing is to be dropped."""
+        return self.seed_generator.next() if training and self.rate > 0 else None
+
+    def with_seed(self, seed: tf.Tensor | None) -> Callable[[tf.Tensor], tf.Tensor]:
+        """The dropout that this seed determines; the identity for None."""
+        if seed is None:
+            return lambda inputs: inputs
+        return lambda inputs: tf.nn.experimental.stateless_dropout(inputs, self.rate, seed=seed, rng_alg="auto_select")
+
+
+class FeedForward(keras.layers.Layer):
+    """Two dense layers around an activation, at each position.
+
+    Args:
+        width: Of the inputs and outputs.
+        hidden: Of the layer between.
+        activation: "relu" or "gelu" (with biases), or "swiglu": silu(gate) * up without biases (Shazeer 2020,
+            arXiv 2002.05202), which has three matrices instead of two.
+        output_scale: Factor of the initial output projection.
+        name: Name of the layer.
+    """
+
+    def __init__(self, *, width: int, hidden: int, activation: str, output_scale: float = 1.0, name: str) -> None:
+        super().__init__(name=name)
+        gated = activation == "swiglu"
+        self._width, self._hidden = width, hidden
+        self._activation = {"relu": tf.nn.relu, "gelu": tf.nn.gelu, "swiglu": tf.nn.silu}[activation]
+        self.gate = projection(hidden, name="gate") if gated else None
+        self.up = projection(hidden, use_bias=not gated, name="up")
+        self.down = projection(width, scale=output_scale, use_bias=not gated, name="down")
+        self.layers = [layer for layer in (self.gate, self.up, self.down) if layer is not None]
+
+    def build(self, *_: Any) -> None:
+        for layer in self.layers:
+            layer.build((None, None, self._hidden if layer is self.down else self._width))
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        if self.gate is None:
+            return self.down(self._activation(self.up(inputs)))
+        return self.down(self._activation(self.gate(inputs)) * self.up(inputs))

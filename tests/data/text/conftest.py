@@ -1,0 +1,18 @@
+"""A data directory of the test's own, and what every test here reads batches with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # assembled.py, tiny_tfds.py
+
+
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where vocabularies and rows go."""
+    folder = tmp_path / "data_dir"
+    monkeypatch.setenv("TFDS_DATA_DIR", str(folder))
+    return folder

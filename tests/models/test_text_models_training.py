@@ -1,0 +1,136 @@
+"""Translation and language models in the launcher's step: topologies, microbatches, XLA, 16 bits, recomputed blocks."""
+
+from __future__ import annotations
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import small_run
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from models.lstm import lstm_language_model
+from models.transformer import language_model, transformer
+
+TINY = {"vocab_size": 16, "layers": 1, "width": 8, "heads": 2, "hidden": 16, "max_length": 8}
+STEPS, BATCH, LENGTH = 2, 8, 6
+
+
+def rows(seed):
+    """Token rows [steps, batch, length] of different lengths; the last row of each batch is padding only."""
+    generator = np.random.default_rng(seed)
+    made = generator.integers(4, 16, (STEPS, BATCH, LENGTH)).astype(np.int32)
+    lengths = generator.integers(1, LENGTH + 1, (STEPS, BATCH, 1))
+    lengths[:, -1] = 0
+    return np.where(np.arange(LENGTH) < lengths, made, 0)
+
+
+def token_loss(inputs):
+    def loss(model, batch, training):
+        logits = model(batch, training=training)
+        targets = batch[inputs]
+        real = tf.cast(targets != 0, tf.float32)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits)
+        return tf.reduce_sum(losses * real), tf.reduce_sum(real), {}
+
+    return loss
+
+
+def task(kind, **changes):
+    weight = np.ones((STEPS, BATCH), np.float32)
+    if kind == "transformer":
+        arrays = {"source": rows(0), "target_in": rows(1), "weight": weight}
+        return small_run.GivenTask(arrays, lambda: transformer(**TINY | changes), token_loss("target_in"))
+    arrays = {"tokens": rows(0), "weight": weight}
+    if kind == "lstm":
+        builder, arguments = lstm_language_model, {"vocab_size": 16, "layers": 1, "width": 8}
+    else:
+        builder, arguments = language_model, TINY
+    return small_run.GivenTask(arrays, lambda: builder(**arguments | changes), token_loss("tokens"))
+
+
+def trained(kind, *build, model=None, **recipe):
+    """Weights after two steps by their paths, and the session."""
+    made = small_run.build(task(kind, **model or {}), *build, **recipe)
+    small_run.train(made)
+    small_run.assert_replicas_equal(made)
+    return {weight.path: small_run.copies(weight)[0] for weight in made.model.weights}, made
+
+
+def assert_near(actual, expected, atol):
+    assert actual.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_allclose(actual[path], value, atol=atol, err_msg=path)
+
+
+EACH = pytest.mark.parametrize("kind", ["transformer", "language_model", "lstm"])
+
+
+@EACH
+def test_topologies_train_the_same_weights(kind):
+    one, made = trained(kind, model={"dropout": 0.0})
+    assert_near(trained(kind, 2, 2, model={"dropout": 0.0})[0], one, 1e-5)
+    keras.utils.set_random_seed(made.plan.seed)
+    start = task(kind, dropout=0.0).model()
+    for weight in start.weights:
+        assert np.abs(weight.numpy() - one[weight.path]).max() > 1e-4, f"{weight.path} did not train"
+
+
+def test_dropout_does_not_depend_on_how_the_batch_is_divided():
+    dropout = {"dropout": 0.5, "attention_dropout": 0.5}
+    replicas, _ = trained("transformer", 2, model=dropout)
+    assert_near(trained("transformer", 1, 2, model=dropout)[0], replicas, 1e-5)
+    without, _ = trained("transformer", 2, model={"dropout": 0.0})
+    assert any(np.abs(without[path] - value).max() > 1e-3 for path, value in replicas.items())
+
+
+@pytest.mark.heavy
+@EACH
+def test_compiled_by_xla_trains_the_same_weights(kind):
+    plain, _ = trained(kind, model={"dropout": 0.0})
+    assert_near(trained(kind, model={"dropout": 0.0}, jit_compile=True)[0], plain, 1e-5)
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_16_bits_train_near_float32(precision):
+    expected, _ = trained("language_model", model={"dropout": 0.0})
+    actual, made = trained("language_model", 2, model={"dropout": 0.0}, precision=precision)
+    assert int(made.trainer.counters.skipped.numpy()) == 0
+    assert_near(actual, expected, 0.1)
+
+
+@pytest.mark.parametrize(("kind", "topology"), [("transformer", (1, 2)), ("language_model", (2, 1))])
+def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology):
+    dropout = {"dropout": 0.3, "attention_dropout": 0.3}
+    kept, _ = trained(kind, *topology, model=dropout)
+    recomputed, _ = trained(kind, *topology, model={**dropout, "rematerialize": True})
+    assert_near(recomputed, kept, 1e-6)
+
+
+def test_xla_keeps_the_second_computation_of_recomputed_blocks():
+    """A compiler that finds the two computations equal would merge them, and keep what was not to be kept."""
+    batch = {"tokens": tf.constant(rows(0)[0])}
+    products = {}
+    for rematerialize in (False, True):
+        model = language_model(**TINY, dropout=0.0, rematerialize=rematerialize)
+        program = _compiled_gradients(model, batch)
+        products[rematerialize] = len(re.findall(r" dot\(", program))
+    assert products[True] >= products[False] + 5  # query, key, value, scores, and more of the one block
+
+
+def _compiled_gradients(model, batch):
+    """The text of XLA's optimised program."""
+
+    def gradients(batch):
+        with tf.GradientTape() as tape:
+            loss, _, _ = token_loss("tokens")(model, batch, True)
+        return [tf.convert_to_tensor(each) for each in tape.gradient(loss, [w.value for w in model.trainable_weights])]
+
+    return tf.function(gradients, jit_compile=True).experimental_get_compiler_ir(batch)(stage="optimized_hlo")
+
+
+def test_impossible_sizes_are_a_users_mistake():
+    with pytest.raises(UsageError, match="width must be a multiple of heads, and is 8 with heads = 3"):
+        small_run.build(task("transformer", heads=3))
