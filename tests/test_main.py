@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypatc
 
 def test_without_a_recipe_the_recipes_are_listed_with_their_purpose(capsys):
     assert entry.main(["launcher"]) == 0
-    assert "resnet_cpu.gin          ResNet-20 on 1,797 scanned digits" in capsys.readouterr().out
+    assert re.search(r"^  resnet_cpu\.gin +ResNet-20 on 1,797 scanned digits", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_help_names_every_flag_and_exit_code(capsys):

@@ -40,12 +40,14 @@ class ImageData:
       image_shape: (height, width, channels).
       num_classes: labels are 0 to num_classes - 1.
       source: where the batches come from.
+      decode: JPEG or PNG files, string [n], to images as evaluation has them; None where there are no such files.
     """
 
     name: str
     image_shape: tuple[int, int, int]
     num_classes: int
     source: Data
+    decode: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     @property
     def num_train_examples(self) -> int | None:
@@ -173,6 +175,7 @@ def image_data(
             check=check,
             make=make,
         ),
+        decode=stored.decode,
     )
 
 

@@ -66,6 +66,16 @@ class StoredImages:
             mix=self.mix,
         )
 
+    def decode(self, files: tf.Tensor) -> tf.Tensor:
+        """JPEG or PNG images of any size, string [n], as evaluation has them: float32 [n, *image_shape]."""
+        decoder = ImageDecoder(
+            image_shape=self.image_shape, fraction=1.0 if self.facts.fixed_size else 0.875, scaled=True
+        )
+        images = tf.map_fn(decoder.centre, files, fn_output_signature=tf.TensorSpec(self.image_shape, tf.uint8))
+        # A file's brightest pixel is 255, that of the data set may be another.
+        pixels = tf.cast(images, tf.float32) * (self.facts.max_value / 255.0)
+        return self._finish({"image": pixels})["image"]
+
     def _in_memory(self, train: dict[str, np.ndarray], evaluation: dict[str, np.ndarray]) -> Data:
         change = self._augment()
         return RandomAccessData(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from launcher.data.images import ImageData
 from launcher.errors import UsageError
-from launcher.tasks.base import check_builder
+from launcher.tasks.base import Served, check_builder
 
 
 @gin.configurable(name_or_fn="image_classification")
@@ -66,6 +66,22 @@ class ImageClassification:
             in_top_5 = tf.cast(tf.math.in_top_k(label, logits, k=5), tf.float32)
             metrics["top_5_accuracy"] = tf.reduce_sum(in_top_5 * weight)
         return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), metrics
+
+    def served(self, model: keras.Model) -> Served:
+        """JPEG or PNG files in, probabilities and the likeliest class out.
+
+        Raises:
+          UsageError: the images of this data are made up, so that there is no telling how a file becomes one.
+        """
+        decode = self._data.decode
+        if decode is None:
+            raise UsageError(f"--mode=export: {self._data.name!r} does not say how files become its images")
+
+        def serve(image: tf.Tensor) -> dict[str, tf.Tensor]:
+            logits = tf.cast(model(decode(image), training=False), tf.float32)
+            return {"probabilities": tf.nn.softmax(logits), "class": tf.argmax(logits, axis=-1)}
+
+        return Served("image", serve, [])
 
     def _target(self, label: tf.Tensor, smoothing: float) -> tf.Tensor:
         """Probabilities, float32 [batch, num_classes]."""
