@@ -217,7 +217,7 @@ def sigterm(folder: Path) -> Row:
     code = run.wait()
     ended = time.time()
     run.start()
-    row = Row("SIGTERM to the job", note=f"saved, exit code {code}; same command again")
+    row = Row("SIGTERM to the job", note=f"detected: until saved and ended with {code}; same command again")
     fill(run, row, at, ended, run.wait())
     row.named_correctly = code == 42
     return row
@@ -316,8 +316,8 @@ def kill_supervisor(folder: Path) -> Row:
     gone = time.time()
     orphans = run.orphans()
     run.start()
-    row = Row("SIGKILL of the supervisor, same command again", note=f"workers gone {gone - at:.1f} s after")
-    fill(run, row, at, None, run.wait())
+    row = Row("SIGKILL of the supervisor, same command again", note="detected: until the guard had ended all workers")
+    fill(run, row, at, gone, run.wait())
     row.orphans = max(orphans, row.orphans or 0)
     return row
 
