@@ -217,7 +217,7 @@ def sigterm(folder: Path) -> Row:
     code = run.wait()
     ended = time.time()
     run.start()
-    row = Row("SIGTERM to the job", note=f"saved, exit code {code}; same command again")
+    row = Row("SIGTERM to the job", note=f"detected: until saved and ended with {code}; same command again")
     fill(run, row, at, ended, run.wait())
     row.named_correctly = code == 42
     return row
@@ -316,16 +316,20 @@ def kill_supervisor(folder: Path) -> Row:
     gone = time.time()
     orphans = run.orphans()
     run.start()
-    row = Row("SIGKILL of the supervisor, same command again", note=f"workers gone {gone - at:.1f} s after")
-    fill(run, row, at, None, run.wait())
+    row = Row("SIGKILL of the supervisor, same command again", note="detected: until the guard had ended all workers")
+    fill(run, row, at, gone, run.wait())
     row.orphans = max(orphans, row.orphans or 0)
     return row
 
 
 def random_kills(folder: Path, kills: int = 20) -> Row:
-    """kill -9 of a random worker at random moments of a job's life, its start included; as many jobs as that takes."""
+    """kill -9 of a random worker at random moments, half of them while it starts and half while it trains.
+
+    As many jobs as that takes.
+    """
     dice = random.Random(4)
-    length = sum(json.loads((reference_of(folder) / "summary.json").read_text())["seconds"].values())
+    seconds = json.loads((reference_of(folder) / "summary.json").read_text())["seconds"]
+    training = seconds["train"] + seconds["input_wait"] + seconds["checkpoint"]
     runs: list[Run] = []
     found: list[tuple[float, bool]] = []
     repeated, orphans, differing = [0], 0, []
@@ -334,7 +338,11 @@ def random_kills(folder: Path, kills: int = 20) -> Row:
         runs.append(run)
         run.start()
         while len(found) < kills and run.process.poll() is None:
-            if seen := random_kill(run, dice, length):
+            if dice.random() < 0.5:
+                seen = random_kill(run, dice, lambda: True, seconds["total"] - training)
+            else:
+                seen = random_kill(run, dice, lambda: run.step(run.attempts()) > 0, training)  # noqa: B023 - at once
+            if seen:
                 found.append(seen)
         code = run.wait()
         repeated += [max(0, run.step(k) - run.restored(k + 1)) for k in range(1, run.attempts()) if run.step(k)]
@@ -349,10 +357,15 @@ def random_kills(folder: Path, kills: int = 20) -> Row:
     )  # fmt: skip
 
 
-def random_kill(run: Run, dice: random.Random, length: float) -> tuple[float, bool] | None:
-    """Seconds to detection, and whether the right one was named; None when there was nobody to kill at that moment."""
+def random_kill(run: Run, dice: random.Random, begins: Callable[[], bool], length: float) -> tuple[float, bool] | None:
+    """Kills a worker at a moment within `length` seconds after `begins`.
+
+    Returns:
+      Seconds to detection, and whether the right one was named; None when there was nobody to kill at that moment.
+    """
+    run.until(begins)
     moment = time.monotonic() + dice.uniform(0, length)
-    run.until(lambda: time.monotonic() > moment, every=0.02)
+    run.until(lambda: time.monotonic() > moment)
     workers = run.workers()
     if not workers:
         return None

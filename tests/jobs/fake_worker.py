@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from pathlib import Path
 
 from launcher import drill
@@ -53,25 +54,22 @@ ATTEMPT = int(re.search(r"attempt_(\d+)", PROGRESS_FILE.name)[1])
 # Where the peers of one attempt find each other.
 MEETING = (MODEL_DIR if SETTINGS["hosts"] else PROGRESS_FILE.parent) / f"meeting_{ATTEMPT}"
 
-# While it waits for its peers, a worker's innermost frame is to look as TensorFlow's does.
-_EXECUTE = """
+
+def inside_tensorflow(function):
+    """Makes a function's frames look as TensorFlow's do: where a worker waits for its peers, there is no other."""
+    function.__code__ = _renamed(function.__code__)
+    return function
+
+
+def _renamed(code):
+    constants = tuple(_renamed(value) if isinstance(value, types.CodeType) else value for value in code.co_consts)
+    return code.replace(co_filename="/x/tensorflow/python/eager/execute.py", co_consts=constants)
+
+
+@inside_tensorflow
 def quick_execute(condition):
-    while not keep_to_itself(condition):
-        sleep(0.005)
-"""
-
-
-def _keep_to_itself(condition):
-    """Looks at a condition while no stack can be asked for."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    met = condition()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-    return met
-
-
-_names = {"sleep": time.sleep, "keep_to_itself": _keep_to_itself}
-exec(compile(_EXECUTE, "/x/tensorflow/python/eager/execute.py", "exec"), _names)
-quick_execute = _names["quick_execute"]
+    while not condition():
+        time.sleep(0.005)
 
 
 asked_to_stop = threading.Event()
@@ -85,10 +83,12 @@ def mark(name):
     (MEETING / f"{name}_{RANK}").touch()
 
 
+@inside_tensorflow
 def marked(name):
     return len(list(MEETING.glob(f"{name}_*")))
 
 
+@inside_tensorflow
 def alive(rank):
     try:
         state = Path(f"/proc/{(MEETING / f'pid_{rank}').read_text()}/stat").read_text().rpartition(")")[2].split()[0]
@@ -97,10 +97,12 @@ def alive(rank):
     return state not in "ZX"
 
 
+@inside_tensorflow
 def peers():
     return [rank for rank in range(WORKERS) if rank != RANK]
 
 
+@inside_tensorflow
 def collective(step):
     """Ends when all workers are there. When one has gone, the others go, too, as TensorFlow's service makes them."""
     mark(f"step{step}")
