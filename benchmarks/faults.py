@@ -353,9 +353,11 @@ def random_kills(folder: Path, kills: int = 20) -> Row:
     named = sum(right for _, right in found)
     return Row(
         f"SIGKILL of a worker at {len(found)} random moments",
-        seconds_to_detection=max(seconds for seconds, _ in found), steps_repeated=max(repeated, default=0), orphans=orphans,
+        seconds_to_detection=max(seconds for seconds, _ in found),
+        steps_repeated=max(repeated, default=0), orphans=orphans,
         named=f"{named} of {len(found)}", named_correctly=named == len(found), bitwise_equal=not any(differing),
-        restarts=sum(run.attempts() - 1 for run in runs), note=f"{len(repeated)} of them while it trained; {len(runs)} job(s); the worst of all kills",
+        restarts=sum(run.attempts() - 1 for run in runs),
+        note=f"{len(repeated)} of them while it trained; {len(runs)} job(s); the worst of all kills",
     )  # fmt: skip
 
 
