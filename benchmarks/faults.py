@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -332,7 +333,8 @@ def random_kills(folder: Path, kills: int = 20) -> Row:
     training = seconds["train"] + seconds["input_wait"] + seconds["checkpoint"]
     runs: list[Run] = []
     found: list[tuple[float, bool]] = []
-    repeated, orphans, differing = [0], 0, []
+    repeated: list[int] = []
+    orphans, differing = 0, []
     while len(found) < kills:
         run = Run(folder / str(len(runs) + 1), "--max_restarts=100")
         runs.append(run)
@@ -341,20 +343,34 @@ def random_kills(folder: Path, kills: int = 20) -> Row:
             if dice.random() < 0.5:
                 seen = random_kill(run, dice, lambda: True, seconds["total"] - training)
             else:
-                seen = random_kill(run, dice, lambda: run.step(run.attempts()) > 0, training)  # noqa: B023 - at once
+                seen = random_kill(run, dice, lambda: is_training(run), training)  # noqa: B023 - at once
             if seen:
                 found.append(seen)
         code = run.wait()
-        repeated += [max(0, run.step(k) - run.restored(k + 1)) for k in range(1, run.attempts()) if run.step(k)]
+        repeated += repeated_steps(run)
         orphans += run.orphans()
         differing.append(f"exit code {code}" if code else difference(run.model_dir, reference_of(folder)))
     named = sum(right for _, right in found)
     return Row(
         f"SIGKILL of a worker at {len(found)} random moments",
-        seconds_to_detection=max(seconds for seconds, _ in found), steps_repeated=max(repeated), orphans=orphans,
+        seconds_to_detection=max(seconds for seconds, _ in found),
+        steps_repeated=max(repeated, default=0), orphans=orphans,
         named=f"{named} of {len(found)}", named_correctly=named == len(found), bitwise_equal=not any(differing),
-        restarts=sum(run.attempts() - 1 for run in runs), note=f"{len(runs)} jobs; the worst of all kills",
+        restarts=sum(run.attempts() - 1 for run in runs),
+        note=f"{len(repeated)} of them while it trained; {len(runs)} job(s); the worst of all kills",
     )  # fmt: skip
+
+
+def repeated_steps(run: Run) -> list[int]:
+    """Steps done again after each attempt that had trained, by the next one that did: some are killed before."""
+    trained = [attempt for attempt in range(1, run.attempts() + 1) if run.step(attempt)]
+    return [max(0, run.step(one) - run.restored(other)) for one, other in itertools.pairwise(trained)]
+
+
+def is_training(run: Run) -> bool:
+    """Whether the attempt under way has logged a step."""
+    attempt = run.attempts()
+    return run.step(attempt) > 0 and not run.error(attempt)
 
 
 def random_kill(run: Run, dice: random.Random, begins: Callable[[], bool], length: float) -> tuple[float, bool] | None:
