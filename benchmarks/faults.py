@@ -259,12 +259,12 @@ def damaged(folder: Path) -> Row:
     run.until(lambda: "Skipping the damaged checkpoint" in run.log(2))
     detected = time.time()
     run.until(lambda: run.step(2) > 0)
-    kept = drill_files.is_kept(run.model_dir, checksum)
     row = Row("newest checkpoint damaged, same command again")
     fill(run, row, at, detected, run.wait())
+    kept = drill_files.is_kept(run.model_dir, checksum)
     row.named = f"step_{newest:08d}"
     row.named_correctly = f"{row.named}: " in run.log(2)
-    kept_word = "kept until its step is saved anew" if kept else "NOT KEPT"
+    kept_word = "kept for inspection" if kept else "NOT KEPT"
     row.note = f"damaged {newest}, went on from {run.restored(2)}; {kept_word}; seconds from the new start"
     return row
 

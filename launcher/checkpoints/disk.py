@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -15,6 +16,21 @@ DELETING = ".deleting-"
 def aside(prefix: str, path: Path) -> Path:
     """A name beside `path` that no reader looks at, for what is being written or deleted."""
     return path.with_name(f"{prefix}{path.name}-{os.getpid()}")
+
+
+def set_aside(folder: Path) -> Path:
+    """Renames a damaged folder to `damaged_NAME`, which no reader takes for a checkpoint; returns where it is now.
+
+    An `OSError` is left for the write that follows: it needs the same permissions, and says more.
+    """
+    names = (
+        folder.with_name(f"damaged_{folder.name}{end}")
+        for end in itertools.chain([""], (f"_{n}" for n in itertools.count(2)))
+    )
+    target = next(name for name in names if not name.exists())
+    with contextlib.suppress(OSError):
+        os.rename(folder, target)
+    return target
 
 
 def write_durably(path: Path, content: bytes) -> None:

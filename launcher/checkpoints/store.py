@@ -16,7 +16,7 @@ import numpy as np
 from launcher.checkpoints.best import Best, read_best, write_best
 from launcher.checkpoints.bundle import read_checkpoint, write_checkpoint
 from launcher.checkpoints.compatible import check_same_model, check_same_run
-from launcher.checkpoints.disk import DELETING, WRITING, aside, remove
+from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside
 from launcher.checkpoints.errors import CheckpointReadError
 from launcher.checkpoints.manifest import Damage, find_damage, folder_name, is_complete, read_manifest
 from launcher.checkpoints.retention import spaced
@@ -67,7 +67,7 @@ class CheckpointStore:
     def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
         """Saves `state` as the checkpoint of `step` and retires the checkpoints that are no longer kept.
 
-        A whole checkpoint of this step is left as it is; a damaged one is replaced.
+        A whole checkpoint of this step is left as it is; a damaged one is moved aside for a person to look at.
 
         Args:
             step: Training step, 0 or more.
@@ -87,7 +87,7 @@ class CheckpointStore:
             damage = find_damage(folder)
             if damage is None:
                 return str(folder)
-            _logger.warning("Replacing the damaged checkpoint %s: %s.", folder, damage)
+            _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
         self._remove_leftovers()
         write_checkpoint(self._directory, step, state, metrics or {}, self._run)
         self._whole[step] = True

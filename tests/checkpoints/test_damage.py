@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from saved import assert_same_bits, flip_a_bit, hidden, state_of, truncate
 
-from launcher.checkpoints import CheckpointReadError, CheckpointStore, manifest
+from launcher.checkpoints import CheckpointReadError, CheckpointStore, find_damage, manifest
 
 DAMAGES: list[tuple[Callable[[Path], None], str, str]] = [
     (flip_a_bit, "state.data-00000-of-00001", "contents of state.data-00000-of-00001 do not match the checksum"),
@@ -56,7 +56,7 @@ def test_reading_a_damaged_checkpoint_is_an_error_and_not_other_numbers(director
 
 
 @pytest.mark.parametrize(("damage", "file", "named"), DAMAGES)
-def test_a_damaged_checkpoint_of_the_same_step_is_replaced(
+def test_a_damaged_checkpoint_of_the_same_step_makes_way_and_is_kept_to_be_looked_at(
     directory: Path, damage: Callable[[Path], None], file: str, named: str
 ) -> None:
     store = CheckpointStore(str(directory))
@@ -65,6 +65,11 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(
     assert store.latest() == 1
     assert_same_bits(store.read(1), state_of(1))
     assert hidden(directory) == []
+    assert find_damage(directory / "damaged_step_00000001")
+    damage(directory / "step_00000001" / file)
+    CheckpointStore(str(directory)).save(1, state_of(1))
+    assert find_damage(directory / "damaged_step_00000001_2")
+    assert store.steps() == [1]
 
 
 def test_a_damaged_checkpoint_neither_counts_nor_is_deleted(directory: Path) -> None:
