@@ -257,7 +257,6 @@ def last_step(first):
 def main():
     install_stack_dump(os.environ)
     drill.install(os.environ)
-    asked_to_stop = threading.Event()
     if SETTINGS["on_sigterm"] == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif SETTINGS["on_sigterm"] == "save":

@@ -317,13 +317,16 @@ def test_what_a_person_has_to_mend_is_one_message_with_exit_code_64(launch_on, h
 
 def test_a_host_without_the_launcher_is_told_so(launch, hosts, tmp_path):
     servers = hosts(A)
+    python = tmp_path / "python"  # without what is installed here
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
     job = launch(
-        "--backend=ssh", f"--hosts={A}", f"--ssh_command={servers.command()}", "--env=PYTHONPATH=/nowhere",
+        "--backend=ssh", f"--hosts={A}", f"--ssh_command={servers.command()}", f"--remote_python={python}",
         f"--remote_dir={tmp_path}", workers=1,
     )  # fmt: skip
     finished = job.wait()
     assert finished.returncode == 64
-    assert f"{sys.executable} on 127.0.0.1 does not find the launcher" in finished.stderr
+    assert f"{python} on 127.0.0.1 does not find the launcher" in finished.stderr
 
 
 # -------------------------------------------------------------------------------------------------------------- elastic
