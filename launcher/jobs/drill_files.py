@@ -41,10 +41,11 @@ def damage(model_dir: Path, step: int) -> str:
 
 def is_kept(model_dir: Path, sha256: str) -> bool:
     """Whether a damaged file is still there, under whatever name, for a person to look at."""
-    for path in (model_dir / "checkpoints").rglob("*"):
-        with contextlib.suppress(OSError):  # a folder, or retired meanwhile
-            if _sha256(path) == sha256:
-                return True
+    for _ in range(3):  # again, because it may get its other name between being listed and being read
+        for path in sorted((model_dir / "checkpoints").rglob("*")):
+            with contextlib.suppress(OSError):  # a folder, or moved or retired meanwhile
+                if _sha256(path) == sha256:
+                    return True
     return False
 
 
