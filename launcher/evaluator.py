@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from launcher import gradients
-from launcher.data.pipeline import Data, Shard
+from launcher.data.distributed import distribute_batches
+from launcher.data.pipeline import Data
 from launcher.decoding.evaluation import DecodingEvaluator
 from launcher.errors import UsageError
 from launcher.tasks.base import Decodes, Task
 from launcher.train_step import Batch, checked_sums
-from launcher.trainer import distribute_batches
 
 
 class Evaluator:
@@ -79,7 +79,9 @@ class Evaluator:
         if not num_examples:
             raise UsageError(f"this data set has no evaluation examples (num_eval_examples = {num_examples})")
         if self._batches is None:
-            self._batches = distribute_batches(self._strategy, self._data.eval_batches, self._shard)
+            self._batches = distribute_batches(
+                self._strategy, self._data.eval_batches, global_batch_size=self._global_batch_size
+            )
         num_batches = math.ceil(num_examples / self._global_batch_size)
         table = self._run_batches(iter(self._batches), tf.constant(num_batches, tf.int32))
         # float64 on the host: counts stay exact past 2**24 examples.
@@ -110,12 +112,3 @@ class Evaluator:
         loss, weight, metrics = checked_sums(self._task.loss(self._model, batch, False))
         self._metric_names = tuple(sorted(metrics))
         return tf.stack([loss, weight, *(metrics[name] for name in self._metric_names)])
-
-    def _shard(self, first_replica: int, local_replicas: int) -> Shard:
-        return Shard(
-            global_batch_size=self._global_batch_size,
-            num_replicas=self._strategy.num_replicas_in_sync,
-            first_replica=first_replica,
-            local_replicas=local_replicas,
-            seed=0,
-        )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import Data, Shard
+from launcher.data.distributed import distribute_batches
+from launcher.data.pipeline import Data
 from launcher.ema import MovingAverage
 from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
@@ -109,7 +110,14 @@ class Trainer:
 
     def batches(self, data: Data) -> Iterator:
         """Batches for `train`, starting at the data position of the current step."""
-        return iter(distribute_batches(self.strategy, data.train_batches, self._shard))
+        batches = distribute_batches(
+            self.strategy,
+            data.train_batches,
+            global_batch_size=self.config.global_batch_size,
+            seed=self.config.seed,
+            start_step=self.step,
+        )
+        return iter(batches)
 
     def trace(self, batches: Iterator) -> tuple[str, ...]:
         """Builds the graph of `train` and runs nothing, so that a task's mistakes show before anything is written.
@@ -189,16 +197,6 @@ class Trainer:
             previous = row[0]
         return rows.stack(), waits.stack()
 
-    def _shard(self, first_replica: int, local_replicas: int) -> Shard:
-        return Shard(
-            global_batch_size=self.config.global_batch_size,
-            num_replicas=self.strategy.num_replicas_in_sync,
-            first_replica=first_replica,
-            local_replicas=local_replicas,
-            seed=self.config.seed,
-            start_step=self.step,
-        )
-
     def variables(self) -> dict[str, tf.Variable | keras.Variable]:
         """Everything a resumed run needs, by the name it has in a checkpoint."""
         named: dict[str, tf.Variable | keras.Variable] = {
@@ -255,29 +253,6 @@ class Trainer:
 def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
     # Without the copy, a value that was not made inside the replica cannot be reduced.
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
-
-
-def distribute_batches(
-    strategy: tf.distribute.Strategy,
-    make: Callable[[Shard], tf.data.Dataset],
-    shard: Callable[[int, int], Shard],
-) -> tf.distribute.DistributedDataset:
-    """An endless distributed data set: each host makes the batches of its own replicas.
-
-    Args:
-      strategy: the strategy whose replicas are fed.
-      make: `Shard -> tf.data.Dataset` of one replica's batches.
-      shard: `(first_replica, local_replicas) -> Shard`.
-    """
-
-    def host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        local = context.num_replicas_in_sync // context.num_input_pipelines
-        dataset = make(shard(context.input_pipeline_id * local, local))
-        # Known to be endless, TensorFlow asks no worker whether it has another batch: that would be a
-        # collective in every step.
-        return dataset.repeat()
-
-    return strategy.distribute_datasets_from_function(host_dataset)
 
 
 def unique_name(name: str, taken: Mapping[str, object]) -> str:

@@ -19,8 +19,8 @@ import small_run
 import tensorflow as tf
 
 from launcher import gradients
+from launcher.data.distributed import distribute_batches
 from launcher.train_step import moving_statistics
-from launcher.trainer import distribute_batches
 
 METRICS = 2
 SETTINGS = {
@@ -82,7 +82,8 @@ def in_training(made) -> list[graph_walk.Collective]:
 
 def in_evaluation(made) -> list[graph_walk.Collective]:
     evaluator = made.evaluator
-    batches = iter(distribute_batches(made.strategy, made.plan.data.eval_batches, evaluator._shard))
+    size = made.plan.eval_batch_size
+    batches = iter(distribute_batches(made.strategy, made.plan.data.eval_batches, global_batch_size=size))
     return graph_walk.collectives(evaluator._run_batches.get_concrete_function(batches, tf.constant(1, tf.int32)))
 
 

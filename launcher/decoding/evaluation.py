@@ -8,10 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import Shard
+from launcher.data.distributed import distribute_batches
 from launcher.tasks.base import Decodes, Score
 from launcher.train_step import Batch
-from launcher.trainer import distribute_batches
 
 
 class DecodingEvaluator:
@@ -48,7 +47,9 @@ class DecodingEvaluator:
         if not count:
             return None
         if self._batches is None:
-            self._batches = distribute_batches(self._strategy, self._task.decode_batches, self._shard)
+            self._batches = distribute_batches(
+                self._strategy, self._task.decode_batches, global_batch_size=self._global_batch_size
+            )
         batches = iter(self._batches)
         parts = [self._run_batch(next(batches)) for _ in range(math.ceil(count / self._global_batch_size))]
         examples, weight, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -62,12 +63,3 @@ class DecodingEvaluator:
 
     def _outputs(self, batch: Batch) -> tf.Tensor:
         return self._task.generate(self._model, batch)
-
-    def _shard(self, first_replica: int, local_replicas: int) -> Shard:
-        return Shard(
-            global_batch_size=self._global_batch_size,
-            num_replicas=self._strategy.num_replicas_in_sync,
-            first_replica=first_replica,
-            local_replicas=local_replicas,
-            seed=0,
-        )

@@ -1,0 +1,47 @@
+"""One data set for all replicas of a strategy: each host makes the batches of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from launcher.data.pipeline import Shard
+
+
+def distribute_batches(
+    strategy: tf.distribute.Strategy,
+    make: Callable[[Shard], tf.data.Dataset],
+    *,
+    global_batch_size: int,
+    seed: int = 0,
+    start_step: int = 0,
+) -> tf.distribute.DistributedDataset:
+    """An endless distributed data set.
+
+    Args:
+      strategy: the strategy whose replicas are fed.
+      make: `Shard -> tf.data.Dataset` of one replica's batches.
+      global_batch_size: examples of a step over all replicas.
+      seed: the run's; evaluation draws nothing.
+      start_step: the first step to make training batches for.
+
+    Raises:
+      UsageError: the batch cannot be divided among the replicas.
+    """
+
+    def host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        local = context.num_replicas_in_sync // context.num_input_pipelines
+        shard = Shard(
+            global_batch_size=global_batch_size,
+            num_replicas=context.num_replicas_in_sync,
+            first_replica=context.input_pipeline_id * local,
+            local_replicas=local,
+            seed=seed,
+            start_step=start_step,
+        )
+        # Known to be endless, TensorFlow asks no worker whether it has another batch: that would be a
+        # collective in every step.
+        return make(shard).repeat()
+
+    return strategy.distribute_datasets_from_function(host_dataset)
