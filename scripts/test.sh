@@ -7,7 +7,7 @@ usage() {
 Usage: scripts/test.sh [--dry_run] [PYTEST_ARGUMENT ...]
 
 Makes .venv, installs Launcher with what its tests need, then runs ruff, mypy, shellcheck and pytest and stops at the
-first that fails. PYTEST_ARGUMENTs narrow the suite: scripts/test.sh tests/test_config.py, scripts/test.sh -m 'not heavy'.
+first that fails. PYTEST_ARGUMENTs narrow the suite: scripts/test.sh tests/config, scripts/test.sh -m 'not heavy'.
 
   --dry_run   print what would run, run nothing
   --help      show this text

@@ -12,22 +12,21 @@ not 0: of held-out text, every token and every END exactly once.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 import gin
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import Batch, RandomAccessData, Shard
-from launcher.data.text import mapped, packing, storage, vocabulary
+from launcher.data.pipeline import Batch, Shard
+from launcher.data.text import packing, rows, storage, vocabulary
 from launcher.data.text.files import FileCorpus
 from launcher.data.text.packing import Sequences
-from launcher.data.text.pairs import refuse, segments
 from launcher.data.text.python_docs import PythonDocs
+from launcher.data.text.rows import Rows
+from launcher.data.text.source import Source, refuse
 from launcher.data.text.tfds_text import TfdsCorpus
 from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
 from launcher.errors import UsageError
@@ -37,33 +36,6 @@ _BLOCK = 1_000
 _FORMAT = 1  # of the stored rows
 _NAMES = ("python_docs", "files", "tfds:lm1b")
 _TFDS_PREFIX = "tfds:"
-
-
-class TextSource(Protocol):
-    """Where documents come from. Making one reads nothing."""
-
-    name: str
-
-    def check(self) -> None:
-        """Raises UsageError where the text is not to be had."""
-
-    def digest(self) -> str:
-        """Changes when the text changes; quick."""
-
-    def train(self) -> Iterator[str]:
-        """The training documents, in an order that is always the same."""
-
-    def held_out(self) -> Iterator[str]:
-        """The documents to evaluate on; may be none."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Opened:
-    """The rows behind the batches."""
-
-    batches: RandomAccessData
-    held_out_bytes: int
-    held_out_tokens: int
 
 
 class TextCorpus:
@@ -80,7 +52,7 @@ class TextCorpus:
 
     def __init__(
         self,
-        source: TextSource,
+        source: Source[str],
         *,
         vocab_size: int,
         length: int,
@@ -127,9 +99,10 @@ class TextCorpus:
 
         Bits per byte are the mean loss in nats / ln 2 / `bytes_per_token`. No byte is counted for an END.
         """
-        if not self._opened.held_out_tokens:
+        facts = self._opened.facts
+        if not facts["held_out_tokens"]:
             raise UsageError(f"text_corpus.name = {self.name!r} has no held-out text")
-        return self._opened.held_out_bytes / self._opened.held_out_tokens
+        return facts["held_out_bytes"] / facts["held_out_tokens"]
 
     @property
     def train_text(self) -> str:
@@ -155,21 +128,10 @@ class TextCorpus:
         )
 
     @functools.cached_property
-    def _opened(self) -> _Opened:
-        key = storage.digest(self._source.digest(), self.vocab_size, self.length, self._eval_context, _FORMAT)
-        arrays, facts = storage.stored_rows(storage.folder() / f"{storage.file_name(self.name)}-{key}", self._rows)
-        train, held_out = (
-            {key.removeprefix(part): array for key, array in arrays.items() if key.startswith(part)}
-            for part in ("train.", "held_out.")
-        )
-        return _Opened(
-            batches=RandomAccessData(
-                train=mapped.examples(train, self._memory_limit_bytes),
-                evaluation=mapped.examples(held_out, self._memory_limit_bytes) if held_out else None,
-                finish=_batch,
-            ),
-            held_out_bytes=int(facts["held_out_bytes"]),
-            held_out_tokens=int(facts["held_out_tokens"]),
+    def _opened(self) -> Rows:
+        version = storage.digest(self._source.digest(), self.vocab_size, self.length, self._eval_context, _FORMAT)
+        return rows.open_rows(
+            self.name, version, self._rows, finish=_batch, memory_limit_bytes=self._memory_limit_bytes
         )
 
     def _rows(self) -> storage.Built:
@@ -177,10 +139,8 @@ class TextCorpus:
         if not train:
             raise UsageError(f"{self.name!r} has no training text")
         held_out, size = self._packed(self._source.held_out(), context=self._eval_context)
-        arrays = {f"train.{key}": value for key, value in train.items()}
-        arrays |= {f"held_out.{key}": value for key, value in held_out.items()}
         predicted = int(np.count_nonzero(held_out["targets"])) if held_out else 0
-        return arrays, {"held_out_bytes": size, "held_out_tokens": predicted}
+        return rows.split(train, held_out), {"held_out_bytes": size, "held_out_tokens": predicted}
 
     def _packed(self, texts: Iterable[str], *, context: int) -> tuple[dict[str, np.ndarray], int]:
         """The rows as they are stored, none if there are no texts, and the texts' UTF-8 bytes."""
@@ -201,9 +161,9 @@ class TextCorpus:
         order = packing.scattered(sum(len(part) for part in tokens))
         read, predicted = (Sequences.concatenate(parts, dtype).select(order) for parts in (tokens, targets))
         plan = packing.first_fit(read.lengths[:, np.newaxis], self.length)
-        rows, positions = packing.fill(read, plan, 0, self.length)
+        filled, positions = packing.fill(read, plan, 0, self.length)
         return {
-            "tokens": rows,
+            "tokens": filled,
             "targets": packing.fill(predicted, plan, 0, self.length)[0],
             "positions": positions,
         }, size
@@ -227,7 +187,7 @@ def cut(document: list[int], *, length: int, context: int) -> Iterator[tuple[lis
 
 def _batch(stored: Batch) -> Batch:
     batch = {key: tf.cast(value, tf.int32) for key, value in stored.items()}
-    return {**batch, "segments": segments(batch["tokens"], batch["positions"])}
+    return {**batch, "segments": rows.segments(batch["tokens"], batch["positions"])}
 
 
 @gin.configurable
@@ -267,7 +227,7 @@ def text_corpus(
         refuse("text_corpus", name, files, "'files'")
     if not name.startswith(_TFDS_PREFIX):
         refuse("text_corpus", name, of_tfds, "'tfds:NAME'")
-    source: TextSource
+    source: Source[str]
     if name == "python_docs":
         source = PythonDocs()
     elif name == "files":

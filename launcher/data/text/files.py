@@ -16,7 +16,7 @@ DOCUMENTS = ("line", "file")
 
 
 class FilePairs:
-    """Pairs of lines; see `launcher.data.text.pairs.PairSource`. Where either line is empty, the pair is left out.
+    """Pairs of lines; see `launcher.data.text.source.Source`. Where either line is empty, the pair is left out.
 
     Args:
       source_file, target_file: to train on.
@@ -68,7 +68,7 @@ class FilePairs:
 
 
 class FileCorpus:
-    """Documents; see `launcher.data.text.corpus.TextSource`.
+    """Documents; see `launcher.data.text.source.Source`.
 
     Args:
       train_file: to train on.

@@ -42,7 +42,7 @@ Pair = tuple[str, str]
 
 
 class HelpPages:
-    """The prepared pairs; see `launcher.data.text.pairs.PairSource`.
+    """The prepared pairs; see `launcher.data.text.source.Source`.
 
     Args:
       name: one of `NAMES`.

@@ -14,11 +14,9 @@ predicted is `target_out` wherever it is not 0.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
 
 import gin
 import numpy as np
@@ -26,10 +24,12 @@ import tensorflow as tf
 from absl import logging
 
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
-from launcher.data.text import help_pages, mapped, packing, storage, vocabulary
+from launcher.data.text import help_pages, packing, rows, storage, vocabulary
 from launcher.data.text.files import FilePairs
 from launcher.data.text.help_pages import HelpPages
 from launcher.data.text.packing import Sequences
+from launcher.data.text.rows import Rows
+from launcher.data.text.source import Source, refuse
 from launcher.data.text.spoken_numbers import SpokenNumbers
 from launcher.data.text.tfds_text import TfdsPairs
 from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
@@ -40,36 +40,10 @@ Pair = tuple[str, str]
 
 _BLOCK = 10_000
 _FORMAT = 1  # of the stored rows
+_DECODE = "decode.source"  # the key of held-out sources, one a row
 _KINDS = ("source", "target")
 _NAMES = ("spoken_numbers", *help_pages.NAMES, "files", "tfds:wmt14_translate/de-en")
 _TFDS_PREFIX = "tfds:"
-
-
-class PairSource(Protocol):
-    """Where pairs of texts come from. Making one reads nothing."""
-
-    name: str
-
-    def check(self) -> None:
-        """Raises UsageError where the pairs are not to be had."""
-
-    def digest(self) -> str:
-        """Changes when the pairs change; quick."""
-
-    def train(self) -> Iterator[Pair]:
-        """The training pairs, in an order that is always the same."""
-
-    def held_out(self) -> Iterator[Pair]:
-        """The pairs to evaluate on; may be none."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Opened:
-    """The rows behind the batches."""
-
-    batches: RandomAccessData
-    decode: np.ndarray | None
-    dropped: int
 
 
 class TextPairs:
@@ -87,7 +61,7 @@ class TextPairs:
 
     def __init__(
         self,
-        source: PairSource,
+        source: Source[Pair],
         *,
         vocab_size: int,
         max_length: int,
@@ -132,7 +106,7 @@ class TextPairs:
     @property
     def num_dropped_pairs(self) -> int:
         """Training pairs that are longer than `max_length`."""
-        return self._opened.dropped
+        return int(self._opened.facts["dropped"])
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         return self._opened.batches.train_batches(shard)
@@ -151,12 +125,12 @@ class TextPairs:
           {"source": int32 [b, max_length], "example": int64 [b], its place in `eval_pairs`, "weight": float32 [b]}:
           as many batches for every replica, the last ones padded with weight 0.
         """
-        decode = self._opened.decode
+        decode = self._opened.arrays.get(_DECODE)
         if decode is None:
             raise UsageError(f"text_pairs.name = {self.name!r} has no held-out pairs to translate")
         examples = np.arange(len(decode)) if chosen is None else np.asarray(chosen, np.int64)
-        rows = ArrayExamples({"source": decode[examples], "example": examples})
-        return RandomAccessData(train=rows, evaluation=rows, finish=_decode_batch).eval_batches(shard)
+        chosen_rows = ArrayExamples({"source": decode[examples], "example": examples})
+        return RandomAccessData(train=chosen_rows, evaluation=chosen_rows, finish=_decode_batch).eval_batches(shard)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -178,29 +152,21 @@ class TextPairs:
         return list(self._source.held_out())
 
     @functools.cached_property
-    def _opened(self) -> _Opened:
+    def _opened(self) -> Rows:
         shape = (self.vocab_size, self.max_length, self.row_length, self.packed)
-        key = storage.digest(self._source.digest(), *shape, _FORMAT)
-        arrays, facts = storage.stored_rows(storage.folder() / f"{storage.file_name(self.name)}-{key}", self._rows)
-        dropped = int(facts["dropped"])
-        if dropped:
+        opened = rows.open_rows(
+            self.name,
+            storage.digest(self._source.digest(), *shape, _FORMAT),
+            self._rows,
+            finish=functools.partial(_batch, packed=self.packed),
+            memory_limit_bytes=self._memory_limit_bytes,
+        )
+        if opened.facts["dropped"]:
             logging.warning(
                 "%s: %d of %d training pairs are longer than text_pairs.max_length = %d and left out",
-                self.name, dropped, int(facts["pairs"]), self.max_length,
+                self.name, opened.facts["dropped"], opened.facts["pairs"], self.max_length,
             )  # fmt: skip
-        train, held_out = (
-            {key.removeprefix(part): array for key, array in arrays.items() if key.startswith(part)}
-            for part in ("train.", "held_out.")
-        )
-        return _Opened(
-            batches=RandomAccessData(
-                train=mapped.examples(train, self._memory_limit_bytes),
-                evaluation=mapped.examples(held_out, self._memory_limit_bytes) if held_out else None,
-                finish=functools.partial(_batch, packed=self.packed),
-            ),
-            decode=arrays.get("decode.source"),
-            dropped=dropped,
-        )
+        return opened
 
     def _rows(self) -> storage.Built:
         train, dropped = self._sequences(self._source.train(), _whole)
@@ -210,12 +176,11 @@ class TextPairs:
                 f"none of the {total} training pairs of {self.name!r} fit text_pairs.max_length = {self.max_length} "
                 "tokens; bind a larger one"
             )
-        arrays = {f"train.{key}": value for key, value in self._packed(train).items()}
         held_out, _ = self._sequences(self.eval_pairs, _cut)
+        arrays = rows.split(self._packed(train), self._packed(held_out) if len(held_out[0]) else {})
         if len(held_out[0]):
-            arrays |= {f"held_out.{key}": value for key, value in self._packed(held_out).items()}
             alone = packing.one_a_row(len(held_out[0]), len(_KINDS))
-            arrays["decode.source"] = packing.fill(held_out[0], alone, 0, self.max_length)[0]
+            arrays[_DECODE] = packing.fill(held_out[0], alone, 0, self.max_length)[0]
         return arrays, {"dropped": dropped, "pairs": total}
 
     def _sequences(self, pairs: Iterable[Pair], fit: Fit) -> tuple[tuple[Sequences, Sequences], int]:
@@ -241,10 +206,10 @@ class TextPairs:
         else:
             source, target = sequences
             plan = packing.one_a_row(len(source), len(_KINDS))
-        rows = {}
+        filled = {}
         for kind, (name, part) in enumerate(zip(_KINDS, (source, target), strict=True)):
-            rows[name], rows[f"{name}_positions"] = packing.fill(part, plan, kind, self.row_length)
-        return rows
+            filled[name], filled[f"{name}_positions"] = packing.fill(part, plan, kind, self.row_length)
+        return filled
 
 
 Tokens = list[int]
@@ -269,14 +234,8 @@ def _batch(stored: Batch, *, packed: bool) -> Batch:
     for name, row in tokens.items():
         positions = batch.pop(f"{name}_positions")
         if packed:
-            batch |= {f"{name}_segments": segments(row, positions), f"{name}_positions": positions}
+            batch |= {f"{name}_segments": rows.segments(row, positions), f"{name}_positions": positions}
     return batch
-
-
-def segments(tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Numbers the sequences of each row from 1; 0 is padding. All int32 [b, length]."""
-    real = tokens != 0
-    return tf.where(real, tf.cumsum(tf.cast(real & (positions == 0), tf.int32), axis=1), 0)
 
 
 def _decode_batch(stored: Batch) -> Batch:
@@ -334,7 +293,7 @@ def text_pairs(
         refuse("text_pairs", name, files, "'files'")
     if not name.startswith(_TFDS_PREFIX):
         refuse("text_pairs", name, of_tfds, "'tfds:NAME'")
-    source: PairSource
+    source: Source[Pair]
     if name == "spoken_numbers":
         source = SpokenNumbers()
     elif name in help_pages.NAMES:
@@ -353,10 +312,3 @@ def text_pairs(
         row_length=row_length,
         memory_limit_bytes=memory_limit_bytes,
     )
-
-
-def refuse(binding: str, name: str, arguments: Mapping[str, str | None], those: str) -> None:
-    """Raises UsageError for arguments that are given and mean nothing to the data set `name`, but to `those`."""
-    given = [argument for argument, value in arguments.items() if value is not None]
-    if given:
-        raise UsageError(f"{binding}.{given[0]} is for {binding}.name = {those}, and the name is {name!r}")

@@ -34,7 +34,7 @@ Entry = tuple[str, str]
 
 
 class PythonDocs:
-    """The documents; see `launcher.data.text.corpus.TextSource`."""
+    """The documents; see `launcher.data.text.source.Source`."""
 
     name = "python_docs"
 

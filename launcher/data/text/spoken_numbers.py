@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class SpokenNumbers:
-    """The pairs; see `launcher.data.text.pairs.PairSource`."""
+    """The pairs; see `launcher.data.text.source.Source`."""
 
     name = "spoken_numbers"
 

@@ -15,7 +15,7 @@ _READ_BATCH = 1024
 
 
 class TfdsPairs:
-    """Translations; see `launcher.data.text.pairs.PairSource`.
+    """Translations; see `launcher.data.text.source.Source`.
 
     Args:
       name: as TFDS writes it.
@@ -73,7 +73,7 @@ class TfdsPairs:
 
 
 class TfdsCorpus:
-    """Texts, each a document; see `launcher.data.text.corpus.TextSource`.
+    """Texts, each a document; see `launcher.data.text.source.Source`.
 
     Args:
       name: as TFDS writes it.

@@ -7,7 +7,6 @@ import pytest
 from assembled import TOPOLOGIES, assert_same, global_batches, joined
 from listed import Listed, pairs
 
-from launcher.data.text import pairs as pairs_module
 from launcher.data.text.pairs import TextPairs, text_pairs
 from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError
@@ -173,8 +172,3 @@ def test_arguments_that_do_not_fit_are_refused_when_they_are_bound(arguments, wo
     with pytest.raises(UsageError) as caught:
         text_pairs(**{"name": "spoken_numbers", "vocab_size": 2000, "max_length": 30, **arguments})
     assert words in str(caught.value)
-
-
-def test_segments_count_up_within_a_row():
-    tokens, positions = np.array([[5, 3, 3, 6, 0, 0]]), np.array([[0, 1, 0, 0, 0, 0]])
-    assert pairs_module.segments(tokens, positions).numpy().tolist() == [[1, 1, 2, 3, 0, 0]]

@@ -1,0 +1,243 @@
+"""Recipes as users mistype them: one message each, naming the place and the right name, before anything is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gin
+import pytest
+from gin_objects import BASE, job, loaded, refusal, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import config
+from launcher.errors import UsageError
+
+# ------------------------------------------------------------------------------------------------------------ finding
+
+
+def test_files_come_from_the_working_directory_before_the_installed_recipes():
+    installed = config.search_path()[1]
+    assert Path(config.find_file("resnet_cpu.gin")) == Path(installed, "resnet_cpu.gin")
+    write("resnet_cpu.gin", "")
+    assert config.find_file("resnet_cpu.gin") == "resnet_cpu.gin"
+
+
+def test_an_unknown_file_names_the_nearest_and_the_search_path(folder):
+    write("my_recipe.gin", "")
+    with pytest.raises(UsageError, match=r"did you mean 'resnet_cpu.gin'") as caught:
+        config.load(["resnet_cpu"])
+    for place in config.search_path():
+        assert place in str(caught.value)
+    with pytest.raises(UsageError, match=r"did you mean 'my_recipe.gin'"):
+        config.find_file("my_recipes.gin")
+
+
+def test_explicit_folders_replace_the_search_path(folder):
+    write("elsewhere/a.gin", "")
+    assert config.find_file("a.gin", ["elsewhere"]) == "elsewhere/a.gin"
+    with pytest.raises(UsageError):
+        config.find_file("resnet_cpu.gin", ["elsewhere"])
+
+
+def test_includes_resolve_along_the_search_path_and_every_file_is_reported(folder):
+    write("base/mine.gin", BASE)
+    write("recipe.gin", "include 'base/mine.gin'\njob.steps = 3\n")
+    assert config.load(["recipe.gin"]).files == ("recipe.gin", "base/mine.gin")
+    assert job()["steps"] == 3
+
+
+def test_an_unknown_include_names_the_line_that_asks_for_it():
+    assert "recipe.gin line 6: include: gin file 'base/imagess.gin' not found" in refusal(
+        "\ninclude 'base/imagess.gin'\n"
+    )
+
+
+def test_a_file_that_includes_itself_is_refused():
+    write("b.gin", "include 'a.gin'\n")
+    write("a.gin", "include 'b.gin'\n")
+    with pytest.raises(UsageError, match=r"a.gin -> b.gin -> a.gin"):
+        config.load(["a.gin"])
+
+
+def test_every_recipe_says_its_purpose():
+    found = dict(config.recipes())
+    assert "resnet_cpu.gin" in found
+    assert all(purpose and not purpose.startswith("#") for purpose in found.values())
+    assert all("/" not in name for name in found)
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+
+
+def test_later_files_and_then_params_override(folder):
+    write("second.gin", "job.steps = 20\njob.rate = 2\n")
+    write("recipe.gin", BASE)
+    config.load(["recipe.gin", "second.gin"], ["job.rate=3.5"])
+    assert (job()["steps"], job()["rate"]) == (20, 3.5)
+
+
+def test_a_load_starts_from_nothing():
+    loaded("job.rate = 2.0\n")
+    job()
+    loaded()
+    assert job()["rate"] == 1.0
+
+
+def test_macros_scopes_and_references_mean_what_they_mean_in_gin():
+    loaded("rate = 0.5\nslow_descent.rate = %rate\nother/pictures.shape = (1, 2, 3)\njob.data = @other/pictures()\n")
+    result = job()
+    assert result["optimizer"].rate == 0.5
+    assert result["data"].shape == (1, 2, 3)
+
+
+def test_macros_may_be_overridden_by_a_param_and_defined_after_their_use():
+    loaded("slow_descent.rate = %rate\nrate = 0.5\n", "rate = 0.25")
+    assert job()["optimizer"].rate == 0.25
+
+
+@pytest.mark.parametrize(
+    ("binding", "expected"),
+    [
+        ("job.steps = 'ten'", "job.steps = 'ten': expected int, got str"),
+        ("job.steps = 1e3", "job.steps = 1000.0: expected int, got float; write 1000"),
+        ("job.steps = True", "job.steps = True: expected int, got bool"),
+        ("job.steps = None", "job.steps = None: expected int, got NoneType"),
+        ("job.rate = '0.1'", "job.rate = '0.1': expected float, got str"),
+        ("job.flag = 1", "job.flag = 1: expected bool, got int"),
+        ("job.wire = 'float61'", "job.wire = 'float61': expected Literal['auto', 'float16'], got str"),
+        ("job.limit = 'none'", "job.limit = 'none': expected float | None, got str"),
+        ("pictures.shape = (8, 8)", "pictures.shape = (8, 8): expected tuple[int, int, int], got tuple"),
+        ("pictures.shape = [8, 8, 'x']", "pictures.shape = [8, 8, 'x']: expected tuple[int, int, int], got list"),
+        ("pictures.names = ['a', 1]", "item 1 of list is not an instance of str"),
+        ("job.data = 'digits'", "job.data = 'digits': expected Pictures, got str"),
+        ("job.optimizer = 0.1", "job.optimizer = 0.1: expected Callable[[], Descent], got float"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(binding, expected):
+    assert refusal(f"{binding}\n").startswith("recipe.gin line 5: ")
+    assert expected in refusal(f"{binding}\n")
+    assert refusal("", binding).startswith("--gin_param: ")
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "job.rate = 1",
+        "job.limit = None",
+        "job.limit = 3",
+        "job.note = None",
+        "job.wire = 'float16'",
+        "pictures.names = ['a', 'b']",
+        "pictures.names = ('a', 'b')",
+        "anything.value = 'no annotation'",
+        "anything.later = 'its type is known to type checkers only'",
+        "anything.unheard_of = {'key': [1, (2, 3)]}",
+        "slow_descent.rate = @warm_schedule()",
+        "anything.value = [@pictures(), 1]",
+    ],
+)
+def test_a_value_that_fits_is_bound(binding):
+    loaded(f"{binding}\n")
+
+
+def test_a_list_where_only_a_tuple_will_do_arrives_as_a_tuple():
+    loaded("pictures.shape = [4, 4, 3]\njob.sizes = [1, 2]\n")
+    result = job()
+    assert result["data"].shape == (4, 4, 3)
+    assert result["sizes"] == (1, 2)
+
+
+def test_a_macro_is_checked_at_the_parameter_that_uses_it():
+    message = refusal("job.steps = %length\nlength = 'long'\n")
+    assert message.startswith("recipe.gin line 5: job.steps = %length: expected int, got str")
+    assert "recipe.gin line 6: length = 'long'" in message
+    assert "expected tuple[int, int, int]" in refusal("pictures.shape = (8, %width, 1)\nwidth = 'wide'\n")
+
+
+def test_a_builder_in_the_place_of_its_product_is_refused_and_the_other_way_round():
+    assert "job.data = @pictures: expected Pictures; write @pictures() for what" in refusal("job.data = @pictures\n")
+    message = refusal("job.optimizer = @slow_descent()\n")
+    assert "something to call; write @slow_descent without parentheses" in message
+
+
+@given(value=st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.text("ab'")))
+def test_an_int_parameter_takes_ints_alone(value):
+    params = ["job.optimizer = @slow_descent", "job.data = @pictures()", f"job.steps = {value!r}"]
+    if type(value) is int:
+        config.load([], params)
+        assert job()["steps"] == value
+    else:
+        with pytest.raises(UsageError, match="expected int"):
+            config.load([], params)
+
+
+# ------------------------------------------------------------------------------------------------------ unknown names
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("slow_decent.rate = 1.0", "nothing is named 'slow_decent'; did you mean 'slow_descent'?"),
+        ("job.optimizer = @fast_decent", "nothing is named 'fast_decent'; did you mean 'fast_descent'?"),
+        ("job.stepz = 3", "job has no parameter 'stepz' to bind; did you mean 'steps'?"),
+        ("job.hidden = 3", "job has no parameter 'hidden' to bind"),
+        ("job:\n  stepz = 3", "job has no parameter 'stepz' to bind; did you mean 'steps'?"),
+        ("learning = 1.0\njob.rate = %lerning", "macro %lerning is not defined; did you mean 'learning'?"),
+        ("job.rate = %zzz", "macro %zzz is not defined"),
+        ("job.rate = %first\nfirst = %second\nsecond = %first", "in a circle: first -> second -> first"),
+    ],
+)
+def test_an_unknown_name_offers_the_nearest(text, expected):
+    message = refusal(f"{text}\n")
+    assert expected in message
+    assert message.startswith("recipe.gin line ")
+
+
+def test_an_ambiguous_name_lists_what_it_may_mean():
+    for module in ("here", "there"):
+        gin.external_configurable(dict, name="twofold", module=f"test_config.{module}")
+    assert "'twofold' is ambiguous; write one of here.twofold, there.twofold" in refusal("twofold.a = 1\n")
+
+
+def test_a_mistyped_macro_in_a_param_is_refused_although_it_binds_something():
+    message = refusal("rate = 0.1\njob.rate = %rate\n", "raet = 0.2")
+    assert message == "--gin_param: raet = 0.2: no binding mentions %raet; did you mean 'rate'?"
+
+
+# -------------------------------------------------------------------------------------------------------------- syntax
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("job.steps =\n", 5),
+        ("job.rate = 1.0\njob.steps = ten\n", 6),
+        ("job.steps 3\n", 5),
+        ("job.steps = 3 4\n", 5),
+        ("job.sizes = (1, 2\n", None),
+        ("job.note = 'open\n", 5),
+        ("include base.gin\n", 5),
+    ],
+)
+def test_a_syntax_error_names_file_and_line(text, line):
+    message = refusal(text)
+    assert message.startswith(f"recipe.gin line {line}: " if line else "recipe.gin line ")
+
+
+def test_a_bare_word_is_explained():
+    assert "cannot read the value digits: a string needs quotes" in refusal("job.note = digits\n")
+    assert "cannot read the value digits: a string needs quotes" in refusal("", "job.note=digits")
+
+
+@pytest.mark.parametrize("param", ["job.steps", "", "=3", "include 'base.gin'", "import os", "a = 1\nb = 2", "a: 3"])
+def test_a_param_that_is_no_binding_shows_the_form(param):
+    message = refusal("", param)
+    assert message.startswith(f"--gin_param {param!r}")
+    assert "expected NAME.PARAMETER=VALUE" in message
+
+
+def test_a_file_that_is_not_text_is_refused(folder):
+    Path("binary.gin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"binary.gin cannot be read"):
+        config.load(["binary.gin"])
