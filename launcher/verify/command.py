@@ -36,6 +36,9 @@ _AT_ONCE = (
     "weights beside it? Does every layer treat each example by itself, or in groups of a fixed size?"
 )
 
+_DROPOUT_OFF = "dropout and noise off: each replica draws masks of its own (verify.dropout = True leaves them on)"
+_DROPOUT_ON = "dropout and noise on, as verify.dropout asks for: each replica draws masks of its own"
+
 
 class Verification:
     """One recipe, about to be verified.
@@ -70,6 +73,7 @@ class Verification:
             "steps": f"{self.steps} of {self.plan.total_steps:,}",
             "topologies": ", ".join(topology.name for topology in (ONE_REPLICA, *self.topologies)),
             "devices": self._devices,
+            "dropout": _DROPOUT_ON if self.settings.dropout else _DROPOUT_OFF,
         }
 
     def run(self, model_dir: str, console: Console) -> int:

@@ -57,6 +57,7 @@ class Settings:
       devices: "cpu" for logical CPU devices, "gpu" for this machine's GPUs, "auto" for GPUs where there are enough.
       tolerances: those of the recipe's precision unless given, as `@Tolerances()`.
       timeout_seconds: how long one topology may take.
+      dropout: leave dropout and noise on. Each replica draws masks of its own, so topologies then differ by design.
     """
 
     steps: int = 50
@@ -66,6 +67,7 @@ class Settings:
     devices: str = "auto"
     tolerances: Tolerances | None = None
     timeout_seconds: float = 600.0
+    dropout: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:

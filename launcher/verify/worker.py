@@ -17,6 +17,7 @@ import numpy as np
 from launcher import cluster, config, modes, plan, session
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError
 from launcher.recipe import Recipe
+from launcher.verify import dropout
 from launcher.verify.processes import Job, read_job
 from launcher.verify.record import STEP_ARRAYS, Record, digest
 from launcher.verify.settings import Settings
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
 def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
     modes.import_builtins()
     config.load(job.gin_files, job.gin_params)
-    Settings()  # read by the parent; its bindings are no mistake here
+    settings = Settings()  # the rest of it is the parent's
     resolved = plan.resolve(
         Recipe(),
         environ=environ,
@@ -55,6 +56,8 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
         deterministic=job.deterministic,
     )
     built = session.build(resolved)
+    if not settings.dropout:
+        dropout.turn_off(built.model)
     batches = built.trainer.batches(resolved.data)
     built.trainer.trace(batches)
     config.check_all_used()
