@@ -91,6 +91,9 @@ class Attention(keras.layers.Layer):
         rotary: Whether queries and keys are rotated by their positions.
         dropout: Share of attention weights that training drops.
         output_scale: Factor of the initial output projection.
+        smeared_keys: Whether each key is mixed with the one before it, by a share that each head learns: what follows
+            an earlier occurrence of a token is then found by one layer, where it else takes two, and text is copied
+            from its context much earlier in training (Olsson et al. 2022, arXiv 2209.11895). Needs positions.
         name: Name of the layer.
     """
 
@@ -103,11 +106,12 @@ class Attention(keras.layers.Layer):
         rotary: bool = False,
         dropout: float = 0.0,
         output_scale: float = 1.0,
+        smeared_keys: bool = False,
         name: str,
     ) -> None:
         super().__init__(name=name)
         self._heads, self._kv_heads, self._head_width = heads, kv_heads or heads, width // heads
-        self._width, self._rotary = width, rotary
+        self._width, self._rotary, self._smeared = width, rotary, smeared_keys
         self.query = projection(heads * self._head_width, name="query")
         self.key = projection(self._kv_heads * self._head_width, name="key")
         self.value = projection(self._kv_heads * self._head_width, name="value")
@@ -119,6 +123,8 @@ class Attention(keras.layers.Layer):
         for layer in (self.query, self.key, self.value):
             layer.build((None, None, self._width))
         self.output_projection.build((None, None, self._heads * self._head_width))
+        if self._smeared:
+            self.smear = self.add_weight(name="smear", shape=(self._kv_heads,), initializer="zeros")
 
     def call(
         self,
@@ -139,25 +145,45 @@ class Attention(keras.layers.Layer):
 
     def keys_and_values(self, memory: tf.Tensor, positions: tf.Tensor | None = None) -> Cache:
         """Keys and values [batch, keys, key heads, head width] of `memory` [batch, keys, width]."""
-        key, value = (self._split(layer(memory), self._kv_heads) for layer in (self.key, self.value))
-        return {"key": rotate(key, positions) if self._rotary else key, "value": value}
+        key, value = self._project(memory)
+        return {"key": self._place(key, tf.roll(key, 1, axis=1), positions), "value": value}
 
     def empty_cache(self, rows: int | tf.Tensor, length: int) -> Cache:
-        shape = [rows, length, self._kv_heads, self._head_width]
-        return {name: tf.zeros(shape, self.compute_dtype) for name in ("key", "value")}
+        """Room for `length` keys and values; with smeared keys also for the last key as it was projected."""
+        lengths = {"key": length, "value": length, **({"last_key": 1} if self._smeared else {})}
+        return {
+            name: tf.zeros([rows, places, self._kv_heads, self._head_width], self.compute_dtype)
+            for name, places in lengths.items()
+        }
 
     def step(self, inputs: tf.Tensor, index: tf.Tensor, cache: Cache) -> tuple[tf.Tensor, Cache]:
         """Attends from one position [rows, 1, width] to itself and those before it; returns outputs and cache."""
         positions = tf.fill([tf.shape(inputs)[0], 1], index)
-        new = self.keys_and_values(inputs, positions)
         places = tf.range(cache["key"].shape[1])
         here = (places == index)[None, :, None, None]
-        cache = {name: tf.where(here, new[name], old) for name, old in cache.items()}
+        key, value = self._project(inputs)
+        new = {"key": self._place(key, cache.get("last_key"), positions), "value": value}
+        cache = {**cache, **{name: tf.where(here, one, cache[name]) for name, one in new.items()}}
+        if self._smeared:
+            cache["last_key"] = key
         query = self._split(self.query(inputs), self._heads)
         if self._rotary:
             query = rotate(query, positions)
         allowed = (places <= index)[None, None, :]
         return self._join(attend(query, cache["key"], cache["value"], allowed=allowed)), cache
+
+    def _project(self, memory: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        key, value = (self._split(layer(memory), self._kv_heads) for layer in (self.key, self.value))
+        return key, value
+
+    def _place(self, key: tf.Tensor, before: tf.Tensor | None, positions: tf.Tensor | None) -> tf.Tensor:
+        """Keys as they are attended to, from those projected here and one place before."""
+        if self._smeared:
+            # sigmoid(0) is a half; at the first place of a segment there is nothing before.
+            share = tf.cast(tf.sigmoid(tf.cast(self.smear, tf.float32)), key.dtype)[:, None]
+            first = tf.equal(positions, 0)[:, :, None, None]
+            key = tf.where(first, key, share * key + (1 - share) * before)
+        return rotate(key, positions) if self._rotary else key
 
     def look_up(self, inputs: tf.Tensor, allowed: tf.Tensor, cache: Cache) -> tf.Tensor:
         """Attends from one position [rows, 1, width] to keys and values that were computed before."""

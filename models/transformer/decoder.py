@@ -39,6 +39,7 @@ def language_model(
     tie_head: bool = True,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
+    smeared_keys: bool = False,
     max_length: int = 1024,
     rematerialize: bool = False,
 ) -> LanguageModel:
@@ -62,6 +63,7 @@ def language_model(
         tie_head: Whether the matrix of embeddings is also that of the softmax.
         dropout: Share dropped of embeddings and of what each sublayer adds.
         attention_dropout: Share dropped of the attention weights.
+        smeared_keys: Whether attention mixes each key with the one before, which makes small models copy sooner.
         max_length: Longest row in tokens; a longer one is refused.
         rematerialize: Compute the inside of each block again in the backward pass instead of keeping it.
 
@@ -102,6 +104,7 @@ def language_model(
                 "kv_heads": kv_heads,
                 "rotary": positions == "rotary",
                 "dropout": attention_dropout,
+                "smeared_keys": smeared_keys,
             },
             "normalization": norm,
             "norm_first": True,

@@ -15,6 +15,7 @@ KINDS = {
     "llama": {},
     "grouped": {"kv_heads": 2, "tie_head": False},
     "one_kv_head": {"kv_heads": 1},
+    "smeared": {"kv_heads": 2, "smeared_keys": True},
     "gpt2": {"norm": "layer", "activation": "gelu", "positions": "learned"},
     "sinusoidal": {"activation": "relu", "positions": "sinusoidal"},
 }
@@ -45,7 +46,7 @@ def test_forward_pass_equals_numpy(kind):
         np.testing.assert_allclose(logits[row], expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "smeared"])
 def test_packed_texts_equal_texts_alone(kind):
     model = build(kind)
     texts = [tokens(length, seed=length) for length in (5, 1, 4)]

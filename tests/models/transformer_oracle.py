@@ -68,6 +68,13 @@ def heads_attention(x, memory, weights, path, allowed, heads, kv_heads=None, pos
     query = np.split(x @ weights[f"{path}/query/kernel"], heads, -1)
     key = np.split(memory @ weights[f"{path}/key/kernel"], kv_heads, -1)
     value = np.split(memory @ weights[f"{path}/value/kernel"], kv_heads, -1)
+    smear = weights.get(f"{path}/smear", None)
+    if smear is not None:
+        own = 1 / (1 + np.exp(-smear))
+        key = [
+            np.concatenate([part[:1], share * part[1:] + (1 - share) * part[:-1]])
+            for share, part in zip(own, key, strict=True)
+        ]
     if positions is not None:
         query, key = ([rotate(part, positions) for part in parts] for parts in (query, key))
     outputs = [
