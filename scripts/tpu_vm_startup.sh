@@ -307,6 +307,7 @@ phase="reading the node's metadata"
 [[ -z "$from_metadata" ]] || read_metadata
 phase=""
 worker="${worker:-0}"
+[[ "$source_url" != -* && "$ref" != -* ]] || fail "--source=$source_url --ref=$ref: neither may begin with a dash"
 [[ "$hosts" != *,* || -n "$node" || -n "$install_only" ]] || fail "--hosts=$hosts names several: what is the node called? Say --node=NAME"
 if [[ -z "$install_only" && -z "$dry_run" ]]; then
   job="$(printf '%s\0' "$source_url" "$ref" "${flags[@]}" | sha256sum | cut -c 1-16)"
