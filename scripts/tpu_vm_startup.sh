@@ -221,13 +221,22 @@ restore() {
   logged gcloud storage rsync --recursive --no-clobber "$save_to" "$model_dir"
 }
 
-# Runs launcher.main and sets `code`. A signal goes to it once: a second one would end it before it has saved.
+# A signal is passed on once: a second one would end the program before it has saved.
+# shellcheck disable=SC2329  # a trap
+pass_on() {
+  signals=$((signals + 1))
+  say "told to stop: launcher.main saves and ends"
+  ((signals > 1)) || kill -TERM "$program" 2>/dev/null || true
+}
+
+# Runs launcher.main and sets `code`.
 train() {
-  local signals=0 heard=-1 saver=""
+  local saver="" heard=-1
+  signals=0
   cd -- "$home/src"
   "${command[@]}" > >(tee -a "$home/startup.log") 2>&1 &
-  local program="$!"
-  trap 'signals=$((signals + 1)); ((signals > 1)) || kill -TERM "$program" 2>/dev/null || true' TERM INT
+  program="$!"
+  trap pass_on TERM INT
   if [[ -n "$save_to" ]]; then
     (
       exec 9>&-
