@@ -103,30 +103,29 @@ ended() {
   [[ -z "$phase" || "$code" == 0 ]] || stop 75 "$phase failed with exit code $code, see $home/startup.log"
 }
 
-# A key of the node's metadata; empty when it is not there.
-# https://cloud.google.com/compute/docs/metadata/querying-metadata; agent-worker-number and worker-network-endpoints as
-# jax/_src/clusters/cloud_tpu_cluster.py reads them.
-attribute() {
-  local url="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/attributes/$1" code=0
-  curl --silent --fail --noproxy '*' --max-time 10 --retry 5 --retry-connrefused -H 'Metadata-Flavor: Google' "$url" ||
-    code="$?"
-  ((code == 0 || code == 22)) || return 1 # 22: no such key
-}
-
+# https://cloud.google.com/compute/docs/metadata/querying-metadata. The keys of the TPU are those that
+# jax/_src/clusters/cloud_tpu_cluster.py reads, the others what scripts/tpu_vm_create.sh set.
 read_metadata() {
-  local endpoints
-  source_url="$(attribute launcher-source)" || stop 75 "the metadata server does not answer"
-  [[ -n "$source_url" ]] || fail "neither --source nor launcher-source in the node's metadata: nothing to install"
-  ref="$(attribute launcher-ref)"
-  tf_version="$(attribute launcher-tf-version)"
-  node="$(attribute launcher-node)"
-  replicas="$(attribute launcher-replicas)"
-  save_to="$(attribute launcher-save-to)"
-  worker="$(attribute agent-worker-number)"
-  endpoints="$(attribute worker-network-endpoints)"
+  local values=() address="${GCE_METADATA_HOST:-metadata.google.internal}"
+  local keys=(launcher-source launcher-ref launcher-tf-version launcher-node launcher-replicas launcher-save-to
+    launcher-flags agent-worker-number worker-network-endpoints)
+  mapfile -d '' -t values < <(python3 - "http://$address/computeMetadata/v1/instance/attributes/" "${keys[@]}" \
+    2>>"$home/startup.log" <<'PYTHON'
+import json, sys, urllib.request
+request = urllib.request.Request(sys.argv[1] + "?recursive=true", headers={"Metadata-Flavor": "Google"})
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy: it answers for this machine alone
+found = json.load(opener.open(request, timeout=60))
+for key in sys.argv[2:]:
+    print(found.get(key, ""), end="\0")
+PYTHON
+  )
+  ((${#values[@]} == ${#keys[@]})) || stop 75 "the metadata server does not answer, see $home/startup.log"
+  source_url="${values[0]}" ref="${values[1]}" tf_version="${values[2]}" node="${values[3]}" replicas="${values[4]}"
+  save_to="${values[5]}" worker="${values[7]}"
   # A list of addresses, or of name:id:address.
-  hosts="$(tr ',' '\n' <<<"$endpoints" | sed 's/.*://' | paste -sd ',' -)"
-  mapfile -t flags <<<"$(attribute launcher-flags)"
+  hosts="$(tr ',' '\n' <<<"${values[8]}" | sed 's/.*://' | paste -sd ',' -)"
+  mapfile -t flags <<<"${values[6]}" # a line each
+  [[ -n "$source_url" ]] || fail "neither --source nor launcher-source in the node's metadata: nothing to install"
   [[ -n "${flags[*]}" || -n "$install_only" ]] || fail "launcher-flags in the node's metadata is empty: which recipe?"
 }
 
@@ -166,9 +165,10 @@ install() {
   # ml-auto-solutions, dags/solutions_team, sets them so); on a pod they belong to the runtime.
   cat >"$home/python.new" <<TEXT
 #!/bin/sh
-if [ "\${TPU_LOAD_LIBRARY:-1}" != 0 ]; then
-  export NEXT_PLUGGABLE_DEVICE_USE_C_API="\${NEXT_PLUGGABLE_DEVICE_USE_C_API:-true}"
-  export TF_PLUGGABLE_DEVICE_LIBRARY_PATH="\${TF_PLUGGABLE_DEVICE_LIBRARY_PATH:-$library}"
+if [ "\${TPU_LOAD_LIBRARY:-1}" = 0 ]; then
+  unset NEXT_PLUGGABLE_DEVICE_USE_C_API TF_PLUGGABLE_DEVICE_LIBRARY_PATH
+else
+  export NEXT_PLUGGABLE_DEVICE_USE_C_API=true TF_PLUGGABLE_DEVICE_LIBRARY_PATH="$library"
 fi
 exec "$home/venv/bin/python" "\$@"
 TEXT
@@ -240,8 +240,9 @@ train() {
   if [[ -n "$save_to" ]]; then
     (
       exec 9>&-
-      while sleep "$save_every" && kill -0 "$program" 2>/dev/null; do
-        save || say "could not save to $save_to; trying again in $save_every s"
+      trap 'kill "$!" 2>/dev/null; exit' TERM
+      while sleep "$save_every" & wait "$!" && kill -0 "$program" 2>/dev/null; do
+        save & wait "$!" || say "could not save to $save_to; trying again in $save_every s"
       done
     ) &
     saver="$!"
@@ -252,7 +253,7 @@ train() {
     code=0
     wait "$program" || code="$?"
   done
-  [[ -z "$saver" ]] || { pkill -P "$saver"; kill "$saver"; } 2>/dev/null || true
+  [[ -z "$saver" ]] || { kill "$saver" && wait "$saver"; } 2>/dev/null || true
 }
 
 given=$#

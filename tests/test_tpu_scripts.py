@@ -105,7 +105,7 @@ def test_a_queued_resource_is_created_as_googles_page_shows(run, gcloud):
 @pytest.mark.parametrize(
     ("type", "image", "replicas"),
     [
-        # A replica is a TensorCore of v2 and v3, and a chip of the others; the number counts cores up to v5p, but not e.
+        # A replica is a TensorCore of v2 and v3, else a chip; the number counts cores, but chips for v5e and v6e.
         ("v2-8", "tpu-vm-tf-2.20.0-pjrt", 8),
         ("v3-32", "tpu-vm-tf-2.20.0-pod-pjrt", 32),
         ("v4-8", "tpu-vm-tf-2.20.0-pjrt", 4),
@@ -362,7 +362,9 @@ def test_what_is_gone_already_is_no_error(run, gcloud):
     assert gcloud.changes() == []
 
 
-@pytest.mark.parametrize(("answer", "code", "deleted"), [("y\n", 0, 2), ("yes\n", 0, 2), ("n\n", 1, 0), ("\n", 1, 0), ("", 64, 0)])
+@pytest.mark.parametrize(
+    ("answer", "code", "deleted"), [("y\n", 0, 2), ("yes\n", 0, 2), ("n\n", 1, 0), ("\n", 1, 0), ("", 64, 0)]
+)
 def test_nothing_is_deleted_without_a_yes(run, gcloud, answer, code, deleted):
     gcloud.answers(QUEUED_NODE | {(*QUEUED, "describe"): [says("SUSPENDED")]})
     done = run(*DELETE, stdin=answer)
@@ -374,14 +376,20 @@ def test_nothing_is_deleted_without_a_yes(run, gcloud, answer, code, deleted):
 def test_a_dry_run_shows_the_order_and_asks_nobody(run, gcloud):
     done = run(*DELETE, "--dry_run")
     assert done.returncode == 0
-    told = [line.split()[4:6] for line in done.stdout.splitlines() if line.startswith("+ gcloud compute tpus")]
-    assert told == [["tpu-vm", "describe"], ["tpu-vm", "delete"], ["queued-resources", "describe"], ["queued-resources", "delete"]]  # fmt: skip
+    told = [
+        " ".join(line.split()[4:6]) for line in done.stdout.splitlines() if line.startswith("+ gcloud compute tpus")
+    ]
+    assert told == ["tpu-vm describe", "tpu-vm delete", "queued-resources describe", "queued-resources delete"]
     assert gcloud.calls == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [([], "--node is missing"), (["--node=n", "-y"], "unknown option -y"), (["--node=n", "--wait=long"], "--wait=long")],
+    [
+        ([], "--node is missing"),
+        (["--node=n", "-y"], "unknown option -y"),
+        (["--node=n", "--wait=long"], "--wait=long"),
+    ],
 )
 def test_delete_refuses_a_mistake_before_it_asks_anybody(run, gcloud, arguments, said):
     done = run("tpu_vm_delete.sh", *arguments)

@@ -120,7 +120,7 @@ class Host:
             [str(SCRIPT), *arguments],
             env={
                 **{name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "GIT_"))},
-                "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+                "PATH": f"{self.folder / 'bin'}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
                 "LAUNCHER_HOME": str(self.home),
                 "TPU_DEVICES": f"{self.folder}/accel*",
                 **environ,
@@ -197,12 +197,10 @@ def metadata():
     def serve(attributes):
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
-                prefix = "/computeMetadata/v1/instance/attributes/"
-                value = attributes.get(self.path.removeprefix(prefix)) if self.path.startswith(prefix) else None
-                known = value is not None and self.headers["Metadata-Flavor"] == "Google"
-                self.send_response(200 if known else 404)
+                asked = self.path == "/computeMetadata/v1/instance/attributes/?recursive=true"
+                self.send_response(200 if asked and self.headers["Metadata-Flavor"] == "Google" else 403)
                 self.end_headers()
-                self.wfile.write((value if known else "<html>not found</html>").encode())
+                self.wfile.write(json.dumps(attributes).encode())
 
             def log_message(self, *_):
                 pass
@@ -217,7 +215,7 @@ def metadata():
         server.server_close()
 
 
-# -------------------------------------------------------------------------------------------------------- from git, once
+# ------------------------------------------------------------------------------------------------------- from git, once
 
 
 def test_one_host_installs_and_trains_on_its_own_chips(host):
@@ -292,7 +290,7 @@ def test_a_tag_is_checked_out_not_what_came_after_it(host):
     assert not (host.home / "src" / "new").exists()
 
 
-# ------------------------------------------------------------------------------------------------------ cut short
+# ------------------------------------------------------------------------------------------------------------ cut short
 
 
 def test_an_installation_that_was_killed_half_way_is_made_anew(host, until):
@@ -370,9 +368,7 @@ def test_without_a_tpu_the_next_boot_tries_again(host):
 
 
 def test_the_tpu_is_waited_for(host, until):
-    process = host.start(
-        f"--source={host.repository}", "--", "--gin_file=x.gin", TPU_DEVICES=f"{host.folder}/late*"
-    )
+    process = host.start(f"--source={host.repository}", "--", "--gin_file=x.gin", TPU_DEVICES=f"{host.folder}/late*")
     until(lambda: (host.home / "status.json").exists() and host.status["state"] == "waiting")
     (host.folder / "late0").touch()
     process.communicate(timeout=60)
@@ -399,14 +395,12 @@ def test_other_hosts_of_a_pod_leave_their_chips_to_the_runtime(host):
 
 def test_a_pod_whose_runtime_does_not_answer_is_not_trained_on(host, free_ports):
     (port,) = free_ports(1)
-    done = host.train(
-        "--hosts=127.0.0.1,localhost", "--node=my-pod", "--tpu_wait=0", TPU_RUNTIME_PORT=str(port)
-    )
+    done = host.train("--hosts=127.0.0.1,localhost", "--node=my-pod", "--tpu_wait=0", TPU_RUNTIME_PORT=str(port))
     assert done.returncode == 75 and "127.0.0.1,localhost" in done.stderr
     assert [call.split()[0] for call in host.calls] == ["install"]
 
 
-# ---------------------------------------------------------------------------------------------------------- the metadata
+# --------------------------------------------------------------------------------------------------------- the metadata
 
 
 @pytest.mark.parametrize("endpoints", ["10.0.0.1", "unknown:unknown:10.0.0.1"])
@@ -452,6 +446,12 @@ def test_a_node_made_without_a_job_is_told_so(host, metadata):
     assert done.returncode == 64 and "launcher-source" in done.stderr and host.calls == []
 
 
+def test_a_metadata_server_that_is_silent_is_for_the_next_boot(host, free_ports):
+    done = host.run("--foreground", GCE_METADATA_HOST=f"127.0.0.1:{free_ports(1)[0]}")
+    assert done.returncode == 75 and "metadata server does not answer" in done.stderr and host.calls == []
+    assert (host.status["state"], host.status["exit_code"]) == ("waiting", 75)
+
+
 def test_at_boot_it_becomes_a_service_that_is_asked_once_to_stop(host):
     words = host.notes / "systemd"
     for name, text in (
@@ -469,7 +469,7 @@ def test_at_boot_it_becomes_a_service_that_is_asked_once_to_stop(host):
     assert "runs already" in host.run().stdout and not words.exists()
 
 
-# ------------------------------------------------------------------------------------------------------------ the bucket
+# ----------------------------------------------------------------------------------------------------------- the bucket
 
 
 def test_a_bucket_is_a_source_like_a_repository(host):
@@ -513,7 +513,7 @@ def test_a_run_is_not_begun_anew_because_the_bucket_cannot_be_read(host):
     assert [call.split()[0] for call in host.calls] == ["install"]
 
 
-# -------------------------------------------------------------------------------------------------------------- mistakes
+# ------------------------------------------------------------------------------------------------------------- mistakes
 
 
 @pytest.mark.parametrize(
