@@ -105,8 +105,29 @@ elif [[ " ${flags[*]}" != *" --replicas="* ]]; then
   launch+=("--replicas=$tpu_replicas")
 fi
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+
+# Runs the supervisor and sets `status`. SIGTERM is passed on; Ctrl-C it gets from the terminal itself.
+supervise() {
+  local heard=-1
+  signals=0
+  "${launch[@]}" "${flags[@]}" &
+  program="$!"
+  trap 'signals=$((signals + 1)); kill -TERM "$program" 2>/dev/null || true' TERM
+  trap 'signals=$((signals + 1))' INT
+  status=255
+  while ((status > 128 && heard != signals)); do # a signal ends the waiting, not the supervisor
+    heard="$signals"
+    status=0
+    wait "$program" || status="$?"
+  done
+}
+
 status=0
-run "${launch[@]}" "${flags[@]}" || status="$?"
+if [[ -n "$dry_run" ]]; then
+  show "${launch[@]}" "${flags[@]}"
+else
+  supervise
+fi
 gather
 [[ -n "$dry_run" ]] || say "logs of all hosts: $logs; of the program: under --model_dir, here"
 exit "$status"

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 
 import pytest
-from launched import ROOT
+from launched import ROOT, LaunchedJob
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")
 
@@ -48,7 +49,7 @@ chmod +x "$VENV/bin/python"
 
 class Slice:
     def __init__(self, folder, environ):
-        self.folder, self.notes, self.environ = folder, folder / "notes", environ
+        self.folder, self.notes, self.environ, self.process = folder, folder / "notes", environ, None
         self.repository = folder / "repository"
         for name, text in (
             ("bin/gcloud", GCLOUD), ("bin/sudo", '#!/bin/sh\nexec "$@"\n'), ("bin/journalctl", "#!/bin/sh\necho tpu\n"),
@@ -71,14 +72,27 @@ class Slice:
         (self.notes / "code").write_text(str(code))
 
     def train(self, *flags):
+        process = self.start(*flags)
+        out, err = process.communicate(timeout=90)
+        return subprocess.CompletedProcess(flags, process.returncode, out, err)
+
+    def start(self, *flags):
         words = ("--node=my-tpu", "--zone=z", f"--source={self.repository}", f"--home={self.folder}/opt")
         worker = ("--worker_module=fake_worker", "--env=FAKE_WORKER", "--gin_file=fake.gin", "--max_restarts=0")
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
-        return subprocess.run(
+        self.process = subprocess.Popen(
             [str(ROOT / "scripts" / "tpu_pod_train.sh"), *words, *worker, f"--model_dir={self.folder}/run", *flags],
             env={**os.environ, **self.environ, "PATH": path, "PYTHON": sys.executable},
-            cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False,
+            cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
         )  # fmt: skip
+        return self.process
+
+    def close(self):
+        """Kills what is left; the supervisor's own guard and agent end the worker with it."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
 
     @property
     def told(self):
@@ -89,7 +103,16 @@ class Slice:
 @pytest.fixture
 def tpu(tmp_path, fake_environment):
     """tpu(**settings of fake_worker): a slice of two hosts."""
-    return lambda **settings: Slice(tmp_path, fake_environment(**settings))
+    made = []
+
+    def make(**settings):
+        made.append(Slice(tmp_path, fake_environment(**settings)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        assert LaunchedJob(None, one.folder / "run").running() == []
 
 
 def test_all_hosts_are_set_up_host_0_trains_and_all_logs_are_here(tpu):
@@ -114,6 +137,17 @@ def test_its_exit_code_is_the_trainings_and_the_logs_are_fetched_all_the_same(tp
     slice_ = tpu(faults=[fault])
     done = slice_.train()
     assert done.returncode == 70, done.stderr
+    assert (slice_.folder / "tpu_logs/my-tpu/1.log").exists()
+
+
+def test_told_to_stop_it_saves_and_still_fetches_the_logs(tpu, eventually):
+    slice_ = tpu(on_sigterm="save", faults=[{"rank": 0, "step": 2, "do": "wait_for_sigterm"}])
+    process = slice_.start()
+    log = slice_.folder / "run/logs/attempt_1/worker_0.log"
+    eventually(lambda: log.exists() and "waiting for SIGTERM" in log.read_text())
+    process.terminate()  # the script alone
+    process.communicate(timeout=90)
+    assert process.returncode == 42 and "saved at step 3" in log.read_text()
     assert (slice_.folder / "tpu_logs/my-tpu/1.log").exists()
 
 
