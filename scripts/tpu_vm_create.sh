@@ -154,7 +154,7 @@ standing() {
 
 # Polls, as queued-resources has no command that waits.
 wait_for_node() {
-  local deadline=$((SECONDS + wait_seconds)) state
+  local deadline=$((SECONDS + wait_seconds)) pause=1 state
   while true; do
     state="$(queued_state "$node")" || try_later "the queued resource $node is gone"
     case "$state" in
@@ -162,7 +162,8 @@ wait_for_node() {
       FAILED | SUSPENDED | SUSPENDING) try_later "the queued resource $node is $state" ;;
     esac
     ((SECONDS < deadline)) || try_later "$node is not there after $wait_seconds s: the queued resource is $state, and stays in the queue"
-    sleep "$((deadline - SECONDS < 20 ? deadline - SECONDS : 20))"
+    sleep "$pause"
+    pause=$((pause < 16 ? 2 * pause : 30))
   done
 }
 

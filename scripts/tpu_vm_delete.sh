@@ -53,7 +53,7 @@ delete_node=(gcloud compute tpus tpu-vm delete "$node" "${place[@]}" --quiet)
 # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources/delete: without force, only one
 # that is ACCEPTED (today WAITING_FOR_RESOURCES), FAILED or SUSPENDED is deleted.
 wait_until_deletable() {
-  local deadline=$((SECONDS + wait_seconds)) state status
+  local deadline=$((SECONDS + wait_seconds)) pause=1 state status
   while true; do
     status=0
     state="$(queued_state "$queued")" || status="$?"
@@ -63,7 +63,8 @@ wait_until_deletable() {
       SUSPENDED | FAILED | ACCEPTED | WAITING_FOR_RESOURCES) return 0 ;;
     esac
     ((SECONDS < deadline)) || try_later "the queued resource $queued is still $state after $wait_seconds s: try again, or with --force"
-    sleep "$((deadline - SECONDS < 10 ? deadline - SECONDS : 10))"
+    sleep "$pause"
+    pause=$((pause < 8 ? 2 * pause : 10))
   done
 }
 

@@ -85,7 +85,7 @@ def test_a_queued_resource_is_created_as_googles_page_shows(run, gcloud):
     )
     done = run(
         "tpu_vm_create.sh", "--node=my-tpu", "--zone=europe-west4-a", "--project=p", "--type=v3-32", "--spot",
-        "--queued", "--valid_until=6h", "--wait=1",
+        "--queued", "--valid_until=6h", "--wait=600",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     # https://cloud.google.com/tpu/docs/spot and .../queued-resources, the same
@@ -248,6 +248,8 @@ def test_nothing_is_created_where_the_remains_cannot_be_deleted(run, gcloud):
             (*NODE, "describe"): [says("PREEMPTED"), says("")],
             (*QUEUED, "describe"): [NOT_FOUND],
             (*NODE, "delete"): [(1, "", "ERROR: PERMISSION_DENIED\n")],
+            (*NODE, "versions", "list"): [says("tpu-vm-tf-2.20.0-pjrt")],
+            (*NODE, "create"): [(0, "", "")],
         }
     )
     done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8", "--recreate")
@@ -312,7 +314,7 @@ QUEUED_NODE = {
 
 def test_the_node_goes_first_and_the_queued_resource_when_it_is_suspended(run, gcloud):
     gcloud.answers(QUEUED_NODE)
-    done = run(*DELETE, "--yes", "--wait=1")
+    done = run(*DELETE, "--yes", "--wait=600")
     assert done.returncode == 0, done.stderr
     # https://cloud.google.com/tpu/docs/queued-resources, "Delete a queued resource"
     assert gcloud.changes() == [
