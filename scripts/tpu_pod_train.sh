@@ -65,7 +65,7 @@ state=READY type="" image=""
 if [[ -n "$dry_run" ]]; then
   show "${describe[@]}"
   printf '# for a node of several hosts; of one, --tpu=local instead of --replicas\n'
-  tpu_hosts=2 tpu_replicas="<cores>" tf_version="<that of the node's image>"
+  tpu_hosts=2 tpu_replicas="<cores>" tf_version="<version of the image>"
 else
   status=0
   answer="$(ask "${describe[@]}")" || status="$?"
@@ -74,18 +74,20 @@ else
   IFS=, read -r state type image <<<"$answer"
   [[ "$state" == READY ]] || try_later "$node is $state, not READY"
   read_type "$type"
-  [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)-(pod-)?pjrt ]] ||
-    fail "$node has the image $image, which has no TensorFlow for TPUs; make it anew with scripts/tpu_vm_create.sh"
-  tf_version="${BASH_REMATCH[1]}"
-  ((tpu_hosts == 1)) || [[ -n "${BASH_REMATCH[2]}" ]] ||
-    fail "$node has ${tpu_hosts} hosts and the image $image, whose name lacks -pod: no TPU runtime would run on it"
+  if ((tpu_hosts > 1)); then
+    [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)-pod-pjrt ]] ||
+      fail "$node has $tpu_hosts hosts and the image $image, not tpu-vm-tf-X.Y.Z-pod-pjrt: no TensorFlow worker runs on" \
+        "them. Make it anew with scripts/tpu_vm_create.sh"
+    tf_version="${BASH_REMATCH[1]}"
+    need_tensorflow "$tf_version"
+  fi
 fi
 
 # https://cloud.google.com/sdk/gcloud/reference/compute/tpus/tpu-vm/scp and /ssh
 ssh=(gcloud compute tpus tpu-vm ssh "$node" "${place[@]}" --worker=all --quiet)
 install=(sudo bash /tmp/tpu_vm_startup.sh --install_only "--home=$home" "--source=$source_url")
 [[ -z "$ref" ]] || install+=("--ref=$ref")
-install+=("--tf_version=$tf_version")
+((tpu_hosts == 1)) || install+=("--tf_version=$tf_version")
 run gcloud compute tpus tpu-vm scp "$folder/tpu_vm_startup.sh" "$node:/tmp/tpu_vm_startup.sh" "${place[@]}" --worker=all --quiet
 run "${ssh[@]}" "--command=$(printf '%q ' "${install[@]}")"
 

@@ -122,6 +122,12 @@ read_type() {
   esac
 }
 
+# need_tensorflow VERSION: as setup.py has it, in the extra tpu.
+need_tensorflow() {
+  [[ "$(printf '%s\n' "$1" 2.20.0 | sort -V | head -n 1)" == 2.20.0 ]] ||
+    fail "TensorFlow $1: Launcher needs 2.20.0 or later"
+}
+
 # image_of TF_VERSION: the image of TensorFlow's TPU software for the type that was read. On a pod it runs TensorFlow's
 # TPU worker on every host, whose version must be the program's. https://cloud.google.com/tpu/docs/runtimes
 image_of() {

@@ -11,7 +11,7 @@ scripts/tpu_vm_startup.sh at each boot: it installs Launcher and trains with lau
 where training stopped. Without, the node is only made: see scripts/tpu_pod_train.sh. Run again, it says how the node is.
 
   --zone=ZONE, --project=PROJECT   default: those gcloud is set to
-  --tf_version=X.Y.Z       TensorFlow of the node's image (default: 2.20.0); on a pod, also of the program
+  --tf_version=X.Y.Z       TensorFlow of the node's image and of the program (default: 2.20.0)
   --runtime_version=IMAGE  an image by its whole name, instead of the one that follows from TYPE and --tf_version
   --spot                   cheaper, and taken away at any time
   --queued                 waits in the queue of queued resources, under the same name
@@ -30,6 +30,7 @@ TEXT
 }
 
 folder="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+tpu_hosts=0 tpu_replicas=0 # read_type sets them
 # shellcheck source=/dev/null
 source "$folder/tpu_types.bash"
 
@@ -66,9 +67,10 @@ need_name --node "$node"
 read_type "$type"
 [[ "$tf_version" =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "--tf_version=$tf_version: write X.Y.Z, such as 2.20.0"
 [[ -z "$image" || "$image" =~ ^[a-z0-9][-a-z0-9.]*$ ]] || fail "--runtime_version=$image: is no name of an image"
-[[ ! "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)- ]] || tf_version="${BASH_REMATCH[1]}"
-[[ "$(printf '%s\n' "$tf_version" 2.20.0 | sort -V | head -n 1)" == 2.20.0 ]] ||
-  fail "TensorFlow $tf_version: Launcher needs 2.20.0 or later"
+if ((tpu_hosts > 1)) && [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)- ]]; then
+  tf_version="${BASH_REMATCH[1]}" # its workers run it, and so must the program
+fi
+need_tensorflow "$tf_version"
 [[ -z "$valid_until" || -n "$queued" ]] || fail "--valid_until=$valid_until goes with --queued"
 [[ -z "$wait_seconds" || -n "$queued" ]] || fail "--wait=$wait_seconds goes with --queued; without it, gcloud waits anyhow"
 [[ -z "$valid_until" || "$valid_until" =~ ^[0-9]+[smhd]$ ]] || fail "--valid_until=$valid_until: write it as in 6h or 30m"
@@ -94,7 +96,6 @@ if [[ -n "$source_url" ]]; then
   flags="$(printf '%s\n' "$@")"
   (($(printf '%s' "$flags" | grep -c '') == $#)) || fail "a flag of launcher.main spans several lines"
   values=("launcher-node=$node" "launcher-source=$source_url" "launcher-ref=$ref" "launcher-save-to=$save_to")
-  # shellcheck disable=SC2154  # read_type sets tpu_replicas
   values+=("launcher-tf-version=$tf_version" "launcher-replicas=$tpu_replicas" "launcher-flags=$flags")
   [[ "${values[*]}" != *"|;|"* ]] || fail "'|;|' cannot stand in a flag"
   joined="$(printf '|;|%s' "${values[@]}")"
@@ -104,7 +105,7 @@ fi
 # The image that the zone has: some versions come in variants by family.
 choose_image() {
   local list=(gcloud compute tpus tpu-vm versions list "${place[@]}" '--format=value(version)')
-  local plain variant known
+  local plain variant known advice
   plain="$(image_of "$tf_version")"
   if [[ -n "$dry_run" ]]; then
     show "${list[@]}"
@@ -119,9 +120,12 @@ choose_image() {
       return
     fi
   done
-  known="$(grep -E "^$(image_of '[0-9.]+')" <<<"$known" | sort -V | tail -n 5 | paste -sd ' ' -)"
-  fail "--tf_version=$tf_version: this zone has no image $plain (the newest of its kind: ${known:-none}). Choose one of" \
-    "them with --tf_version or --runtime_version, and on a pod train with the same TensorFlow"
+  known="$({ grep -E "^$(image_of '[0-9.]+')" <<<"$known" || true; } | sort -V | tail -n 5 | paste -sd ' ' -)"
+  advice="its hosts' TensorFlow must be the program's: choose one of those from 2.20.0 on with --tf_version"
+  if ((tpu_hosts == 1)); then
+    advice="the program brings TensorFlow, so one host does with another image: choose it with --runtime_version"
+  fi
+  fail "--tf_version=$tf_version: this zone has no image $plain (the newest of its kind: ${known:-none}); $advice"
 }
 
 create_node() {

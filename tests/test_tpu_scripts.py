@@ -159,7 +159,7 @@ def test_a_type_that_is_none_is_refused_with_what_there_is(run, gcloud, type, sa
         (["--node=n", "--type=v4-8", "--zone=a b"], "--zone=a b"),
         (["--node=n", "--type=v4-8", "--tf_version=2.20"], "--tf_version=2.20"),
         (["--node=n", "--type=v4-8", "--tf_version=2.9.1"], "TensorFlow 2.9.1"),
-        (["--node=n", "--type=v4-8", "--runtime_version=tpu-vm-tf-2.18.0-pjrt"], "TensorFlow 2.18.0"),
+        (["--node=n", "--type=v4-16", "--runtime_version=tpu-vm-tf-2.18.0-pod-pjrt"], "TensorFlow 2.18.0"),
         (["--node=n", "--type=v4-8", "--wait=5"], "--queued"),
         (["--node=n", "--type=v4-8", "--valid_until=6h"], "--queued"),
         (["--node=n", "--type=v4-8", "--queued", "--valid_until=soon"], "--valid_until=soon"),
@@ -283,7 +283,20 @@ def test_an_image_that_the_zone_lacks_is_refused_with_those_it_has(run, gcloud):
     done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8")
     assert done.returncode == 64
     assert "no image tpu-vm-tf-2.20.0-pjrt" in done.stderr and "tpu-vm-tf-2.19.0-pjrt" in done.stderr
+    assert "--runtime_version" in done.stderr  # for one host; on a pod the versions have to agree
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-16")
+    assert done.returncode == 64 and "none" in done.stderr and "--tf_version" in done.stderr
     assert gcloud.changes() == []
+
+
+def test_one_host_does_with_any_image_as_the_program_brings_tensorflow(run, gcloud):
+    gcloud.answers({(*NODE, "describe"): [NOT_FOUND], (*NODE, "create"): [(0, "", "")]})
+    image = "--runtime_version=tpu-vm-tf-2.18.0-pjrt-v5e-and-v6"
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v5litepod-8", image, *JOB)
+    assert done.returncode == 0, done.stderr
+    (create,) = gcloud.changes()
+    assert "--version=tpu-vm-tf-2.18.0-pjrt-v5e-and-v6" in create
+    assert any("|;|launcher-tf-version=2.20.0|;|" in word for word in create)
 
 
 def test_what_gcloud_says_of_other_errors_is_shown_and_nothing_done(run, gcloud):

@@ -41,7 +41,7 @@ done
 INSTALL = r"""#!/usr/bin/env bash
 mkdir -p "$VENV/bin"
 touch "$VENV/pyvenv.cfg"
-printf 'install %s\n' "$(cat "$PIP_CONSTRAINT")" >>NOTES/installs
+printf 'install %s\n' "$(cat "${PIP_CONSTRAINT:-/dev/null}")" >>NOTES/installs
 printf '#!/bin/sh\nexec REAL "$@"\n' >"$VENV/bin/python"
 chmod +x "$VENV/bin/python"
 """
@@ -153,8 +153,9 @@ def test_told_to_stop_it_saves_and_still_fetches_the_logs(tpu, eventually):
 
 def test_a_node_of_one_host_counts_its_own_chips(tpu):
     slice_ = tpu(show=["TPU_NAME", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"])
-    slice_.node("READY,v5litepod-8,tpu-vm-tf-2.20.0-pjrt")
+    slice_.node("READY,v5litepod-8,v2-alpha-tpuv5-lite")
     assert slice_.train().returncode == 0
+    assert (slice_.notes / "installs").read_text() == "install \n"  # no TensorFlow on the image to agree with
     log = (slice_.folder / "run/logs/attempt_1/worker_0.log").read_text()
     assert "TPU_NAME" not in log and "TF_PLUGGABLE_DEVICE_LIBRARY_PATH=" in log
 
@@ -163,8 +164,9 @@ def test_a_node_of_one_host_counts_its_own_chips(tpu):
     ("node", "code", "said"),
     [
         (("CREATING,v5litepod-16,tpu-vm-tf-2.20.0-pod-pjrt",), 75, "CREATING, not READY"),
-        (("READY,v5litepod-16,v2-alpha-tpuv5-lite",), 64, "no TensorFlow for TPUs"),
-        (("READY,v5litepod-16,tpu-vm-tf-2.20.0-pjrt",), 64, "lacks -pod"),
+        (("READY,v5litepod-16,v2-alpha-tpuv5-lite",), 64, "no TensorFlow worker runs on them"),
+        (("READY,v5litepod-16,tpu-vm-tf-2.20.0-pjrt",), 64, "not tpu-vm-tf-X.Y.Z-pod-pjrt"),
+        (("READY,v5litepod-16,tpu-vm-tf-2.18.0-pod-pjrt",), 64, "TensorFlow 2.18.0"),
         (("READY,v9-16,tpu-vm-tf-2.20.0-pjrt",), 64, "v9-16"),
     ],
 )
