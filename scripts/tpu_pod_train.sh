@@ -88,8 +88,10 @@ ssh=(gcloud compute tpus tpu-vm ssh "$node" "${place[@]}" --worker=all --quiet)
 install=(sudo bash /tmp/tpu_vm_startup.sh --install_only "--home=$home" "--source=$source_url")
 [[ -z "$ref" ]] || install+=("--ref=$ref")
 ((tpu_hosts == 1)) || install+=("--tf_version=$tf_version")
-run gcloud compute tpus tpu-vm scp "$folder/tpu_vm_startup.sh" "$node:/tmp/tpu_vm_startup.sh" "${place[@]}" --worker=all --quiet
-run "${ssh[@]}" "--command=$(printf '%q ' "${install[@]}")"
+run gcloud compute tpus tpu-vm scp "$folder/tpu_vm_startup.sh" "$node:/tmp/tpu_vm_startup.sh" "${place[@]}" \
+  --worker=all --quiet || try_later "the hosts cannot be reached; gcloud's words are above"
+run "${ssh[@]}" "--command=$(printf '%q ' "${install[@]}")" ||
+  try_later "the hosts could not all be set up; what they said is above, and in $home/startup.log there"
 
 # Of every host a file here, named after its number, whatever the training came to.
 gather() {

@@ -125,12 +125,11 @@ PYTHON
   # A list of addresses, or of name:id:address.
   hosts="$(tr ',' '\n' <<<"${values[8]}" | sed 's/.*://' | paste -sd ',' -)"
   mapfile -t flags <<<"${values[6]}" # a line each
-  [[ -n "$source_url" ]] || fail "neither --source nor launcher-source in the node's metadata: nothing to install"
-  [[ -n "${flags[*]}" || -n "$install_only" ]] || fail "launcher-flags in the node's metadata is empty: which recipe?"
+  [[ -n "$source_url" ]] || stop 64 "neither --source nor launcher-source in the node's metadata: nothing to install"
+  [[ -n "${flags[*]}" || -n "$install_only" ]] || stop 64 "launcher-flags in the node's metadata is empty: which recipe?"
 }
 
 fetch() {
-  local from=(git -C "$home/src" fetch --quiet --depth=1 "$source_url" "${ref:-HEAD}")
   logged rm -rf -- "$home/src" # of a start that was cut short, or of another job
   logged mkdir -p -- "$home/src"
   if [[ "$source_url" == gs://* ]]; then
@@ -139,7 +138,7 @@ fetch() {
     return
   fi
   logged git -C "$home/src" init --quiet
-  logged "${from[@]}"
+  logged git -C "$home/src" fetch --quiet --depth=1 "$source_url" "${ref:-HEAD}"
   logged git -C "$home/src" checkout --quiet --detach FETCH_HEAD
 }
 
@@ -263,17 +262,11 @@ while (($#)); do
     --dry_run) dry_run=1 ;;
     --foreground) foreground=1 ;;
     --install_only) install_only=1 ;;
-    --home=*) home="${1#*=}" ;;
     --source=*) source_url="${1#*=}" ;;
-    --ref=*) ref="${1#*=}" ;;
-    --tf_version=*) tf_version="${1#*=}" ;;
-    --node=*) node="${1#*=}" ;;
-    --replicas=*) replicas="${1#*=}" ;;
-    --worker=*) worker="${1#*=}" ;;
-    --hosts=*) hosts="${1#*=}" ;;
-    --save_to=*) save_to="${1#*=}" ;;
-    --save_every=*) save_every="${1#*=}" ;;
-    --tpu_wait=*) tpu_wait="${1#*=}" ;;
+    --home=* | --ref=* | --tf_version=* | --node=* | --replicas=* | --worker=* | --hosts=* | --save_to=* | --save_every=* | --tpu_wait=*)
+      name="${1%%=*}"
+      printf -v "${name#--}" '%s' "${1#*=}"
+      ;;
     --) shift && break ;;
     *) fail "unknown option $1; flags of launcher.main stand behind --, and --help shows the rest" ;;
   esac
@@ -309,6 +302,7 @@ if [[ -z "$dry_run" ]]; then
   exec 9>"$home/lock"
   if ! flock --nonblock 9; then
     say "runs already, see $home/status.json"
+    [[ -z "$install_only" ]] || exit 75 # who asks for this wants to train
     exit 0
   fi
 fi

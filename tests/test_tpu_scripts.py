@@ -31,7 +31,7 @@ def run(tmp_path, gcloud):
         return subprocess.run(
             [str(ROOT / "scripts" / script), *arguments],
             env={**os.environ, "PATH": path or f"{gcloud.folder}:{os.environ['PATH']}"},
-            cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=60, check=False,
+            cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
 
     return call

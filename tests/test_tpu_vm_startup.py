@@ -132,7 +132,7 @@ class Host:
 
     def run(self, *arguments, **environ):
         process = self.start(*arguments, **environ)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def train(self, *arguments, **environ):
@@ -176,11 +176,11 @@ def host(tmp_path):
 
 @pytest.fixture
 def until():
-    """until(condition): waits for it; fails the test after half a minute."""
+    """until(condition): waits for it; fails the test after a minute."""
     pause = threading.Event().wait
 
     def wait(condition):
-        for _ in range(1500):
+        for _ in range(3000):
             if condition():
                 return
             pause(0.02)
@@ -273,6 +273,14 @@ def test_what_a_retry_would_not_help_is_not_run_again(host, code):
     assert host.run(f"--source={host.repository}", "--", "--gin_file=mended.gin").returncode == 0
 
 
+def test_only_installing_trains_nothing_and_the_next_time_is_quick(host):
+    for _ in range(2):
+        done = host.run(f"--source={host.repository}", "--install_only")
+        assert done.returncode == 0, done.stderr
+    assert [call.split()[0] for call in host.calls] == ["install"]
+    assert host.status["state"] == "waiting" and (host.home / "python").exists()
+
+
 def test_a_run_goes_on_with_the_code_it_began_with(host):
     host.plan(42, 0)
     assert host.train("--ref=main").returncode == 42
@@ -317,6 +325,7 @@ def test_while_the_launcher_lives_no_second_one_is_started(host, until):
     process.wait()
     again = host.run(f"--source={host.repository}", "--", "--gin_file=x.gin")
     assert again.returncode == 0 and "runs already" in again.stdout
+    assert host.run(f"--source={host.repository}", "--install_only").returncode == 75
     launcher = psutil.Process(int((host.notes / "holding").read_text()))
     launcher.kill()
     until(lambda: not psutil.pid_exists(launcher.pid))
@@ -334,7 +343,7 @@ def test_sigterm_reaches_the_launcher_once_and_the_next_boot_goes_on(host, until
         until(lambda count=count: (host.home / "startup.log").read_text().count("told to stop") == count)
     until(lambda: "TERM" in host.calls)
     (host.notes / "busy").unlink()
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 42
     assert host.calls.count("TERM") == 1
     assert (host.status["state"], host.status["exit_code"]) == ("waiting", 42)
@@ -371,7 +380,7 @@ def test_the_tpu_is_waited_for(host, until):
     process = host.start(f"--source={host.repository}", "--", "--gin_file=x.gin", TPU_DEVICES=f"{host.folder}/late*")
     until(lambda: (host.home / "status.json").exists() and host.status["state"] == "waiting")
     (host.folder / "late0").touch()
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 0 and host.status["state"] == "done"
 
 
@@ -444,6 +453,7 @@ def test_a_host_of_a_pod_knows_itself_from_the_metadata(host, metadata):
 def test_a_node_made_without_a_job_is_told_so(host, metadata):
     done = host.run("--foreground", GCE_METADATA_HOST=metadata({}))
     assert done.returncode == 64 and "launcher-source" in done.stderr and host.calls == []
+    assert (host.status["state"], host.status["exit_code"]) == ("failed", 64)
 
 
 def test_a_metadata_server_that_is_silent_is_for_the_next_boot(host, free_ports):
@@ -502,7 +512,7 @@ def test_while_it_trains_it_saves_and_when_it_is_told_to_stop(host, until):
     until((saved / "step_2").exists)
     assert not (saved / "saved").exists()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 42 and (saved / "saved").exists()
 
 

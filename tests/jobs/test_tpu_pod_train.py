@@ -140,6 +140,13 @@ def test_its_exit_code_is_the_trainings_and_the_logs_are_fetched_all_the_same(tp
     assert (slice_.folder / "tpu_logs/my-tpu/1.log").exists()
 
 
+def test_what_cannot_be_set_up_is_not_trained_on(tpu):
+    slice_ = tpu()
+    done = slice_.train(f"--source={slice_.folder}/nowhere")
+    assert done.returncode == 75 and "could not all be set up" in done.stderr
+    assert not (slice_.folder / "run").exists()
+
+
 def test_told_to_stop_it_saves_and_still_fetches_the_logs(tpu, eventually):
     slice_ = tpu(on_sigterm="save", faults=[{"rank": 0, "step": 2, "do": "wait_for_sigterm"}])
     process = slice_.start()
