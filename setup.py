@@ -44,7 +44,11 @@ setup(
     extras_require={
         "cpu": CPU,
         "cuda": ["tensorflow[and-cuda]>=2.20"],  # with the CUDA libraries it was built for
-        "tpu": ["tensorflow-tpu>=2.20"],  # Cloud TPU VMs
+        "tpu": [
+            "tensorflow-tpu>=2.20",  # Cloud TPU VMs
+            "google-api-python-client",  # what TensorFlow's TPUClusterResolver looks a node up with, by its name,
+            "oauth2client",  # and signs in
+        ],
         "demo": DEMO,
         "kubernetes": KUBERNETES,
         "report": REPORT,

@@ -45,7 +45,7 @@ cd -- "$root"
 export TF_CPP_MIN_LOG_LEVEL=2
 run "$bin/ruff" check .
 run "$bin/mypy"
-run "$bin/shellcheck" scripts/*.sh scripts/slurm.sbatch .ci/run
+run "$bin/shellcheck" scripts/*.sh scripts/*.bash scripts/slurm.sbatch .ci/run
 if ! run "$bin/python" -m launcher.data.prepare fashion_mnist; then
   printf 'note: Fashion-MNIST is not to be had here; the tests that need it will be skipped\n'
 fi

@@ -98,7 +98,9 @@ def _make_tpu_vm(options: flags.FlagValues, job: Job, console: Console) -> Backe
     recipe = worker.define_flags()
     recipe(["launcher.main", *job.arguments])
     needed = tpu_vm.environment(options.tpu_node, recipe.tpu)
-    return remote_flags.make_backend(options, job, console, transport, os.environ, needed)
+    return remote_flags.make_backend(
+        options, job, console, transport, os.environ, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT
+    )
 
 
 KINDS: Mapping[str, Kind] = {

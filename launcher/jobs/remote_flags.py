@@ -41,11 +41,17 @@ def define(values: flags.FlagValues) -> None:
         "ssh_command", "ssh", "The client, with options of your own, such as 'ssh -p 2222 -i key'.", flag_values=values
     )
     flags.DEFINE_string(
-        "remote_python", None, "Interpreter on the hosts. Default: the path of the one here.", flag_values=values
-    )
+        "remote_python", None,
+        "Interpreter on the hosts. Default: the path of the one here; with --backend=tpu_vm, the one that "
+        "scripts/tpu_vm_startup.sh installs.",
+        flag_values=values,
+    )  # fmt: skip
     flags.DEFINE_string(
-        "remote_dir", None, "Working directory on the hosts. Default: the path of the one here.", flag_values=values
-    )
+        "remote_dir", None,
+        "Working directory on the hosts. Default: the path of the one here; with --backend=tpu_vm, the checkout that "
+        "scripts/tpu_vm_startup.sh makes.",
+        flag_values=values,
+    )  # fmt: skip
     flags.DEFINE_multi_string(
         "env", [],
         f"NAME of a variable here, or NAME=VALUE, that workers on the hosts get; may repeat. Always passed on when set "
@@ -84,8 +90,12 @@ def make_backend(
     transport: Transport,
     environ: Mapping[str, str],
     needed_there: Mapping[str, str] | None = None,
+    python_there: str | None = None,
+    folder_there: str | None = None,
 ) -> RemoteBackend:
     """A backend for workers on the hosts of `transport`, which get what a person passes on, and `needed_there`.
+
+    Interpreter and working directory are those that the flags name, else those given, else those here.
 
     Raises:
       UsageError: a flag has a value that it cannot have.
@@ -94,7 +104,7 @@ def make_backend(
     elastic.check_least(least, job.workers)
     if not 0 < options.connect_timeout < float("inf"):
         raise UsageError(f"--connect_timeout={options.connect_timeout:g}: must be a number of seconds above 0")
-    folder = options.remote_dir or os.getcwd()
+    folder = options.remote_dir or folder_there or os.getcwd()
     if folder != os.getcwd() and not os.path.isabs(job.model_dir):
         raise UsageError(
             f"--remote_dir={folder}: --model_dir={job.model_dir} would be another folder there than here; give the "
@@ -107,7 +117,7 @@ def make_backend(
         console=console,
         transport=transport,
         agent=AgentCommand(
-            python=options.remote_python or sys.executable,
+            python=options.remote_python or python_there or sys.executable,
             folder=folder,
             environ=needed,
         ),

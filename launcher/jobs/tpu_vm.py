@@ -19,6 +19,10 @@ from launcher.jobs.transports import Refusal, last_words
 
 FLAGS = ("tpu_node", "zone", "project")
 
+# Where scripts/tpu_vm_startup.sh installs, on every host.
+PYTHON = "/opt/launcher/python"
+CHECKOUT = "/opt/launcher/src"
+
 _NODE = re.compile(r"(?:[a-z_][a-z0-9_.-]*@)?[a-z]([-a-z0-9]*[a-z0-9])?")
 _PLACE = re.compile(r"[a-z0-9]([-a-z0-9:.]*[a-z0-9])?")
 # A connection that breaks without a word is noticed after about six seconds.
@@ -73,6 +77,9 @@ class TpuVm:
             return None
         what = said[-1].removeprefix("ERROR:").strip() if said else last_words(lines)
         is_mistake = any(sign in line for sign in _MISTAKES for line in lines)
+        if "NOT_FOUND" in what or "was not found" in what:
+            create = f"scripts/tpu_vm_create.sh --node={host.address} --type=TYPE"
+            return Refusal(message=f"gcloud finds no {host.name} ({what}); create it: {create}", is_mistake=True)
         by_hand = shlex.join([*self._command, "--command=true"])
         hint = f"; first make this work: {by_hand}" if is_mistake else "; is it up?"
         return Refusal(message=f"gcloud cannot reach {host.name} ({what}){hint}", is_mistake=is_mistake)

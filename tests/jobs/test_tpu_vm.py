@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from launched import LaunchedJob
+from launched import ROOT, LaunchedJob
 
 from launcher.errors import UsageError
 from launcher.jobs.tpu_vm import TpuVm
@@ -60,7 +60,8 @@ def launch_on_tpu(start_launcher, fake_environment, gcloud, tmp_path):
             "--env=FAKE_WORKER",
             "--gin_file=fake.gin",
         )
-        words = (*given, "--worker_module=fake_worker", f"--model_dir={tmp_path / 'run'}", *flags)
+        here = (f"--remote_python={sys.executable}", f"--remote_dir={tmp_path}")
+        words = (*given, *here, "--worker_module=fake_worker", f"--model_dir={tmp_path / 'run'}", *flags)
         jobs.append(LaunchedJob(start_launcher(*words, module="launcher.launch", env=environ), tmp_path / "run"))
         return jobs[-1]
 
@@ -107,7 +108,8 @@ def test_what_gcloud_says_is_the_message(launch_on_tpu):
     job = launch_on_tpu(env={"GCLOUD_FAILS": "NOT_FOUND: Resource 'my-tpu' was not found"})
     finished = job.wait()
     assert finished.returncode == 64
-    assert finished.stderr.startswith("error: gcloud cannot reach my-tpu (") and "was not found" in finished.stderr
+    assert finished.stderr.startswith("error: gcloud finds no my-tpu (") and "was not found" in finished.stderr
+    assert "scripts/tpu_vm_create.sh --node=my-tpu" in finished.stderr
     assert not job.model_dir.exists()
 
 
@@ -117,6 +119,17 @@ def test_dry_run_prints_gclouds_command_line_and_runs_nothing(launch_on_tpu, gcl
     assert "gcloud compute tpus tpu-vm ssh my-tpu --zone=us-west4-a --worker=0" in finished.stdout
     assert "TPU_NAME=my-tpu" in finished.stdout
     assert not (gcloud / "notes").exists()
+
+
+def test_the_program_is_where_the_start_up_script_installs_it(start_launcher, gcloud, tmp_path):
+    words = ("--backend=tpu_vm", "--tpu_node=my-tpu", "--gin_file=x.gin", "--model_dir=/mnt/run", "--dry_run")
+    environ = {"PATH": f"{gcloud}:{os.environ['PATH']}"}
+    finished = start_launcher(*words, module="launcher.launch", env=environ).wait(60)
+    assert finished.returncode == 0, finished.stderr
+    assert "/opt/launcher/python -m launcher.main" in finished.stdout and "/opt/launcher/src" in finished.stdout
+    script = (ROOT / "scripts" / "tpu_vm_startup.sh").read_text()
+    assert 'home="${LAUNCHER_HOME:-/opt/launcher}"' in script
+    assert '"$home/python"' in script and '"$home/src"' in script
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+# Sourced by the scripts for Cloud TPU: what an accelerator type says about a slice, and how gcloud is spoken to.
+# shellcheck shell=bash
+#
+# Types and sizes: https://cloud.google.com/tpu/docs/v2, /v3, /v4, /v5e, /v5p and /v6e, "Configurations".
+
+# shellcheck disable=SC2034  # for the scripts that source this
+dry_run="" tpu_family="" tpu_hosts=0 tpu_replicas=0
+place=() # --zone and --project, as given
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 64
+}
+
+# Ends with 75: nothing is wrong with what was asked for, and later it may work.
+try_later() {
+  printf 'error: %s\n' "$*" >&2
+  exit 75
+}
+
+say() {
+  printf '%s\n' "$*" >&2
+}
+
+show() {
+  printf '+'
+  printf ' %q' "$@"
+  printf '\n'
+}
+
+run() {
+  if [[ -n "$dry_run" ]]; then
+    show "$@"
+  else
+    "$@"
+  fi
+}
+
+# Prints what a command that only asks prints. Nothing, and status 1, when gcloud says that there is no such thing;
+# any other error ends the script with gcloud's words, before anything was changed.
+ask() {
+  local errors answer status=0
+  errors="$(mktemp)"
+  answer="$("$@" 2>"$errors")" || status="$?"
+  if ((status == 0)); then
+    rm -f -- "$errors"
+    printf '%s\n' "$answer"
+    return
+  fi
+  if grep -qE 'NOT_FOUND|was not found' "$errors"; then
+    rm -f -- "$errors"
+    return 1
+  fi
+  cat -- "$errors" >&2
+  rm -f -- "$errors"
+  return 2
+}
+
+node_state() {
+  ask gcloud compute tpus tpu-vm describe "$1" "${place[@]}" '--format=value(state)'
+}
+
+queued_state() {
+  ask gcloud compute tpus queued-resources describe "$1" "${place[@]}" '--format=value(state.state)'
+}
+
+# need_name FLAG VALUE: https://cloud.google.com/compute/docs/naming-resources
+need_name() {
+  [[ "$2" =~ ^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$ ]] ||
+    fail "$1=$2: is no name; use small letters, digits and dashes, a letter first, at most 63"
+}
+
+need_place() {
+  [[ "$2" =~ ^[a-z0-9]([-a-z0-9:.]*[a-z0-9])?$ ]] || fail "$1=$2: is no such name; use small letters, digits and dashes"
+}
+
+need_seconds() {
+  [[ "$2" =~ ^[0-9]{1,6}$ ]] || fail "$1=$2: must be a whole number of seconds"
+}
+
+# need_source FLAG VALUE: where a checkout of Launcher comes from.
+need_source() {
+  case "$2" in
+    gs://?*/*[!/] | https://?* | ssh://?* | git@?*:?* | /?*) ;;
+    *) fail "$1=$2: must be a folder in a bucket (gs://BUCKET/FOLDER) or a git repository (https://..., ssh://..., /path)" ;;
+  esac
+}
+
+need_gcloud() {
+  [[ -n "$dry_run" ]] || command -v gcloud >/dev/null ||
+    fail "there is no gcloud on PATH; install it: https://cloud.google.com/sdk/docs/install"
+}
+
+# read_type TYPE: sets tpu_family, tpu_hosts and tpu_replicas, or says which types there are.
+# The number counts TensorCores, two a chip, for v2, v3, v4 and v5p, and chips for v5e and v6e. A replica of TensorFlow
+# is a TensorCore of v2 and v3, and a chip of the others: v4 and v5p join the two cores of a chip.
+# shellcheck disable=SC2034  # for the scripts that source this
+read_type() {
+  local type="$1" number sizes most=0
+  [[ "$type" =~ ^([a-z0-9]*[a-z0-9])-([1-9][0-9]{0,5})$ ]] ||
+    fail "--type=$type: is no accelerator type; write FAMILY-NUMBER, such as v5litepod-16, v4-32 or v6e-8"
+  tpu_family="${BASH_REMATCH[1]}"
+  number="${BASH_REMATCH[2]}"
+  case "$tpu_family" in
+    v2) sizes="8 32 128 256 512" ;;
+    v3) sizes="8 32 64 128 256 512 1024 2048" ;;
+    v4) sizes="8 16 32 64" most=8192 ;;
+    v5p) sizes="8 16 32 64" most=17920 ;;
+    v5litepod | v6e) sizes="1 4 8 16 32 64 128 256" ;;
+    v5e | v5lite) fail "--type=$type: there is no such family; v5e is called v5litepod: --type=v5litepod-$number" ;;
+    v5) fail "--type=$type: there is no such family; did you mean v5p-$number or v5litepod-$number?" ;;
+    v6) fail "--type=$type: there is no such family; did you mean v6e-$number?" ;;
+    tpu7x | v7x) fail "--type=$type: the Cloud TPU API has none later than v6e; GKE and Compute Engine have" ;;
+    *) fail "--type=$type: there is no such family; there is v2, v3, v4, v5litepod (v5e), v5p and v6e" ;;
+  esac
+  [[ " $sizes " == *" $number "* ]] || ((number % 128 == 0 && number <= most)) ||
+    fail "--type=$type: $tpu_family comes with ${sizes// /, }$( ((!most)) || printf ' and multiples of 128 up to %s' "$most")"
+  case "$tpu_family" in
+    v2 | v3) tpu_hosts=$((number / 8)) tpu_replicas="$number" ;;
+    v4 | v5p) tpu_hosts=$((number / 8)) tpu_replicas=$((number / 2)) ;;
+    *) tpu_hosts=$((number > 8 ? number / 4 : 1)) tpu_replicas="$number" ;;
+  esac
+}
+
+# need_tensorflow VERSION: as setup.py has it, in the extra tpu.
+need_tensorflow() {
+  [[ "$(printf '%s\n' "$1" 2.20.0 | sort -V | head -n 1)" == 2.20.0 ]] ||
+    fail "TensorFlow $1: Launcher needs 2.20.0 or later"
+}
+
+# image_of TF_VERSION: the image of TensorFlow's TPU software for the type that was read. On a pod it runs TensorFlow's
+# TPU worker on every host, whose version must be the program's. https://cloud.google.com/tpu/docs/runtimes
+image_of() {
+  if ((tpu_hosts > 1)); then
+    printf 'tpu-vm-tf-%s-pod-pjrt\n' "$1"
+  else
+    printf 'tpu-vm-tf-%s-pjrt\n' "$1"
+  fi
+}
+
+# The variants that some versions of an image come in instead, seen since 2.18.0 (tensorflow/tensorflow issue 82208).
+image_variant_of() {
+  case "$tpu_family" in
+    v5litepod | v6e) printf '%s-v5e-and-v6\n' "$(image_of "$1")" ;;
+    *) printf '%s-v5p-and-below\n' "$(image_of "$1")" ;;
+  esac
+}

@@ -1,0 +1,230 @@
+"""A slice that is there is set up on all hosts and trained on from host 0, by a stand-in for gcloud that runs what it
+is told on this machine: the real start-up script, and the real launcher.launch with a worker without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+from launched import ROOT, LaunchedJob
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")
+
+# A slice of two hosts, whose /tmp is a folder. --output-directory gets a file a host, as documented.
+GCLOUD = r"""#!/usr/bin/env bash
+printf '%s\n' "$*" >>"NOTES/gcloud"
+case "$*" in
+  *" describe "*) cat NOTES/node; exit "$(cat NOTES/code)" ;;
+  *" scp "*) cp "$5" NOTES/tpu_vm_startup.sh; exit ;;
+esac
+workers="0"; logs=""
+for word in "$@"; do
+  case "$word" in
+    --command=*) command="${word#--command=}" ;;
+    --worker=all) workers="0 1" ;;
+    --output-directory=*) logs="${word#*=}" ;;
+  esac
+done
+command="${command//\/tmp\/tpu_vm_startup.sh/NOTES/tpu_vm_startup.sh}"
+for worker in $workers; do
+  if [[ -n "$logs" ]]; then
+    { echo "host $worker"; bash -c "$command"; } >"$logs/$worker.log"
+  else
+    env -u PYTHONPATH bash -c "$command" || exit
+  fi
+done
+"""
+INSTALL = r"""#!/usr/bin/env bash
+mkdir -p "$VENV/bin"
+touch "$VENV/pyvenv.cfg"
+printf 'install %s\n' "$(cat "${PIP_CONSTRAINT:-/dev/null}")" >>NOTES/installs
+printf '#!/bin/sh\nexec REAL "$@"\n' >"$VENV/bin/python"
+chmod +x "$VENV/bin/python"
+"""
+
+
+class Slice:
+    def __init__(self, folder, environ):
+        self.folder, self.notes, self.environ, self.process = folder, folder / "notes", environ, None
+        self.repository = folder / "repository"
+        for name, text in (
+            ("bin/gcloud", GCLOUD), ("bin/sudo", '#!/bin/sh\nexec "$@"\n'), ("bin/journalctl", "#!/bin/sh\necho tpu\n"),
+            ("repository/scripts/install.sh", INSTALL),
+        ):  # fmt: skip
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("NOTES", str(self.notes)).replace("REAL", sys.executable))
+            path.chmod(0o755)
+        self.notes.mkdir()
+        self.node("READY,v5litepod-16,tpu-vm-tf-2.20.0-pod-pjrt-v5e-and-v6")
+        for words in (
+            ("init", "--quiet"), ("add", "--all"),
+            ("-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "--quiet", "--message=x"),
+        ):  # fmt: skip
+            subprocess.run(["git", "-C", self.repository, *words], check=True)
+
+    def node(self, answer, code=0):
+        (self.notes / "node").write_text(f"{answer}\n")
+        (self.notes / "code").write_text(str(code))
+
+    def train(self, *flags):
+        process = self.start(*flags)
+        out, err = process.communicate(timeout=90)
+        return subprocess.CompletedProcess(flags, process.returncode, out, err)
+
+    def start(self, *flags):
+        words = ("--node=my-tpu", "--zone=z", f"--source={self.repository}", f"--home={self.folder}/opt")
+        worker = ("--worker_module=fake_worker", "--env=FAKE_WORKER", "--gin_file=fake.gin", "--max_restarts=0")
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        self.process = subprocess.Popen(
+            [str(ROOT / "scripts" / "tpu_pod_train.sh"), *words, *worker, f"--model_dir={self.folder}/run", *flags],
+            env={**os.environ, **self.environ, "PATH": path, "PYTHON": sys.executable},
+            cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        return self.process
+
+    def close(self):
+        """Kills what is left; the supervisor's own guard and agent end the worker with it."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+
+    @property
+    def told(self):
+        path = self.notes / "gcloud"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def tpu(tmp_path, fake_environment):
+    """tpu(**settings of fake_worker): a slice of two hosts."""
+    made = []
+
+    def make(**settings):
+        made.append(Slice(tmp_path, fake_environment(**settings)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        assert LaunchedJob(None, one.folder / "run").running() == []
+
+
+def test_all_hosts_are_set_up_host_0_trains_and_all_logs_are_here(tpu):
+    slice_ = tpu(show=["TPU_NAME", "TPU_LOAD_LIBRARY", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"])
+    done = slice_.train()
+    assert done.returncode == 0, done.stderr
+    assert (slice_.notes / "installs").read_text() == "install tensorflow-tpu==2.20.0\n"  # both hosts are one here
+    log = (slice_.folder / "run/logs/attempt_1/worker_0.log").read_text()
+    assert "TPU_NAME=my-tpu" in log and "TPU_LOAD_LIBRARY=0" in log and "PLUGGABLE" not in log
+    assert log.endswith("done\n")
+    assert [line.split()[3] for line in slice_.told] == ["describe", "scp", "ssh", "ssh", "ssh"]
+    assert [("--worker=all" in line, "--worker=0" in line) for line in slice_.told[1:]] == [
+        (True, False), (True, False), (False, True), (True, False)
+    ]  # fmt: skip
+    for host in (0, 1):
+        text = (slice_.folder / f"tpu_logs/my-tpu/{host}.log").read_text()
+        assert text.startswith(f"host {host}\n") and "installing" in text and text.endswith("tpu\n")
+
+
+def test_its_exit_code_is_the_trainings_and_the_logs_are_fetched_all_the_same(tpu):
+    fault = {"rank": 0, "step": 2, "do": "raise_error", "kind": "ValueError", "message": "no", "code": 70}
+    slice_ = tpu(faults=[fault])
+    done = slice_.train()
+    assert done.returncode == 70, done.stderr
+    assert (slice_.folder / "tpu_logs/my-tpu/1.log").exists()
+
+
+def test_what_cannot_be_set_up_is_not_trained_on(tpu):
+    slice_ = tpu()
+    done = slice_.train(f"--source={slice_.folder}/nowhere")
+    assert done.returncode == 75 and "could not all be set up" in done.stderr
+    assert not (slice_.folder / "run").exists()
+
+
+def test_told_to_stop_it_saves_and_still_fetches_the_logs(tpu, eventually):
+    slice_ = tpu(on_sigterm="save", faults=[{"rank": 0, "step": 2, "do": "wait_for_sigterm"}])
+    process = slice_.start()
+    log = slice_.folder / "run/logs/attempt_1/worker_0.log"
+    eventually(lambda: log.exists() and "waiting for SIGTERM" in log.read_text())
+    process.terminate()  # the script alone
+    process.communicate(timeout=90)
+    assert process.returncode == 42 and "saved at step 3" in log.read_text()
+    assert (slice_.folder / "tpu_logs/my-tpu/1.log").exists()
+
+
+def test_a_node_of_one_host_counts_its_own_chips(tpu):
+    slice_ = tpu(show=["TPU_NAME", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"])
+    slice_.node("READY,v5litepod-8,v2-alpha-tpuv5-lite")
+    assert slice_.train().returncode == 0
+    assert (slice_.notes / "installs").read_text() == "install \n"  # no TensorFlow on the image to agree with
+    log = (slice_.folder / "run/logs/attempt_1/worker_0.log").read_text()
+    assert "TPU_NAME" not in log and "TF_PLUGGABLE_DEVICE_LIBRARY_PATH=" in log
+
+
+@pytest.mark.parametrize(
+    ("node", "code", "said"),
+    [
+        (("CREATING,v5litepod-16,tpu-vm-tf-2.20.0-pod-pjrt",), 75, "CREATING, not READY"),
+        (("READY,v5litepod-16,v2-alpha-tpuv5-lite",), 64, "no TensorFlow worker runs on them"),
+        (("READY,v5litepod-16,tpu-vm-tf-2.20.0-pjrt",), 64, "not tpu-vm-tf-X.Y.Z-pod-pjrt"),
+        (("READY,v5litepod-16,tpu-vm-tf-2.18.0-pod-pjrt",), 64, "TensorFlow 2.18.0"),
+        (("READY,v9-16,tpu-vm-tf-2.20.0-pjrt",), 64, "v9-16"),
+    ],
+)
+def test_a_node_that_cannot_train_is_left_alone(tpu, node, code, said):
+    slice_ = tpu()
+    slice_.node(*node)
+    done = slice_.train()
+    assert done.returncode == code and said in done.stderr and done.stderr.count("\n") == 1
+    assert len(slice_.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--node="], "--node is missing"),
+        (["--source=here"], "--source=here"),
+        (["--home=opt"], "--home=opt"),
+        (["--ref=-x"], "--ref=-x"),
+        (["--zone=a b"], "--zone=a b"),
+    ],
+)
+def test_a_mistake_is_one_message_before_anybody_is_asked(tpu, flags, said):
+    slice_ = tpu()
+    done = slice_.train(*flags)
+    assert done.returncode == 64
+    assert done.stderr.startswith("error: ") and said in done.stderr and done.stderr.count("\n") == 1
+    assert slice_.told == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "name a recipe"),
+        (["--gin_file=x.gin"], "--model_dir="),
+        (["--gin_file=x.gin", "--model_dir=run"], "--model_dir="),
+    ],
+)
+def test_recipe_and_folder_are_asked_for(flags, said):
+    words = (ROOT / "scripts" / "tpu_pod_train.sh", "--node=n", "--source=https://example.com/x.git", *flags)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 64 and said in done.stderr
+
+
+def test_a_dry_run_prints_the_commands_and_runs_none(tpu):
+    slice_ = tpu()
+    done = slice_.train("--dry_run", "--logs=my logs")
+    assert done.returncode == 0, done.stderr
+    commands = [shlex.split(line.removeprefix("+ ")) for line in done.stdout.splitlines() if line.startswith("+ ")]
+    assert [words[4] for words in commands if words[0] == "gcloud"] == ["describe", "scp", "ssh", "ssh"]
+    (launch,) = [words for words in commands if "launcher.launch" in words]
+    assert {"--backend=tpu_vm", "--tpu_node=my-tpu", "--zone=z"} <= set(launch)
+    assert f"--remote_python={slice_.folder}/opt/python" in launch
+    assert "--output-directory=my logs" in commands[-1]
+    assert slice_.told == [] and not (slice_.folder / "my logs").exists()

@@ -1,0 +1,412 @@
+"""The scripts that create and delete Cloud TPU nodes, by a stand-in for gcloud. What they run is compared with commands
+of Google's documentation, word for word."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from recorded_gcloud import NODE, NOT_FOUND, QUEUED, Gcloud, says
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")
+
+JOB = ("--source=https://example.com/launcher.git", "--", "--gin_file=resnet_tpu.gin")
+
+
+@pytest.fixture
+def gcloud(tmp_path):
+    return Gcloud(tmp_path / "bin")
+
+
+@pytest.fixture
+def run(tmp_path, gcloud):
+    """run(script, *arguments, stdin=""): runs it with the stand-in on PATH."""
+
+    def call(script, *arguments, stdin="", path=None):
+        return subprocess.run(
+            [str(ROOT / "scripts" / script), *arguments],
+            env={**os.environ, "PATH": path or f"{gcloud.folder}:{os.environ['PATH']}"},
+            cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    return call
+
+
+def test_shellcheck_has_nothing_to_say_about_what_they_share():
+    checker = Path(sysconfig.get_path("scripts")) / "shellcheck"
+    done = subprocess.run(
+        [checker, str(ROOT / "scripts" / "tpu_types.bash")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+# --------------------------------------------------------------------------------------------------------------- create
+
+
+def documented(text):
+    """A command as a page shows it."""
+    return shlex.split(text.replace("\\\n", " "))[1:]
+
+
+def test_a_node_is_created_as_googles_page_shows(run, gcloud):
+    gcloud.answers(
+        {
+            (*NODE, "describe"): [NOT_FOUND],
+            (*NODE, "versions", "list"): [says("tpu-vm-tf-2.20.0-pjrt\ntpu-vm-tf-2.20.0-pod-pjrt")],
+            (*NODE, "create"): [(0, "", "")],
+        }
+    )
+    done = run("tpu_vm_create.sh", "--node=demo-tpu", "--zone=europe-west4-a", "--type=v3-8", "--spot")
+    assert done.returncode == 0, done.stderr
+    # https://cloud.google.com/tpu/docs/preemptible, with the image of another TensorFlow, and today's --spot
+    shown = documented(
+        """gcloud compute tpus tpu-vm create demo-tpu \\
+             --zone=europe-west4-a \\
+             --accelerator-type=v3-8 \\
+             --version=tpu-vm-tf-2.20.0-pjrt \\
+             --spot"""
+    )
+    assert gcloud.changes() == [shown]
+
+
+def test_a_queued_resource_is_created_as_googles_page_shows(run, gcloud):
+    gcloud.answers(
+        {
+            (*NODE, "describe"): [NOT_FOUND],
+            (*QUEUED, "describe"): [NOT_FOUND, says("WAITING_FOR_RESOURCES"), says("ACTIVE")],
+            (*NODE, "versions", "list"): [says("tpu-vm-tf-2.20.0-pjrt\ntpu-vm-tf-2.20.0-pod-pjrt")],
+            (*QUEUED, "create"): [(0, "", "")],
+        }
+    )
+    done = run(
+        "tpu_vm_create.sh", "--node=my-tpu", "--zone=europe-west4-a", "--project=p", "--type=v3-32", "--spot",
+        "--queued", "--valid_until=6h", "--wait=600",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # https://cloud.google.com/tpu/docs/spot and .../queued-resources, the same
+    shown = documented(
+        """gcloud compute tpus queued-resources create my-tpu \\
+             --node-id=my-tpu \\
+             --zone=europe-west4-a \\
+             --project=p \\
+             --accelerator-type=v3-32 \\
+             --runtime-version=tpu-vm-tf-2.20.0-pod-pjrt \\
+             --spot \\
+             --valid-until-duration=6h"""
+    )
+    assert gcloud.changes() == [shown]
+
+
+@pytest.mark.parametrize(
+    ("type", "image", "replicas"),
+    [
+        # A replica is a TensorCore of v2 and v3, else a chip; the number counts cores, but chips for v5e and v6e.
+        ("v2-8", "tpu-vm-tf-2.20.0-pjrt", 8),
+        ("v3-32", "tpu-vm-tf-2.20.0-pod-pjrt", 32),
+        ("v4-8", "tpu-vm-tf-2.20.0-pjrt", 4),
+        ("v4-128", "tpu-vm-tf-2.20.0-pod-pjrt", 64),
+        ("v5litepod-1", "tpu-vm-tf-2.20.0-pjrt", 1),
+        ("v5litepod-8", "tpu-vm-tf-2.20.0-pjrt", 8),
+        ("v5litepod-16", "tpu-vm-tf-2.20.0-pod-pjrt", 16),
+        ("v5p-8", "tpu-vm-tf-2.20.0-pjrt", 4),
+        ("v5p-12288", "tpu-vm-tf-2.20.0-pod-pjrt", 6144),
+        ("v6e-256", "tpu-vm-tf-2.20.0-pod-pjrt", 256),
+    ],
+)
+def test_the_type_says_which_image_and_how_many_replicas(run, gcloud, type, image, replicas):
+    done = run("tpu_vm_create.sh", "--dry_run", "--node=n", f"--type={type}", *JOB)
+    assert done.returncode == 0, done.stderr
+    create = shlex.split(done.stdout.splitlines()[-1].removeprefix("+ "))
+    assert f"--version={image}" in create
+    assert any(f"launcher-replicas={replicas}|;|" in word for word in create)
+    assert all(line.startswith(("+ gcloud ", "# ")) for line in done.stdout.splitlines())
+    assert gcloud.calls == []
+
+
+@pytest.mark.parametrize(
+    ("type", "said"),
+    [
+        ("v5e-16", "--type=v5litepod-16"),
+        ("v6-8", "v6e-8"),
+        ("v5-8", "v5p-8 or v5litepod-8"),
+        ("v5litepod-12", "1, 4, 8, 16"),
+        ("v4-100", "multiples of 128"),
+        ("v5p-100000", "--type=v5p-100000"),
+        ("tpu7x-8", "GKE"),
+        ("a100-8", "there is v2, v3, v4, v5litepod"),
+        ("v4", "FAMILY-NUMBER"),
+        ("v4-08", "FAMILY-NUMBER"),
+    ],
+)
+def test_a_type_that_is_none_is_refused_with_what_there_is(run, gcloud, type, said):
+    done = run("tpu_vm_create.sh", "--node=n", f"--type={type}")
+    assert done.returncode == 64
+    assert done.stderr.startswith(f"error: --type={type}: ") and said in done.stderr and done.stderr.count("\n") == 1
+    assert gcloud.calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--node is missing"),
+        (["--node=My TPU", "--type=v4-8"], "--node=My TPU"),
+        (["--node=n"], "--type is missing"),
+        (["--node=n", "--type=v4-8", "--zone=a b"], "--zone=a b"),
+        (["--node=n", "--type=v4-8", "--tf_version=2.20"], "--tf_version=2.20"),
+        (["--node=n", "--type=v4-8", "--tf_version=2.9.1"], "TensorFlow 2.9.1"),
+        (["--node=n", "--type=v4-16", "--runtime_version=tpu-vm-tf-2.18.0-pod-pjrt"], "TensorFlow 2.18.0"),
+        (["--node=n", "--type=v4-8", "--wait=5"], "--queued"),
+        (["--node=n", "--type=v4-8", "--valid_until=6h"], "--queued"),
+        (["--node=n", "--type=v4-8", "--queued", "--valid_until=soon"], "--valid_until=soon"),
+        (["--node=n", "--type=v4-8", "--", "--gin_file=x.gin"], "need --source"),
+        (["--node=n", "--type=v4-8", "--ref=v1"], "--ref=v1"),
+        (["--node=n", "--type=v4-8", "--source=/here", "--", "--gin_file=x"], "cannot see"),
+        (["--node=n", "--type=v4-8", "--source=launcher", "--", "--gin_file=x"], "--source=launcher"),
+        (["--node=n", "--type=v4-8", "--source=gs://b/f", "--ref=v1", "--", "--gin_file=x"], "no refs"),
+        (["--node=n", "--type=v4-8", *JOB[:1]], "without a recipe"),
+        (["--node=n", "--type=v4-8", *JOB, "--gin_param=a\nb"], "several lines"),
+        (["--node=n", "--type=v4-8", *JOB, "--gin_param=a|;|b"], "'|;|'"),
+        (["--node=n", "--type=v4-8", "--spott"], "unknown option --spott"),
+    ],
+)  # fmt: skip
+def test_create_refuses_a_mistake_before_it_asks_anybody(run, gcloud, arguments, said):
+    done = run("tpu_vm_create.sh", *arguments)
+    assert done.returncode == 64
+    assert done.stderr.startswith("error: ") and said in done.stderr and done.stderr.count("\n") <= 2
+    assert gcloud.calls == []
+
+
+def test_the_job_travels_in_the_metadata_with_commas_and_spaces(run, gcloud):
+    done = run(
+        "tpu_vm_create.sh", "--dry_run", "--node=n", "--type=v5litepod-16", "--ref=v1", "--save_to=gs://b/run",
+        *JOB, "--gin_param=train.precision = 'float32'", "--gin_param=a.b = (1, 2)",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    words = shlex.split(done.stdout.splitlines()[-1].replace("$'", "'").replace("\\'", ""))
+    (metadata,) = [word for word in words if word.startswith("--metadata=")]
+    # https://cloud.google.com/sdk/gcloud/reference/topic/escaping
+    assert metadata.startswith("--metadata=^|;|^")
+    values = dict(item.split("=", 1) for item in metadata.removeprefix("--metadata=^|;|^").split("|;|"))
+    assert values["launcher-source"] == JOB[0].split("=", 1)[1]
+    assert (values["launcher-node"], values["launcher-ref"], values["launcher-save-to"]) == ("n", "v1", "gs://b/run")
+    assert "(1, 2)" in values["launcher-flags"]
+    assert f"--metadata-from-file=startup-script={ROOT}/scripts/tpu_vm_startup.sh" in words
+
+
+@pytest.mark.parametrize("state", ["READY", "CREATING", "REPAIRING"])
+def test_a_node_that_exists_is_left_as_it_is(run, gcloud, state):
+    gcloud.answers({(*NODE, "describe"): [says(state)]})
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8")
+    assert done.returncode == 0
+    assert done.stderr == f"n exists already, and is {state}\n"
+    assert gcloud.changes() == []
+
+
+def test_a_request_that_waits_in_the_queue_is_left_as_it_is(run, gcloud):
+    gcloud.answers({(*NODE, "describe"): [NOT_FOUND], (*QUEUED, "describe"): [says("WAITING_FOR_RESOURCES")]})
+    done = run("tpu_vm_create.sh", "--queued", "--node=n", "--type=v4-8")
+    assert done.returncode == 0 and "WAITING_FOR_RESOURCES" in done.stderr
+    done = run("tpu_vm_create.sh", "--queued", "--wait=0", "--node=n", "--type=v4-8")
+    assert done.returncode == 75 and "stays in the queue" in done.stderr
+    assert gcloud.changes() == []
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED", "STOPPED", "DELETING"])
+def test_a_node_that_is_lost_is_not_taken_for_one_that_is_there(run, gcloud, state):
+    gcloud.answers({(*NODE, "describe"): [says(state)]})
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8", "--zone=z")
+    assert done.returncode == 75 and state in done.stderr and done.stderr.count("\n") == 1
+    assert gcloud.changes() == []
+
+
+def test_a_preempted_node_is_made_anew_when_asked(run, gcloud):
+    gcloud.answers(
+        {
+            (*NODE, "describe"): [says("PREEMPTED"), says("n-request")],
+            (*NODE, "versions", "list"): [says("tpu-vm-tf-2.20.0-pjrt")],
+            (*NODE, "delete"): [(0, "", "")],
+            (*QUEUED, "describe"): [says("ACTIVE"), says("SUSPENDED")],
+            (*QUEUED, "delete"): [(0, "", "")],
+            (*QUEUED, "create"): [(0, "", "")],
+        }
+    )
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8", "--zone=z", "--queued", "--spot", "--recreate")
+    assert done.returncode == 0, done.stderr
+    assert [call[2:5] for call in gcloud.changes()] == [
+        ["tpu-vm", "delete", "n"], ["queued-resources", "delete", "n-request"], ["queued-resources", "create", "n"]
+    ]  # fmt: skip
+
+
+def test_nothing_is_created_where_the_remains_cannot_be_deleted(run, gcloud):
+    gcloud.answers(
+        {
+            (*NODE, "describe"): [says("PREEMPTED"), says("")],
+            (*QUEUED, "describe"): [NOT_FOUND],
+            (*NODE, "delete"): [(1, "", "ERROR: PERMISSION_DENIED\n")],
+            (*NODE, "versions", "list"): [says("tpu-vm-tf-2.20.0-pjrt")],
+            (*NODE, "create"): [(0, "", "")],
+        }
+    )
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8", "--recreate")
+    assert done.returncode != 0
+    assert [call[3] for call in gcloud.changes()] == ["delete"]
+
+
+def test_an_image_that_comes_in_variants_is_found(run, gcloud):
+    # The names of 2.18.0: tensorflow/tensorflow issue 82208.
+    images = "tpu-vm-tf-2.20.0-pod-pjrt-v5e-and-v6\ntpu-vm-tf-2.20.0-pod-pjrt-v5p-and-below"
+    gcloud.answers(
+        {
+            (*NODE, "describe"): [NOT_FOUND],
+            (*NODE, "versions", "list"): [says(images)],
+            (*NODE, "create"): [(0, "", "")],
+        }
+    )
+    for type in ("v6e-16", "v4-16"):
+        assert run("tpu_vm_create.sh", "--node=n", f"--type={type}").returncode == 0
+    found = [word for call in gcloud.changes() for word in call if word.startswith("--version=")]
+    assert found == [f"--version={image}" for image in images.splitlines()]
+
+
+def test_an_image_that_the_zone_lacks_is_refused_with_those_it_has(run, gcloud):
+    gcloud.answers(
+        {
+            (*NODE, "describe"): [NOT_FOUND],
+            (*NODE, "versions", "list"): [says("tpu-vm-tf-2.9.1-pjrt\ntpu-vm-tf-2.19.0-pjrt\ntpu-ubuntu2204-base")],
+        }
+    )
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8")
+    assert done.returncode == 64
+    assert "no image tpu-vm-tf-2.20.0-pjrt" in done.stderr and "tpu-vm-tf-2.19.0-pjrt" in done.stderr
+    assert "--runtime_version" in done.stderr  # for one host; on a pod the versions have to agree
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-16")
+    assert done.returncode == 64 and "none" in done.stderr and "--tf_version" in done.stderr
+    assert gcloud.changes() == []
+
+
+def test_one_host_does_with_any_image_as_the_program_brings_tensorflow(run, gcloud):
+    gcloud.answers({(*NODE, "describe"): [NOT_FOUND], (*NODE, "create"): [(0, "", "")]})
+    image = "--runtime_version=tpu-vm-tf-2.18.0-pjrt-v5e-and-v6"
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v5litepod-8", image, *JOB)
+    assert done.returncode == 0, done.stderr
+    (create,) = gcloud.changes()
+    assert "--version=tpu-vm-tf-2.18.0-pjrt-v5e-and-v6" in create
+    assert any("|;|launcher-tf-version=2.20.0|;|" in word for word in create)
+
+
+def test_what_gcloud_says_of_other_errors_is_shown_and_nothing_done(run, gcloud):
+    gcloud.answers({(*NODE, "describe"): [(1, "", "ERROR: PERMISSION_DENIED: who are you\n")]})
+    for script, arguments in (("tpu_vm_create.sh", ["--type=v4-8"]), ("tpu_vm_delete.sh", ["--yes"])):
+        done = run(script, "--node=n", *arguments)
+        assert done.returncode == 64 and "who are you" in done.stderr
+    assert gcloud.changes() == []
+
+
+def test_a_machine_without_gcloud_is_told_what_to_install(run, tmp_path):
+    for tool in ("bash", "dirname", "env", "sort", "head"):
+        (tmp_path / tool).symlink_to(f"/bin/{tool}" if os.path.exists(f"/bin/{tool}") else f"/usr/bin/{tool}")
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8", path=str(tmp_path))
+    assert done.returncode == 64 and "there is no gcloud on PATH" in done.stderr
+
+
+# --------------------------------------------------------------------------------------------------------------- delete
+
+DELETE = ("tpu_vm_delete.sh", "--node=n", "--zone=z")
+QUEUED_NODE = {
+    (*NODE, "describe"): [says("request")],
+    (*QUEUED, "describe"): [says("ACTIVE"), says("SUSPENDING"), says("SUSPENDED")],
+    (*NODE, "delete"): [(0, "", "")],
+    (*QUEUED, "delete"): [(0, "", "")],
+}
+
+
+def test_the_node_goes_first_and_the_queued_resource_when_it_is_suspended(run, gcloud):
+    gcloud.answers(QUEUED_NODE)
+    done = run(*DELETE, "--yes", "--wait=600")
+    assert done.returncode == 0, done.stderr
+    # https://cloud.google.com/tpu/docs/queued-resources, "Delete a queued resource"
+    assert gcloud.changes() == [
+        documented("gcloud compute tpus tpu-vm delete n --zone=z --quiet"),
+        documented("gcloud compute tpus queued-resources delete request --zone=z --quiet"),
+    ]
+    order = [(call[2], call[3]) for call in gcloud.calls]
+    assert order[order.index(("tpu-vm", "delete")) :] == [
+        ("tpu-vm", "delete"), ("queued-resources", "describe"), ("queued-resources", "describe"),
+        ("queued-resources", "delete"),
+    ]  # fmt: skip
+
+
+def test_force_leaves_the_order_to_the_service(run, gcloud):
+    gcloud.answers(QUEUED_NODE)
+    assert run(*DELETE, "--yes", "--force").returncode == 0
+    assert gcloud.changes() == [
+        documented("gcloud compute tpus queued-resources delete request --zone=z --force --quiet")
+    ]
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_node_that_was_not_queued_is_just_deleted(run, gcloud, force):
+    gcloud.answers({**QUEUED_NODE, (*NODE, "describe"): [says("")], (*QUEUED, "describe"): [NOT_FOUND]})
+    assert run(*DELETE, "--yes", *force).returncode == 0
+    assert [call[2:5] for call in gcloud.changes()] == [["tpu-vm", "delete", "n"]]
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "FAILED", "WAITING_FOR_RESOURCES", "ACCEPTED"])
+def test_a_queued_resource_without_its_node_is_deleted(run, gcloud, state):
+    gcloud.answers({**QUEUED_NODE, (*NODE, "describe"): [NOT_FOUND], (*QUEUED, "describe"): [says(state)]})
+    assert run(*DELETE, "--yes").returncode == 0
+    assert [call[2:5] for call in gcloud.changes()] == [["queued-resources", "delete", "n"]]
+
+
+def test_one_that_is_not_suspended_in_time_is_for_the_next_try(run, gcloud):
+    gcloud.answers({**QUEUED_NODE, (*QUEUED, "describe"): [says("SUSPENDING")]})
+    done = run(*DELETE, "--yes", "--wait=0")
+    assert done.returncode == 75 and "--force" in done.stderr
+    assert [call[2:4] for call in gcloud.changes()] == [["tpu-vm", "delete"]]
+
+
+def test_what_is_gone_already_is_no_error(run, gcloud):
+    gcloud.answers({(*NODE, "describe"): [NOT_FOUND], (*QUEUED, "describe"): [NOT_FOUND]})
+    done = run(*DELETE)
+    assert done.returncode == 0 and "nothing to delete" in done.stderr
+    assert gcloud.changes() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "deleted"), [("y\n", 0, 2), ("yes\n", 0, 2), ("n\n", 1, 0), ("\n", 1, 0), ("", 64, 0)]
+)
+def test_nothing_is_deleted_without_a_yes(run, gcloud, answer, code, deleted):
+    gcloud.answers(QUEUED_NODE | {(*QUEUED, "describe"): [says("SUSPENDED")]})
+    done = run(*DELETE, stdin=answer)
+    assert done.returncode == code, done.stderr
+    assert "the node n with its disks and the queued resource request" in done.stderr
+    assert len(gcloud.changes()) == deleted
+
+
+def test_a_dry_run_shows_the_order_and_asks_nobody(run, gcloud):
+    done = run(*DELETE, "--dry_run")
+    assert done.returncode == 0
+    told = [
+        " ".join(line.split()[4:6]) for line in done.stdout.splitlines() if line.startswith("+ gcloud compute tpus")
+    ]
+    assert told == ["tpu-vm describe", "tpu-vm delete", "queued-resources describe", "queued-resources delete"]
+    assert gcloud.calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--node is missing"),
+        (["--node=n", "-y"], "unknown option -y"),
+        (["--node=n", "--wait=long"], "--wait=long"),
+    ],
+)
+def test_delete_refuses_a_mistake_before_it_asks_anybody(run, gcloud, arguments, said):
+    done = run("tpu_vm_delete.sh", *arguments)
+    assert done.returncode == 64 and said in done.stderr
+    assert gcloud.calls == []

@@ -1,0 +1,559 @@
+"""The start-up script of a Cloud TPU's hosts, run for real: a git repository or a folder as a bucket, files as devices,
+sockets as the TPU runtime, a metadata server, and a launcher that ends as it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the script is bash")
+
+SCRIPT = ROOT / "scripts" / "tpu_vm_startup.sh"
+
+# What the checkout installs: an interpreter whose launcher.main notes how it was called and ends as `plan` says, a word
+# a run: an exit code, or "hold" to wait for SIGTERM and then save and, when it is not "busy", end with 42.
+PYTHON = r"""#!/usr/bin/env bash
+here=NOTES
+case "$1 $2" in
+  "-c import libtpu"*) echo /lib/fake_libtpu.so; exit ;;
+  "-m launcher.main") ;;
+  *) exec REAL "$@" ;;
+esac
+{ printf 'main'; printf ' %q' "${@:3}"; printf '\n'; } >>"$here/calls"
+printf '%s\n' "cwd=$PWD" "TPU_NAME=${TPU_NAME-}" "TPU_LOAD_LIBRARY=${TPU_LOAD_LIBRARY-}" \
+  "TF_PLUGGABLE_DEVICE_LIBRARY_PATH=${TF_PLUGGABLE_DEVICE_LIBRARY_PATH-}" >"$here/environment"
+for word in "$@"; do
+  case "$word" in --model_dir=*) model_dir="${word#*=}" ;; esac
+done
+mkdir -p "$model_dir/checkpoints"
+ls "$model_dir/checkpoints" >"$here/found"
+touch "$model_dir/checkpoints/step_$(wc -l <"$here/calls")" "$model_dir/checkpoints/step_9.writing-x"
+read -r turn <"$here/plan"
+sed -i 1d "$here/plan"
+if [[ "$turn" == hold ]]; then
+  trap 'echo TERM >>"$here/calls"; touch "$model_dir/checkpoints/saved"' TERM
+  echo $$ >"$here/holding"
+  until [[ -e "$model_dir/checkpoints/saved" && ! -e "$here/busy" ]]; do sleep 0.05; done
+  exit 42
+fi
+echo "line of the launcher"
+exit "$turn"
+"""
+INSTALL = r"""#!/usr/bin/env bash
+set -euo pipefail
+printf 'install %s %s\n' "$1" "$(cat "${PIP_CONSTRAINT:-/dev/null}")" >>NOTES/calls
+mkdir -p "$VENV/bin"
+touch "$VENV/pyvenv.cfg"
+if [[ -e NOTES/hang ]]; then
+  echo $$ >NOTES/hanging
+  while [[ -e NOTES/hang ]]; do sleep 0.05; done
+fi
+cp NOTES/python "$VENV/bin/python"
+"""
+# gs:// is a folder. As the real one, rsync copies into the destination, and ls refuses what is not there.
+GCLOUD = r"""#!/usr/bin/env bash
+printf '%s\n' "$*" >>NOTES/gcloud
+last="${@: -1}"; from="${@: -2:1}"
+last="${last/#gs:\/\//BUCKETS/}"; from="${from/#gs:\/\//BUCKETS/}"
+[[ ! -e NOTES/offline ]] || { echo "ERROR: (gcloud.storage) no network" >&2; exit 1; }
+case "$2" in
+  ls) [[ -e "$last" ]] || { echo "ERROR: (gcloud.storage.ls) One or more URLs matched no objects." >&2; exit 1; } ;;
+  rsync)
+    mkdir -p "$last"
+    [[ "$*" == *--no-clobber* ]] && clobber=(--no-clobber) || clobber=()
+    cp -R "${clobber[@]}" "$from/." "$last/"
+    [[ "$*" != *--exclude=* ]] || find "$last" -name '*.writing-*' -delete ;;
+  *) exit 99 ;;
+esac
+"""
+
+
+class Host:
+    """One host of a Cloud TPU, and what happened on it."""
+
+    def __init__(self, folder):
+        self.folder, self.home, self.notes = folder, folder / "home", folder / "notes"
+        self.repository, self.buckets = folder / "repository", folder / "buckets"
+        for path in (self.notes, self.buckets, folder / "bin"):
+            path.mkdir()
+        self._write(self.notes / "python", PYTHON)
+        self._write(folder / "bin" / "gcloud", GCLOUD)
+        self._write(self.repository / "scripts" / "install.sh", INSTALL)
+        (folder / "accel0").touch()
+        self.git("init", "--quiet", "--initial-branch=main")
+        self.commit()
+        self.plan("0")
+        self.started = []
+
+    def _write(self, path, text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for name, value in {"NOTES": self.notes, "BUCKETS": self.buckets, "REAL": sys.executable}.items():
+            text = text.replace(name, str(value))
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def git(self, *arguments):
+        who = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", self.repository, *who, *arguments], check=True, capture_output=True)
+
+    def commit(self):
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message=x")
+
+    def plan(self, *turns):
+        (self.notes / "plan").write_text("".join(f"{turn}\n" for turn in turns))
+
+    def start(self, *arguments, **environ):
+        process = subprocess.Popen(
+            [str(SCRIPT), *arguments],
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "GIT_"))},
+                "PATH": f"{self.folder / 'bin'}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+                "LAUNCHER_HOME": str(self.home),
+                "TPU_DEVICES": f"{self.folder}/accel*",
+                **environ,
+            },
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments, **environ):
+        process = self.start(*arguments, **environ)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def train(self, *arguments, **environ):
+        flags = ("--", "--gin_file=resnet_tpu.gin", "--gin_param=train.steps = 30")
+        return self.run(f"--source={self.repository}", *arguments, *flags, **environ)
+
+    def close(self):
+        for process in self.started:
+            for member in psutil.process_iter():
+                with contextlib.suppress(psutil.Error, ProcessLookupError):
+                    if os.getsid(member.pid) == process.pid:
+                        member.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                stream.close()
+
+    @property
+    def status(self):
+        return json.loads((self.home / "status.json").read_text())
+
+    @property
+    def calls(self):
+        path = self.notes / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def environment(self):
+        return dict(line.split("=", 1) for line in (self.notes / "environment").read_text().splitlines())
+
+    @property
+    def said_to_gcloud(self):
+        return (self.notes / "gcloud").read_text().splitlines()
+
+
+@pytest.fixture
+def host(tmp_path):
+    one = Host(tmp_path)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def until():
+    """until(condition): waits for it; fails the test after a minute."""
+    pause = threading.Event().wait
+
+    def wait(condition):
+        for _ in range(3000):
+            if condition():
+                return
+            pause(0.02)
+        pytest.fail("condition not met")
+
+    return wait
+
+
+@pytest.fixture
+def metadata():
+    """metadata(attributes): the address of a metadata server that has them."""
+    servers = []
+
+    def serve(attributes):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked = self.path == "/computeMetadata/v1/instance/attributes/?recursive=true"
+                self.send_response(200 if asked and self.headers["Metadata-Flavor"] == "Google" else 403)
+                self.end_headers()
+                self.wfile.write(json.dumps(attributes).encode())
+
+            def log_message(self, *_):
+                pass
+
+        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"127.0.0.1:{servers[-1].server_address[1]}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+# ------------------------------------------------------------------------------------------------------- from git, once
+
+
+def test_one_host_installs_and_trains_on_its_own_chips(host):
+    done = host.train("--tf_version=2.20.0")
+    assert done.returncode == 0, done.stderr
+    assert host.calls[0] == "install tpu tensorflow-tpu==2.20.0"
+    assert shlex.split(host.calls[1]) == [
+        "main", "--gin_file=resnet_tpu.gin", "--gin_param=train.steps = 30", f"--model_dir={host.home}/run"
+    ]  # fmt: skip
+    assert host.environment == {
+        "cwd": f"{host.home}/src",
+        "TPU_NAME": "local",
+        "TPU_LOAD_LIBRARY": "",
+        "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "/lib/fake_libtpu.so",
+    }
+    assert (host.status["state"], host.status["exit_code"]) == ("done", 0)
+    log = (host.home / "startup.log").read_text()
+    assert "line of the launcher" in log and "line of the launcher" in done.stdout
+
+
+def test_a_finished_job_is_not_started_again(host):
+    assert host.train().returncode == 0
+    before = host.calls
+    done = host.train()
+    assert done.returncode == 0 and "done already" in done.stdout
+    assert host.calls == before and host.status["state"] == "done"
+
+
+def test_another_job_is_started_with_what_is_installed(host):
+    assert host.train().returncode == 0
+    host.plan("0")
+    assert host.run(f"--source={host.repository}", "--", "--gin_file=other.gin").returncode == 0
+    assert [call.split()[0] for call in host.calls] == ["install", "main", "main"]
+
+
+@pytest.mark.parametrize("code", [42, 75, 1, 137])
+def test_what_a_retry_may_help_is_run_again_at_the_next_boot(host, code):
+    host.plan(code, 0)
+    assert host.train().returncode == code
+    assert (host.status["state"], host.status["exit_code"]) == ("waiting", code)
+    assert host.train().returncode == 0
+    assert (host.status["state"], host.status["exit_code"]) == ("done", 0)
+    assert [call.split()[0] for call in host.calls] == ["install", "main", "main"]
+
+
+@pytest.mark.parametrize("code", [64, 70])
+def test_what_a_retry_would_not_help_is_not_run_again(host, code):
+    host.plan(code, 0)
+    assert host.train().returncode == code
+    assert (host.status["state"], host.status["exit_code"]) == ("failed", code)
+    done = host.train()
+    assert done.returncode == code and "not started again" in done.stdout
+    assert [call.split()[0] for call in host.calls] == ["install", "main"]
+    host.plan(0)
+    assert host.run(f"--source={host.repository}", "--", "--gin_file=mended.gin").returncode == 0
+
+
+def test_only_installing_trains_nothing_and_the_next_time_is_quick(host):
+    for _ in range(2):
+        done = host.run(f"--source={host.repository}", "--install_only")
+        assert done.returncode == 0, done.stderr
+    assert [call.split()[0] for call in host.calls] == ["install"]
+    assert host.status["state"] == "waiting" and (host.home / "python").exists()
+
+
+def test_a_run_goes_on_with_the_code_it_began_with(host):
+    host.plan(42, 0)
+    assert host.train("--ref=main").returncode == 42
+    (host.repository / "new").touch()
+    host.commit()
+    assert host.train("--ref=main").returncode == 0
+    assert not (host.home / "src" / "new").exists()
+
+
+def test_a_tag_is_checked_out_not_what_came_after_it(host):
+    host.git("tag", "v1")
+    (host.repository / "new").touch()
+    host.commit()
+    assert host.train("--ref=v1").returncode == 0
+    assert not (host.home / "src" / "new").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ cut short
+
+
+def test_an_installation_that_was_killed_half_way_is_made_anew(host, until):
+    (host.notes / "hang").touch()
+    process = host.start(f"--source={host.repository}", "--", "--gin_file=x.gin")
+    until((host.notes / "hanging").exists)
+    assert host.status["state"] == "installing"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    (host.notes / "hang").unlink()
+    (host.home / "src" / "left_over").touch()
+    done = host.run(f"--source={host.repository}", "--", "--gin_file=x.gin")
+    assert done.returncode == 0, done.stderr
+    assert [call.split()[0] for call in host.calls] == ["install", "install", "main"]
+    assert host.status["state"] == "done" and not (host.home / "src" / "left_over").exists()
+
+
+def test_while_the_launcher_lives_no_second_one_is_started(host, until):
+    host.plan("hold", "0")
+    process = host.start(f"--source={host.repository}", "--", "--gin_file=x.gin")
+    until((host.notes / "holding").exists)
+    assert host.status["state"] == "training"
+    process.kill()  # the script alone
+    process.wait()
+    again = host.run(f"--source={host.repository}", "--", "--gin_file=x.gin")
+    assert again.returncode == 0 and "runs already" in again.stdout
+    assert host.run(f"--source={host.repository}", "--install_only").returncode == 75
+    launcher = psutil.Process(int((host.notes / "holding").read_text()))
+    launcher.kill()
+    until(lambda: not psutil.pid_exists(launcher.pid))
+    assert host.run(f"--source={host.repository}", "--", "--gin_file=x.gin").returncode == 0
+    assert [call.split()[0] for call in host.calls] == ["install", "main", "main"]
+
+
+def test_sigterm_reaches_the_launcher_once_and_the_next_boot_goes_on(host, until):
+    host.plan("hold", "0")
+    process = host.start(f"--source={host.repository}", "--", "--gin_file=x.gin")
+    until((host.notes / "holding").exists)
+    (host.notes / "busy").touch()
+    for count in (1, 2):
+        process.send_signal(signal.SIGTERM)
+        until(lambda count=count: (host.home / "startup.log").read_text().count("told to stop") == count)
+    until(lambda: "TERM" in host.calls)
+    (host.notes / "busy").unlink()
+    process.communicate(timeout=120)
+    assert process.returncode == 42
+    assert host.calls.count("TERM") == 1
+    assert (host.status["state"], host.status["exit_code"]) == ("waiting", 42)
+    assert host.run(f"--source={host.repository}", "--", "--gin_file=x.gin").returncode == 0
+
+
+def test_what_cannot_be_fetched_now_is_for_the_next_boot(host):
+    done = host.run(f"--source={host.folder}/nowhere", "--", "--gin_file=x.gin")
+    assert done.returncode == 75
+    assert (host.status["state"], host.status["exit_code"]) == ("waiting", 75)
+    assert "installing failed" in done.stderr and host.calls == []
+
+
+def test_a_source_without_launcher_is_a_mistake(host):
+    (host.repository / "scripts" / "install.sh").rename(host.repository / "other")
+    host.commit()
+    done = host.train()
+    assert done.returncode == 64 and "is no checkout of Launcher" in done.stderr
+    assert (host.status["state"], host.status["exit_code"]) == ("failed", 64)
+    assert host.train().returncode == 64 and host.calls == []
+
+
+# -------------------------------------------------------------------------------------------------------------- the TPU
+
+
+def test_without_a_tpu_the_next_boot_tries_again(host):
+    done = host.train("--tpu_wait=0", TPU_DEVICES=f"{host.folder}/none*")
+    assert done.returncode == 75 and "no TPU after 0 s" in done.stderr
+    assert (host.status["state"], host.status["exit_code"]) == ("waiting", 75)
+    assert [call.split()[0] for call in host.calls] == ["install"]
+
+
+def test_the_tpu_is_waited_for(host, until):
+    process = host.start(f"--source={host.repository}", "--", "--gin_file=x.gin", TPU_DEVICES=f"{host.folder}/late*")
+    until(lambda: (host.home / "status.json").exists() and host.status["state"] == "waiting")
+    (host.folder / "late0").touch()
+    process.communicate(timeout=120)
+    assert process.returncode == 0 and host.status["state"] == "done"
+
+
+def test_host_0_of_a_pod_drives_all_by_the_name_of_the_node(host):
+    pod = ("--hosts=127.0.0.1,localhost", "--worker=0", "--node=my-pod", "--replicas=16")
+    with socket.create_server(("127.0.0.1", 0)) as runtime:
+        port = str(runtime.getsockname()[1])
+        done = host.train(*pod, TPU_RUNTIME_PORT=port)
+    assert done.returncode == 0, done.stderr
+    assert host.calls[-1].endswith(f"--model_dir={host.home}/run --replicas=16")
+    assert (host.environment["TPU_NAME"], host.environment["TPU_LOAD_LIBRARY"]) == ("my-pod", "0")
+    assert host.environment["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] == ""
+
+
+def test_other_hosts_of_a_pod_leave_their_chips_to_the_runtime(host):
+    done = host.train("--hosts=127.0.0.1,localhost", "--worker=1", "--node=my-pod")
+    assert done.returncode == 0
+    assert host.status["state"] == "waiting" and host.status["worker"] == 1
+    assert [call.split()[0] for call in host.calls] == ["install"]
+
+
+def test_a_pod_whose_runtime_does_not_answer_is_not_trained_on(host, free_ports):
+    (port,) = free_ports(1)
+    done = host.train("--hosts=127.0.0.1,localhost", "--node=my-pod", "--tpu_wait=0", TPU_RUNTIME_PORT=str(port))
+    assert done.returncode == 75 and "127.0.0.1,localhost" in done.stderr
+    assert [call.split()[0] for call in host.calls] == ["install"]
+
+
+# --------------------------------------------------------------------------------------------------------- the metadata
+
+
+@pytest.mark.parametrize("endpoints", ["10.0.0.1", "unknown:unknown:10.0.0.1"])
+def test_a_boot_reads_the_metadata_that_the_node_was_made_with(host, metadata, endpoints):
+    # The keys that scripts/tpu_vm_create.sh sets, and those of the TPU.
+    address = metadata(
+        {
+            "launcher-source": str(host.repository),
+            "launcher-ref": "main",
+            "launcher-node": "my-tpu",
+            "launcher-save-to": "gs://bucket/run",
+            "launcher-tf-version": "2.20.0",
+            "launcher-replicas": "8",
+            "launcher-flags": "--gin_file=resnet_tpu.gin\n--gin_param=a.b = (1, 2)",
+            "agent-worker-number": "0",
+            "worker-network-endpoints": endpoints,
+        }
+    )
+    done = host.run("--foreground", GCE_METADATA_HOST=address)
+    assert done.returncode == 0, done.stderr
+    words = shlex.split(host.calls[1])
+    assert words[1:3] == ["--gin_file=resnet_tpu.gin", "--gin_param=a.b = (1, 2)"]
+    assert not any("--replicas" in word for word in words)  # one host counts its own chips
+    assert (host.buckets / "bucket" / "run" / "checkpoints" / "step_2").exists()
+
+
+def test_a_host_of_a_pod_knows_itself_from_the_metadata(host, metadata):
+    address = metadata(
+        {
+            "launcher-source": str(host.repository),
+            "launcher-node": "my-pod",
+            "launcher-flags": "--gin_file=x.gin",
+            "agent-worker-number": "3",
+            "worker-network-endpoints": "a:1:10.0.0.1,b:2:10.0.0.2,c:3:10.0.0.3,d:4:10.0.0.4",
+        }
+    )
+    assert host.run("--foreground", GCE_METADATA_HOST=address).returncode == 0
+    assert host.status["worker"] == 3 and "host 3 leaves its chips" in host.status["message"]
+
+
+def test_a_node_made_without_a_job_is_told_so(host, metadata):
+    done = host.run("--foreground", GCE_METADATA_HOST=metadata({}))
+    assert done.returncode == 64 and "launcher-source" in done.stderr and host.calls == []
+    assert (host.status["state"], host.status["exit_code"]) == ("failed", 64)
+
+
+def test_a_metadata_server_that_is_silent_is_for_the_next_boot(host, free_ports):
+    done = host.run("--foreground", GCE_METADATA_HOST=f"127.0.0.1:{free_ports(1)[0]}")
+    assert done.returncode == 75 and "metadata server does not answer" in done.stderr and host.calls == []
+    assert (host.status["state"], host.status["exit_code"]) == ("waiting", 75)
+
+
+def test_at_boot_it_becomes_a_service_that_is_asked_once_to_stop(host):
+    words = host.notes / "systemd"
+    for name, text in (
+        ("systemctl", "#!/bin/sh\nexit 3\n"),
+        ("systemd-run", f'#!/bin/sh\nprintf "%s\\n" "$@" >"{words}"\n'),
+    ):
+        host._write(host.folder / "bin" / name, text)
+    assert host.run().returncode == 0
+    told = words.read_text().splitlines()
+    assert {"--unit=launcher", "--collect", "--property=KillMode=mixed"} <= set(told)
+    assert told[-3:] == ["bash", f"{host.home}/startup.sh", "--foreground"]
+    assert (host.home / "startup.sh").read_text() == SCRIPT.read_text()
+    host._write(host.folder / "bin" / "systemctl", "#!/bin/sh\nexit 0\n")
+    words.unlink()
+    assert "runs already" in host.run().stdout and not words.exists()
+
+
+# ----------------------------------------------------------------------------------------------------------- the bucket
+
+
+def test_a_bucket_is_a_source_like_a_repository(host):
+    folder = host.buckets / "bucket" / "launcher"
+    folder.parent.mkdir()
+    (host.repository / "scripts" / "install.sh").chmod(0o644)  # a bucket keeps no permissions
+    host.repository.rename(folder)
+    done = host.run("--source=gs://bucket/launcher", "--", "--gin_file=x.gin")
+    assert done.returncode == 0, done.stderr
+    assert host.said_to_gcloud == [f"storage rsync --recursive gs://bucket/launcher {host.home}/src"]
+    assert [call.split()[0] for call in host.calls] == ["install", "main"]
+
+
+def test_a_new_node_goes_on_from_what_the_lost_one_saved(host):
+    host.plan(42, 0)
+    assert host.train("--save_to=gs://bucket/run").returncode == 42
+    saved = host.buckets / "bucket" / "run" / "checkpoints"
+    assert sorted(path.name for path in saved.iterdir()) == ["step_2"]  # nothing half-written
+    host.home.rename(host.folder / "lost")
+    assert host.train("--save_to=gs://bucket/run").returncode == 0
+    assert (host.notes / "found").read_text().split() == ["step_2"]
+
+
+def test_while_it_trains_it_saves_and_when_it_is_told_to_stop(host, until):
+    host.plan("hold")
+    process = host.start(
+        f"--source={host.repository}", "--save_to=gs://bucket/run", "--save_every=1", "--", "--gin_file=x.gin"
+    )
+    saved = host.buckets / "bucket" / "run" / "checkpoints"
+    until((saved / "step_2").exists)
+    assert not (saved / "saved").exists()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode == 42 and (saved / "saved").exists()
+
+
+def test_a_run_is_not_begun_anew_because_the_bucket_cannot_be_read(host):
+    (host.notes / "offline").touch()
+    done = host.train("--save_to=gs://bucket/run")
+    assert done.returncode == 75 and "cannot read gs://bucket/run" in done.stderr
+    assert [call.split()[0] for call in host.calls] == ["install"]
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--source=/x"], "which recipe?"),
+        (["--sauce=/x"], "unknown option --sauce=/x"),
+        (["--source=/x", "--tpu_wait=soon", "--", "--gin_file=x"], "--tpu_wait=soon"),
+        (["--source=/x", "--save_every=0", "--", "--gin_file=x"], "--save_every=0"),
+        (["--source=/x", "--worker=first", "--", "--gin_file=x"], "--worker=first"),
+        (["--source=/x", "--home=here", "--", "--gin_file=x"], "--home=here"),
+        (["--source=/x", "--home=/proc/no", "--", "--gin_file=x"], "cannot be written"),
+        (["--source=/x", "--hosts=a,b", "--", "--gin_file=x"], "--node=NAME"),
+        (["--source=/x", "--ref=--upload-pack=x", "--", "--gin_file=x"], "begin with a dash"),
+        (["--dry_run"], "--dry_run asks nobody"),
+    ],
+)
+def test_a_mistake_is_one_message_before_anything_is_installed(host, arguments, said):
+    done = host.run(*arguments)
+    assert done.returncode == 64
+    assert done.stderr.startswith("error: ") and said in done.stderr and done.stderr.count("\n") == 1
+    assert host.calls == [] and not (host.home / "src").exists()
+
+
+def test_a_dry_run_prints_what_would_run_and_writes_nothing(host):
+    done = host.train("--dry_run", "--ref=v1", "--tf_version=2.20.0", "--save_to=gs://bucket/run")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("+ ")]
+    assert f"+ git -C {host.home}/src fetch --quiet --depth=1 {host.repository} v1" in lines
+    assert any(line.endswith(f"bash {host.home}/src/scripts/install.sh tpu") for line in lines)
+    assert any("TPU_NAME=local" in line and "launcher.main --gin_file=resnet_tpu.gin" in line for line in lines)
+    assert lines[-1].endswith("gs://bucket/run")
+    assert not host.home.exists() and host.calls == []
