@@ -70,7 +70,9 @@ class RunPlan:
     def _tpu_notes(self) -> list[str]:
         if self.strategy.accelerator != "tpu" or self.policy == "mixed_bfloat16":
             return []
-        return [f"{self.policy}: a TPU's matrix units multiply in bfloat16; train.precision = 'mixed_bfloat16' is for it"]
+        return [
+            f"{self.policy}: a TPU's matrix units multiply in bfloat16; train.precision = 'mixed_bfloat16' is for it"
+        ]
 
     def _elastic_notes(self) -> list[str]:
         if self.stands_for == 1:

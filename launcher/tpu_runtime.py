@@ -50,8 +50,8 @@ def check_host(name: str, slice_hosts: tuple[int, str] | None) -> None:
     count, host = slice_hosts
     if name == "local":
         raise UsageError(
-            f"this is host {host} of the TPU pod of {count} hosts, which 'local' cannot reach: run on host 0 only, with "
-            "--tpu=NODE_NAME and the variable TPU_LOAD_LIBRARY=0"
+            f"this is host {host} of the TPU pod of {count} hosts, which 'local' cannot reach: run on host 0 only, "
+            "with --tpu=NODE_NAME and the variable TPU_LOAD_LIBRARY=0"
         )
     if host != "0":
         raise UsageError(
@@ -97,7 +97,7 @@ def runtime_version(resolver: tf.distribute.cluster_resolver.TPUClusterResolver)
 def describe(strategy: tf.distribute.Strategy) -> dict[str, str]:
     """The topology and the place of every replica, by host, for people; empty without a TPU.
 
-    Replicas stand in the order of hosts and of cores on a host, so that each host feeds replicas that follow each other.
+    Replicas stand in the order of hosts and of cores on a host: each host feeds replicas that follow each other.
     """
     topology = getattr(getattr(strategy, "cluster_resolver", None), "topology", None)
     if topology is None:

@@ -39,9 +39,7 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
         raise UsageError(f"--mode=predict: {type(task).__name__} does not answer lines of text")
     if output_path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(output_path))):
         raise UsageError(f"--output={output_path}: its folder does not exist")
-    with _opened_input(input_path) as lines, trained(
-        plan, model_dir, "predict", replicas_allowed=True
-    ) as (made, step):
+    with _opened_input(input_path) as lines, trained(plan, model_dir, "predict", replicas_allowed=True) as (made, step):
         sys.stderr.write(f"predicting with step {step} of {model_dir}\n")
         generate = writer(made)
         with _opened_output(output_path) as output:

@@ -28,7 +28,7 @@ def trained(
         where = "in one process" if replicas_allowed else "in one process on one device"
         raise UsageError(
             f"--mode={mode} runs {where}, and here are {plan.strategy.num_replicas} replicas in "
-            f"{plan.cluster.num_workers} process(es); leave --replicas out, and start it apart from the workers of a job"
+            f"{plan.cluster.num_workers} process(es); leave --replicas out, and start it apart from a job's workers"
         )
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
     step = store.best() or store.latest()

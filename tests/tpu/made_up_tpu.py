@@ -69,7 +69,7 @@ def strategy(num_replicas: int) -> Iterator[tf.distribute.TPUStrategy]:
     the same: to make each of hundreds of variables 32 times takes longer than all the rest, and is TensorFlow's work.
     """
     made = tf.distribute.TPUStrategy(MadeUpTpu(num_replicas))
-    made.extended._tpu_devices[:] = tf.config.list_logical_devices("CPU")[0].name
+    made.extended._tpu_devices[:] = "/job:localhost/replica:0/task:0/device:CPU:0"
     with tf.variable_creator_scope(_OneCopy()):
         yield made
 
@@ -91,7 +91,7 @@ def resolve(recipe: str, params: Sequence[str], num_replicas: int) -> plan.RunPl
     modes.import_builtins()
     config.load([recipe], params)
     tpu = Devices(tpus=tuple(f"/physical_device:TPU:{index}" for index in range(num_replicas)))
-    with mock.patch.object(strategy_lib, "discover", lambda: tpu):
+    with mock.patch.object(strategy_lib, "discover", return_value=tpu):
         return plan.resolve(Recipe(), environ={}, strategy="tpu")
 
 
@@ -105,13 +105,16 @@ def build(on: tf.distribute.TPUStrategy, resolved: plan.RunPlan) -> session.Sess
 class StandIn:
     """Batches of the right shapes in place of data that would have to be prepared first.
 
-    Args:
+    Attributes:
       shapes: of a batch's tensors without their first axis, and their dtypes.
+      asked: the shards it has been asked for.
     """
 
     shapes: Mapping[str, tuple[tuple[int, ...], tf.DType]]
+    asked: list[Shard] = dataclasses.field(default_factory=list)
 
     def batches(self, shard: Shard) -> tf.data.Dataset:
+        self.asked.append(shard)
         size = shard.per_replica_batch_size
         batch = {key: tf.zeros([size, *shape], dtype) for key, (shape, dtype) in self.shapes.items()}
         return tf.data.Dataset.from_tensors(batch)
@@ -127,7 +130,7 @@ def training_shapes(resolved: plan.RunPlan) -> StandIn:
         keys, length = ["source", "target_in", "target_out", *(layout if data.packed else [])], data.row_length
     else:
         keys, length = ["tokens", "targets", "segments", "positions"], data.length
-    return StandIn({**{key: ((length,), tf.int32) for key in keys}, **weight})
+    return StandIn({**dict.fromkeys(keys, ((length,), tf.int32)), **weight})
 
 
 def training(made: session.Session, batches: StandIn) -> tf.types.experimental.ConcreteFunction:

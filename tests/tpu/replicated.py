@@ -118,7 +118,7 @@ def faults(found: list[Operation]) -> list[str]:
 
 
 def _is_static(one: Operation) -> bool:
-    # The sixth output of this operation is room for cuDNN's; XLA makes it empty. Its gradient is asked for all the same.
+    # The sixth output of this operation is room for cuDNN, which XLA makes empty. Its gradient is asked for, too.
     if one.op == "FusedBatchNormV3":
         return all(shape.is_fully_defined() for shape in one.shapes[:5])
     if one.op == "ZerosLike" and re.fullmatch(r".*FusedBatchNormV3(_\d+)?:(reserve_space_3:0|5)", one.inputs[0]):
