@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import text_run
-from building import build_session
+import small_run
+import tensorflow as tf
 
 from launcher.serving import predict
 
-LINES = ["abc", "h", "", "ga", "abcd", "b", "hh", "gab"]
+PROMPTS = np.arange(24, dtype=np.int32).reshape(8, 3)
 
 
-@pytest.mark.parametrize("beams", [1, 2])
-def test_two_replicas_write_what_one_writes(beams, tmp_path, monkeypatch):
-    text_run.write_pairs(tmp_path)
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "data"))
-    bindings = [*text_run.pair_bindings(tmp_path), f"translation.beam_size = {beams}"]
-    answers = []
-    for replicas in (1, 2):
-        made = build_session("transformer_cpu.gin", bindings, replicas)
-        task = made.plan.recipe.task
-        write = predict.writer(made)
-        answers.append(write(task.encode_lines(LINES)))
-        assert task.decode_lines(write(task.encode_lines(LINES[::-1])))[::-1] == task.decode_lines(answers[-1])
-    np.testing.assert_array_equal(*answers)
-    assert answers[0].shape[0] == len(LINES) and len({tuple(row) for row in answers[0]}) > 1
+class Doubling(small_run.GivenTask):
+    """Writes each prompt's tokens, times a weight of the model that is 2."""
+
+    def __init__(self):
+        super().__init__(
+            small_run.linear_batches(np.ones((1, 8, 1))), lambda: small_run.linear_model(1), small_run.negative_sum
+        )
+        self.shapes = []
+
+    def generate(self, model, batch):
+        self.shapes.append(batch["prompt"].shape)
+        return batch["prompt"] * tf.cast(model.weights[0][0, 0], tf.int32)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_every_replica_writes_its_part_of_a_batch(replicas, jit_compile):
+    task = Doubling()
+    made = small_run.build(task, replicas, jit_compile=jit_compile)
+    made.model.weights[0].assign([[2.0]])
+    write = predict.writer(made)
+    np.testing.assert_array_equal(write({"prompt": PROMPTS}), 2 * PROMPTS)
+    np.testing.assert_array_equal(write({"prompt": PROMPTS[:, :2]}), 2 * PROMPTS[:, :2])
+    assert set(task.shapes) == {(8 // replicas, 3), (8 // replicas, 2)}, "of static shapes only"

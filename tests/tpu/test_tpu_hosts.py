@@ -45,7 +45,7 @@ def test_a_pipeline_stands_on_the_host_that_it_feeds(traced):
     pipelines = [node.device for node in nodes_of(function) if node.op == "AnonymousMultiDeviceIteratorV3"]
     hosts = [f"/job:worker/replica:0/task:{host}/device:CPU:0" for host in range(8)]
     assert sorted(pipelines) == hosts
-    fed = [node.device for node in nodes_of(function) if node.op == "IteratorGetNext"]
+    fed = [node.device for node in nodes_of(function) if node.op == "AnonymousIteratorV3"]
     assert sorted(fed) == sorted(made_up_tpu.device_names(32)), "and each core takes what is its own"
 
 
