@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -58,16 +58,32 @@ class MovingAverage:
 
     @contextlib.contextmanager
     def in_place_of_weights(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
-        """Inside the block the model has the averaged weights; afterwards its own again, bit for bit."""
+        """Inside the block the model has the averaged weights; afterwards its own again, bit for bit.
+
+        After an error of TensorFlow's runtime it keeps the averaged ones.
+        """
         if not self._averages:
             yield
             return
-        swap = tf.function(lambda: strategy.run(self._swap))
+        swap = self.swapping(strategy)
         swap()
         try:
             yield
-        finally:
+        except tf.errors.OpError:
+            raise  # It may come from a device that is gone, which another call could wait for without end.
+        except BaseException:
             swap()
+            raise
+        swap()
+
+    def swapping(self, strategy: tf.distribute.Strategy) -> Callable[[], None]:
+        """A `tf.function` that exchanges weights and averages on every replica."""
+
+        # Not a lambda: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
+        def swap() -> None:
+            strategy.run(self._swap)
+
+        return tf.function(swap)
 
     def _swap(self) -> None:
         for source, average in zip(self._sources, self._averages, strict=True):

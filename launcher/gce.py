@@ -1,5 +1,7 @@
 """Google Compute Engine says beforehand when it takes a machine away, through the machine's metadata server.
 
+The same server knows other things about the machine, see `ask`.
+
 https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting_if_an_instance_was_preempted
 https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 """
@@ -35,6 +37,20 @@ def on_gce(environ: Mapping[str, str], product_name: Path = PRODUCT_NAME) -> boo
     with contextlib.suppress(OSError):
         return product_name.read_text().strip() == _PRODUCT
     return False
+
+
+def ask(environ: Mapping[str, str], name: str) -> str | None:
+    """What the metadata server knows of this machine by `name`; None elsewhere than on GCE, or if it does not know.
+
+    Args:
+      environ: as for `watch`.
+      name: path below "instance/", such as "attributes/accelerator-type".
+    """
+    if not on_gce(environ):
+        return None
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return _ask(environ.get(METADATA_HOST) or _DEFAULT_HOST, name, None, timeout=_PATIENCE_SECONDS)[0]
+    return None
 
 
 def watch(environ: Mapping[str, str], notify: Callable[[str], None], *, retry_seconds: float = 1.0) -> None:
@@ -75,11 +91,13 @@ def _watch_one(host: str, name: str, notify: Callable[[str], None], retry_second
             sleep(_POLL_SECONDS)  # A server that cannot wait for us: we wait for it.
 
 
-def _ask(host: str, name: str, etag: str | None) -> tuple[str, str | None]:
+def _ask(
+    host: str, name: str, etag: str | None, timeout: float = _POLL_SECONDS + _PATIENCE_SECONDS
+) -> tuple[str, str | None]:
     """The value and its tag: at once the first time, then when it has changed or a minute is over."""
     query = {"wait_for_change": "true", "timeout_sec": _POLL_SECONDS, "last_etag": etag} if etag else {}
     # Not urllib, which would ask a proxy: this server answers for this machine alone.
-    connection = http.client.HTTPConnection(host, timeout=_POLL_SECONDS + _PATIENCE_SECONDS)
+    connection = http.client.HTTPConnection(host, timeout=timeout)
     with contextlib.closing(connection):
         path = f"/computeMetadata/v1/instance/{name}"
         connection.request(

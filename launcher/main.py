@@ -9,7 +9,6 @@ The gin file says what to train, the flags where and how. Without --gin_file, th
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -18,23 +17,13 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import config, drill, progress
-from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError
+from launcher import config, drill, failures, progress
+from launcher.errors import EXIT_DONE, LauncherError, UsageError
 
 _ORDER = (
     "gin_file", "gin_param", "model_dir", "mode", "input", "output", "export_dir", "strategy", "replicas", "tpu",
     "seed", "data_dir", "deterministic", "restore_from_chief", "dry_run", "help",
 )  # fmt: skip
-
-
-_PASSING = {
-    getattr(errno, name)
-    for name in (
-        "EIO", "EREMOTEIO", "ESTALE", "ENOSPC", "EDQUOT", "ENOMEM",
-        "ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH",
-    )
-    if hasattr(errno, name)
-}  # fmt: skip
 
 
 def define_flags() -> flags.FlagValues:
@@ -131,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # ours: the whole traceback, and whether a retry can help
-        code = EXIT_RETRY if _is_machine_failure(error) or _is_peer_failure(error) else EXIT_FAILED
+        code = failures.exit_code(error)
         progress.record_error(os.environ, error, code)
         traceback.print_exc()
         return code
@@ -199,21 +188,6 @@ def _require_tensorflow() -> None:
             "pip install 'tf-launcher[cpu]', 'tf-launcher[cuda]' (NVIDIA GPUs) or 'tf-launcher[tpu]' (Cloud TPU VMs); "
             "in a checkout, pip install -e '.[cpu]' and so on"
         ) from None
-
-
-def _is_machine_failure(error: BaseException) -> bool:
-    """Whether a disk or the network failed, which may pass, rather than that a file is missing or forbidden."""
-    original = config.unwrap(error)
-    if isinstance(original, ConnectionError | TimeoutError):
-        return True
-    return isinstance(original, OSError) and original.errno in _PASSING
-
-
-def _is_peer_failure(error: BaseException) -> bool:
-    """Whether TensorFlow says that another process went away."""
-    import tensorflow as tf
-
-    return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import assets, config, gce, plan, session, starting_point, wire
+from launcher import assets, config, failures, gce, plan, session, starting_point, tpu_runtime, wire
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
@@ -23,6 +23,7 @@ from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.serving import export, predict
 from launcher.starting_point import StartingPoint
+from launcher.trainer import Trainer
 from launcher.verify import command as verify
 from launcher.verify.settings import Settings as VerifySettings
 
@@ -81,7 +82,7 @@ def _resolve(options: Any) -> RunPlan:
 
 
 def _serve(options: Any) -> int:
-    if options.strategy is None:
+    if options.strategy is None and not options.tpu:
         options.strategy = "one_device"
     model_dir = options.model_dir or default_model_dir(options.gin_file)
     with config.usage_errors():
@@ -205,9 +206,9 @@ def _run_session(
     if is_chief:
         _make_model_dir(model_dir)
         assets.save(model_dir, resolved.recipe.task)
-    exit_code, error_text = EXIT_FAILED, None
+    exit_code, error_text, lost_devices = EXIT_FAILED, None, False
     try:
-        reporter.plan(describe(resolved, built.model))
+        reporter.plan({**describe(resolved, built.model), **tpu_runtime.describe(built.strategy)})
         if mode != "eval":
             # What an attempt that died had logged past its last checkpoint is about to happen again.
             reporter.truncate_after(-1 if start.step is None else start.step)
@@ -225,18 +226,21 @@ def _run_session(
         exit_code, error_text = error.exit_code, str(error)
         raise
     except BaseException as error:
-        error_text = f"{type(error).__name__}: {error}"
+        exit_code, error_text = failures.exit_code(error), f"{type(error).__name__}: {error}"
+        # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
+        lost_devices = failures.is_peer_failure(error)
         raise
     finally:
+        step, loss_scale = _standing(built.trainer, start, lost_devices)
         summary = make_summary(
             exit_code=exit_code,
             error=error_text,
             metrics={"train": controller.outcome.train, "eval": controller.outcome.evaluation},
-            step=built.trainer.step,
+            step=step,
             strategy=resolved.strategy.kind,
             num_replicas=resolved.strategy.num_replicas,
             policy=resolved.policy,
-            loss_scale=built.trainer.loss_scale,
+            loss_scale=loss_scale,
             seconds=stopwatch.seconds(),
         )
         if mode == "eval":
@@ -245,6 +249,13 @@ def _run_session(
         else:
             reporter.finish(summary)
     return exit_code
+
+
+def _standing(trainer: Trainer, start: StartingPoint, lost_devices: bool) -> tuple[int, float | None]:
+    """Steps done and the loss scale; without devices to ask, what they said last."""
+    if not lost_devices:
+        return trainer.step, trainer.loss_scale
+    return trainer.last_seen or (start.step or 0, None)
 
 
 def _save_operative_config(model_dir: str, reporter: Reporter) -> None:

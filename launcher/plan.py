@@ -57,10 +57,22 @@ class RunPlan:
         return self.per_replica_batch_size // self.recipe.microbatches
 
     @property
+    def jit_compile(self) -> bool:
+        """Whether to have parts of the step compiled with XLA; on a TPU all of it is in any case, as one program."""
+        return self.recipe.jit_compile and self.strategy.accelerator != "tpu"
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know before the run: of the devices, and of a wire dtype that loses too much."""
+        """What a person should know before the run: of the devices, and of dtypes that lose or gain nothing."""
         warning = wire.warning(self.wire_dtype.name, self.strategy.num_replicas)
-        return (*self.strategy.notes, *([warning] if warning else []), *self._elastic_notes())
+        return (*self.strategy.notes, *([warning] if warning else []), *self._tpu_notes(), *self._elastic_notes())
+
+    def _tpu_notes(self) -> list[str]:
+        if self.strategy.accelerator != "tpu" or self.policy == "mixed_bfloat16":
+            return []
+        return [
+            f"{self.policy}: a TPU's matrix units multiply in bfloat16; train.precision = 'mixed_bfloat16' is for it"
+        ]
 
     def _elastic_notes(self) -> list[str]:
         if self.stands_for == 1:

@@ -73,7 +73,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         model=model,
         data=plan.data,
         global_batch_size=plan.eval_batch_size,
-        jit_compile=recipe.jit_compile,
+        jit_compile=plan.jit_compile,
     )
     return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator)
 
@@ -123,11 +123,11 @@ def check_normalization(model: keras.Model, plan: RunPlan) -> None:
                 f"(e.g. resnet.norm_group_size = {plan.microbatch_size}), or change train.global_batch_size, "
                 "train.microbatches or the number of replicas"
             )
-        if getattr(layer, "synchronized", False) and (recipe.microbatches > 1 or recipe.jit_compile):
+        if getattr(layer, "synchronized", False) and (recipe.microbatches > 1 or plan.jit_compile):
             raise UsageError(
                 f"layer {layer.name!r} synchronises its statistics over all replicas, which works neither with "
                 f"train.microbatches > 1 (it is {recipe.microbatches}) nor with train.jit_compile "
-                f"(it is {recipe.jit_compile}); use a fixed group instead, e.g. resnet.norm_group_size = 32"
+                f"(it is {plan.jit_compile}); use a fixed group instead, e.g. resnet.norm_group_size = 32"
             )
 
 
@@ -160,6 +160,6 @@ def step_config(plan: RunPlan) -> StepConfig:
         clipping=recipe.clipping,
         ema_decay=recipe.ema_decay,
         penalty=recipe.penalty,
-        jit_compile=recipe.jit_compile,
+        jit_compile=plan.jit_compile,
         seed=plan.seed,
     )

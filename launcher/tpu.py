@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from launcher.devices import Devices
 from launcher.errors import UsageError
+from launcher.tpu_runtime import Resolver, check_host, check_version, hosts_of_this_slice, runtime_version
 
 _ANSWER_SECONDS = 10.0
 _GRPC = "grpc://"
@@ -62,24 +64,9 @@ def plan(*, tpu: str | None, replicas: int | None, devices: Devices, environ: Ma
             "install 'tf-launcher[tpu]'; for a pod, pass --tpu=NODE_NAME; without a TPU, use --strategy=auto"
         )
     name = name or "local"
-    _check_host(name, environ)
+    if environ.get("TPU_WORKER_HOSTNAMES"):
+        check_host(name, hosts_of_this_slice(environ))
     return _plan_local(replicas, devices) if name == "local" else _plan_remote(name, replicas, environ)
-
-
-def _check_host(name: str, environ: Mapping[str, str]) -> None:
-    hosts = [host for host in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host.strip()]
-    worker = environ.get("TPU_WORKER_ID", "0") or "0"
-    if len(hosts) <= 1:
-        return
-    if name == "local":
-        raise UsageError(
-            f"this is host {worker} of a TPU pod of {len(hosts)} hosts (TPU_WORKER_HOSTNAMES), which 'local' cannot "
-            "reach: run on host 0 only, with --tpu=NODE_NAME and the variable TPU_LOAD_LIBRARY=0"
-        )
-    if worker != "0":
-        raise UsageError(
-            f"this is host {worker} of the TPU pod (TPU_WORKER_ID): run the program on host 0 only, it drives all"
-        )
 
 
 def _plan_local(replicas: int | None, devices: Devices) -> TpuPlan:
@@ -113,32 +100,31 @@ def _plan_remote(name: str, replicas: int | None, environ: Mapping[str, str]) ->
     return TpuPlan(name=name, num_replicas=replicas, devices=(name,), notes=notes)
 
 
-def connect(name: str, num_replicas: int) -> tf.distribute.Strategy:
+def connect(name: str, num_replicas: int, environ: Mapping[str, str] = os.environ) -> tf.distribute.Strategy:
     """Connects to a TPU, initialises it, which clears its memory, and makes the strategy.
+
+    Replicas are in the order of hosts and of cores on a host, as each host feeds its own; see `tpu_runtime.describe`.
 
     Args:
       name: as in `TpuPlan`.
       num_replicas: cores the plan counts on.
+      environ: the process's environment variables.
 
     Raises:
-      UsageError: the TPU cannot be found, does not answer, or has another number of cores.
+      UsageError: the TPU cannot be found, cannot be driven from here, does not answer, runs another version of
+        TensorFlow or has another number of cores.
     """
-    try:
+    check_host(name, hosts_of_this_slice(environ))
+    resolver, hosts = _look_up(name)
+    if hosts:
         with _network_deadline(_ANSWER_SECONDS):
-            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(name)
-            hosts = resolver.cluster_spec().as_dict().get("worker", [])
-    # The resolver lets through whatever its HTTP client and the cloud's API raise.
-    except Exception as error:
-        raise UsageError(
-            f"--tpu={name}: cannot look up this TPU ({type(error).__name__}: {error}). Check its name and that it is "
-            "READY; the lookup needs a Google Cloud VM in the TPU's project and zone, or give grpc://host:port"
-        ) from error
+            check_version(name, runtime_version(resolver))
     for host in hosts:
         _check_answers(name, host)
     try:
         if hosts:
             tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
+        resolver.topology = tf.tpu.experimental.initialize_tpu_system(resolver)
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         cause = str(error).splitlines()[0]
         raise UsageError(
@@ -152,6 +138,20 @@ def connect(name: str, num_replicas: int) -> tf.distribute.Strategy:
             f"pass --replicas={strategy.num_replicas_in_sync}"
         )
     return strategy
+
+
+def _look_up(name: str) -> tuple[Resolver, list[str]]:
+    """The TPU's resolver and the addresses of its hosts, none for the TPU of this machine."""
+    try:
+        with _network_deadline(_ANSWER_SECONDS):
+            resolver = Resolver(name)
+            return resolver, resolver.cluster_spec().as_dict().get("worker", [])
+    # The resolver lets through whatever its HTTP client and the cloud's API raise.
+    except Exception as error:
+        raise UsageError(
+            f"--tpu={name}: cannot look up this TPU ({type(error).__name__}: {error}). Check its name and that it is "
+            "READY; the lookup needs a Google Cloud VM in the TPU's project and zone, or give grpc://host:port"
+        ) from error
 
 
 def _check_answers(name: str, address: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -71,6 +71,8 @@ class Trainer:
         self.model = model
         self.optimizer = optimizer
         self.config = config
+        # Step and loss scale after the last call of `train`, for when the devices are gone.
+        self.last_seen: tuple[int, float] | None = None
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         with strategy.scope():
             optimizer.build(model.trainable_variables, total_steps)
@@ -87,7 +89,9 @@ class Trainer:
             config=config,
         )
         self._run_steps = tf.function(self._run_steps_in_graph)
-        self._sum = tf.function(lambda value: strategy.run(_sum_over_replicas, args=(value,)))
+        # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
+        self._sum = tf.function(self._sum_in_graph)
+        self._non_finite = tf.function(self._non_finite_in_graph)
 
     @property
     def step(self) -> int:
@@ -147,6 +151,7 @@ class Trainer:
         names = self._step.metric_names
         metrics = dict(zip(names, columns[2 : 2 + len(names)], strict=True))
         norm, finite, scale, learning_rate = columns[2 + len(names) :]
+        self.last_seen = first_step + num_steps - 1, float(scale[-1])
         return StepRecords(
             first_step=first_step,
             loss=columns[0],
@@ -167,7 +172,7 @@ class Trainer:
         counters = self.counters
         counters.step.assign_sub(1)
         batch = next(self.batches(data))
-        table = tf.function(lambda: self.strategy.run(self._step.non_finite, args=(batch,)))()
+        table = self._non_finite(batch)
         counters.step.assign_add(1)
         rows = self.strategy.experimental_local_results(table)[0].numpy()
         names = [variable.path for variable in self.model.trainable_variables]
@@ -178,6 +183,12 @@ class Trainer:
                 more = f" and {len(found) - 3} more" if len(found) > 3 else ""
                 return f"{', '.join(found[:3])}{more}, {where}"
         return "no layer when computed again"
+
+    def _sum_in_graph(self, value: tf.Tensor) -> Any:
+        return self.strategy.run(_sum_over_replicas, args=(value,))
+
+    def _non_finite_in_graph(self, batch: Any) -> Any:
+        return self.strategy.run(self._step.non_finite, args=(batch,))
 
     def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)

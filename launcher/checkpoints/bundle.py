@@ -117,7 +117,8 @@ def _write_bundle(prefix: Path, arrays: Mapping[str, np.ndarray]) -> None:
     import tensorflow as tf
 
     try:
-        with tf.device("CPU:0"):
+        # Not in the scope of whoever calls: connected to a TPU's hosts, TensorFlow writes from one of those by default.
+        with tf.device(None), tf.device("CPU:0"):
             tf.raw_ops.SaveV2(
                 prefix=str(prefix),
                 tensor_names=list(arrays),

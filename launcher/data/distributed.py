@@ -27,8 +27,9 @@ def distribute_batches(
       start_step: the first step to make training batches for.
 
     Raises:
-      UsageError: the batch cannot be divided among the replicas.
+      UsageError: the batch cannot be divided among the replicas, or is made by Python that runs in this process alone.
     """
+    in_this_process = not _drives_other_hosts(strategy)
 
     def host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         local = context.num_replicas_in_sync // context.num_input_pipelines
@@ -39,9 +40,17 @@ def distribute_batches(
             local_replicas=local,
             seed=seed,
             start_step=start_step,
+            in_this_process=in_this_process,
         )
         # Known to be endless, TensorFlow asks no worker whether it has another batch: that would be a
         # collective in every step.
         return make(shard).repeat()
 
     return strategy.distribute_datasets_from_function(host_dataset)
+
+
+def _drives_other_hosts(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this program feeds a TPU pod, whose hosts run TensorFlow's operations for it and no Python."""
+    if not isinstance(strategy, tf.distribute.TPUStrategy):
+        return False
+    return tf.DeviceSpec.from_string(strategy.extended.worker_devices[0]).job not in (None, "localhost")

@@ -44,6 +44,8 @@ class Shard:
       local_replicas: replicas this host feeds.
       seed: the run's seed.
       start_step: the first step to make training batches for; evaluation starts at its beginning always.
+      in_this_process: whether the batches are made in this process, where Python functions can be called, and not by a
+        host that it drives.
     """
 
     global_batch_size: int
@@ -52,6 +54,7 @@ class Shard:
     local_replicas: int
     seed: int
     start_step: int = 0
+    in_this_process: bool = True
 
     def __post_init__(self) -> None:
         if self.num_replicas < 1 or self.local_replicas < 1 or self.first_replica < 0 or self.start_step < 0:
@@ -105,7 +108,11 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, indices: tf.Tensor) -> Batch:
-        """Examples `indices` (int64 [n]) as tensors [n, ...]; runs inside `tf.data.Dataset.map`."""
+        """Examples `indices` (int64 [n]) as tensors [n, ...]; runs inside `tf.data.Dataset.map`.
+
+        Examples that are fetched by Python say what to do about it in `needs_python`, a string, as that works only in
+        the process that trains and not on the hosts of a TPU pod.
+        """
 
 
 class ArrayExamples:
@@ -200,6 +207,7 @@ class RandomAccessData:
         """Nothing to prepare."""
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
+        _check_can_run(self._train, shard)
         size, count = len(self._train), shard.per_replica_batch_size
         halves = slice(count), slice(count, None)
 
@@ -227,6 +235,7 @@ class RandomAccessData:
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         if self._evaluation is None:
             raise UsageError("this data set has no evaluation examples; use --mode=train or give it some")
+        _check_can_run(self._evaluation, shard)
         examples, size = self._evaluation, len(self._evaluation)
 
         def batch_at(element: tf.Tensor) -> Batch:
@@ -241,6 +250,14 @@ class RandomAccessData:
 
     def _finished(self, batch: Batch) -> Batch:
         return batch if self._finish is None else self._finish(batch)
+
+
+def _check_can_run(examples: Examples, shard: Shard) -> None:
+    advice = getattr(examples, "needs_python", None)
+    if advice is not None and not shard.in_this_process:
+        raise UsageError(
+            f"this data is read by Python, and the hosts of a TPU pod, which make their own batches, run none: {advice}"
+        )
 
 
 def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import sys
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
 
+import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.plan import RunPlan
 from launcher.serving.weights import trained
+from launcher.session import Session
 from launcher.tasks.base import ReadsLines
 
 
@@ -23,7 +26,7 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
     Line breaks in an answer become spaces. Lines are read as they are needed, in batches of the evaluation's size.
 
     Args:
-      plan: of one process on one device.
+      plan: of one process, on any of its devices; every replica answers its part of a batch.
       model_dir: of the run that trained the weights.
       input_path: UTF-8 text; None for standard input.
       output_path: written as a whole; None for standard output.
@@ -36,19 +39,59 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
         raise UsageError(f"--mode=predict: {type(task).__name__} does not answer lines of text")
     if output_path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(output_path))):
         raise UsageError(f"--output={output_path}: its folder does not exist")
-    with _opened_input(input_path) as lines, trained(plan, model_dir, "predict") as (made, step):
+    with _opened_input(input_path) as lines, trained(plan, model_dir, "predict", replicas_allowed=True) as (made, step):
         sys.stderr.write(f"predicting with step {step} of {model_dir}\n")
-        generate = tf.function(
-            lambda batch: task.generate(made.model, batch), jit_compile=plan.recipe.jit_compile, reduce_retracing=True
-        )
+        generate = writer(made)
         with _opened_output(output_path) as output:
             for batch in _batches(lines, plan.eval_batch_size):
                 # Padded to one size, so that the last batch needs no program of its own.
-                padded = [*batch, *[""] * (plan.eval_batch_size - len(batch))] if len(batch) > 1 else batch
-                inputs = {name: tf.constant(array) for name, array in task.encode_lines(padded).items()}
-                for answer in task.decode_lines(generate(inputs).numpy()[: len(batch)]):
+                size = 1 if len(batch) == made.strategy.num_replicas_in_sync == 1 else plan.eval_batch_size
+                inputs = task.encode_lines([*batch, *[""] * (size - len(batch))])
+                for answer in task.decode_lines(generate(inputs)[: len(batch)]):
                     output.write(" ".join(answer.splitlines()) + "\n")
                 output.flush()
+
+
+def on_all_replicas(made: Session) -> Callable:
+    """A `tf.function` that takes every replica's part of a batch and has the model write, each replica for its own.
+
+    Every new shape is traced anew, so that all of them are known: a TPU compiles nothing else.
+    """
+    on_replica = functools.partial(made.plan.recipe.task.generate, made.model)
+    if made.plan.jit_compile:
+        on_replica = tf.function(on_replica, jit_compile=True)
+
+    # Not a lambda: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
+    def on_all(batch: Any) -> Any:
+        return made.strategy.run(on_replica, args=(batch,))
+
+    return tf.function(on_all)
+
+
+def writer(made: Session) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+    """A function that has the model write on all replicas.
+
+    Returns:
+      Takes a batch as the task's `encode_lines` gives it, rows divisible by the replicas; returns what `generate` gives
+      for it, int32 [rows, length].
+    """
+    strategy, generate = made.strategy, on_all_replicas(made)
+
+    def write(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        outputs = generate(parts(strategy, inputs))
+        return np.concatenate([output.numpy() for output in strategy.experimental_local_results(outputs)])
+
+    return write
+
+
+def parts(strategy: tf.distribute.Strategy, inputs: Mapping[str, np.ndarray]) -> Any:
+    """The batch with its rows divided among the replicas, in their order."""
+
+    def part(context: tf.distribute.experimental.ValueContext) -> dict[str, tf.Tensor]:
+        each, number = context.num_replicas_in_sync, context.replica_id_in_sync_group
+        return {name: tf.constant(np.split(array, each)[number]) for name, array in inputs.items()}
+
+    return strategy.experimental_distribute_values_from_function(part)
 
 
 def _batches(lines: Iterator[str], size: int) -> Iterator[list[str]]:

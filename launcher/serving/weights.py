@@ -13,19 +13,22 @@ from launcher.plan import RunPlan
 
 
 @contextlib.contextmanager
-def trained(plan: RunPlan, model_dir: str, mode: str) -> Iterator[tuple[session.Session, int]]:
+def trained(
+    plan: RunPlan, model_dir: str, mode: str, *, replicas_allowed: bool = False
+) -> Iterator[tuple[session.Session, int]]:
     """The session with the weights of the best checkpoint, else of the newest, and that checkpoint's step.
 
     The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the
     checkpoints, so that no data set is needed.
 
     Raises:
-      UsageError: no checkpoint, or one of another recipe; several workers.
+      UsageError: no checkpoint, or one of another recipe; several workers, or replicas where they are not allowed.
     """
-    if plan.strategy.num_replicas > 1 or plan.cluster.num_workers > 1:
+    if plan.cluster.num_workers > 1 or (plan.strategy.num_replicas > 1 and not replicas_allowed):
+        where = "in one process" if replicas_allowed else "in one process on one device"
         raise UsageError(
-            f"--mode={mode} runs in one process on one device, and here are {plan.strategy.num_replicas} replicas; "
-            "leave --replicas out, and start it apart from the workers of a job"
+            f"--mode={mode} runs {where}, and here are {plan.strategy.num_replicas} replicas in "
+            f"{plan.cluster.num_workers} process(es); leave --replicas out, and start it apart from a job's workers"
         )
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
     step = store.best() or store.latest()

@@ -36,7 +36,8 @@ class LanguageModelling:
       continuation_length: most tokens that --mode=predict writes after a line; fewer than `text_corpus.length`.
       temperature: of sampling; 0 for the likeliest token each time.
       top_p: the share of probability that sampling keeps to, in (0, 1].
-      sampling_seed: what --mode=predict draws depends on it, the lines and the weights.
+      sampling_seed: what --mode=predict draws depends on it, the lines, the weights and the number of replicas, each of
+        which draws for its rows as one alone would.
     """
 
     def __init__(

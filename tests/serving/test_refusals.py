@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import text_run
 
@@ -50,10 +52,17 @@ def test_an_export_into_a_folder_that_is_full(flags, capsys, tmp_path):
     assert "is not an empty folder" in said
 
 
-def test_several_replicas(flags, capsys, tmp_path):
-    (tmp_path / "lines").write_text("abc\n")
-    said = refused(capsys, *flags, "--mode=predict", f"--input={tmp_path}/lines", "--strategy=mirrored", "--replicas=2")
+def test_an_export_from_several_replicas(flags, capsys):
+    said = refused(capsys, *flags, "--mode=export", "--strategy=mirrored", "--replicas=2")
     assert "in one process on one device" in said
+
+
+def test_a_prediction_among_several_workers(flags, capsys, tmp_path, monkeypatch):
+    (tmp_path / "lines").write_text("abc\n")
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    said = refused(capsys, *flags, "--mode=predict", f"--input={tmp_path}/lines", "--strategy=multi_worker")
+    assert "in one process, and here are 2 replicas in 2 process(es)" in said
 
 
 def test_a_task_that_reads_no_lines(capsys, tmp_path):

@@ -1,0 +1,63 @@
+"""Whose failure an exception was, and so whether to run the same command again can help.
+
+A peer's death has many faces. Where workers train together, TensorFlow says UnavailableError or AbortedError; a program
+that drives the hosts of a TPU pod also sees what is left of a host that was taken away and has come back empty.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+
+from launcher import config
+from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError
+
+_PASSING = {
+    getattr(errno, name)
+    for name in (
+        "EIO", "EREMOTEIO", "ESTALE", "ENOSPC", "EDQUOT", "ENOMEM",
+        "ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH",
+    )
+    if hasattr(errno, name)
+}  # fmt: skip
+
+# What a host that has restarted no longer knows, in the words of TensorFlow 2.21: those that its own coordinator of
+# remote workers goes by (`_is_worker_failure` in tensorflow/python/distribute/coordinator/cluster_coordinator.py), and
+# what a worker says of a context or a session that it has lost (tensorflow/core/distributed_runtime/
+# eager/eager_service_impl.cc and session_mgr.cc).
+_RESTARTED = (
+    "unknown device",
+    "primary device is not remote",
+    "unable to find the relevant tensor remote_handle",
+    "is neither a type of a primitive operation nor a name of a function registered",
+    "unable to find a context_id matching the specified one",
+    "possibly, this worker just restarted",
+)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that DESIGN's contract gives an exception: its own if it has one, 75 where a retry can help."""
+    if isinstance(error, LauncherError):
+        return error.exit_code
+    return EXIT_RETRY if is_machine_failure(error) or is_peer_failure(error) else EXIT_FAILED
+
+
+def is_machine_failure(error: BaseException) -> bool:
+    """Whether a disk or the network failed, which may pass, rather than that a file is missing or forbidden."""
+    original = config.unwrap(error)
+    if isinstance(original, ConnectionError | TimeoutError):
+        return True
+    return isinstance(original, OSError) and original.errno in _PASSING
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether TensorFlow says that another process went away, or came back without what it knew."""
+    if "tensorflow" not in sys.modules:
+        return False
+    import tensorflow as tf  # so late because main has to start without it
+
+    gone = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError
+    # The work of one host is cancelled where that of another ends; this program cancels none.
+    if isinstance(error, gone | tf.errors.CancelledError):
+        return True
+    return isinstance(error, tf.errors.OpError) and any(words in str(error).lower() for words in _RESTARTED)

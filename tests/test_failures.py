@@ -1,0 +1,59 @@
+"""Whose failure an exception was decides the exit code, and with it whether a supervisor starts the run again."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import tensorflow as tf
+
+from launcher import failures
+from launcher.errors import PeerError, Preempted, TrainingError, UsageError
+
+# What TensorFlow 2.21 said when a worker that another program drove was killed, or had been started anew.
+LOST_HOSTS = [
+    tf.errors.UnavailableError(None, None, "recvmsg:Connection reset by peer"),
+    tf.errors.UnavailableError(None, None, "Socket closed"),
+    tf.errors.AbortedError(None, None, "Session 5f is not found. Possibly, this worker just restarted."),
+    tf.errors.DeadlineExceededError(None, None, "Deadline Exceeded"),
+    tf.errors.CancelledError(None, None, "RecvAsync is cancelled"),
+    tf.errors.InvalidArgumentError(
+        None,
+        None,
+        "Unable to find a context_id matching the specified one (17). Perhaps the worker was restarted, or the context "
+        "was GC'd?",
+    ),
+    tf.errors.InvalidArgumentError(None, None, "Unable to find the relevant tensor remote_handle: Op ID: 4, Output: 0"),
+    tf.errors.InvalidArgumentError(None, None, "/job:worker/replica:0/task:1/device:TPU:0 unknown device."),
+    tf.errors.NotFoundError(
+        None, None, "'__inference_f_7' is neither a type of a primitive operation nor a name of a function registered"
+    ),
+]
+
+
+@pytest.mark.parametrize("error", LOST_HOSTS, ids=lambda error: error.message[:40])
+def test_a_host_that_is_lost_or_came_back_empty_is_worth_a_retry(error):
+    assert failures.is_peer_failure(error)
+    assert failures.exit_code(error) == 75
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), 64),
+        (TrainingError("x"), 70),
+        (Preempted("x"), 42),
+        (PeerError("x"), 75),
+        (OSError(errno.EIO, "x"), 75),
+        (OSError(errno.ENOENT, "x"), 70),
+        (ConnectionResetError("x"), 75),
+        (tf.errors.InvalidArgumentError(None, None, "shapes [2] and [3]"), 70),
+        (tf.errors.ResourceExhaustedError(None, None, "out of memory on /job:worker/replica:0/task:1"), 70),
+        (tf.errors.InternalError(None, None, "x"), 70),
+        (tf.errors.NotFoundError(None, None, "no such file"), 70),
+        (ValueError("Unable to find the relevant tensor remote_handle"), 70),
+        (KeyboardInterrupt(), 70),
+    ],
+)
+def test_other_failures_keep_their_code(error, code):
+    assert failures.exit_code(error) == code

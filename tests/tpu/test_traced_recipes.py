@@ -1,0 +1,97 @@
+"""What every recipe's training step would be on a TPU, as TensorFlow traces it for 8 and for 32 replicas.
+
+Each recipe is traced with its own model, but with fewer blocks of the same kind, a small vocabulary and small buckets,
+because tracing takes time with the number of operations, and because variables are real. The recipes for TPUs have all
+their blocks for 32 replicas, only narrower ones where their weights would fill this machine's memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import keras
+import made_up_tpu
+import pytest
+import replicated
+import tensorflow as tf
+from conftest import ROOT
+
+from launcher import gradients
+from launcher.train_step import moving_statistics, seed_states
+
+RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
+_EXAMPLES = 32  # on a replica: as many as the ResNets' normalisation takes together
+_FEWER = {
+    "transformer": ("transformer.layers = 1", "text_pairs.vocab_size = 512"),
+    "lm_": ("language_model.layers = 1", "text_corpus.vocab_size = 512"),
+    "lstm": ("text_corpus.vocab_size = 512",),
+    "resnet_cpu": ("resnet.depth = 8",),
+    "resnet_fashion": ("resnet.depth = 8",),
+    "resnet": ("resnet.depth = 18",),
+    "mlp": ("mlp.units = 256",),
+}
+_WHOLE = {
+    "resnet_tpu.gin": (),
+    "lm_tpu.gin": ("text_corpus.vocab_size = 512", "language_model.width = 192"),
+    "transformer_tpu.gin": ("text_pairs.vocab_size = 512", "transformer.width = 128", "transformer.hidden = 256"),
+}
+
+
+def fewer(recipe: str) -> tuple[str, ...]:
+    return next(those for prefix, those in _FEWER.items() if recipe.startswith(prefix))
+
+
+def planned(made) -> Counter:
+    """The reductions that `gradients.plan_buckets` makes of this model's gradients, statistics and sums."""
+    recipe, wire = made.plan.recipe, made.plan.wire_dtype
+    weights, moving = made.model.trainable_variables, moving_statistics(made.model)
+    sizes = [variable.value.shape.num_elements() for variable in (*weights, *moving)]
+    sizes += [1] * (2 + len(made.trainer._step.metric_names))
+    dtypes = [wire] * len(weights) + [tf.float32] * (len(sizes) - len(weights))
+    buckets = gradients.plan_buckets(sizes, dtypes, recipe.bucket_bytes)
+    return Counter((dtypes[bucket[0]].name, sum(sizes[index] for index in bucket)) for bucket in buckets)
+
+
+def assert_fit_for_a_tpu(recipe: str, params: tuple[str, ...], num_replicas: int) -> None:
+    sizes = (
+        f"train.global_batch_size = {_EXAMPLES * num_replicas}",
+        "train.eval_batch_size = None",
+        f"train.bucket_bytes = {2**18}",
+    )
+    resolved = made_up_tpu.resolve(recipe, [*params, *sizes], num_replicas)
+    with made_up_tpu.strategy(num_replicas) as strategy:
+        made = made_up_tpu.build(strategy, resolved)
+        function = made_up_tpu.training(made, made_up_tpu.training_shapes(resolved))
+    found = replicated.operations(function)
+
+    assert replicated.faults(found) == []
+    assert replicated.reductions(found) == planned(made)
+    assert replicated.reductions(found).total() > 1, "one bucket alone tells nothing of how they are kept apart"
+    assert replicated.loops_around(found) == {("While.body",)}, "straight in the loop over the steps"
+    assert replicated.replicas(function) == num_replicas
+    assert_variables_of_the_right_kind(made)
+
+
+def assert_variables_of_the_right_kind(made) -> None:
+    seeds = {variable.path: variable for variable in seed_states(made.model)}
+    for name, variable in {**made.trainer.variables(), **seeds}.items():
+        variable = variable.value if isinstance(variable, keras.Variable) else variable
+        assert isinstance(variable, tf.distribute.DistributedValues), name
+        assert type(variable).__name__ == "TPUDistributedVariable", name
+        assert len(variable.values) == made.strategy.num_replicas_in_sync, name
+        # Each replica writes to its own copy; a copy that is read is never a sum over the replicas.
+        assert variable.synchronization != tf.VariableSynchronization.ON_READ, name
+        # Keras's own count of updates, which our optimizer writes past.
+        expected = "ONLY_FIRST_REPLICA" if name.endswith("/iteration") else "NONE"
+        assert variable.aggregation.name == expected, name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_step_of_every_recipe_is_one_program_with_one_reduction_a_bucket(recipe):
+    assert_fit_for_a_tpu(recipe, fewer(recipe), 8)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_so_it_is_for_the_replicas_of_several_hosts(recipe):
+    assert_fit_for_a_tpu(recipe, _WHOLE.get(recipe, fewer(recipe)), 32)
