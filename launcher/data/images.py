@@ -49,7 +49,7 @@ class ImageData:
     image_shape: tuple[int, int, int]
     num_classes: int
     source: Data
-    mixed: bool
+    mixed: bool = False
     decode: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     @property

@@ -37,7 +37,7 @@ def load() -> JaxParts:
     Raises:
       UsageError: JAX is not installed, or is one without these parts.
     """
-    # Chosen when JAX is first imported. Nothing here runs on an accelerator, and claiming one would keep it from others.
+    # Read when JAX is first imported. Nothing here runs on an accelerator, and JAX would keep it from others.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         import jax

@@ -33,8 +33,8 @@ class Argument:
       name: of a variable, its name in a checkpoint; of a batch's tensor, its key.
       shape: static.
       dtype: such as "float32"; "bfloat16" is ml_dtypes'.
-      kind: "batch", "variable" or "constant" (a tensor that the model holds beside its variables); of a result, "report"
-        or "variable".
+      kind: "batch", "variable" or "constant" (a tensor that the model holds beside its variables); of a result,
+        "report" or "variable".
     """
 
     name: str
@@ -51,8 +51,8 @@ class StepProgram:
       stablehlo: MLIR text of one module with locations; "main" is what each replica runs.
       num_replicas: of the program; its reductions are over all of them.
       arguments: the parameters of "main" in order: one replica's batch, then variables and constants.
-      results: its results in order: the scalars of `train_step.StepReport`, then the new value of each variable that the
-        step changes, which takes the memory of the old one.
+      results: its results in order: the scalars of `train_step.StepReport`, then the new value of each variable that
+        the step changes, which takes the memory of the old one.
     """
 
     stablehlo: str
@@ -94,12 +94,33 @@ def lower(plan: RunPlan, num_replicas: int) -> StepProgram:
 
 
 def build(plan: RunPlan, num_replicas: int) -> Session:
-    """The session of one replica among `num_replicas`, on the CPU."""
+    """The session of one replica among `num_replicas`, on the CPU; for errors, see `lower`."""
     jax_parts.load()
+    return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), for_replicas(plan, num_replicas))
+
+
+def for_replicas(plan: RunPlan, num_replicas: int) -> RunPlan:
+    """The same plan on another number of replicas.
+
+    Raises:
+      UsageError: the batch cannot be divided among them.
+    """
     strategy = dataclasses.replace(plan.strategy, num_replicas=num_replicas, local_replicas=num_replicas)
     pod = dataclasses.replace(plan, strategy=strategy)
     plan_lib.check_batches(pod)
-    return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), pod)
+    return pod
+
+
+def whole_shard(plan: RunPlan, start_step: int = 0) -> Shard:
+    """All replicas of the plan, fed by one host."""
+    return Shard(
+        global_batch_size=plan.recipe.global_batch_size,
+        num_replicas=plan.strategy.num_replicas,
+        first_replica=0,
+        local_replicas=plan.strategy.num_replicas,
+        seed=plan.seed,
+        start_step=start_step,
+    )
 
 
 def lower_session(session: Session) -> Lowered:
@@ -111,7 +132,7 @@ def lower_session(session: Session) -> Lowered:
     variables = list(named.values())
 
     # Specifications can be told from values only where each of them is an argument of its own.
-    spec = dict(sorted(batch_spec.of_one_replica(session.plan.data, _shard(session)).items()))
+    spec = dict(sorted(batch_spec.of_one_replica(session.plan.data, whole_shard(session.plan)).items()))
 
     def step(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         with PodReplica(session.strategy, num_replicas):
@@ -139,17 +160,6 @@ def lower_session(session: Session) -> Lowered:
         stablehlo=module.text, num_replicas=num_replicas, arguments=tuple(arguments), results=tuple(results)
     )
     return Lowered(program=program, session=session, variables=named, constants=constants)
-
-
-def _shard(session: Session) -> Shard:
-    plan = session.plan
-    return Shard(
-        global_batch_size=plan.recipe.global_batch_size,
-        num_replicas=plan.strategy.num_replicas,
-        first_replica=0,
-        local_replicas=plan.strategy.num_replicas,
-        seed=plan.seed,
-    )
 
 
 def _variables(session: Session) -> dict[str, tf.Variable]:

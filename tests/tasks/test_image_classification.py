@@ -20,9 +20,7 @@ BATCH = 40
 def _logits_as_images(num_classes: int) -> ImageData:
     """Data of which only the number of classes matters here."""
     source = RandomAccessData(train=ArrayExamples({"label": [0]}))
-    return ImageData(
-        name="made up", image_shape=(1, 1, num_classes), num_classes=num_classes, source=source, mixed=False
-    )
+    return ImageData(name="made up", image_shape=(1, 1, num_classes), num_classes=num_classes, source=source)
 
 
 def _task(num_classes: int, label_smoothing: float = 0.0) -> ImageClassification:
