@@ -177,7 +177,7 @@ def existing(directory: Path, name: str) -> Path:
 
 
 def _prepare_jax(num_devices: int, platform: str | None) -> None:
-    """Settings that JAX reads when it is imported: as many CPU devices, 64-bit counters, no search for other devices."""
+    """What JAX reads when it is imported: as many CPU devices, 64-bit counters, no search for other devices."""
     flag = "--xla_force_host_platform_device_count"
     present = os.environ.get("XLA_FLAGS", "")
     if flag not in present:
