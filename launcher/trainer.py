@@ -79,7 +79,7 @@ class Trainer:
             self.counters = _make_counters(loss_scale.initial())
             self.ema = MovingAverage([*model.trainable_variables, *moving_statistics(model)], config.ema_decay)
             self.ema.build()
-        self._step = ReplicaStep(
+        self.replica_step = ReplicaStep(
             task=task,
             model=model,
             optimizer=optimizer,
@@ -133,7 +133,7 @@ class Trainer:
           UsageError: the task's loss() does not return what it should.
         """
         self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
-        return self._step.metric_names
+        return self.replica_step.metric_names
 
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
         """Takes `num_steps` steps, looping on the device.
@@ -148,7 +148,7 @@ class Trainer:
         first_step = self.step + 1
         table, waits = self._run_steps(batches, tf.constant(num_steps, tf.int32))
         columns = table.numpy().astype(np.float64).T
-        names = self._step.metric_names
+        names = self.replica_step.metric_names
         metrics = dict(zip(names, columns[2 : 2 + len(names)], strict=True))
         norm, finite, scale, learning_rate = columns[2 + len(names) :]
         self.last_seen = first_step + num_steps - 1, float(scale[-1])
@@ -188,7 +188,7 @@ class Trainer:
         return self.strategy.run(_sum_over_replicas, args=(value,))
 
     def _non_finite_in_graph(self, batch: Any) -> Any:
-        return self.strategy.run(self._step.non_finite, args=(batch,))
+        return self.strategy.run(self.replica_step.non_finite, args=(batch,))
 
     def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)
@@ -202,7 +202,7 @@ class Trainer:
                 batch = next(batches)
             with tf.control_dependencies(tf.nest.flatten(self.strategy.experimental_local_results(batch))):
                 waits = waits.write(index, self._clock() - started)
-            report = self.strategy.run(self._step, args=(batch,))
+            report = self.strategy.run(self.replica_step, args=(batch,))
             row = tf.stack([self.strategy.experimental_local_results(value)[0] for value in tf.nest.flatten(report)])
             rows = rows.write(index, row)
             previous = row[0]

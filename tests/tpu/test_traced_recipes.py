@@ -46,7 +46,7 @@ def planned(made) -> Counter:
     recipe, wire = made.plan.recipe, made.plan.wire_dtype
     weights, moving = made.model.trainable_variables, moving_statistics(made.model)
     sizes = [variable.value.shape.num_elements() for variable in (*weights, *moving)]
-    sizes += [1] * (2 + len(made.trainer._step.metric_names))
+    sizes += [1] * (2 + len(made.trainer.replica_step.metric_names))
     dtypes = [wire] * len(weights) + [tf.float32] * (len(sizes) - len(weights))
     buckets = gradients.plan_buckets(sizes, dtypes, recipe.bucket_bytes)
     return Counter((dtypes[bucket[0]].name, sum(sizes[index] for index in bucket)) for bucket in buckets)
