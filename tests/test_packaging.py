@@ -82,6 +82,7 @@ def test_the_wheel_brings_tensorflow_by_extra_alone(wheel):
     by_extra = {
         extra: re.split(r"[<>=\[ ]", line)[0]
         for line in fields.get_all("Requires-Dist")
+        if line.startswith("tensorflow")
         for extra in re.findall(r"extra == ['\"](cpu|cuda|tpu)['\"]", line)
     }
     assert by_extra == {"cpu": "tensorflow-cpu", "cuda": "tensorflow", "tpu": "tensorflow-tpu"}
