@@ -77,7 +77,9 @@ def define_flags() -> flags.FlagValues:
         "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores.",
         flag_values=values,
     )
-    flags.DEFINE_string("tpu", None, "Cloud TPU node name, or 'local' on the TPU VM itself.", flag_values=values)
+    flags.DEFINE_string(
+        "tpu", None, "Cloud TPU node name, grpc://host:port, or 'local' on the TPU VM itself.", flag_values=values
+    )
     flags.DEFINE_integer("seed", None, "Base of all random numbers. Default: the recipe's.", flag_values=values)
     flags.DEFINE_bool(
         "deterministic", False, "Bitwise equal runs on one topology, at some cost in speed.", flag_values=values
