@@ -78,7 +78,9 @@ def define_flags() -> flags.FlagValues:
         "For --mode=export_step, those of the program; one by default.",
         flag_values=values,
     )
-    flags.DEFINE_string("tpu", None, "Cloud TPU node name, or 'local' on the TPU VM itself.", flag_values=values)
+    flags.DEFINE_string(
+        "tpu", None, "Cloud TPU node name, grpc://host:port, or 'local' on the TPU VM itself.", flag_values=values
+    )
     flags.DEFINE_integer("seed", None, "Base of all random numbers. Default: the recipe's.", flag_values=values)
     flags.DEFINE_bool(
         "deterministic", False, "Bitwise equal runs on one topology, at some cost in speed.", flag_values=values

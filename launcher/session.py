@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 import models
+from launcher import initial_values
 from launcher import strategy as strategy_lib
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
@@ -50,7 +51,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     recipe = plan.recipe
     # Names count up within a process and are what a checkpoint goes by: every build starts from the same ones.
     keras.utils.clear_session()
-    with strategy.scope():
+    with initial_values.scope(strategy):
         model = build_model(plan)
         optimizer = build_optimizer(plan)
     check_normalization(model, plan)

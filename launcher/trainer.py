@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher import initial_values
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Data
 from launcher.ema import MovingAverage
@@ -74,7 +75,7 @@ class Trainer:
         # Step and loss scale after the last call of `train`, for when the devices are gone.
         self.last_seen: tuple[int, float] | None = None
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
-        with strategy.scope():
+        with initial_values.scope(strategy):
             optimizer.build(model.trainable_variables, total_steps)
             self.counters = _make_counters(loss_scale.initial())
             self.ema = MovingAverage([*model.trainable_variables, *moving_statistics(model)], config.ema_decay)

@@ -61,6 +61,13 @@ def device_names(num_cores: int) -> list[str]:
     return [f"/job:worker/replica:0/task:{host}/device:TPU:{index}" for host, index in places]
 
 
+def with_copies(num_replicas: int) -> tf.distribute.TPUStrategy:
+    """A TPUStrategy whose variables have a copy on each of this process's logical CPUs, so that all can be read."""
+    made = tf.distribute.TPUStrategy(MadeUpTpu(num_replicas))
+    made.extended._tpu_devices[:, 0] = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(num_replicas)]
+    return made
+
+
 @contextlib.contextmanager
 def strategy(num_replicas: int) -> Iterator[tf.distribute.TPUStrategy]:
     """A TPUStrategy; functions can be traced inside the block, and none of those that it replicates can be run.

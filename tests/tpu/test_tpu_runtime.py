@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import threading
 
@@ -129,6 +128,20 @@ def test_a_cloud_that_does_not_answer_says_no_version(monkeypatch):
     assert tpu_runtime.runtime_version(resolver) is None
 
 
+@pytest.mark.parametrize(
+    ("recipe", "policy", "note"),
+    [
+        ("resnet_cpu.gin", "mixed_bfloat16", None),
+        ("lm_tpu.gin", "mixed_bfloat16", None),
+        ("transformer_big_wmt.gin", "mixed_float16", "multiply in bfloat16"),
+    ],
+)
+def test_on_a_tpu_the_default_is_bfloat16_and_nothing_is_compiled_by_itself(recipe, policy, note):
+    resolved = made_up_tpu.resolve(recipe, ["train.global_batch_size = 64", "train.jit_compile = True"], 8)
+    assert (resolved.policy, resolved.jit_compile, resolved.recipe.jit_compile) == (policy, False, True)
+    assert any(note in line for line in resolved.notes) if note else not resolved.notes
+
+
 def topology(hosts: int, cores: int) -> tf.tpu.experimental.Topology:
     """A row of chips of one core each."""
     places = np.array([[[host, core, 0, 0] for core in range(cores)] for host in range(hosts)], np.int32)
@@ -160,8 +173,7 @@ def connected(monkeypatch, num_cores: int, replicas: int) -> tf.distribute.Strat
 
     monkeypatch.setattr(tpu, "Resolver", lambda name: resolver)
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", initialize)
-    with contextlib.ExitStack():
-        strategy = tpu.connect("local", replicas)
+    strategy = tpu.connect("local", replicas)
     assert initialised == [resolver]
     return strategy
 

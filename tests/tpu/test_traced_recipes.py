@@ -66,6 +66,8 @@ def assert_fit_for_a_tpu(recipe: str, params: tuple[str, ...], num_replicas: int
 
     assert replicated.faults(found) == []
     assert replicated.reductions(found) == planned(made)
+    on_the_wire = {"float16", "float32"} if resolved.policy == "mixed_float16" else {"float32"}
+    assert {dtype for dtype, _ in replicated.reductions(found)} == on_the_wire
     assert replicated.reductions(found).total() > 1, "one bucket alone tells nothing of how they are kept apart"
     assert replicated.loops_around(found) == {("While.body",)}, "straight in the loop over the steps"
     assert replicated.replicas(function) == num_replicas

@@ -1,0 +1,63 @@
+"""The state of a run on a TPU, in TensorFlow's own variables for it: made on the host, read from one, put into all."""
+
+from __future__ import annotations
+
+import keras
+import made_up_tpu
+import numpy as np
+import pytest
+import small_run
+import tensorflow as tf
+from building import build_session
+
+from launcher import initial_values
+
+RECIPE = "resnet_cpu.gin"
+BINDINGS = ["resnet.depth = 8", "resnet.norm_group_size = 8", "train.global_batch_size = 32", "train.ema_decay = 0.9"]
+
+
+@pytest.fixture
+def made():
+    resolved = made_up_tpu.resolve(RECIPE, [*BINDINGS, "train.precision = 'float32'"], 4)
+    return made_up_tpu.build(made_up_tpu.with_copies(4), resolved)
+
+
+def test_weights_begin_as_on_any_other_topology(made):
+    state = made.trainer.snapshot()
+    expected = build_session(RECIPE, BINDINGS).trainer.snapshot()
+    assert list(state) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+    small_run.assert_replicas_equal(made)
+
+
+def test_a_snapshot_reads_one_replica_and_a_restore_writes_all(made):
+    before = made.trainer.snapshot()
+    for variable in made.trainer.variables().values():
+        copies = (variable.value if isinstance(variable, keras.Variable) else variable).values
+        for copy in copies[1:]:
+            copy.assign(tf.ones_like(copy))
+    for name, value in made.trainer.snapshot().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    changed = {name: np.asarray(value + 3, value.dtype) for name, value in before.items()}
+    made.trainer.restore(changed)
+    for name, copies in small_run.state_copies(made).items():
+        assert len(copies) == 4
+        for copy in copies:
+            np.testing.assert_array_equal(copy, changed[name], err_msg=name)
+
+
+def test_first_values_come_from_the_host_for_a_tpu_and_from_the_device_elsewhere():
+    computed_on = []
+
+    def first_value():
+        value = tf.random.stateless_normal([3], seed=[1, 2]) + 0.0
+        computed_on.append(value.device)
+        return value
+
+    tpu = made_up_tpu.with_copies(4)
+    tpu.extended._tpu_devices[:, 0] = tpu.extended._tpu_devices[::-1, 0]  # the first replica is on the last CPU
+    for strategy in (tpu, tf.distribute.OneDeviceStrategy("CPU:3")):
+        with initial_values.scope(strategy):
+            tf.Variable(first_value, aggregation=tf.VariableAggregation.NONE)
+    assert [device.rpartition(":")[2] for device in computed_on] == ["0", "3"]
