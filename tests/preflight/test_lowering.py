@@ -13,7 +13,7 @@ import tensorflow as tf
 from launcher import config, gradients
 from launcher.errors import UsageError
 from launcher.preflight import jax_parts, lowering
-from launcher.preflight.refusals import CannotLowerError
+from launcher.preflight.cannot_lower import CannotLowerError
 
 
 class Module:
