@@ -71,7 +71,7 @@ def convert(
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get(name)
         module.operation.attributes["mhlo.num_replicas"] = jax.ir.IntegerAttr.get(int32, num_replicas)
         module.operation.attributes["mhlo.num_partitions"] = jax.ir.IntegerAttr.get(int32, 1)
-        assert module.operation.verify()
+        module.operation.verify()
         return PodModule(
             text=module.operation.get_asm(enable_debug_info=True),
             arguments=tuple(_tensor_type(jax, part) for part in main.type.inputs),

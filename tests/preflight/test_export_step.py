@@ -48,7 +48,7 @@ def exported(trained_twice, tmp_path_factory):
     return folder / "run/export_step"
 
 
-def test_the_runner_takes_the_trainers_next_step(exported, trained_twice, run_launcher):
+def test_the_runner_takes_the_trainers_next_step(exported, trained_twice):
     # The copy beside the program, in isolation: it finds neither Launcher nor this folder.
     done = subprocess.run(
         [sys.executable, "-I", str(exported / "run.py"), "--steps=4", "--platform=cpu"],
