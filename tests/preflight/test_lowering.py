@@ -17,7 +17,7 @@ from launcher.preflight.cannot_lower import CannotLowerError
 
 
 class Module:
-    """The operations of a program, each with the types of those around it."""
+    """The operations of a program, each with those around it, by type and outermost first."""
 
     def __init__(self, text):
         jax = jax_parts.load()
@@ -27,14 +27,15 @@ class Module:
         self._visit(self._module.operation, ())
 
     def _visit(self, operation, path):
+        inside = (*path, operation.name)
         for region in operation.regions:
             for block in region.blocks:
                 for inner in block.operations:
-                    self.operations.append((inner, path))
-                    self._visit(inner.operation, (*path, operation.name))
+                    self.operations.append((inner, inside))
+                    self._visit(inner.operation, inside)
 
     def reductions(self):
-        """(dtype, elements, replicas that take part, operations around it) of each all_reduce in their order."""
+        """(dtype, elements, replicas that take part, operations around it) of each all_reduce."""
         found = []
         for operation, path in self.operations:
             if operation.operation.name == "stablehlo.all_reduce":
@@ -75,7 +76,7 @@ def test_there_is_one_reduction_a_bucket_in_the_wire_dtype_over_all_replicas(pol
     buckets = gradients.plan_buckets(sizes, dtypes, bucket_bytes)
     expected = [(MLIR_NAMES[dtypes[bucket[0]].name], sum(sizes[index] for index in bucket)) for bucket in buckets]
     found = Module(lowered.program.stablehlo).reductions()
-    assert [reduction[:2] for reduction in found] == expected
+    assert sorted(reduction[:2] for reduction in found) == sorted(expected)
     assert all(groups == [[0, 1, 2, 3]] for _, _, groups, _ in found)
     # Neither in the conditional update nor in the loop over microbatches.
     assert {path for *_, path in found} == {("builtin.module", "func.func")}
@@ -108,7 +109,9 @@ def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_s
 
 def test_a_recipe_is_lowered_for_a_pod_without_its_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
-    program = lowering.lower(pods.plan_of("resnet_tpu.gin", ["resnet.depth = 18"]), 64)
+    program = lowering.lower(
+        pods.plan_of("resnet_tpu.gin", ["resnet.depth = 18", "train.global_batch_size = 4096"]), 64
+    )
     assert program.num_replicas == 64
     assert program.arguments[0] == lowering.Argument(
         name="image", shape=(64, 224, 224, 3), dtype="float32", kind="batch"
@@ -190,12 +193,12 @@ def test_a_tensor_beside_the_variables_is_an_argument_with_its_value(odd):
     ("what", "operation", "said"),
     [("python", "EagerPyFunc", "no operation EagerPyFunc"), ("shape", "Reshape", "given to Reshape is a tensor")],
 )
-def test_what_xla_cannot_compile_is_refused_with_the_operation_and_the_line(odd, what, operation, said, tmp_path):
+def test_what_xla_cannot_compile_is_refused_with_the_operation_and_the_line(odd, what, operation, said):
     with pytest.raises(CannotLowerError, match=said) as refused:
         lowering.lower(odd(what), 2)
     line = 1 + next(number for number, line in enumerate(MODULE.splitlines()) if line.endswith(f"# {what}"))
     assert refused.value.operation == operation
-    assert refused.value.where == f"{tmp_path}/odd.py:{line}, in loss"
+    assert refused.value.where.endswith(f"/odd.py:{line}, in loss")
     assert refused.value.where in str(refused.value)
 
 
