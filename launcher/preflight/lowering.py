@@ -18,7 +18,7 @@ from launcher import session as session_lib
 from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
 from launcher.plan import RunPlan
-from launcher.preflight import jax_parts, pod_module, refusals
+from launcher.preflight import cannot_lower, jax_parts, pod_module
 from launcher.preflight.pod_replica import PodReplica
 from launcher.session import Session
 from launcher.train_step import StepReport
@@ -148,7 +148,7 @@ def lower_session(session: Session) -> Lowered:
         try:
             hlo = function.experimental_get_compiler_ir(*spec.values())(stage="hlo_serialized")
         except (ValueError, tf.errors.OpError) as error:
-            raise refusals.explain(error) from None
+            raise cannot_lower.explain(error) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
     reports = _reports(trainer.replica_step.metric_names)
     results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]

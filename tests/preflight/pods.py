@@ -81,7 +81,9 @@ class Pod:
 def run(exported: Path, run_launcher: Callable) -> Pod:
     """Runs it in a process of its own, with as many CPU devices as it has replicas."""
     out = exported.parent / "out.npz"
-    done = run_launcher(str(exported), str(out), module="tests.preflight.pod_run", env={"XLA_FLAGS": FAST_COMPILE})
+    done = run_launcher(
+        str(exported), str(out), module="tests.preflight.pod_run", env={"XLA_FLAGS": FAST_COMPILE}, timeout=550
+    )
     assert done.returncode == 0, done.stderr
     return Pod(out)
 
