@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -141,6 +142,6 @@ def _write(folder: Path, lowered: Lowered, batches: dict[str, np.ndarray]) -> st
     return version
 
 
-def _storable(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _storable(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """NumPy's file format forgets the names of dtypes that are not its own, such as bfloat16: their bits are stored."""
     return {name: array if array.dtype.isbuiltin else array.view(np.uint16) for name, array in arrays.items()}
