@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
 from launcher.preflight import versions
 from launcher.preflight.compile_child import DUMP, OUTCOME, PROGRAM, REQUEST
@@ -190,7 +191,9 @@ class Compiler:
 
 def _environment(folder: Path) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
+    root = str(Path(launcher.__file__).parent.parent)  # this very launcher, wherever the working directory is
     return environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH")))),
         "JAX_PLATFORMS": "cpu",  # JAX itself must not look for the TPU that it compiles for
         "TPU_SKIP_MDS_QUERY": "1",  # nor ask a cloud's metadata server, which is not there
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process at a time aborts on a lock file

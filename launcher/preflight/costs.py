@@ -1,0 +1,295 @@
+"""What one step costs a device, counted in the optimised HLO: FLOPs of the matrix units, HBM traffic, collectives.
+
+Loops count as often as they turn, which XLA's own cost analysis does not do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from launcher.preflight.hlo import HBM, HOST, Array, Computation, Instruction, Module, Source
+
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# Names and views of what is already there, and bodies that are counted themselves.
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
+    "async-start", "async-update", "async-done", "partition-id", "replica-id", "opt-barrier",
+}  # fmt: skip
+_HOST = {"infeed", "outfeed"}
+_HOST_ALWAYS_TARGETS = ("callback", "HostExecute", "SendToHost", "RecvFromHost")
+_PARTIAL_READS = ("dynamic-slice", "slice", "gather")
+_LANES, _SUBLANES = 128, 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatrixOp:
+    """A convolution or matrix product.
+
+    Attributes:
+      source: where it is from.
+      flops: of all its turns, a multiply-add being two.
+      inputs, outputs: the contracted and the produced features, by which the matrix unit is filled.
+      rows: products of a row with a matrix, in one turn.
+      dtypes: of its two operands.
+    """
+
+    source: Source
+    flops: float
+    inputs: int
+    outputs: int
+    rows: int
+    dtypes: tuple[str, str]
+
+    def padded_flops(self, mxu: int) -> float:
+        """FLOPs with features and rows rounded up to what a matrix unit of `mxu` columns takes at once."""
+        def excess(size: int, unit: int) -> float:
+            return -(-size // unit) * unit / size
+
+        return self.flops * excess(self.inputs, mxu) * excess(self.outputs, mxu) * excess(self.rows, _SUBLANES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A reduction or exchange between replicas.
+
+    Attributes:
+      kind: HLO's name, such as "all-reduce".
+      bytes: of what is reduced or gathered, in one turn.
+      times: turns.
+      dtypes: of its arrays.
+    """
+
+    kind: str
+    bytes: int
+    times: int
+    dtypes: tuple[str, ...]
+    source: Source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Of one step on one device.
+
+    Attributes:
+      flops: of matrix products and convolutions.
+      hbm_bytes: read from and written to HBM, padding included; what stays on the chip is not counted.
+      matrix_ops, collectives: the parts.
+      host_transfers: instructions that wait for the host.
+      dynamic: instructions whose shape is not known before they run.
+      unknown_loops: loops whose turns the compiler does not know, counted once.
+    """
+
+    flops: float
+    hbm_bytes: int
+    matrix_ops: tuple[MatrixOp, ...]
+    collectives: tuple[Collective, ...]
+    host_transfers: tuple[Instruction, ...]
+    dynamic: tuple[Instruction, ...]
+    unknown_loops: int
+
+
+def count(module: Module) -> Costs:
+    """Counts a whole module."""
+    matrix_ops: list[MatrixOp] = []
+    collectives: list[Collective] = []
+    host: list[Instruction] = []
+    dynamic: list[Instruction] = []
+    unknown_loops = hbm_bytes = 0
+    for computation, times in module.executed():
+        for one in computation.instructions.values():
+            hbm_bytes += times * _hbm_bytes(module, computation, one)
+            unknown_loops += one.opcode == "while" and one.trip_count is None
+        for inner, one in _with_fused(module, computation):
+            if one.opcode in ("convolution", "dot"):
+                matrix_ops.append(_matrix_op(inner, one, times))
+            elif one.opcode.removesuffix("-start") in _COLLECTIVES:
+                collectives.append(_collective(inner, one, times))
+            if _is_host_transfer(inner, one):
+                host.append(one)
+            if any(shape.dynamic for shape in one.shapes) and one.opcode != "get-tuple-element":
+                dynamic.append(one)
+    return Costs(
+        flops=sum(one.flops for one in matrix_ops),
+        hbm_bytes=hbm_bytes,
+        matrix_ops=tuple(matrix_ops),
+        collectives=tuple(collectives),
+        host_transfers=tuple(host),
+        dynamic=tuple(dynamic),
+        unknown_loops=unknown_loops,
+    )
+
+
+def _with_fused(module: Module, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:
+    """The instructions of a computation, and those inside its fusions."""
+    for one in computation.instructions.values():
+        yield computation, one
+        if one.opcode == "fusion":
+            for name in one.called.get("calls", ()):
+                yield from _with_fused(module, module.computations[name])
+
+
+def _operand(computation: Computation, one: Instruction, index: int) -> Array:
+    return computation.instructions[one.operands[index]].shapes[0]
+
+
+# ---------------------------------------------------------------------------------------------------- matrix products
+
+
+def _matrix_op(computation: Computation, one: Instruction, times: int) -> MatrixOp:
+    left, right, out = _operand(computation, one, 0), _operand(computation, one, 1), one.shapes[0]
+    if one.opcode == "dot":
+        axes = [int(axis) for axis in one.attribute("lhs_contracting_dims").split(",") if axis]
+        batch_axes = [int(axis) for axis in one.attribute("rhs_batch_dims").split(",") if axis]
+        contracted = [int(axis) for axis in one.attribute("rhs_contracting_dims").split(",") if axis]
+        inputs = math.prod(left.dims[axis] for axis in axes)
+        outputs = right.elements // math.prod(right.dims[axis] for axis in (*batch_axes, *contracted))
+        flops = 2.0 * out.elements * inputs
+    else:
+        flops, inputs, outputs = _convolution(one, left, right, out)
+    return MatrixOp(
+        source=one.source,
+        flops=flops * times,
+        inputs=inputs,
+        outputs=outputs,
+        rows=max(1, out.elements // outputs),
+        dtypes=(left.dtype, right.dtype),
+    )
+
+
+def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, int]:
+    """FLOPs as XLA's HloCostAnalysis counts them: places where the kernel meets padding or holes cost nothing.
+
+    Returns:
+      FLOPs, contracted features, produced features.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes)
+    if labels is None:
+        raise ValueError(f"convolution {one.name} without dim_labels")
+    lhs, rhs, result = labels[1], labels[2], labels[3]
+    window = dict(part.split("=") for part in one.attribute("window").split())
+    spatial = sorted(label for label in rhs if label.isdigit())
+    valid = 1
+    for place, label in enumerate(spatial):
+        low, high = _pair(window, "pad", place, "0_0")
+        valid *= valid_positions(
+            size=left.dims[lhs.index(label)],
+            kernel=right.dims[rhs.index(label)],
+            output=out.dims[result.index(label)],
+            stride=_number(window, "stride", place),
+            low=low,
+            base_dilation=_number(window, "lhs_dilate", place),
+            window_dilation=_number(window, "rhs_dilate", place),
+        )
+        del high
+    inputs, outputs = right.dims[rhs.index("i")], right.dims[rhs.index("o")]
+    batch_groups = int(one.attribute("batch_group_count") or 1)
+    batch = left.dims[lhs.index("b")] // batch_groups
+    return 2.0 * batch * inputs * outputs * valid, inputs, outputs
+
+
+def _number(window: dict[str, str], name: str, place: int) -> int:
+    return int(window[name].split("x")[place]) if name in window else 1
+
+
+def _pair(window: dict[str, str], name: str, place: int, default: str) -> tuple[int, int]:
+    parts = window[name].split("x")[place] if name in window else default
+    low, _, high = parts.partition("_")
+    return int(low), int(high)
+
+
+@functools.lru_cache(maxsize=4096)
+def valid_positions(
+    *, size: int, kernel: int, output: int, stride: int, low: int, base_dilation: int, window_dilation: int
+) -> int:
+    """Pairs of a kernel's place and an output's along one axis that meet an input, not padding nor a hole."""
+    places = np.arange(output)[:, np.newaxis] * stride + np.arange(kernel) * window_dilation - low
+    inside = (places >= 0) & (places <= (size - 1) * base_dilation)
+    return int(np.count_nonzero(inside & (places % base_dilation == 0)))
+
+
+# -------------------------------------------------------------------------------------------------------- HBM traffic
+
+
+def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> int:
+    if one.opcode in _FREE or one.opcode.endswith("-done"):
+        return 0
+    if one.opcode.endswith("-start"):  # its result repeats its operands: what moves, moves once at each end
+        return sum(shape.padded_bytes for shape in _in_hbm(one.shapes[:2]))
+    if one.opcode == "dynamic-update-slice":  # in place
+        return 2 * sum(shape.padded_bytes for shape in _in_hbm([_operand(computation, one, 1)]))
+    if one.opcode in _PARTIAL_READS:
+        return 2 * sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
+    written = sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
+    read = 0
+    fused = [module.computations[name] for name in one.called.get("calls", ())] if one.opcode == "fusion" else []
+    for place, name in enumerate(one.operands):
+        operand = computation.instructions.get(name)
+        if operand is None or operand.opcode == "constant":
+            continue
+        whole = sum(shape.padded_bytes for shape in _in_hbm(operand.shapes))
+        read += min(whole, _read_by(fused[0], place)) if fused and whole else whole
+        if fused and whole and _updated_in_place(fused[0], place):
+            written -= whole - _read_by(fused[0], place)
+    return read + max(written, 0)
+
+
+def _in_hbm(shapes: Sequence[Array]) -> list[Array]:
+    return [shape for shape in shapes if shape.space == HBM]
+
+
+def _read_by(fused: Computation, place: int) -> int:
+    """Bytes of a fusion's operand that it reads, when all it does is to take parts of it; else more than there are."""
+    parameter = fused.parameters.get(place)
+    users = fused.users.get(parameter.name, []) if parameter else []
+    everything = 1 << 62
+    if not users:
+        return everything
+    total = 0
+    for user in users:
+        if user.operands[0] != parameter.name:  # type: ignore[union-attr]
+            return everything
+        if user.opcode in _PARTIAL_READS:
+            total += sum(shape.padded_bytes for shape in user.shapes)
+        elif user.opcode == "dynamic-update-slice":
+            total += _operand(fused, user, 1).padded_bytes
+        else:
+            return everything
+    return total
+
+
+def _updated_in_place(fused: Computation, place: int) -> bool:
+    parameter = fused.parameters.get(place)
+    users = fused.users.get(parameter.name, []) if parameter else []
+    return len(users) == 1 and users[0].opcode == "dynamic-update-slice" and users[0].is_root
+
+
+# --------------------------------------------------------------------------------------- between devices, and the host
+
+
+def _collective(computation: Computation, one: Instruction, times: int) -> Collective:
+    kind = one.opcode.removesuffix("-start")
+    given = [shape for name in one.operands for shape in computation.instructions[name].shapes]
+    arrays = list(one.shapes) if kind == "all-gather" and not one.opcode.endswith("-start") else given
+    return Collective(
+        kind=kind,
+        bytes=sum(array.bytes for array in arrays),
+        times=times,
+        dtypes=tuple(sorted({array.dtype for array in arrays})),
+        source=one.source,
+    )
+
+
+def _is_host_transfer(computation: Computation, one: Instruction) -> bool:
+    if one.opcode in _HOST or "is_host_transfer=true" in one.attributes:
+        return True
+    if one.opcode == "custom-call":
+        return any(target in one.attribute("custom_call_target") for target in _HOST_ALWAYS_TARGETS)
+    if one.opcode == "copy-start":
+        return any(shape.space == HOST for shape in one.shapes)
+    return False
