@@ -58,9 +58,9 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_enum(
         "mode",
         "train_and_eval",
-        ["train", "eval", "train_and_eval", "verify", "predict", "export"],
+        ["train", "eval", "train_and_eval", "verify", "predict", "export", "export_step"],
         "What to do; verify compares some steps on several topologies, predict answers lines of text, export writes a "
-        "SavedModel.",
+        "SavedModel, export_step the training step of --replicas replicas as a program that JAX can run.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -72,7 +72,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "export_dir",
         None,
-        "For --mode=export: where the SavedModel goes. Default: MODEL_DIR/export.",
+        "For --mode=export and export_step: where it goes. Default: MODEL_DIR/export or MODEL_DIR/export_step.",
         flag_values=values,
     )
     flags.DEFINE_enum(
@@ -85,7 +85,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_integer(
         "replicas",
         None,
-        "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores.",
+        "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores. For "
+        "--mode=export_step, those of the program; one by default.",
         flag_values=values,
     )
     flags.DEFINE_string("tpu", None, "Cloud TPU node name, or 'local' on the TPU VM itself.", flag_values=values)
@@ -147,9 +148,9 @@ def _parse(argv: Sequence[str]) -> flags.FlagValues:
         raise UsageError(f"unexpected argument {rest[1]!r}: flags are written --name=value. --help shows every flag")
     if options.replicas is not None and options.replicas < 1:
         raise UsageError(f"--replicas={options.replicas}: must be 1 or more")
-    for name, mode in (("input", "predict"), ("output", "predict"), ("export_dir", "export")):
-        if getattr(options, name) is not None and options.mode != mode:
-            raise UsageError(f"--{name} is for --mode={mode}, and the mode is {options.mode}")
+    for name, modes in (("input", ("predict",)), ("output", ("predict",)), ("export_dir", ("export", "export_step"))):
+        if getattr(options, name) is not None and options.mode not in modes:
+            raise UsageError(f"--{name} is for --mode={' and '.join(modes)}, and the mode is {options.mode}")
     if options.data_dir is not None:
         # TFDS reads the same variable, and so do the processes this one starts.
         os.environ["TFDS_DATA_DIR"] = os.path.expanduser(options.data_dir)

@@ -17,6 +17,7 @@ from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
 from launcher.model_dir import check_model_dir, default_model_dir
 from launcher.plan import RunPlan
 from launcher.preemption import StopRequest
+from launcher.preflight import export_step, lowering
 from launcher.progress import Progress
 from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
@@ -32,6 +33,8 @@ def run(options: Any) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     if options.mode == "verify":
         return _verify(options)
+    if options.mode == "export_step":
+        return _export_step(options)
     if options.mode in ("predict", "export") and not options.dry_run:
         return _serve(options)
     stopwatch = Stopwatch()
@@ -92,6 +95,29 @@ def _serve(options: Any) -> int:
             export_dir = options.export_dir or os.path.join(model_dir, "export")
             step = export.run(resolved, model_dir, export_dir=export_dir)
             print(f"exported step {step} of {model_dir} to {export_dir}")
+    return EXIT_DONE
+
+
+def _export_step(options: Any) -> int:
+    for flag in ("strategy", "tpu"):
+        if getattr(options, flag) is not None:
+            raise UsageError(
+                f"--{flag}={getattr(options, flag)}: --mode=export_step makes a program for any devices; leave it out, "
+                "and say how many replicas it has with --replicas"
+            )
+    num_replicas = options.replicas or 1
+    options.strategy, options.replicas = "one_device", None
+    model_dir = options.model_dir or default_model_dir(options.gin_file)
+    with config.usage_errors():
+        resolved = _resolve(options)
+        if options.dry_run:
+            return _dry_run(lowering.for_replicas(resolved, num_replicas))
+        export_dir = options.export_dir or os.path.join(model_dir, "export_step")
+        done = export_step.run(resolved, model_dir=model_dir, export_dir=export_dir, num_replicas=num_replicas)
+    print(f"exported the step after step {done.step} for {done.num_replicas} replicas to {export_dir}")
+    if done.no_batches is not None:
+        print(f"without a batch: {done.no_batches}")
+    print(f"run it with JAX: python {os.path.join(export_dir, 'run.py')} --steps 10")
     return EXIT_DONE
 
 

@@ -134,11 +134,12 @@ def resolve(
         deterministic=deterministic,
         stands_for=stands_for,
     )
-    _check_batches(plan)
+    check_batches(plan)
     return plan
 
 
-def _check_batches(plan: RunPlan) -> None:
+def check_batches(plan: RunPlan) -> None:
+    """Raises UsageError where a global batch cannot be split evenly over the plan's replicas and microbatches."""
     recipe, num_replicas = plan.recipe, plan.strategy.num_replicas
     parts = num_replicas * recipe.microbatches
     if recipe.global_batch_size % parts:

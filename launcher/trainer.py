@@ -77,7 +77,7 @@ class Trainer:
             self.counters = _make_counters(loss_scale.initial())
             self.ema = MovingAverage([*model.trainable_variables, *moving_statistics(model)], config.ema_decay)
             self.ema.build()
-        self._step = ReplicaStep(
+        self.replica_step = ReplicaStep(
             task=task,
             model=model,
             optimizer=optimizer,
@@ -129,7 +129,7 @@ class Trainer:
           UsageError: the task's loss() does not return what it should.
         """
         self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
-        return self._step.metric_names
+        return self.replica_step.metric_names
 
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
         """Takes `num_steps` steps, looping on the device.
@@ -144,7 +144,7 @@ class Trainer:
         first_step = self.step + 1
         table, waits = self._run_steps(batches, tf.constant(num_steps, tf.int32))
         columns = table.numpy().astype(np.float64).T
-        names = self._step.metric_names
+        names = self.replica_step.metric_names
         metrics = dict(zip(names, columns[2 : 2 + len(names)], strict=True))
         norm, finite, scale, learning_rate = columns[2 + len(names) :]
         return StepRecords(
@@ -167,7 +167,7 @@ class Trainer:
         counters = self.counters
         counters.step.assign_sub(1)
         batch = next(self.batches(data))
-        table = tf.function(lambda: self.strategy.run(self._step.non_finite, args=(batch,)))()
+        table = tf.function(lambda: self.strategy.run(self.replica_step.non_finite, args=(batch,)))()
         counters.step.assign_add(1)
         rows = self.strategy.experimental_local_results(table)[0].numpy()
         names = [variable.path for variable in self.model.trainable_variables]
@@ -191,7 +191,7 @@ class Trainer:
                 batch = next(batches)
             with tf.control_dependencies(tf.nest.flatten(self.strategy.experimental_local_results(batch))):
                 waits = waits.write(index, self._clock() - started)
-            report = self.strategy.run(self._step, args=(batch,))
+            report = self.strategy.run(self.replica_step, args=(batch,))
             row = tf.stack([self.strategy.experimental_local_results(value)[0] for value in tf.nest.flatten(report)])
             rows = rows.write(index, row)
             previous = row[0]

@@ -20,6 +20,7 @@ import gin
 import tensorflow as tf
 
 from launcher.data import augment, digits, tfds
+from launcher.data.batch_spec import BatchSpec
 from launcher.data.catalog import DIGITS, TFDS, Facts
 from launcher.data.mix import Mix
 from launcher.data.pipeline import Data, RandomAccessData, Shard
@@ -40,6 +41,7 @@ class ImageData:
       image_shape: (height, width, channels).
       num_classes: labels are 0 to num_classes - 1.
       source: where the batches come from.
+      mixed: training images are mixed with others.
       decode: JPEG or PNG files, string [n], to images as evaluation has them; None where there are no such files.
     """
 
@@ -47,6 +49,7 @@ class ImageData:
     image_shape: tuple[int, int, int]
     num_classes: int
     source: Data
+    mixed: bool = False
     decode: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     @property
@@ -59,6 +62,17 @@ class ImageData:
 
     def check(self) -> None:
         self.source.check()
+
+    def batch_spec(self, size: int) -> BatchSpec:
+        """See `launcher.data.batch_spec`."""
+        spec = {
+            "image": tf.TensorSpec([size, *self.image_shape], tf.float32),
+            "label": tf.TensorSpec([size], tf.int32),
+            "weight": tf.TensorSpec([size], tf.float32),
+        }
+        if self.mixed:
+            spec |= {"label_b": spec["label"], "mix": tf.TensorSpec([size], tf.float32)}
+        return spec
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         return self.source.train_batches(shard)
@@ -175,6 +189,7 @@ def image_data(
             check=check,
             make=make,
         ),
+        mixed=mix is not None,
         decode=stored.decode,
     )
 
@@ -234,7 +249,7 @@ def _synthetic(
         for length in (train_examples, eval_examples)
     )
     source = RandomAccessData(train=train, evaluation=evaluation, mix=mix)
-    return ImageData(name="synthetic", image_shape=shape, num_classes=num_classes, source=source)
+    return ImageData(name="synthetic", image_shape=shape, num_classes=num_classes, source=source, mixed=mix is not None)
 
 
 def _check_tfds(name: str, facts: Facts) -> None:

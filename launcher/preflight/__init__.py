@@ -1,1 +1,1 @@
-"""Compiling the training step for a TPU slice without a TPU, and reporting what the compiler found."""
+"""A training step as a program for a pod, and what can be known of it before the pod is rented."""

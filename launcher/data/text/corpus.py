@@ -20,6 +20,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from launcher.data.batch_spec import BatchSpec
 from launcher.data.pipeline import Batch, Shard
 from launcher.data.text import packing, rows, storage, vocabulary
 from launcher.data.text.files import FileCorpus
@@ -113,6 +114,12 @@ class TextCorpus:
     def eval_text(self) -> str:
         """All held-out documents, one after another."""
         return "".join(self._source.held_out())
+
+    def batch_spec(self, size: int) -> BatchSpec:
+        """See `launcher.data.batch_spec`."""
+        rows_spec = tf.TensorSpec([size, self.length], tf.int32)
+        names = ("tokens", "targets", "segments", "positions")
+        return {**dict.fromkeys(names, rows_spec), "weight": tf.TensorSpec([size], tf.float32)}
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         return self._opened.batches.train_batches(shard)

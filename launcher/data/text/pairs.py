@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from launcher.data.batch_spec import BatchSpec
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
 from launcher.data.text import help_pages, packing, rows, storage, vocabulary
 from launcher.data.text.files import FilePairs
@@ -107,6 +108,14 @@ class TextPairs:
     def num_dropped_pairs(self) -> int:
         """Training pairs that are longer than `max_length`."""
         return int(self._opened.facts["dropped"])
+
+    def batch_spec(self, size: int) -> BatchSpec:
+        """See `launcher.data.batch_spec`."""
+        names = ["source", "target_in", "target_out"]
+        if self.packed:
+            names += [f"{kind}_{part}" for kind in _KINDS for part in ("segments", "positions")]
+        rows_spec = tf.TensorSpec([size, self.row_length], tf.int32)
+        return {**dict.fromkeys(names, rows_spec), "weight": tf.TensorSpec([size], tf.float32)}
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         return self._opened.batches.train_batches(shard)

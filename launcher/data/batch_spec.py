@@ -1,0 +1,33 @@
+"""What a training batch looks like, for programs that are built where the data may not be."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from launcher.data.pipeline import Data, Shard
+
+BatchSpec = dict[str, tf.TensorSpec]
+
+
+@runtime_checkable
+class SpecifiesBatches(Protocol):
+    """`Data` that knows its batches before it is opened."""
+
+    def batch_spec(self, size: int) -> BatchSpec:
+        """Shape and dtype of each tensor of a training batch of `size` examples. Reads and checks nothing."""
+
+
+def of_one_replica(data: Data, shard: Shard) -> BatchSpec:
+    """Shapes and dtypes of what `data.train_batches(shard)` gives each replica.
+
+    Data that cannot tell is opened.
+
+    Raises:
+      UsageError: it cannot tell, and it is not prepared.
+    """
+    if isinstance(data, SpecifiesBatches):
+        return data.batch_spec(shard.per_replica_batch_size)
+    data.check()
+    return data.train_batches(shard).element_spec

@@ -1,0 +1,146 @@
+"""`--mode=export_step`: the training step as a program that runs without TensorFlow, with what it needs to run.
+
+step.stablehlo     the step of all replicas, StableHLO in its portable form
+arguments.json     its arguments and results in order, versions, and the configuration it was made from
+variables.npz      the variables: of the newest checkpoint, else as a run starts
+batches.npz        the global batch of the next step, stacked with those after it; where the data is prepared
+run.py             runs it: python run.py --steps 10; needs JAX and NumPy
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import launcher
+from launcher import config, session, starting_point
+from launcher.checkpoints import CheckpointStore
+from launcher.errors import UsageError
+from launcher.plan import RunPlan
+from launcher.preflight import jax_parts, lowering, pod_module, runner
+from launcher.preflight.lowering import Lowered
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+      step: steps that the weights have been trained.
+      num_replicas: of the program.
+      stablehlo_version: of the portable form.
+      no_batches: why there are no batches; None if there are.
+    """
+
+    step: int
+    num_replicas: int
+    stablehlo_version: str
+    no_batches: str | None
+
+
+def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, num_batches: int = 1) -> Exported:
+    """Lowers the step of `plan` and writes it to a folder of its own, whole or not at all.
+
+    Args:
+      plan: of any strategy.
+      model_dir: of a run; its newest checkpoint is taken, if it has one.
+      export_dir: a folder that is empty or not there.
+      num_replicas: of the program.
+      num_batches: global batches to write, of consecutive steps.
+
+    Raises:
+      UsageError: the folder is not empty or cannot be written, the batch cannot be divided, JAX is missing, or the
+        checkpoint is of another recipe.
+    """
+    _check_folder(export_dir)
+    built = lowering.build(plan, num_replicas)
+    store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
+    starting_point.restore(store, built.trainer, same_order=True)
+    lowered = lowering.lower_session(built)
+    config.check_all_used()
+    batches, no_batches = _batches(built, num_batches)
+    partial = Path(f"{export_dir.rstrip(os.sep)}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        version = _write(partial, lowered, batches)
+        if os.path.isdir(export_dir):
+            os.rmdir(export_dir)
+        partial.rename(export_dir)
+    except OSError as error:
+        raise UsageError(
+            f"--export_dir={export_dir} cannot be written: {error.strerror or error}; choose another"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Exported(
+        step=built.trainer.step, num_replicas=num_replicas, stablehlo_version=version, no_batches=no_batches
+    )
+
+
+def _check_folder(export_dir: str) -> None:
+    if "://" in export_dir:
+        raise UsageError(f"--export_dir={export_dir}: a step is exported to a local folder; copy it from there")
+    if os.path.exists(export_dir) and (not os.path.isdir(export_dir) or os.listdir(export_dir)):
+        raise UsageError(f"--export_dir={export_dir} exists and is not an empty folder; choose another")
+
+
+def _batches(built: session.Session, count: int) -> tuple[dict[str, np.ndarray], str | None]:
+    """Global batches from the trainer's step on, each tensor [count, global batch, ...]; else why there are none."""
+    try:
+        built.plan.data.check()
+    except UsageError as error:
+        return {}, str(error)
+    num_replicas = built.plan.strategy.num_replicas
+    shard = lowering.whole_shard(built.plan, start_step=built.trainer.step)
+    parts = itertools.islice(built.plan.data.train_batches(shard).as_numpy_iterator(), count * num_replicas)
+    stacked = tf.nest.map_structure(lambda *replicas: np.stack(replicas), *parts)
+    # The batches of a step's replicas follow one another.
+    return {
+        name: value.reshape(count, num_replicas * value.shape[1], *value.shape[2:]) for name, value in stacked.items()
+    }, None
+
+
+def _write(folder: Path, lowered: Lowered, batches: dict[str, np.ndarray]) -> str:
+    jax, program, plan = jax_parts.load(), lowered.program, lowered.session.plan
+    portable, version = pod_module.serialize(jax, program.stablehlo)
+    (folder / runner.PROGRAM).write_bytes(portable)
+    variables = {name: variable.numpy() for name, variable in lowered.variables.items()}
+    np.savez(folder / runner.VARIABLES, **_storable({**variables, **lowered.constants}))
+    if batches:
+        np.savez(folder / runner.BATCHES, **_storable(batches))
+    described = {
+        "format": 1,
+        "num_replicas": program.num_replicas,
+        "global_batch_size": plan.recipe.global_batch_size,
+        "step": lowered.session.trainer.step,
+        "policy": plan.policy,
+        "wire_dtype": plan.wire_dtype.name,
+        "seed": plan.seed,
+        "arguments": [dataclasses.asdict(argument) for argument in program.arguments],
+        "results": [dataclasses.asdict(result) for result in program.results],
+        "versions": {
+            "launcher": launcher.__version__,
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "jax": jax.version,
+            "stablehlo": version,
+        },
+        "config": config.operative_config(),
+    }
+    (folder / runner.DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", "utf-8")
+    shutil.copyfile(runner.__file__, folder / "run.py")
+    return version
+
+
+def _storable(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """NumPy's file format forgets the names of dtypes that are not its own, such as bfloat16: their bits are stored."""
+    return {name: array if array.dtype.isbuiltin else array.view(np.uint16) for name, array in arrays.items()}

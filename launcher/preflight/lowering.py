@@ -1,0 +1,210 @@
+"""The training step of a recipe as one StableHLO program for all replicas of a pod, made on one CPU.
+
+What is lowered is `ReplicaStep.__call__` of the session that training would build, traced in a replica context whose
+collectives become those of the pod (`pod_replica`); nothing here knows what a step does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher import plan as plan_lib
+from launcher import session as session_lib
+from launcher.data import batch_spec
+from launcher.data.pipeline import Shard
+from launcher.plan import RunPlan
+from launcher.preflight import jax_parts, pod_module
+from launcher.preflight.pod_replica import PodReplica
+from launcher.session import Session
+from launcher.train_step import StepReport
+from launcher.trainer import unique_name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One parameter or result of a program.
+
+    Attributes:
+      name: of a variable, its name in a checkpoint; of a batch's tensor, its key.
+      shape: static.
+      dtype: such as "float32"; "bfloat16" is ml_dtypes'.
+      kind: "batch", "variable" or "constant" (a tensor that the model holds beside its variables); of a result,
+        "report" or "variable".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepProgram:
+    """One training step of every replica.
+
+    Attributes:
+      stablehlo: MLIR text of one module with locations; "main" is what each replica runs.
+      num_replicas: of the program; its reductions are over all of them.
+      arguments: the parameters of "main" in order: one replica's batch, then variables and constants.
+      results: its results in order: the scalars of `train_step.StepReport`, then the new value of each variable that
+        the step changes, which takes the memory of the old one.
+    """
+
+    stablehlo: str
+    num_replicas: int
+    arguments: tuple[Argument, ...]
+    results: tuple[Argument, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """A program and what it was made from.
+
+    Attributes:
+      program: the step.
+      session: holds the variables that are its arguments.
+      variables: those variables, by their arguments' names.
+      constants: value of each argument of the kind "constant".
+    """
+
+    program: StepProgram
+    session: Session
+    variables: dict[str, tf.Variable]
+    constants: dict[str, np.ndarray]
+
+
+def lower(plan: RunPlan, num_replicas: int) -> StepProgram:
+    """The training step of `plan` on `num_replicas` replicas.
+
+    Takes the memory of the recipe's variables, needs no data, no accelerator, and touches no device but the CPU.
+
+    Args:
+      plan: of any strategy; its policy, wire dtype and seed are taken as they are.
+      num_replicas: among which the recipe's global batch is divided.
+
+    Raises:
+      UsageError: JAX is missing, the batch cannot be divided, or the model refuses.
+    """
+    return lower_session(build(plan, num_replicas)).program
+
+
+def build(plan: RunPlan, num_replicas: int) -> Session:
+    """The session of one replica among `num_replicas`, on the CPU; for errors, see `lower`."""
+    jax_parts.load()
+    return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), for_replicas(plan, num_replicas))
+
+
+def for_replicas(plan: RunPlan, num_replicas: int) -> RunPlan:
+    """The same plan on another number of replicas.
+
+    Raises:
+      UsageError: the batch cannot be divided among them.
+    """
+    strategy = dataclasses.replace(plan.strategy, num_replicas=num_replicas, local_replicas=num_replicas)
+    pod = dataclasses.replace(plan, strategy=strategy)
+    plan_lib.check_batches(pod)
+    return pod
+
+
+def whole_shard(plan: RunPlan, start_step: int = 0) -> Shard:
+    """All replicas of the plan, fed by one host."""
+    return Shard(
+        global_batch_size=plan.recipe.global_batch_size,
+        num_replicas=plan.strategy.num_replicas,
+        first_replica=0,
+        local_replicas=plan.strategy.num_replicas,
+        seed=plan.seed,
+        start_step=start_step,
+    )
+
+
+def lower_session(session: Session) -> Lowered:
+    """Lowers the step of a session that `build` made."""
+    jax, trainer = jax_parts.load(), session.trainer
+    num_replicas = session.plan.strategy.num_replicas
+    named = _variables(session)
+    # In the graph because the step uses them, or because they are read here: every one is an argument.
+    variables = list(named.values())
+
+    # Specifications can be told from values only where each of them is an argument of its own.
+    spec = dict(sorted(batch_spec.of_one_replica(session.plan.data, whole_shard(session.plan)).items()))
+
+    def step(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        with PodReplica(session.strategy, num_replicas):
+            report = trainer.replica_step(dict(zip(spec, batch, strict=True)))
+            # In one tensor, lest a scalar that is known already, such as a constant rate, be no result at all.
+            scalars = tf.unstack(tf.stack(tf.nest.flatten(report)))
+        return scalars, [variable.read_value() for variable in variables]
+
+    function = tf.function(step, jit_compile=True, autograph=False)
+    with tf.device("/CPU:0"):
+        traced = function.get_concrete_function(*spec.values())
+        hlo = function.experimental_get_compiler_ir(*spec.values())(stage="hlo_serialized")
+    arguments, constants = _arguments(spec, traced.captured_inputs, named)
+    reports = _reports(trainer.replica_step.metric_names)
+    results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
+    places = {argument.name: place for place, argument in enumerate(arguments) if argument.kind == "variable"}
+    updates = {len(reports) + number: places[name] for number, name in enumerate(named)}
+    module = pod_module.convert(
+        jax, hlo, num_replicas=num_replicas, num_results=len(results), updates=updates, name="train_step"
+    )
+    results = [results[index] for index in module.kept]
+    _check(arguments, module.arguments)
+    _check(results, module.results)
+    program = StepProgram(
+        stablehlo=module.text, num_replicas=num_replicas, arguments=tuple(arguments), results=tuple(results)
+    )
+    return Lowered(program=program, session=session, variables=named, constants=constants)
+
+
+def _variables(session: Session) -> dict[str, tf.Variable]:
+    """All that a step can change: what a checkpoint holds, and the states of seed generators."""
+    named = dict(session.trainer.variables())
+    known = {id(variable) for variable in named.values()}
+    for variable in session.model.variables:
+        if id(variable) not in known:
+            named[unique_name(f"model/{variable.path}", named)] = variable
+    return {
+        name: variable.value if isinstance(variable, keras.Variable) else variable for name, variable in named.items()
+    }
+
+
+def _arguments(
+    spec: batch_spec.BatchSpec, captured: Sequence[tf.Tensor], named: dict[str, tf.Variable]
+) -> tuple[list[Argument], dict[str, np.ndarray]]:
+    """The program's parameters as TensorFlow orders them: the batch by its keys, then what the step captured."""
+    names = {id(variable.handle): name for name, variable in named.items()}
+    arguments = [_described(key, spec[key], "batch") for key in spec]
+    constants: dict[str, np.ndarray] = {}
+    for tensor in captured:
+        if id(tensor) in names:
+            name = names[id(tensor)]
+            arguments.append(_described(name, named[name], "variable"))
+        else:
+            name = f"constant/{len(constants)}"
+            constants[name] = tensor.numpy()
+            arguments.append(_described(name, tensor, "constant"))
+    return arguments, constants
+
+
+def _reports(metric_names: Sequence[str]) -> list[Argument]:
+    names: list[str] = []
+    for field in StepReport._fields:
+        names += [f"metrics/{name}" for name in metric_names] if field == "metrics" else [field]
+    return [Argument(name=name, shape=(), dtype="float32", kind="report") for name in names]
+
+
+def _described(name: str, tensor: tf.Variable | tf.Tensor | tf.TensorSpec, kind: str) -> Argument:
+    return Argument(name=name, shape=tuple(tensor.shape), dtype=tf.dtypes.as_dtype(tensor.dtype).name, kind=kind)
+
+
+def _check(expected: Sequence[Argument], found: Sequence[pod_module.TensorType]) -> None:
+    """TensorFlow leaves out of a program what it knows already; then the order would not be the one given here."""
+    wanted = [(argument.shape, argument.dtype) for argument in expected]
+    if wanted != [(part.shape, part.dtype) for part in found]:
+        raise RuntimeError(f"the program has {found}, expected {[(a.name, a.shape, a.dtype) for a in expected]}")

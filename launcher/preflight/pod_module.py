@@ -1,0 +1,200 @@
+"""The HLO of a traced step made a StableHLO module for all replicas of a pod."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.preflight.jax_parts import JaxParts
+from launcher.preflight.pod_replica import ALL_REDUCE, REPLICA_ID
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PodModule:
+    """A module whose only public function is "main".
+
+    Attributes:
+      text: MLIR, with locations.
+      arguments: shape and dtype of each parameter of "main".
+      results: shape and dtype of each of its results.
+      kept: which of the traced function's results these are.
+    """
+
+    text: str
+    arguments: tuple[TensorType, ...]
+    results: tuple[TensorType, ...]
+    kept: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorType:
+    """Shape, and dtype by NumPy's name or, for bfloat16, ml_dtypes'."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def convert(
+    jax: JaxParts, hlo: bytes, *, num_replicas: int, num_results: int, updates: Mapping[int, int], name: str
+) -> PodModule:
+    """Makes one program for all replicas.
+
+    Marked places get their collectives. A result that hands a parameter on as it came is left out, and any beyond
+    `num_results`. A result that is a parameter's new value takes its memory.
+
+    Args:
+      jax: see `jax_parts.load`.
+      hlo: a serialised HloModuleProto.
+      num_replicas: of the program.
+      num_results: results to consider, the first ones.
+      updates: result to the parameter whose new value it is.
+      name: of the module.
+    """
+    context = jax.new_context()
+    with context, jax.ir.Location.unknown(context):
+        module = jax.ir.Module.parse(jax.mlir.hlo_to_stablehlo(hlo))
+        _fold_copies(module)
+        _insert_collectives(jax, module, num_replicas)
+        _drop_unused_functions(module)
+        main = jax.ir.SymbolTable(module.operation)["main"]
+        kept = _drop_results(jax, main, num_results, updates)
+        _alias(jax, main, {new: updates[old] for new, old in enumerate(kept) if old in updates})
+        for attribute in list(module.operation.attributes):
+            # Said of the results as they were.
+            if attribute.startswith("mhlo."):
+                del module.operation.attributes[attribute]
+        int32 = jax.ir.IntegerType.get_signless(32)
+        module.operation.attributes["sym_name"] = jax.ir.StringAttr.get(name)
+        module.operation.attributes["mhlo.num_replicas"] = jax.ir.IntegerAttr.get(int32, num_replicas)
+        module.operation.attributes["mhlo.num_partitions"] = jax.ir.IntegerAttr.get(int32, 1)
+        assert module.operation.verify()
+        return PodModule(
+            text=module.operation.get_asm(enable_debug_info=True),
+            arguments=tuple(_tensor_type(jax, part) for part in main.type.inputs),
+            results=tuple(_tensor_type(jax, part) for part in main.type.results),
+            kept=kept,
+        )
+
+
+def serialize(jax: JaxParts, text: str) -> tuple[bytes, str]:
+    """The module in StableHLO's portable form, and the version of StableHLO it is in.
+
+    Readers that are newer by up to five years can read it, and older ones by four weeks.
+    """
+    with jax.new_context():
+        module = jax.ir.Module.parse(text)
+        version = jax.stablehlo.get_version_from_compatibility_requirement(
+            jax.stablehlo.StablehloCompatibilityRequirement.WEEK_4
+        )
+        return jax.mlir.serialize_portable_artifact(module, version), version
+
+
+def _operations(module: Any, name: str) -> list[Any]:
+    found = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name == name:
+            found.append(operation)
+        return visited
+
+    # The enumeration is nowhere to be imported from.
+    from jaxlib.mlir.ir import WalkResult
+
+    visited = WalkResult.ADVANCE
+    module.operation.walk(visit)
+    return found
+
+
+def _fold_copies(module: Any) -> None:
+    """Takes out HLO's copies, for which StableHLO has no operation."""
+    for copy in _operations(module, "mhlo.copy"):
+        copy.results[0].replace_all_uses_with(copy.operands[0])
+        copy.erase()
+
+
+def _insert_collectives(jax: JaxParts, module: Any, num_replicas: int) -> None:
+    for call in _operations(module, "stablehlo.custom_call"):
+        target = jax.ir.StringAttr(call.attributes["call_target_name"]).value
+        if target not in (ALL_REDUCE, REPLICA_ID):
+            continue
+        with jax.ir.InsertionPoint(call), call.location:
+            if target == ALL_REDUCE:
+                value = _all_reduce_sum(jax, call.operands[0], num_replicas)
+            else:
+                value = jax.stablehlo.convert(call.results[0].type, jax.stablehlo.replica_id())
+        call.results[0].replace_all_uses_with(value)
+        call.erase()
+
+
+def _all_reduce_sum(jax: JaxParts, operand: Any, num_replicas: int) -> Any:
+    import numpy as np
+
+    groups = jax.ir.DenseElementsAttr.get(np.arange(num_replicas, dtype=np.int64)[np.newaxis])
+    reduce = jax.stablehlo.AllReduceOp([operand.type], [operand], groups)
+    scalar = jax.ir.RankedTensorType.get([], operand.type.element_type)
+    block = reduce.regions[0].blocks.append(scalar, scalar)
+    with jax.ir.InsertionPoint(block):
+        jax.stablehlo.return_([jax.stablehlo.add(*block.arguments)])
+    return reduce.results[0]
+
+
+def _drop_unused_functions(module: Any) -> None:
+    """Branches and loop bodies stand in their operations; the converter leaves them as functions, too."""
+    while True:
+        called = {str(call.attributes["callee"]).removeprefix("@") for call in _operations(module, "func.call")}
+        unused = [
+            function
+            for function in _operations(module, "func.func")
+            if (name := str(function.attributes["sym_name"]).strip('"')) != "main" and name not in called
+        ]
+        for function in unused:
+            function.erase()
+        if not unused:
+            return
+
+
+def _drop_results(jax: JaxParts, main: Any, num_results: int, updates: Mapping[int, int]) -> tuple[int, ...]:
+    block = main.regions[0].blocks[0]
+    terminator = list(block.operations)[-1]
+    values = list(terminator.operands)[:num_results]
+    kept = tuple(
+        index
+        for index, value in enumerate(values)
+        if index not in updates or _source(value) != block.arguments[updates[index]]
+    )
+    inputs, results = [argument.type for argument in block.arguments], [values[index].type for index in kept]
+    with jax.ir.InsertionPoint(terminator):
+        jax.ir.Operation.create("func.return", operands=[values[index] for index in kept])
+    terminator.erase()
+    main.attributes["function_type"] = jax.ir.TypeAttr.get(jax.ir.FunctionType.get(inputs, results))
+    if "res_attrs" in main.attributes:
+        del main.attributes["res_attrs"]
+    return kept
+
+
+def _source(value: Any) -> Any:
+    """What a value is before reshapes that change nothing."""
+    while getattr(value.owner, "name", None) == "stablehlo.reshape" and value.owner.operands[0].type == value.type:
+        value = value.owner.operands[0]
+    return value
+
+
+def _alias(jax: JaxParts, main: Any, results: Mapping[int, int]) -> None:
+    parameters = {parameter: result for result, parameter in results.items()}
+    int32 = jax.ir.IntegerType.get_signless(32)
+    attributes = []
+    for number in range(len(main.type.inputs)):
+        named = {}
+        if number in parameters:
+            named["tf.aliasing_output"] = jax.ir.IntegerAttr.get(int32, parameters[number])
+        attributes.append(jax.ir.DictAttr.get(named))
+    main.attributes["arg_attrs"] = jax.ir.ArrayAttr.get(attributes)
+
+
+def _tensor_type(jax: JaxParts, found: Any) -> TensorType:
+    names = {"i1": "bool", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+    element = str(found.element_type)
+    if element not in names:
+        names[element] = element.replace("ui", "uint") if element.startswith("u") else element.replace("i", "int")
+    return TensorType(tuple(found.shape), names[element])

@@ -1,0 +1,68 @@
+"""The replica context of a pod that is not there: its collectives are custom calls that mark where real ones go."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.preflight.custom_call import custom_call
+
+ALL_REDUCE = "launcher.all_reduce_sum"
+REPLICA_ID = "launcher.replica_id"
+
+
+class PodReplica(tf.distribute.ReplicaContext):
+    """Any one of the replicas of a pod, for tracing a step that is compiled and not run here.
+
+    Inside `with PodReplica(...)`, `tf.distribute.get_replica_context()` is this context. A reduction becomes the custom
+    call `ALL_REDUCE`, the replica's number the custom call `REPLICA_ID`.
+
+    Args:
+      strategy: under which the variables were made; of one device, so that variables are plain ones.
+      num_replicas: of the pod.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, num_replicas: int):
+        super().__init__(strategy, replica_id_in_sync_group=0)
+        self._num_replicas = num_replicas
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas of the pod."""
+        return self._num_replicas
+
+    @property
+    def replica_id_in_sync_group(self) -> tf.Tensor:
+        """int32 scalar, not known before the program runs."""
+        return custom_call(REPLICA_ID, [], tf.TensorSpec([], tf.int32))
+
+    def all_reduce(self, reduce_op: tf.distribute.ReduceOp | str, value: Any, options: Any = None) -> Any:
+        """As in `tf.distribute.ReplicaContext`, differentiable too; one custom call a tensor."""
+        mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN")
+        reduced = [self._all_reduce_one(tf.convert_to_tensor(part), mean) for part in tf.nest.flatten(value)]
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    def _all_reduce_one(self, tensor: tf.Tensor, mean: bool) -> tf.Tensor:
+        def reduced(part: tf.Tensor) -> tf.Tensor:
+            total = custom_call(ALL_REDUCE, [part], tf.TensorSpec(part.shape, part.dtype))
+            return total / self._num_replicas if mean else total
+
+        # The gradient of a sum over replicas is the sum over replicas of the gradients.
+        return tf.custom_gradient(lambda part: (reduced(part), reduced))(tensor)
+
+    def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Refused: there are no other replicas to merge with."""
+        raise UsageError(_refusal("merge_call"))
+
+    def all_gather(self, value: Any, axis: Any, options: Any = None) -> NoReturn:
+        """Refused: Launcher's step has no use for it."""
+        raise UsageError(_refusal("all_gather"))
+
+
+def _refusal(method: str) -> str:
+    return (
+        f"the model or the optimizer calls {method} of its replica context, for which a step cannot be lowered; "
+        "use all_reduce"
+    )
