@@ -48,6 +48,7 @@ class MatrixOp:
 
     def padded_flops(self, mxu: int) -> float:
         """FLOPs with features and rows rounded up to what a matrix unit of `mxu` columns takes at once."""
+
         def excess(size: int, unit: int) -> float:
             return -(-size // unit) * unit / size
 

@@ -87,9 +87,14 @@ class Source:
     file: str = ""
     line: int = 0
 
+    @property
+    def user_line(self) -> str:
+        """ "file:line", where the file is no library's."""
+        library = any(part in self.file for part in ("/site-packages/", "/dist-packages/"))
+        return "" if library or not self.file or not self.line else f"{self.file}:{self.line}"
+
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file and self.line else ""
-        return " at ".join(part for part in (self.op_name, where) if part)
+        return " at ".join(part for part in (self.op_name, self.user_line) if part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +146,9 @@ class Computation:
     @functools.cached_property
     def parameters(self) -> Mapping[int, Instruction]:
         return {
-            int(one.operands[0]): one for one in self.instructions.values() if one.opcode == "parameter" and one.operands
+            int(one.operands[0]): one
+            for one in self.instructions.values()
+            if one.opcode == "parameter" and one.operands
         }
 
     @property

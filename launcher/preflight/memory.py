@@ -212,12 +212,15 @@ def _buffer(kind: str, name: str, value: _Value, size: int, sources: dict[str, s
 def _sources(module: Module | None) -> dict[str, str]:
     if module is None:
         return {}
-    return {
-        name: str(one.source)
-        for computation in module.computations.values()
-        for name, one in computation.instructions.items()
-        if one.source.op_name or one.source.file
-    }
+    found: dict[str, str] = {}
+    for computation in module.computations.values():
+        for name, one in computation.instructions.items():
+            # A copy that the compiler made for itself is from where its operand is from.
+            before = [found[operand] for operand in one.operands if operand in found]
+            source = str(one.source) or (before[0] if before else "")
+            if source:
+                found[name] = source
+    return found
 
 
 def _result_name(module: Module, name: str, result_names: Sequence[str]) -> str | None:
