@@ -41,15 +41,16 @@ def _padded_products(costs: Costs, where: Slice) -> Iterator[str]:
     if not costs.flops or total < _WORTH_OF_COMPUTE * costs.flops:
         return
     listed = _grouped([(waste, one) for waste, one in wasted if waste > 0])
-    parts = [
-        f"{short_name(one.source.op_name) or 'a product'} ({one.inputs} -> {one.outputs} features, {one.rows:,} rows"
-        f"{f', {count} times' if count > 1 else ''}): up to {milliseconds(waste / peak)}"
-        for waste, one, count in listed[:_SHOWN]
-    ]
+    parts = []
+    for waste, one, count in listed[:_SHOWN]:
+        name = short_name(one.source.op_name) or "a product"
+        size = f"{one.contracted:,} summed, {one.columns:,} columns, {one.rows:,} rows"
+        size += f", {count} of them" if count > 1 else ""
+        parts.append(f"{name} ({size}): up to {milliseconds(waste / peak)}")
     yield (
-        f"padding to the {mxu}x{mxu} matrix unit and to 8 rows costs up to {milliseconds(total / peak)} a step beside "
-        f"{milliseconds(costs.flops / peak)} of arithmetic; sizes that are multiples of {mxu} cost nothing. "
-        f"Most of it: {'; '.join(parts)}"
+        f"products that do not fill the {mxu}x{mxu} matrix unit and 8 rows cost up to {milliseconds(total / peak)} a "
+        f"step beside {milliseconds(costs.flops / peak)} of arithmetic; multiples of {mxu} cost nothing. Most of it: "
+        + "; ".join(parts)
     )
 
 
@@ -57,7 +58,7 @@ def _grouped(wasted: list[tuple[float, MatrixOp]]) -> list[tuple[float, MatrixOp
     """Products of one kind of layer and one size together, the most expensive first."""
     groups: dict[tuple[str, int, int], tuple[float, MatrixOp, int]] = {}
     for waste, one in wasted:
-        key = (short_name(one.source.op_name), one.inputs, one.outputs)
+        key = (short_name(one.source.op_name), one.contracted, one.columns)
         before = groups.get(key, (0.0, one, 0))
         groups[key] = (before[0] + waste, before[1], before[2] + 1)
     return sorted(groups.values(), key=lambda group: -group[0])

@@ -37,7 +37,8 @@ class Chip:
       peak_flops: bfloat16 FLOP/s of one chip.
       hbm_bandwidth: bytes/s of one chip.
       link_bandwidth: bytes/s of one link between chips, in one direction.
-      mxu: rows and columns of the matrix unit.
+      mxus: matrix units of one chip.
+      mxu: rows and columns of each.
     """
 
     family: str
@@ -47,6 +48,7 @@ class Chip:
     peak_flops: Constant
     hbm_bandwidth: Constant
     link_bandwidth: Constant
+    mxus: int
     mxu: int = 128
 
     @property
@@ -58,6 +60,11 @@ class Chip:
         return self.hbm_bandwidth.value / self.devices
 
     @property
+    def clock(self) -> float:
+        """Hertz, at which the matrix units reach the peak: each does mxu x mxu multiply-adds a cycle."""
+        return self.peak_flops.value / (2 * self.mxus * self.mxu**2)
+
+    @property
     def constants(self) -> dict[str, Constant]:
         """All of them, by name."""
         names = ("hbm_bytes", "peak_flops", "hbm_bandwidth", "link_bandwidth")
@@ -65,7 +72,7 @@ class Chip:
 
 
 def _hbm(gib: float) -> Constant:
-    return Constant(value=gib * GIB, unit="bytes a device", source=_COMPILER)
+    return Constant(value=gib * GIB, unit="B a device", source=_COMPILER)
 
 
 def _flops(tera: float, source: str) -> Constant:
@@ -73,11 +80,11 @@ def _flops(tera: float, source: str) -> Constant:
 
 
 def _bandwidth(giga: float, source: str) -> Constant:
-    return Constant(value=giga * 1e9, unit="bytes/s a chip", source=source)
+    return Constant(value=giga * 1e9, unit="B/s a chip", source=source)
 
 
 def _link(giga: float, source: str) -> Constant:
-    return Constant(value=giga * 1e9, unit="bytes/s a link and direction", source=source)
+    return Constant(value=giga * 1e9, unit="B/s a link and direction", source=source)
 
 
 V2 = Chip(
@@ -88,6 +95,7 @@ V2 = Chip(
     peak_flops=_flops(46, f"{_DOCS}/v2; {_JOUPPI_2020}"),
     hbm_bandwidth=_bandwidth(700, f"{_DOCS}/v2; {_JOUPPI_2020}"),
     link_bandwidth=_link(62, f"496 Gbit/s; {_JOUPPI_2020}"),
+    mxus=2,
 )
 V3 = Chip(
     family="v3",
@@ -97,6 +105,7 @@ V3 = Chip(
     peak_flops=_flops(123, f"{_DOCS}/v3; {_JOUPPI_2020}"),
     hbm_bandwidth=_bandwidth(900, f"{_DOCS}/v3; {_JOUPPI_2020}"),
     link_bandwidth=_link(82, f"656 Gbit/s; {_JOUPPI_2020}"),
+    mxus=4,
 )
 V4 = Chip(
     family="v4",
@@ -106,6 +115,7 @@ V4 = Chip(
     peak_flops=_flops(275, f"{_DOCS}/v4"),
     hbm_bandwidth=_bandwidth(1228, f"{_DOCS}/v4; {_JOUPPI_2023}"),
     link_bandwidth=_link(50, f"6 links of 50 GB/s; {_JOUPPI_2023}"),
+    mxus=8,
 )
 V5E = Chip(
     family="v5litepod",
@@ -115,6 +125,7 @@ V5E = Chip(
     peak_flops=_flops(197, f"{_DOCS}/v5e"),
     hbm_bandwidth=_bandwidth(819, f"{_DOCS}/v5e"),
     link_bandwidth=_link(50, f"400 GB/s a chip, over 4 links and both directions; {_DOCS}/v5e"),
+    mxus=4,
 )
 V5P = Chip(
     family="v5p",
@@ -124,6 +135,7 @@ V5P = Chip(
     peak_flops=_flops(459, f"{_DOCS}/v5p"),
     hbm_bandwidth=_bandwidth(2765, f"{_DOCS}/v5p"),
     link_bandwidth=_link(100, f"1200 GB/s a chip, over 6 links and both directions; {_DOCS}/v5p"),
+    mxus=8,
 )
 V6E = Chip(
     family="v6e",
@@ -133,6 +145,7 @@ V6E = Chip(
     peak_flops=_flops(918, f"{_DOCS}/v6e"),
     hbm_bandwidth=_bandwidth(1640, f"{_DOCS}/v6e"),
     link_bandwidth=_link(100, f"800 GB/s a chip, over 4 links and both directions; {_DOCS}/v6e"),
+    mxus=4,
     mxu=256,
 )
 

@@ -55,7 +55,7 @@ class Request:
           UsageError: a type is unknown or not listed.
         """
         slices = [topologies.find(name) for name in self.tpu_types]
-        changes = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
+        changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
         return [Case(where=where, changes=change) for where in slices for change in changes]
 
 

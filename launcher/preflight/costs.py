@@ -34,15 +34,16 @@ class MatrixOp:
     Attributes:
       source: where it is from.
       flops: of all its turns, a multiply-add being two.
-      inputs, outputs: the contracted and the produced features, by which the matrix unit is filled.
-      rows: products of a row with a matrix, in one turn.
+      contracted: products that are added up for one element of the result, places of padding left out.
+      columns: produced features. They and the contracted ones fill the matrix unit.
+      rows: elements of the result for each column, in one turn.
       dtypes: of its two operands.
     """
 
     source: Source
     flops: float
-    inputs: int
-    outputs: int
+    contracted: int
+    columns: int
     rows: int
     dtypes: tuple[str, str]
 
@@ -52,7 +53,7 @@ class MatrixOp:
         def excess(size: int, unit: int) -> float:
             return -(-size // unit) * unit / size
 
-        return self.flops * excess(self.inputs, mxu) * excess(self.outputs, mxu) * excess(self.rows, _SUBLANES)
+        return self.flops * excess(self.contracted, mxu) * excess(self.columns, mxu) * excess(self.rows, _SUBLANES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,7 @@ class Costs:
     Attributes:
       flops: of matrix products and convolutions.
       hbm_bytes: read from and written to HBM, padding included; what stays on the chip is not counted.
+      cycles: clock cycles in the compiler's own cost model, operations one after another; 0 when it tells none.
       matrix_ops, collectives: the parts.
       host_transfers: instructions that wait for the host.
       dynamic: instructions whose shape is not known before they run.
@@ -88,6 +90,7 @@ class Costs:
 
     flops: float
     hbm_bytes: int
+    cycles: int
     matrix_ops: tuple[MatrixOp, ...]
     collectives: tuple[Collective, ...]
     host_transfers: tuple[Instruction, ...]
@@ -101,10 +104,11 @@ def count(module: Module) -> Costs:
     collectives: list[Collective] = []
     host: list[Instruction] = []
     dynamic: list[Instruction] = []
-    unknown_loops = hbm_bytes = 0
+    unknown_loops = hbm_bytes = cycles = 0
     for computation, times in module.executed():
         for one in computation.instructions.values():
             hbm_bytes += times * _hbm_bytes(module, computation, one)
+            cycles += times * one.cycles
             unknown_loops += one.opcode == "while" and one.trip_count is None
         for inner, one in _with_fused(module, computation):
             if one.opcode in ("convolution", "dot"):
@@ -118,6 +122,7 @@ def count(module: Module) -> Costs:
     return Costs(
         flops=sum(one.flops for one in matrix_ops),
         hbm_bytes=hbm_bytes,
+        cycles=cycles,
         matrix_ops=tuple(matrix_ops),
         collectives=tuple(collectives),
         host_transfers=tuple(host),
@@ -145,63 +150,55 @@ def _operand(computation: Computation, one: Instruction, index: int) -> Array:
 def _matrix_op(computation: Computation, one: Instruction, times: int) -> MatrixOp:
     left, right, out = _operand(computation, one, 0), _operand(computation, one, 1), one.shapes[0]
     if one.opcode == "dot":
-        axes = [int(axis) for axis in one.attribute("lhs_contracting_dims").split(",") if axis]
-        batch_axes = [int(axis) for axis in one.attribute("rhs_batch_dims").split(",") if axis]
-        contracted = [int(axis) for axis in one.attribute("rhs_contracting_dims").split(",") if axis]
-        inputs = math.prod(left.dims[axis] for axis in axes)
-        outputs = right.elements // math.prod(right.dims[axis] for axis in (*batch_axes, *contracted))
-        flops = 2.0 * out.elements * inputs
+        flops, columns = _product(one, left, right, out)
     else:
-        flops, inputs, outputs = _convolution(one, left, right, out)
+        flops, columns = _convolution(one, left, right, out)
     return MatrixOp(
         source=one.source,
         flops=flops * times,
-        inputs=inputs,
-        outputs=outputs,
-        rows=max(1, out.elements // outputs),
+        contracted=max(1, round(flops / 2 / max(1, out.elements))),
+        columns=columns,
+        rows=max(1, out.elements // max(1, columns)),
         dtypes=(left.dtype, right.dtype),
     )
 
 
-def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, int]:
-    """FLOPs as XLA's HloCostAnalysis counts them: places where the kernel meets padding or holes cost nothing.
+def _product(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int]:
+    """FLOPs and columns of a matrix product."""
 
-    Returns:
-      FLOPs, contracted features, produced features.
-    """
+    def axes(name: str) -> list[int]:
+        return [int(axis) for axis in one.attribute(name).split(",") if axis]
+
+    contracted = math.prod(left.dims[axis] for axis in axes("lhs_contracting_dims"))
+    taken = [*axes("rhs_contracting_dims"), *axes("rhs_batch_dims")]
+    return 2.0 * out.elements * contracted, right.elements // math.prod(right.dims[axis] for axis in taken)
+
+
+def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int]:
+    """FLOPs as XLA's HloCostAnalysis counts them, where the kernel meets padding or holes none; and columns."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes)
     if labels is None:
         raise ValueError(f"convolution {one.name} without dim_labels")
     lhs, rhs, result = labels[1], labels[2], labels[3]
     window = dict(part.split("=") for part in one.attribute("window").split())
-    spatial = sorted(label for label in rhs if label.isdigit())
     valid = 1
-    for place, label in enumerate(spatial):
-        low, high = _pair(window, "pad", place, "0_0")
+    for place, label in enumerate(sorted(label for label in rhs if label.isdigit())):
         valid *= valid_positions(
             size=left.dims[lhs.index(label)],
             kernel=right.dims[rhs.index(label)],
             output=out.dims[result.index(label)],
             stride=_number(window, "stride", place),
-            low=low,
+            low=int(window["pad"].split("x")[place].partition("_")[0]) if "pad" in window else 0,
             base_dilation=_number(window, "lhs_dilate", place),
             window_dilation=_number(window, "rhs_dilate", place),
         )
-        del high
-    inputs, outputs = right.dims[rhs.index("i")], right.dims[rhs.index("o")]
-    batch_groups = int(one.attribute("batch_group_count") or 1)
-    batch = left.dims[lhs.index("b")] // batch_groups
-    return 2.0 * batch * inputs * outputs * valid, inputs, outputs
+    inputs, columns = right.dims[rhs.index("i")], right.dims[rhs.index("o")]
+    batch = left.dims[lhs.index("b")] // int(one.attribute("batch_group_count") or 1)
+    return 2.0 * batch * inputs * columns * valid, columns
 
 
 def _number(window: dict[str, str], name: str, place: int) -> int:
     return int(window[name].split("x")[place]) if name in window else 1
-
-
-def _pair(window: dict[str, str], name: str, place: int, default: str) -> tuple[int, int]:
-    parts = window[name].split("x")[place] if name in window else default
-    low, _, high = parts.partition("_")
-    return int(low), int(high)
 
 
 @functools.lru_cache(maxsize=4096)

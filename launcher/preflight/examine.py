@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,7 @@ from launcher.preflight.lowering import StepProgram
 from launcher.preflight.memory import Memory
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.topologies import Slice
+from launcher.preflight.user_lines import look_up, user_lines
 from launcher.recipe import Recipe
 from launcher.regularization import layers
 from launcher.verify.settings import Settings as VerifySettings
@@ -141,11 +143,12 @@ class Examiner:
         """
         resolved = self.resolve(case)
         self._on_phase(case, "lowering")
-        program, model = _lowered(resolved, case.where.num_replicas)
+        program, model, lines = _lowered(resolved, case.where.num_replicas)
         config.check_all_used()
         self._on_phase(case, "compiling")
         compilation = self._compiler.compile(program.stablehlo, case.where)
-        module = hlo.parse(compilation.hlo) if compilation.hlo else None
+        line_of = functools.partial(look_up, lines)
+        module = hlo.parse(compilation.hlo, line_of) if compilation.hlo else None
         found = Finding(
             case=case,
             plan=resolved,
@@ -212,21 +215,22 @@ def resolve(
     return plan.resolve(Recipe(), environ={}, seed=seed, deterministic=deterministic, on=slice_)
 
 
-def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFacts]:
+def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFacts, dict[str, str]]:
+    """The program, what its model is like, and the line of user code that each operation is from."""
     try:
         session = lowering.build(resolved, num_replicas)
-        program = lowering.lower_session(session).program
-        facts = _facts(resolved, session.model)
+        lowered = lowering.lower_session(session)
     except (tf.errors.OpError, NotImplementedError) as error:
         explained = refusals.explain_lowering(error)
         if explained is None:
             raise
         raise UsageError(explained) from error
+    found = lowered.program, _facts(resolved, session.model), user_lines(lowered.graph)
     # A model of the size of a chip's memory must not stay while the compiler needs this machine's.
-    del session
+    del session, lowered
     keras.utils.clear_session()
     gc.collect()
-    return program, facts
+    return found
 
 
 def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 HBM = 0
 """Memory space that a layout without `S(n)` means."""
@@ -25,6 +25,7 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _CALLED = re.compile(r"(calls|body|condition|to_apply|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.\-]+)")
+_OP_NAME = re.compile(r'metadata=\{[^}]*?op_name="([^"]*)"')
 _TILE = re.compile(r"\(([\d,*]+)\)")
 
 
@@ -80,21 +81,14 @@ class Source:
 
     Attributes:
       op_name: path of names that the framework gave, or "".
-      file, line: of the user's code, or "" and 0.
+      line: "file:line" of the user's code, or "".
     """
 
     op_name: str = ""
-    file: str = ""
-    line: int = 0
-
-    @property
-    def user_line(self) -> str:
-        """ "file:line", where the file is no library's."""
-        library = any(part in self.file for part in ("/site-packages/", "/dist-packages/"))
-        return "" if library or not self.file or not self.line else f"{self.file}:{self.line}"
+    line: str = ""
 
     def __str__(self) -> str:
-        return " at ".join(part for part in (self.op_name, self.user_line) if part)
+        return " at ".join(part for part in (self.op_name, self.line) if part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +110,12 @@ class Instruction:
     attributes: str
     source: Source
     is_root: bool
+
+    @property
+    def cycles(self) -> int:
+        """Clock cycles that the TPU compiler's own cost model gives it; 0 where it says nothing."""
+        match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
+        return int(match[1]) if match else 0
 
     @property
     def trip_count(self) -> int | None:
@@ -181,15 +181,19 @@ class Module:
                         yield from self._executed(self.computations[name], times)
 
 
-def parse(text: str) -> Module:
+def parse(text: str, line_of: Callable[[str], str] = lambda op_name: "") -> Module:
     """Reads a module.
+
+    Args:
+      text: as XLA prints it.
+      line_of: "file:line" of the user's code that an operation is from, by its name; "" where it is not known.
 
     Raises:
       ValueError: there is no entry computation.
     """
     computations: dict[str, Computation] = {}
     entry = None
-    frames = _Frames(text)
+    line_of = functools.cache(line_of)
     current: dict[str, Instruction] | None = None
     for line in text.splitlines():
         if current is None:
@@ -201,7 +205,7 @@ def parse(text: str) -> Module:
         elif line.startswith("}"):
             current = None
         else:
-            instruction = _instruction(line, frames)
+            instruction = _instruction(line, line_of)
             if instruction is not None:
                 current[instruction.name] = instruction
     if entry is None:
@@ -209,7 +213,7 @@ def parse(text: str) -> Module:
     return Module(computations, entry)
 
 
-def _instruction(line: str, frames: _Frames) -> Instruction | None:
+def _instruction(line: str, line_of: Callable[[str], str]) -> Instruction | None:
     match = _INSTRUCTION.match(line)
     if match is None:
         return None
@@ -234,7 +238,7 @@ def _instruction(line: str, frames: _Frames) -> Instruction | None:
         operands=operands,
         called=called,
         attributes=attributes,
-        source=frames.source(attributes),
+        source=_source(attributes, line_of),
         is_root=bool(match[1]),
     )
 
@@ -281,36 +285,6 @@ def _closing(text: str, start: int) -> int:
     return len(text) - 1
 
 
-class _Frames:
-    """The tables of files and stack frames at the head of a module, which instructions refer to by number."""
-
-    def __init__(self, text: str):
-        head = text[: text.find("\n%")] if "\n%" in text else ""
-        self._files = dict(re.findall(r'^(\d+) "([^"]*)"$', _section(head, "FileNames"), re.MULTILINE))
-        self._locations = dict(re.findall(r"^(\d+) \{(.*)\}$", _section(head, "FileLocations"), re.MULTILINE))
-        self._stacks = dict(re.findall(r"^(\d+) \{(.*)\}$", _section(head, "StackFrames"), re.MULTILINE))
-
-    def source(self, attributes: str) -> Source:
-        start = attributes.find("metadata={")
-        if start < 0:
-            return Source()
-        metadata = attributes[start:]
-        name = re.search(r'op_name="([^"]*)"', metadata)
-        frame = re.search(r"stack_frame_id=(\d+)", metadata)
-        file, line = self._place(frame[1]) if frame else ("", 0)
-        named = re.search(r'source_file="([^"]*)" source_line=(\d+)', metadata)
-        if not file and named and named[1] != "-":
-            file, line = named[1], int(named[2])
-        return Source(op_name=name[1] if name else "", file=file, line=line)
-
-    @functools.cache  # noqa: B019 - lives as long as one parse
-    def _place(self, frame: str) -> tuple[str, int]:
-        location = re.search(r"file_location_id=(\d+)", self._stacks.get(frame, ""))
-        place = self._locations.get(location[1], "") if location else ""
-        file, line = re.search(r"file_name_id=(\d+)", place), re.search(r"\bline=(\d+)", place)
-        return (self._files.get(file[1], ""), int(line[1])) if file and line else ("", 0)
-
-
-def _section(head: str, title: str) -> str:
-    match = re.search(rf"^{title}\n((?:\d+ .*\n)*)", head, re.MULTILINE)
-    return match[1] if match else ""
+def _source(attributes: str, line_of: Callable[[str], str]) -> Source:
+    name = _OP_NAME.search(attributes)
+    return Source(op_name=name[1], line=line_of(name[1])) if name else Source()

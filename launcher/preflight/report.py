@@ -142,16 +142,21 @@ def _roofline_lines(finding: Finding) -> dict[str, str]:
     where = finding.case.where
     times = {"compute": bounds.compute_seconds, "HBM": bounds.hbm_seconds, "ICI": bounds.ici_seconds}
     reduced = sum(one.bytes * one.times for one in costs.collectives)
-    collectives = sum(one.times for one in costs.collectives)
+    collectives = _counted(sum(one.times for one in costs.collectives), "collective")
     what = {
         "compute": f"{amount(costs.flops)}FLOP a device",
         "HBM": f"{amount(costs.hbm_bytes)}B read and written a device",
-        "ICI": f"{amount(reduced)}B in {collectives} collectives over {where.links} links of a corner chip",
+        "ICI": f"{amount(reduced)}B in {collectives} over the {_counted(where.links, 'link')} of a corner chip",
     }
     lines = {
         name: f"{milliseconds(seconds)}: {what[name]}{', the bound' if name == bounds.bound_by else ''}"
         for name, seconds in times.items()
     }
+    if bounds.cost_model_seconds:
+        lines["cost model"] = (
+            f"{milliseconds(bounds.cost_model_seconds)}: no bound but the compiler's own estimate, one operation after "
+            f"another at {where.chip.clock / 1e9:.2f} GHz"
+        )
     lines["MFU"] = f"at most {bounds.mfu:.1%}"
     lines["throughput"] = f"at most {bounds.examples_per_second:,.0f} examples/s for the slice" + (
         f", {bounds.tokens_per_second:,.0f} tokens/s" if bounds.tokens_per_second is not None else ""
@@ -160,8 +165,14 @@ def _roofline_lines(finding: Finding) -> dict[str, str]:
     return lines
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def _hours(hours: float) -> str:
-    return f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+    if hours >= 1:
+        return f"{hours:,.1f} hours"
+    return f"{60 * hours:.1f} minutes" if hours >= 1 / 60 else f"{3600 * hours:.1f} seconds"
 
 
 def _collective_rows(finding: Finding) -> list[list[str]]:

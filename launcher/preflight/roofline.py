@@ -24,6 +24,8 @@ class Roofline:
       compute_seconds: matrix arithmetic at the chip's peak.
       hbm_seconds: memory traffic at the chip's bandwidth.
       ici_seconds: collectives over the links of the chip that has the fewest.
+      cost_model_seconds: no bound, but the compiler's own estimate: its cycles for each operation, one after another,
+        at the clock that the peak implies; 0 when it tells none.
       examples_per_second, tokens_per_second: bounds from above for the whole slice; None for tasks without tokens.
       hours: of the whole run, training alone.
       mfu: bound from above on model FLOPs utilisation (Chowdhery et al. 2022, arXiv 2204.02311), the share of the peak
@@ -33,6 +35,7 @@ class Roofline:
     compute_seconds: float
     hbm_seconds: float
     ici_seconds: float
+    cost_model_seconds: float
     examples_per_second: float
     tokens_per_second: float | None
     hours: float
@@ -70,6 +73,7 @@ def estimate(
         compute_seconds=compute,
         hbm_seconds=hbm,
         ici_seconds=ici,
+        cost_model_seconds=costs.cycles / where.chip.clock,
         examples_per_second=rate,
         tokens_per_second=None if tokens_per_example is None else rate * tokens_per_example,
         hours=steps * longest / 3600,

@@ -58,7 +58,7 @@ def compile_program(
         from jaxlib.mlir import ir
 
         context = make_ir_context()
-        devices = topologies.get_topology_desc(
+        devices: Any = topologies.get_topology_desc(
             platform="tpu", topology_name=topology_name, **dict(topology_options)
         ).devices
         options = xla_client.CompileOptions()
