@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from launcher.preflight.hlo import HBM, HOST, Array, Computation, Instruction, Module, Source
+from launcher.preflight.loops import turns
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Names and views of what is already there, and bodies that are counted themselves.
@@ -105,11 +107,11 @@ def count(module: Module) -> Costs:
     host: list[Instruction] = []
     dynamic: list[Instruction] = []
     unknown_loops = hbm_bytes = cycles = 0
-    for computation, times in module.executed():
+    for computation, times in executed(module):
         for one in computation.instructions.values():
             hbm_bytes += times * _hbm_bytes(module, computation, one)
             cycles += times * one.cycles
-            unknown_loops += one.opcode == "while" and one.trip_count is None
+            unknown_loops += one.opcode == "while" and turns(module, computation, one) is None
         for inner, one in _with_fused(module, computation):
             if one.opcode in ("convolution", "dot"):
                 matrix_ops.append(_matrix_op(inner, one, times))
@@ -129,6 +131,27 @@ def count(module: Module) -> Costs:
         dynamic=tuple(dynamic),
         unknown_loops=unknown_loops,
     )
+
+
+def executed(module: Module) -> Iterator[tuple[Computation, int]]:
+    """Computations whose instructions the device steps through, with how often; not those inside fusions.
+
+    A loop whose turns are not known is taken to turn once, all branches of a conditional to be taken.
+    """
+    yield from _executed(module, module.entry, 1)
+
+
+def _executed(module: Module, computation: Computation, times: int) -> Iterator[tuple[Computation, int]]:
+    yield computation, times
+    for one in computation.instructions.values():
+        if one.opcode == "while":
+            inside, kinds = times * (turns(module, computation, one) or 1), ("body", "condition")
+        elif one.opcode in ("conditional", "call", "async-start"):
+            inside, kinds = times, ("branch_computations", "to_apply", "calls", "called_computations")
+        else:
+            continue
+        for name in itertools.chain.from_iterable(one.called.get(kind, ()) for kind in kinds):
+            yield from _executed(module, module.computations[name], inside)
 
 
 def _with_fused(module: Module, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 HBM = 0
 """Memory space that a layout without `S(n)` means."""
@@ -119,7 +119,7 @@ class Instruction:
 
     @property
     def trip_count(self) -> int | None:
-        """Turns of a loop, where the compiler knows them."""
+        """Turns of a loop, where the compiler says them."""
         match = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes)
         return int(match[1]) if match else None
 
@@ -160,25 +160,6 @@ class Computation:
 class Module:
     computations: Mapping[str, Computation]
     entry: Computation
-
-    def executed(self) -> Iterator[tuple[Computation, int]]:
-        """Computations whose instructions the device steps through, with how often; not those inside fusions.
-
-        A loop whose turns are not known is taken to turn once, all branches of a conditional to be taken.
-        """
-        yield from self._executed(self.entry, 1)
-
-    def _executed(self, computation: Computation, times: int) -> Iterator[tuple[Computation, int]]:
-        yield computation, times
-        for one in computation.instructions.values():
-            if one.opcode == "while":
-                turns = times * (one.trip_count or 1)
-                for name in (*one.called.get("body", ()), *one.called.get("condition", ())):
-                    yield from self._executed(self.computations[name], turns)
-            elif one.opcode in ("conditional", "call", "async-start"):
-                for kind in ("branch_computations", "to_apply", "calls", "called_computations"):
-                    for name in one.called.get(kind, ()):
-                        yield from self._executed(self.computations[name], times)
 
 
 def parse(text: str, line_of: Callable[[str], str] = lambda op_name: "") -> Module:

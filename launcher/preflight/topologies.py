@@ -141,10 +141,8 @@ def find(accelerator_type: str) -> Slice:
     if known not in CHIPS:
         close = nearest(known, [*CHIPS, *_ALIASES])
         hint = _ALIASES.get(close, close) if close else None
-        offer = f"; did you mean {_offer(hint, size)!r}?" if hint else ""
-        raise UsageError(
-            f"--tpu_type={name}: no such accelerator type{offer} Known: {', '.join(f'{one}-N' for one in CHIPS)}"
-        )
+        offer = f"did you mean {_offer(hint, size)!r}?" if hint else f"known: {', '.join(f'{one}-N' for one in CHIPS)}"
+        raise UsageError(f"--tpu_type={name}: no such accelerator type; {offer}")
     if f"{known}-{size}" in SLICES:
         raise UsageError(f"--tpu_type={name}: no such accelerator type; did you mean '{known}-{size}'?")
     raise UsageError(
