@@ -144,6 +144,7 @@ def executed(module: Module) -> Iterator[tuple[Computation, int]]:
 def _executed(module: Module, computation: Computation, times: int) -> Iterator[tuple[Computation, int]]:
     yield computation, times
     for one in computation.instructions.values():
+        kinds: tuple[str, ...]
         if one.opcode == "while":
             inside, kinds = times * (turns(module, computation, one) or 1), ("body", "condition")
         elif one.opcode in ("conditional", "call", "async-start"):
@@ -240,8 +241,10 @@ def valid_positions(
 def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> int:
     if one.opcode in _FREE or one.opcode.endswith("-done"):
         return 0
-    if one.opcode.endswith("-start"):  # its result repeats its operands: what moves, moves once at each end
-        return sum(shape.padded_bytes for shape in _in_hbm(one.shapes[:2]))
+    if one.opcode.endswith("-start"):
+        # Its result is both ends of the move, of which one may be the whole of what only a part is taken from.
+        ends = one.shapes[:2] if len(one.shapes) > 1 else (*one.shapes, *one.shapes)
+        return min(end.padded_bytes for end in ends) * len(_in_hbm(ends))
     if one.opcode == "dynamic-update-slice":  # in place
         return 2 * sum(shape.padded_bytes for shape in _in_hbm([_operand(computation, one, 1)]))
     if one.opcode in _PARTIAL_READS:

@@ -148,3 +148,30 @@ def test_one_chip_has_nobody_to_exchange_with_and_cores_of_a_chip_share_its_peak
     chip = topologies.find("v3-8").chip
     assert chip.device_peak_flops == pytest.approx(123e12 / 2)
     assert chip.device_hbm_bandwidth == pytest.approx(900e9 / 2)
+
+
+def test_hbm_traffic_leaves_out_what_stays_on_the_chip_and_what_a_slice_does_not_take():
+    text = """HloModule m
+
+%taking (t: f32[1024,128], i: s32[]) -> f32[8,128] {
+  %t = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  ROOT %row = f32[8,128]{1,0:T(8,128)} dynamic-slice(%t, %i, %zero), dynamic_slice_sizes={8,128}
+}
+
+ENTRY %main (table: f32[1024,128], i: s32[]) -> f32[8,128] {
+  %table = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)S(6)} parameter(1)
+  %start = ((f32[1024,128]{1,0:T(8,128)}), f32[16,128]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%table)
+  %done = f32[16,128]{1,0:T(8,128)S(1)} slice-done(%start)
+  %onchip = f32[16,128]{1,0:T(8,128)S(1)} add(%done, %done)
+  %back = (f32[16,128]{1,0:T(8,128)}, f32[16,128]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%onchip)
+  %kept = f32[16,128]{1,0:T(8,128)} copy-done(%back)
+  ROOT %rows = f32[8,128]{1,0:T(8,128)} fusion(%table, %i), kind=kLoop, calls=%taking
+}
+"""
+    row = 4 * 128
+    read = 16 * row + 8 * row  # the slice, and the rows that the fusion takes of the table
+    written = 16 * row + 8 * row  # the copy back, and the fusion's result
+    assert costs.count(hlo.parse(text)).hbm_bytes == read + written
