@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from launcher.preflight.costs import Costs, MatrixOp
 from launcher.preflight.memory import Buffer, Memory
 from launcher.preflight.names import short_name
+from launcher.preflight.roofline import Roofline
 from launcher.preflight.topologies import Slice
 from launcher.preflight.units import bytes_text, milliseconds
 
@@ -16,15 +17,16 @@ _WORTH_OF_MEMORY = 0.02
 _SHOWN = 3
 
 
-def advise(costs: Costs, memory: Memory, where: Slice, *, policy: str) -> tuple[str, ...]:
+def advise(costs: Costs, memory: Memory, where: Slice, *, policy: str, bounds: Roofline) -> tuple[str, ...]:
     """A sentence for each thing that costs something.
 
     Args:
-      costs, memory: of one device.
+      costs, memory, bounds: of one device.
       where: the slice.
       policy: Keras dtype policy of the run.
     """
     return (
+        *_reductions(bounds),
         *_padded_products(costs, where),
         *_padded_buffers(memory),
         *_float32(costs, memory, policy),
@@ -32,6 +34,15 @@ def advise(costs: Costs, memory: Memory, where: Slice, *, policy: str) -> tuple[
         *_dynamic_shapes(costs),
         *_unknown_loops(costs),
     )
+
+
+def _reductions(bounds: Roofline) -> Iterator[str]:
+    if bounds.bound_by == "ICI":
+        yield (
+            f"the step waits for its reductions ({milliseconds(bounds.ici_seconds)} against "
+            f"{milliseconds(max(bounds.compute_seconds, bounds.hbm_seconds))}): fewer chips or more examples a replica "
+            "would use them better"
+        )
 
 
 def _padded_products(costs: Costs, where: Slice) -> Iterator[str]:

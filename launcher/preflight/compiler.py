@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from launcher.preflight.topologies import Slice
 CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
 
 _POLL_SECONDS = 0.1
+_WORKING = ".compiling-"
+_ABANDONED_SECONDS = 86400.0
 _TAIL_LINES = 12
 # Of the environment, what changes a compilation.
 _DECIDING = ("LIBTPU_INIT_ARGS",)
@@ -123,7 +126,8 @@ class Compiler:
             return Compilation(**kept, cached=True)
         try:
             self._cache_dir.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".compiling-", dir=self._cache_dir) as folder:
+            self._sweep()
+            with tempfile.TemporaryDirectory(prefix=_WORKING, dir=self._cache_dir) as folder:
                 self._run(Path(folder), stablehlo, request, where)
                 outcome = _read(Path(folder, OUTCOME))
                 if outcome is None:
@@ -137,6 +141,13 @@ class Compiler:
                 f"--preflight_cache={self._cache_dir} cannot be written: {error.strerror or error}; choose another"
             ) from None
         return Compilation(**outcome, cached=False)
+
+    def _sweep(self) -> None:
+        """Deletes what processes left that were killed, as far as nobody can be at work on it any more."""
+        for folder in self._cache_dir.glob(f"{_WORKING}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - folder.stat().st_mtime > max(_ABANDONED_SECONDS, 2 * self._timeout_seconds):
+                    shutil.rmtree(folder)
 
     def _key(self, stablehlo: str, request: Mapping[str, Any]) -> str:
         deciding = {name: os.environ.get(name, "") for name in _DECIDING}

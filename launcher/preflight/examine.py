@@ -56,6 +56,7 @@ class ModelFacts:
       group_sizes: numbers of examples that normalisation layers take their statistics over.
       rematerialize: bindings that make the model compute its activations twice, and do not yet.
       tokens_per_example: None where examples are no sequences.
+      notes: what the task says of its model on a TPU.
     """
 
     parameters: int
@@ -64,6 +65,7 @@ class ModelFacts:
     group_sizes: tuple[int, ...]
     rematerialize: tuple[str, ...]
     tokens_per_example: float | None
+    notes: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,7 +193,7 @@ def _measured(found: Finding, accounted: Memory, module: Module | None) -> Findi
         memory=accounted,
         costs=costs,
         roofline=bounds if accounted.fits else None,
-        advice=advice.advise(costs, accounted, where, policy=found.plan.policy),
+        advice=advice.advise(costs, accounted, where, policy=found.plan.policy, bounds=bounds),
     )
 
 
@@ -237,6 +239,7 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     groups = {int(size) for layer in layers(model) if (size := getattr(layer, "group_size", None))}
     weight = getattr(resolved.recipe.task, "nominal_weight_per_example", None)
+    task_notes = getattr(resolved.recipe.task, "notes", None)
     return ModelFacts(
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
@@ -244,4 +247,5 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
         group_sizes=tuple(sorted(groups)),
         rematerialize=config.used_as("rematerialize", False),
         tokens_per_example=None if weight is None else float(weight),
+        notes=() if task_notes is None else tuple(task_notes(model, "tpu")),
     )

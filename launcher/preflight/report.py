@@ -94,12 +94,14 @@ def _summary(finding: Finding) -> dict[str, str]:
     lines.pop("cluster")
     when = "found in the cache, compiled before in" if compilation.cached else "compiled in"
     outcome = verdict(finding)
+    notes = enumerate((*plan.notes, *model.notes), start=1)
     return {
         "slice": finding.case.where.describe(),
         **({"changed": "; ".join(finding.case.changes)} if finding.case.changes else {}),
         **{name: lines[name] for name in ("task", "data", "batch", "policy", "steps")},
         "wire": plan.wire_dtype.name,
         "parameters": f"{model.trained_parameters:,} trained of {model.parameters:,}",
+        **{f"note {number}": note for number, note in notes},
         "compiler": f"{when} {compilation.seconds:.0f} s",
         "verdict": outcome if finding.refusal is None else f"{outcome}: {finding.refusal}",
     }

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from launcher import main as entry
 from launcher.errors import EXIT_DONE, EXIT_USAGE
-from launcher.preflight import advice, costs, hlo, memory, refusals, topologies
+from launcher.preflight import advice, costs, hlo, memory, refusals, roofline, topologies
 
 SMALL = ("--gin_file=mlp_fashion.gin", "--gin_param=mlp.units = 256", "--gin_param=mlp.layers = 1")
 
@@ -221,7 +221,9 @@ ENTRY %main (x: bf16[8,64], w: f32[100,100]) -> f32[100,100] {
         fits=True,
         buffers=(image,),
     )
-    said = advice.advise(counted, held, topologies.find("v5litepod-4"), policy="mixed_bfloat16")
+    where = topologies.find("v5litepod-4")
+    bounds = roofline.estimate(counted, where, global_batch_size=8, tokens_per_example=None, steps=1)
+    said = advice.advise(counted, held, where, policy="mixed_bfloat16", bounds=bounds)
     for words in ("waits for the host 1 times: waits", "ragged/keep", "wide/MatMul", "100% of the arithmetic", "image"):
         assert any(words in line for line in said), (words, said)
 
