@@ -183,7 +183,7 @@ class Preflight:
         for suggestion in suggestions:
             try:
                 tried.append(Tried(suggestion=suggestion, finding=self._examiner.examine(suggestion.case)))
-            except UsageError as error:
+            except LauncherError as error:  # what has been found so far is worth more than the error
                 tried.append(Tried(suggestion=suggestion, refused=str(error)))
         return Entry(finding=finding, tried=tuple(tried))
 

@@ -298,8 +298,12 @@ def _updated_in_place(fused: Computation, place: int) -> bool:
 
 def _collective(computation: Computation, one: Instruction, times: int) -> Collective:
     kind = one.opcode.removesuffix("-start")
-    given = [shape for name in one.operands for shape in computation.instructions[name].shapes]
-    arrays = list(one.shapes) if kind == "all-gather" and not one.opcode.endswith("-start") else given
+    if kind == "all-reduce":  # by its result: a TPU widens bfloat16 operands on the way into a float32 sum
+        arrays = list(one.shapes)
+    elif kind == "all-gather":  # one that has started has its operands in front of its results
+        arrays = list(one.shapes[len(one.shapes) // 2 if one.opcode.endswith("-start") else 0 :])
+    else:
+        arrays = [_operand(computation, one, place) for place in range(len(one.operands))]
     return Collective(
         kind=kind,
         bytes=sum(array.bytes for array in arrays),

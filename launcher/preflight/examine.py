@@ -222,7 +222,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     try:
         session = lowering.build(resolved, num_replicas)
         lowered = lowering.lower_session(session)
-    except (tf.errors.OpError, NotImplementedError) as error:
+    except (tf.errors.OpError, NotImplementedError, ValueError) as error:
         explained = refusals.explain_lowering(error)
         if explained is None:
             raise

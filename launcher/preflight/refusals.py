@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from launcher.preflight.hlo import Module
+from launcher.preflight.user_lines import is_library
 
 _UNSUPPORTED = re.compile(r"(\w+) \(No registered '(\w+)' OpKernel for XLA")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _USER_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/launcher/", "<frozen", "<string>")
 _STATUS = re.compile(r"^([A-Z_]+): ")
 _LOCATION = re.compile(r'loc\("([^"]+)"(?:\("([^"]+)":(\d+))?')
 _INSTRUCTION = re.compile(r"%([\w.\-]+) = ")
@@ -77,11 +77,7 @@ def explain_lowering(error: BaseException) -> str | None:
 
 def _user_line(text: str) -> str:
     """The innermost line that is not a library's."""
-    lines = [
-        (file, line, function)
-        for file, line, function in _USER_LINE.findall(text)
-        if not any(part in file for part in _LIBRARIES)
-    ]
+    lines = [(file, line, function) for file, line, function in _USER_LINE.findall(text) if not is_library(file)]
     if not lines:
         return ""
     file, line, function = lines[-1]
