@@ -111,6 +111,10 @@ def _microbatches(finding: Finding, parts: _Parts) -> Iterator[Suggestion]:
     last = None
     for count in range(now + 1, per_replica + 1):
         size, rest = divmod(per_replica, count)
+        # The first microbatch stands before the loop over the others. A loop of one turn is none to the compiler, which
+        # then has both microbatches in memory at once: seen to need more than one whole batch.
+        if count == 2:
+            continue
         if rest or any(size % group for group in finding.model.group_sizes):
             continue
         last = (count, parts.with_microbatches(count / now))
