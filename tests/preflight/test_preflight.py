@@ -89,8 +89,8 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     recipe = (
         "--gin_file=mlp_fashion.gin",
         "--gin_param=image_data.name = 'digits'",
-        "--gin_param=mlp.layers = 6",
-        "--gin_param=train.global_batch_size = 1048576",
+        "--gin_param=mlp.layers = 2",
+        "--gin_param=train.global_batch_size = 4194304",
     )
     refused = preflight("--tpu_type=v5litepod-4", recipe=recipe)
     assert refused.code == EXIT_USAGE
@@ -98,7 +98,7 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     assert case["verdict"] == "does not fit"
     assert "CompileTimeHbmOom" in case["compiler_error"]
     assert case["hbm"]["missing"] == case["hbm"]["needed"] - case["hbm"]["available"] > 0
-    assert "train.global_batch_size = 1048576 does not fit on v5litepod-4" in refused.err
+    assert "train.global_batch_size = 4194304 does not fit on v5litepod-4" in refused.err
     suggestion = case["suggestions"][0]
     assert suggestion["flag"] in refused.err
     assert suggestion["flag"].startswith('--gin_param="train.microbatches')
