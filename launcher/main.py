@@ -87,8 +87,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_integer(
         "replicas",
         None,
-        "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores. For "
-        "--mode=export_step, those of the program; one by default.",
+        "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores. "
+        "For --mode=export_step, those of the program; one by default.",
         flag_values=values,
     )
     flags.DEFINE_string("tpu", None, "Cloud TPU node name, or 'local' on the TPU VM itself.", flag_values=values)

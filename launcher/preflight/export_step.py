@@ -63,7 +63,7 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
     _check_folder(export_dir)
     built = lowering.build(plan, num_replicas)
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
-    starting_point.restore(store, built.trainer, same_order=True)
+    starting_point.restore(store, built.trainer, same_order=False)
     lowered = lowering.lower_session(built)
     config.check_all_used()
     batches, no_batches = _batches(built, num_batches)

@@ -18,7 +18,7 @@ from launcher import session as session_lib
 from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
 from launcher.plan import RunPlan
-from launcher.preflight import jax_parts, pod_module
+from launcher.preflight import cannot_lower, jax_parts, pod_module
 from launcher.preflight.pod_replica import PodReplica
 from launcher.session import Session
 from launcher.train_step import StepReport
@@ -90,6 +90,7 @@ def lower(plan: RunPlan, num_replicas: int) -> StepProgram:
       num_replicas: among which the recipe's global batch is divided.
 
     Raises:
+      CannotLowerError: XLA cannot compile it; names the operation and the line of code.
       UsageError: JAX is missing, the batch cannot be divided, or the model refuses.
     """
     return lower_session(build(plan, num_replicas)).program
@@ -126,7 +127,7 @@ def whole_shard(plan: RunPlan, start_step: int = 0) -> Shard:
 
 
 def lower_session(session: Session) -> Lowered:
-    """Lowers the step of a session that `build` made."""
+    """Lowers the step of a session that `build` made; for errors, see `lower`."""
     jax, trainer = jax_parts.load(), session.trainer
     num_replicas = session.plan.strategy.num_replicas
     named = _variables(session)
@@ -146,7 +147,10 @@ def lower_session(session: Session) -> Lowered:
     function = tf.function(step, jit_compile=True, autograph=False)
     with tf.device("/CPU:0"):
         traced = function.get_concrete_function(*spec.values())
-        hlo = function.experimental_get_compiler_ir(*spec.values())(stage="hlo_serialized")
+        try:
+            hlo = function.experimental_get_compiler_ir(*spec.values())(stage="hlo_serialized")
+        except (ValueError, tf.errors.OpError) as error:
+            raise cannot_lower.explain(error) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
     reports = _reports(trainer.replica_step.metric_names)
     results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]

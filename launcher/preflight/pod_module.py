@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from launcher.preflight.jax_parts import JaxParts
 from launcher.preflight.pod_replica import ALL_REDUCE, REPLICA_ID
@@ -54,9 +57,9 @@ def convert(
     context = jax.new_context()
     with context, jax.ir.Location.unknown(context):
         module = jax.ir.Module.parse(jax.mlir.hlo_to_stablehlo(hlo))
-        _fold_copies(module)
+        _fold_copies(jax, module)
         _insert_collectives(jax, module, num_replicas)
-        _drop_unused_functions(module)
+        _drop_unused_functions(jax, module)
         main = jax.ir.SymbolTable(module.operation)["main"]
         kept = _drop_results(jax, main, num_results, updates)
         _alias(jax, main, {new: updates[old] for new, old in enumerate(kept) if old in updates})
@@ -68,7 +71,7 @@ def convert(
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get(name)
         module.operation.attributes["mhlo.num_replicas"] = jax.ir.IntegerAttr.get(int32, num_replicas)
         module.operation.attributes["mhlo.num_partitions"] = jax.ir.IntegerAttr.get(int32, 1)
-        assert module.operation.verify()
+        module.operation.verify()
         return PodModule(
             text=module.operation.get_asm(enable_debug_info=True),
             arguments=tuple(_tensor_type(jax, part) for part in main.type.inputs),
@@ -90,31 +93,27 @@ def serialize(jax: JaxParts, text: str) -> tuple[bytes, str]:
         return jax.mlir.serialize_portable_artifact(module, version), version
 
 
-def _operations(module: Any, name: str) -> list[Any]:
+def _operations(jax: JaxParts, module: Any, *names: str) -> list[Any]:
     found = []
 
     def visit(operation: Any) -> Any:
-        if operation.name == name:
+        if operation.name in names:
             found.append(operation)
-        return visited
+        return jax.ir.WalkResult.ADVANCE
 
-    # The enumeration is nowhere to be imported from.
-    from jaxlib.mlir.ir import WalkResult
-
-    visited = WalkResult.ADVANCE
     module.operation.walk(visit)
     return found
 
 
-def _fold_copies(module: Any) -> None:
+def _fold_copies(jax: JaxParts, module: Any) -> None:
     """Takes out HLO's copies, for which StableHLO has no operation."""
-    for copy in _operations(module, "mhlo.copy"):
+    for copy in _operations(jax, module, "mhlo.copy"):
         copy.results[0].replace_all_uses_with(copy.operands[0])
         copy.erase()
 
 
 def _insert_collectives(jax: JaxParts, module: Any, num_replicas: int) -> None:
-    for call in _operations(module, "stablehlo.custom_call"):
+    for call in _operations(jax, module, "stablehlo.custom_call"):
         target = jax.ir.StringAttr(call.attributes["call_target_name"]).value
         if target not in (ALL_REDUCE, REPLICA_ID):
             continue
@@ -128,8 +127,6 @@ def _insert_collectives(jax: JaxParts, module: Any, num_replicas: int) -> None:
 
 
 def _all_reduce_sum(jax: JaxParts, operand: Any, num_replicas: int) -> Any:
-    import numpy as np
-
     groups = jax.ir.DenseElementsAttr.get(np.arange(num_replicas, dtype=np.int64)[np.newaxis])
     reduce = jax.stablehlo.AllReduceOp([operand.type], [operand], groups)
     scalar = jax.ir.RankedTensorType.get([], operand.type.element_type)
@@ -139,14 +136,21 @@ def _all_reduce_sum(jax: JaxParts, operand: Any, num_replicas: int) -> Any:
     return reduce.results[0]
 
 
-def _drop_unused_functions(module: Any) -> None:
+def _drop_unused_functions(jax: JaxParts, module: Any) -> None:
     """Branches and loop bodies stand in their operations; the converter leaves them as functions, too."""
     while True:
-        called = {str(call.attributes["callee"]).removeprefix("@") for call in _operations(module, "func.call")}
+        callers = _operations(jax, module, "func.call", "stablehlo.custom_call", "stablehlo.composite")
+        named = [
+            str(operation.attributes[key])
+            for operation in callers
+            for key in ("callee", "called_computations", "decomposition")
+            if key in operation.attributes
+        ]
+        called = {name for text in named for name in re.findall(r"@([\w.$-]+)", text)}
         unused = [
             function
-            for function in _operations(module, "func.func")
-            if (name := str(function.attributes["sym_name"]).strip('"')) != "main" and name not in called
+            for function in _operations(jax, module, "func.func")
+            if (name := jax.ir.StringAttr(function.attributes["sym_name"]).value) != "main" and name not in called
         ]
         for function in unused:
             function.erase()

@@ -40,7 +40,9 @@ class PodReplica(tf.distribute.ReplicaContext):
 
     def all_reduce(self, reduce_op: tf.distribute.ReduceOp | str, value: Any, options: Any = None) -> Any:
         """As in `tf.distribute.ReplicaContext`, differentiable too; one custom call a tensor."""
-        mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN")
+        if isinstance(reduce_op, str):
+            reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
+        mean = reduce_op == tf.distribute.ReduceOp.MEAN
         reduced = [self._all_reduce_one(tf.convert_to_tensor(part), mean) for part in tf.nest.flatten(value)]
         return tf.nest.pack_sequence_as(value, reduced)
 

@@ -49,21 +49,15 @@ class Runner:
         _prepare_jax(self.num_replicas, platform)
         # Only now: JAX reads its settings once.
         import jax
-        from jax.extend import backend, mlir
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         self._jax = jax
         self._devices = self._chosen(platform)
         mesh = Mesh(np.array(self._devices), ("replica",))
         self._split, self._same = (NamedSharding(mesh, spec) for spec in (PartitionSpec("replica"), PartitionSpec()))
-        options = backend.get_compile_options(
-            num_replicas=self.num_replicas, num_partitions=1, device_assignment=np.array(self._devices)[:, np.newaxis]
-        )
-        self._executable = self._devices[0].client.compile_and_load(
-            _module(mlir, self._file(PROGRAM).read_bytes()), self._devices, options
-        )
+        self._executable = _compiled(existing(self._directory, PROGRAM).read_bytes(), self._devices)
         self._held: dict[str, Any] = {}
-        self.restore(_load(self._file(VARIABLES), self.description["arguments"]))
+        self.restore(_load(existing(self._directory, VARIABLES), self.description["arguments"]))
 
     def restore(self, values: Mapping[str, np.ndarray]) -> None:
         """Sets variables and constants on every replica."""
@@ -142,9 +136,6 @@ class Runner:
             )
         return found[: self.num_replicas]
 
-    def _file(self, name: str) -> Path:
-        return existing(self._directory, name)
-
     def _made_up(self) -> Arrays:
         numbers = np.random.default_rng(0)
         batch = {}
@@ -177,7 +168,7 @@ def existing(directory: Path, name: str) -> Path:
 
 
 def _prepare_jax(num_devices: int, platform: str | None) -> None:
-    """Settings that JAX reads when it is imported: as many CPU devices, 64-bit counters, no search for other devices."""
+    """What JAX reads when it is imported: as many CPU devices, 64-bit counters, no search for other devices."""
     flag = "--xla_force_host_platform_device_count"
     present = os.environ.get("XLA_FLAGS", "")
     if flag not in present:
@@ -187,12 +178,25 @@ def _prepare_jax(num_devices: int, platform: str | None) -> None:
         os.environ.setdefault("JAX_PLATFORMS", platform)
 
 
-def _module(mlir: Any, portable: bytes) -> bytes:
-    """MLIR in the form that this JAX compiles."""
-    from jax.interpreters.mlir import make_ir_context, module_to_bytecode
+def _compiled(portable: bytes, devices: list[Any]) -> Any:
+    """The program, compiled for one replica a device; by parts of JAX that promise little, tried with JAX 0.10.2."""
+    import jax
 
-    with make_ir_context() as context:
-        return module_to_bytecode(mlir.deserialize_portable_artifact(portable, context))
+    try:
+        from jax.extend import backend, mlir
+        from jax.interpreters.mlir import make_ir_context, module_to_bytecode
+
+        with make_ir_context() as context:
+            module = module_to_bytecode(mlir.deserialize_portable_artifact(portable, context))
+        options = backend.get_compile_options(
+            num_replicas=len(devices), num_partitions=1, device_assignment=np.array(devices)[:, np.newaxis]
+        )
+        return devices[0].client.compile_and_load(module, devices, options)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise RunnerError(
+            f"JAX {jax.__version__} cannot run a program in this way ({error}): pip install 'jax==0.10.2', with which "
+            "it was tried"
+        ) from error
 
 
 def _load(path: Path, arguments: list[dict[str, Any]]) -> Arrays:

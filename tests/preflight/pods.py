@@ -1,0 +1,95 @@
+"""Exported steps, run on as many CPU devices as they have replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from launcher import config, modes, plan
+from launcher.plan import RunPlan
+from launcher.preflight import export_step
+from launcher.recipe import Recipe
+
+# A tenth of the time to compile; the arithmetic is the same.
+FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+SMALL_RESNET = (
+    "resnet.depth = 8",
+    "resnet.norm_group_size = 4",
+    "train.global_batch_size = 32",
+    "cosine.warmup_fraction = 0.0",
+    "cosine.peak = 0.05",
+)
+
+
+def plan_of(recipe: str, params: Sequence[str] = ()) -> RunPlan:
+    """As `--mode=export_step` resolves it."""
+    modes.import_builtins()
+    config.load([recipe], params)
+    return plan.resolve(Recipe(), environ={}, strategy="one_device")
+
+
+def export(folder: Path, recipe: str, params: Sequence[str], *, replicas: int, steps: int) -> Path:
+    """The step and the batches of the first steps; returns the folder."""
+    folder.mkdir(exist_ok=True)
+    resolved = plan_of(recipe, params)
+    export_step.run(
+        resolved,
+        model_dir=str(folder / "no run"),
+        export_dir=str(folder / "step"),
+        num_replicas=replicas,
+        num_batches=steps,
+    )
+    return folder / "step"
+
+
+class Pod:
+    """What came out of an exported step, taken once with each exported batch.
+
+    Attributes:
+      reports: each reported scalar by name, [steps].
+      states: each replica's variables by name, after the last step.
+    """
+
+    def __init__(self, path: Path):
+        self.reports: dict[str, np.ndarray] = {}
+        self.states: dict[int, dict[str, np.ndarray]] = {}
+        with np.load(path) as found:
+            for key in found.files:
+                kind, name = key.split("/", 1)
+                if kind == "report":
+                    self.reports[name] = found[key]
+                else:
+                    replica, name = name.split("/", 1)
+                    self.states.setdefault(int(replica), {})[name] = found[key]
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Mean loss of each step's global batch."""
+        return self.reports["loss"] / self.reports["weight"]
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The variables, after a check that all replicas hold the same, bit for bit."""
+        for state in self.states.values():
+            for name, value in self.states[0].items():
+                np.testing.assert_array_equal(state[name], value, err_msg=name)
+        return self.states[0]
+
+
+def run(exported: Path, run_launcher: Callable) -> Pod:
+    """Runs it in a process of its own, with as many CPU devices as it has replicas."""
+    out = exported.parent / "out.npz"
+    done = run_launcher(
+        str(exported), str(out), module="tests.preflight.pod_run", env={"XLA_FLAGS": FAST_COMPILE}, timeout=550
+    )
+    assert done.returncode == 0, done.stderr
+    return Pod(out)
+
+
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float) -> None:
+    """No element is off by more than `tolerance` times the largest of its array."""
+    for name, value in expected.items():
+        bound = tolerance * np.abs(value).max(initial=0)
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=bound, err_msg=name)

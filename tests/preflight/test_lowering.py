@@ -1,0 +1,225 @@
+"""The training step as a StableHLO program: its reductions, its arguments, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import numpy as np
+import pods
+import pytest
+import tensorflow as tf
+
+from launcher import config, gradients
+from launcher.errors import UsageError
+from launcher.preflight import jax_parts, lowering
+from launcher.preflight.cannot_lower import CannotLowerError
+
+
+class Module:
+    """The operations of a program, each with those around it, by type and outermost first."""
+
+    def __init__(self, text):
+        jax = jax_parts.load()
+        self._context = jax.new_context()
+        self._module = jax.ir.Module.parse(text, self._context)
+        self.operations = []
+        self._visit(self._module.operation, ())
+
+    def _visit(self, operation, path):
+        inside = (*path, operation.name)
+        for region in operation.regions:
+            for block in region.blocks:
+                for inner in block.operations:
+                    self.operations.append((inner, inside))
+                    self._visit(inner.operation, inside)
+
+    def reductions(self):
+        """(dtype, elements, replicas that take part, operations around it) of each all_reduce."""
+        found = []
+        for operation, path in self.operations:
+            if operation.operation.name == "stablehlo.all_reduce":
+                kind = operation.operands[0].type
+                groups = np.array(operation.attributes["replica_groups"]).tolist()
+                found.append((str(kind.element_type), kind.shape[0], groups, path))
+        return found
+
+    def largest_constant(self):
+        """Elements of the largest constant that is not one value throughout."""
+        sizes = [0]
+        for operation, _ in self.operations:
+            if operation.operation.name == "stablehlo.constant" and not operation.attributes["value"].is_splat:
+                sizes.append(int(np.prod(operation.results[0].type.shape)))
+        return max(sizes)
+
+
+MLIR_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "wire", "bucket_bytes", "microbatches"),
+    [("mixed_bfloat16", "bfloat16", 2**26, 1), ("mixed_float16", "float16", 30_000, 2), ("float32", "float32", 1, 1)],
+)
+def test_there_is_one_reduction_a_bucket_in_the_wire_dtype_over_all_replicas(policy, wire, bucket_bytes, microbatches):
+    params = (
+        *pods.SMALL_RESNET,
+        f"train.precision = '{policy}'",
+        f"train.wire_dtype = '{wire}'",
+        f"train.bucket_bytes = {bucket_bytes}",
+        f"train.microbatches = {microbatches}",
+    )
+    lowered = lowering.lower_session(lowering.build(pods.plan_of("resnet_cpu.gin", params), 4))
+    model = lowered.session.model
+    trained, moving = model.trainable_variables, model.non_trainable_variables
+    sizes = [int(np.prod(variable.shape)) for variable in (*trained, *moving)] + [1, 1, 1]  # loss, weight, accuracy
+    dtypes = [tf.as_dtype(wire)] * len(trained) + [tf.float32] * (len(moving) + 3)
+    buckets = gradients.plan_buckets(sizes, dtypes, bucket_bytes)
+    expected = [(MLIR_NAMES[dtypes[bucket[0]].name], sum(sizes[index] for index in bucket)) for bucket in buckets]
+    found = Module(lowered.program.stablehlo).reductions()
+    assert sorted(reduction[:2] for reduction in found) == sorted(expected)
+    assert all(groups == [[0, 1, 2, 3]] for _, _, groups, _ in found)
+    # Neither in the conditional update nor in the loop over microbatches.
+    assert {path for *_, path in found} == {("builtin.module", "func.func")}
+
+
+def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_step_changes():
+    params = [*pods.SMALL_RESNET, "train.steps = 1"]
+    lowered = lowering.lower_session(lowering.build(pods.plan_of("resnet_cpu.gin", params), 2))
+    program, trainer = lowered.program, lowered.session.trainer
+    batch = [argument for argument in program.arguments if argument.kind == "batch"]
+    assert [(argument.name, argument.shape, argument.dtype) for argument in batch] == [
+        ("image", (16, 8, 8, 1), "float32"),
+        ("label", (16,), "int32"),
+        ("weight", (16,), "float32"),
+    ]
+    variables = {
+        argument.name: (argument.shape, argument.dtype) for argument in program.arguments if argument.kind == "variable"
+    }
+    assert variables == trainer.specs()
+    assert [result.name for result in program.results if result.kind == "report"] == [
+        "loss", "weight", "metrics/accuracy", "gradient_norm", "finite", "loss_scale", "learning_rate",
+    ]  # fmt: skip
+    before = trainer.snapshot()
+    trainer.train(trainer.batches(lowered.session.plan.data), 1)
+    changed = {name for name, value in trainer.snapshot().items() if not np.array_equal(value, before[name])}
+    updated = {result.name for result in program.results if result.kind == "variable"}
+    assert changed and changed <= updated
+    assert "loss_scale/scale" not in updated, "float32 has no loss scale to move"
+
+
+def test_a_recipe_is_lowered_for_a_pod_without_its_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
+    program = lowering.lower(
+        pods.plan_of("resnet_tpu.gin", ["resnet.depth = 18", "train.global_batch_size = 4096"]), 64
+    )
+    assert program.num_replicas == 64
+    assert program.arguments[0] == lowering.Argument(
+        name="image", shape=(64, 224, 224, 3), dtype="float32", kind="batch"
+    )
+    module = Module(program.stablehlo)
+    assert {tuple(groups[0]) for _, _, groups, _ in module.reductions()} == {tuple(range(64))}
+    kinds = {
+        str(operation.operands[0].type.element_type)
+        for operation, _ in module.operations
+        if operation.operation.name == "stablehlo.convolution"
+    }
+    assert kinds == {"bf16"}
+    assert module.largest_constant() < 1024, "weights are arguments"
+    assert list(tmp_path.iterdir()) == []
+
+
+MODULE = """
+import gin, keras, numpy as np, tensorflow as tf
+from launcher.data.pipeline import ArrayExamples, RandomAccessData
+
+@gin.configurable
+class Odd:
+    def __init__(self, what="table"):
+        self.what = what
+
+    def data(self):
+        values = np.ones((64, 8), "float32")
+        return RandomAccessData(train=ArrayExamples({"x": values}))
+
+    def model(self):
+        self.table = tf.constant(np.arange(36).reshape(6, 6) / 36, tf.float32)
+        self.shape = tf.constant([8, 2, 3])
+        self.texts = tf.constant(["a", "b"])
+        return keras.Sequential([keras.Input((8,)), keras.layers.Dense(6)])
+
+    def loss(self, model, batch, training):
+        out = model(batch["x"], training=training) @ self.table
+        if self.what == "python":
+            out += tf.py_function(lambda: 1.0, [], tf.float32)  # python
+        if self.what == "shape":
+            out = tf.reshape(out, self.shape)  # shape
+        if self.what == "text":
+            out += tf.cast(tf.strings.length(self.texts)[0], tf.float32)
+        if self.what == "merge":
+            tf.distribute.get_replica_context().merge_call(lambda strategy: None)
+        return tf.reduce_sum(out ** 2), tf.reduce_sum(batch["weight"]), {}
+"""
+
+RECIPE = """
+import odd
+train.task = @Odd()
+train.optimizer = @adam
+train.steps = 5
+train.global_batch_size = 16
+adam.learning_rate = 0.1
+"""
+
+
+@pytest.fixture
+def odd(tmp_path, monkeypatch):
+    (tmp_path / "odd.py").write_text(MODULE)
+    (tmp_path / "odd.gin").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield lambda what="table": pods.plan_of("odd.gin", [f"Odd.what = '{what}'"])
+    config.reset()
+
+
+def test_a_tensor_beside_the_variables_is_an_argument_with_its_value(odd):
+    lowered = lowering.lower_session(lowering.build(odd(), 2))
+    (constant,) = [argument for argument in lowered.program.arguments if argument.kind == "constant"]
+    assert constant.shape == (6, 6)
+    np.testing.assert_array_equal(
+        lowered.constants[constant.name], (np.arange(36).reshape(6, 6) / 36).astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "operation", "said"),
+    [("python", "EagerPyFunc", "no operation EagerPyFunc"), ("shape", "Reshape", "given to Reshape is a tensor")],
+)
+def test_what_xla_cannot_compile_is_refused_with_the_operation_and_the_line(odd, what, operation, said):
+    with pytest.raises(CannotLowerError, match=said) as refused:
+        lowering.lower(odd(what), 2)
+    line = 1 + next(number for number, line in enumerate(MODULE.splitlines()) if line.endswith(f"# {what}"))
+    assert refused.value.operation == operation
+    assert refused.value.where.endswith(f"/odd.py:{line}, in loss")
+    assert refused.value.where in str(refused.value)
+
+
+def test_strings_in_a_step_are_refused(odd):
+    with pytest.raises(CannotLowerError, match="XLA takes no strings"):
+        lowering.lower(odd("text"), 2)
+
+
+def test_a_model_that_merges_replicas_is_refused(odd):
+    with pytest.raises(UsageError, match=re.escape("calls merge_call of its replica context")):
+        lowering.lower(odd("merge"), 2)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused(odd):
+    with pytest.raises(UsageError, match=r"16 cannot be split evenly over 3 replicas .* such as 15 or 18"):
+        lowering.lower(odd(), 3)
+
+
+def test_without_jax_it_says_what_to_install_before_a_model_is_built(odd, monkeypatch):
+    plan = odd()
+    monkeypatch.setitem(sys.modules, "jax", None)
+    monkeypatch.setattr(plan.recipe.task, "model", lambda: pytest.fail("the model was built"))
+    with pytest.raises(UsageError, match=re.escape("pip install 'tf-launcher[preflight]'")):
+        lowering.lower(plan, 2)
