@@ -8,11 +8,9 @@ import gc
 from collections.abc import Callable, Sequence
 
 import keras
-import tensorflow as tf
 
 from launcher import config, plan
 from launcher import strategy as strategy_lib
-from launcher.errors import UsageError
 from launcher.plan import RunPlan
 from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
 from launcher.preflight.compiler import Compilation, Compiler
@@ -219,14 +217,8 @@ def resolve(
 
 def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFacts, dict[str, str]]:
     """The program, what its model is like, and the line of user code that each operation is from."""
-    try:
-        session = lowering.build(resolved, num_replicas)
-        lowered = lowering.lower_session(session)
-    except (tf.errors.OpError, NotImplementedError, ValueError) as error:
-        explained = refusals.explain_lowering(error)
-        if explained is None:
-            raise
-        raise UsageError(explained) from error
+    session = lowering.build(resolved, num_replicas)
+    lowered = lowering.lower_session(session)
     found = lowered.program, _facts(resolved, session.model), user_lines(lowered.graph)
     # A model of the size of a chip's memory must not stay while the compiler needs this machine's.
     del session, lowered

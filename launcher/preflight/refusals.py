@@ -1,15 +1,11 @@
-"""Why a step cannot be a TPU program, in words: what TensorFlow's bridge and the TPU compiler say, made short."""
+"""Why the TPU compiler refuses a program, in words; what TensorFlow refuses before is `cannot_lower`'s."""
 
 from __future__ import annotations
 
 import re
 
 from launcher.preflight.hlo import Module
-from launcher.preflight.user_lines import is_library
 
-_UNSUPPORTED = re.compile(r"(\w+) \(No registered '(\w+)' OpKernel for XLA")
-_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
-_USER_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _STATUS = re.compile(r"^([A-Z_]+): ")
 _LOCATION = re.compile(r'loc\("([^"]+)"(?:\("([^"]+)":(\d+))?')
 _INSTRUCTION = re.compile(r"%([\w.\-]+) = ")
@@ -56,29 +52,3 @@ def _location(error: str) -> str:
     if found is None:
         return ""
     return f"{found[1]} at {found[2]}:{found[3]}" if found[2] else found[1]
-
-
-def explain_lowering(error: BaseException) -> str | None:
-    """TensorFlow's refusal to make a program of the step; None when it is not about an operation."""
-    text = str(error)
-    unsupported = dict.fromkeys(kind for kind, _ in _UNSUPPORTED.findall(text))
-    if not unsupported and "XLA" not in text and "compile-time constant" not in text:
-        return None
-    what = (
-        f"XLA, and so a TPU, has no {' and no '.join(unsupported)}" if unsupported else " ".join(text.split())[:_SHOWN]
-    )
-    nodes = list(dict.fromkeys(_NODE.findall(text)))
-    node = f", which is {nodes[-1]}" if nodes else ""
-    return (
-        f"the step cannot be a TPU program: {what}{node}{_user_line(text)}. Do it in the data pipeline, which runs on "
-        "the host, or write it with other operations"
-    )
-
-
-def _user_line(text: str) -> str:
-    """The innermost line that is not a library's."""
-    lines = [(file, line, function) for file, line, function in _USER_LINE.findall(text) if not is_library(file)]
-    if not lines:
-        return ""
-    file, line, function = lines[-1]
-    return f", at {file}:{line} in {function}"

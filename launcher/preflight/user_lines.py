@@ -29,14 +29,9 @@ def user_lines(graph: tf.Graph) -> dict[str, str]:
     return found
 
 
-def is_library(file: str) -> bool:
-    """Whether a file is installed, or part of the launcher itself; models are taken for the user's."""
-    return file.startswith((_OURS, "<")) or any(part in file for part in _LIBRARIES)
-
-
 def _line(frames: Sequence[tuple[str, int]]) -> str:
     for file, line in reversed(frames):
-        if is_library(file):
+        if file.startswith((_OURS, "<")) or any(part in file for part in _LIBRARIES):
             continue
         return f"{_relative(file)}:{line}"
     return ""
