@@ -51,6 +51,7 @@ __all__ = [
     "unused_bindings",
     "unwrap",
     "usage_errors",
+    "used_as",
 ]
 
 _MACRO = "gin.macro"  # gin keeps the macro NAME as the parameter `value` of gin.macro in scope NAME
@@ -321,6 +322,14 @@ def unused_bindings() -> list[str]:
         for key, binding in _loaded.bound.items()
         if key not in used and binding.order > replaced.get(_target(*key[:2]), -1)
     ]
+
+
+def used_as(parameter: str, value: Any) -> tuple[str, ...]:
+    """Bindings, such as "resnet.depth", by which the calls so far got `value`, bound or by default."""
+    operative = internals().operative.items()
+    return tuple(
+        sorted({f"{_short(selector)}.{parameter}" for (_, selector), args in operative if args.get(parameter) is value})
+    )
 
 
 def _target(scope: str, selector: str) -> str:

@@ -22,7 +22,8 @@ from launcher.errors import EXIT_DONE, LauncherError, UsageError
 
 _ORDER = (
     "gin_file", "gin_param", "model_dir", "mode", "input", "output", "export_dir", "strategy", "replicas", "tpu",
-    "seed", "data_dir", "deterministic", "restore_from_chief", "dry_run", "help",
+    "seed", "data_dir", "deterministic", "restore_from_chief", "tpu_type", "preflight_batch_sizes", "preflight_search",
+    "preflight_timeout", "preflight_cache", "dry_run", "help",
 )  # fmt: skip
 
 
@@ -47,9 +48,10 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_enum(
         "mode",
         "train_and_eval",
-        ["train", "eval", "train_and_eval", "verify", "predict", "export", "export_step"],
+        ["train", "eval", "train_and_eval", "verify", "predict", "export", "export_step", "preflight"],
         "What to do; verify compares some steps on several topologies, predict answers lines of text, export writes a "
-        "SavedModel, export_step the training step of --replicas replicas as a program that JAX can run.",
+        "SavedModel, export_step the training step of --replicas replicas as a program that JAX can run, preflight "
+        "compiles it for the slices of --tpu_type without a TPU.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -89,6 +91,33 @@ def define_flags() -> flags.FlagValues:
         "restore_from_chief",
         False,
         "Only worker 0 needs --model_dir: it reads the checkpoint and the others get the values over the wire.",
+        flag_values=values,
+    )
+    flags.DEFINE_multi_string(
+        "tpu_type",
+        [],
+        "For --mode=preflight: accelerator types, such as v5litepod-256; several, also with commas, are compared.",
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        "preflight_batch_sizes",
+        [],
+        "For --mode=preflight: global batch sizes to compare. Default: the recipe's own.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "preflight_search",
+        False,
+        "For --mode=preflight: compile with each knob turned, too, instead of estimating what it would do.",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "preflight_timeout", 3600.0, "For --mode=preflight: seconds for one compilation.", flag_values=values
+    )
+    flags.DEFINE_string(
+        "preflight_cache",
+        None,
+        "For --mode=preflight: where results are kept. Default: launcher/preflight in $XDG_CACHE_HOME or ~/.cache.",
         flag_values=values,
     )
     flags.DEFINE_bool("dry_run", False, "Print the plan and stop; nothing is written.", flag_values=values)
@@ -142,6 +171,9 @@ def _parse(argv: Sequence[str]) -> flags.FlagValues:
     for name, modes in (("input", ("predict",)), ("output", ("predict",)), ("export_dir", ("export", "export_step"))):
         if getattr(options, name) is not None and options.mode not in modes:
             raise UsageError(f"--{name} is for --mode={' and '.join(modes)}, and the mode is {options.mode}")
+    for name in ("tpu_type", "preflight_batch_sizes", "preflight_search", "preflight_timeout", "preflight_cache"):
+        if options[name].present and options.mode != "preflight":
+            raise UsageError(f"--{name} is for --mode=preflight, and the mode is {options.mode}")
     if options.data_dir is not None:
         # TFDS reads the same variable, and so do the processes this one starts.
         os.environ["TFDS_DATA_DIR"] = os.path.expanduser(options.data_dir)

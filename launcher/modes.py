@@ -17,6 +17,7 @@ from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
 from launcher.model_dir import check_model_dir, default_model_dir
 from launcher.plan import RunPlan
 from launcher.preemption import StopRequest
+from launcher.preflight import command as preflight
 from launcher.preflight import export_step, lowering
 from launcher.progress import Progress
 from launcher.recipe import Recipe
@@ -36,6 +37,8 @@ def run(options: Any) -> int:
         return _verify(options)
     if options.mode == "export_step":
         return _export_step(options)
+    if options.mode == "preflight":
+        return _preflight(options)
     if options.mode in ("predict", "export") and not options.dry_run:
         return _serve(options)
     stopwatch = Stopwatch()
@@ -120,6 +123,18 @@ def _export_step(options: Any) -> int:
         print(f"without a batch: {done.no_batches}")
     print(f"run it with JAX: python {os.path.join(export_dir, 'run.py')} --steps 10")
     return EXIT_DONE
+
+
+def _preflight(options: Any) -> int:
+    for flag in ("strategy", "replicas", "tpu"):
+        if getattr(options, flag) is not None:
+            raise UsageError(
+                f"--{flag}={getattr(options, flag)}: --mode=preflight compiles for the slices that --tpu_type names, "
+                "whatever this machine has; leave it out"
+            )
+    import_builtins()
+    with config.usage_errors():
+        return preflight.run(preflight.request(options), dry_run=options.dry_run)
 
 
 def _verify(options: Any) -> int:

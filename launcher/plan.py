@@ -112,8 +112,16 @@ def resolve(
     tpu: str | None = None,
     seed: int | None = None,
     deterministic: bool = False,
+    on: strategy_lib.StrategyPlan | None = None,
 ) -> RunPlan:
     """Puts the recipe, the flags (None: not given) and the machine together.
+
+    Args:
+      recipe: what the gin files say.
+      environ: the process's environment variables.
+      strategy, replicas, tpu, seed, deterministic: as the flags of these names.
+      on: devices that have been decided on elsewhere, such as those of a slice that is only compiled for; then neither
+        this machine's devices nor the flags on them matter.
 
     Raises:
       UsageError: the environment contradicts itself, devices are missing, or the batch cannot be split.
@@ -122,7 +130,7 @@ def resolve(
     stands_for = elastic.microbatch_factor(environ, cluster.num_workers)
     if stands_for > 1:
         recipe = dataclasses.replace(recipe, microbatches=recipe.microbatches * stands_for)
-    devices = strategy_lib.plan(
+    devices = on or strategy_lib.plan(
         requested=strategy or recipe.strategy, replicas=replicas, tpu=tpu, cluster=cluster, environ=environ
     )
     policy, why = recipe.precision, "train.precision"

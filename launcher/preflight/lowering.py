@@ -70,12 +70,14 @@ class Lowered:
       session: holds the variables that are its arguments.
       variables: those variables, by their arguments' names.
       constants: value of each argument of the kind "constant".
+      graph: what was lowered; its operations have the names that stand in the program's locations.
     """
 
     program: StepProgram
     session: Session
     variables: dict[str, tf.Variable]
     constants: dict[str, np.ndarray]
+    graph: tf.Graph
 
 
 def lower(plan: RunPlan, num_replicas: int) -> StepProgram:
@@ -163,7 +165,7 @@ def lower_session(session: Session) -> Lowered:
     program = StepProgram(
         stablehlo=module.text, num_replicas=num_replicas, arguments=tuple(arguments), results=tuple(results)
     )
-    return Lowered(program=program, session=session, variables=named, constants=constants)
+    return Lowered(program=program, session=session, variables=named, constants=constants, graph=traced.graph)
 
 
 def _variables(session: Session) -> dict[str, tf.Variable]:

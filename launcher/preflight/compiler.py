@@ -1,0 +1,253 @@
+"""Compiling a step program in a process of its own, with a time limit and a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import launcher
+from launcher.errors import LauncherError, TrainingError, UsageError
+from launcher.preflight import versions
+from launcher.preflight.compile_child import DUMP, OUTCOME, PROGRAM, REQUEST
+from launcher.preflight.topologies import Slice
+
+CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
+
+_POLL_SECONDS = 0.1
+_WORKING = ".compiling-"
+_ABANDONED_SECONDS = 86400.0
+_TAIL_LINES = 12
+# Of the environment, what changes a compilation.
+_DECIDING = ("LIBTPU_INIT_ARGS",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """What the compiler made of a program.
+
+    Attributes:
+      error: why it refuses the program, in its own words; None when it compiled.
+      memory: bytes a device: "argument", "output", "alias" (outputs that take an argument's memory), "temp" and
+        "generated_code"; empty when refused.
+      cost: XLA's own count: "flops" and "bytes accessed" a device; empty when refused.
+      hlo: the optimised program, text; may be empty when refused.
+      buffer_assignment, live_ranges: where its buffers lie and when they live, XLA's dumps; may be empty.
+      seconds: what the compilation took when it was done.
+      cached: whether that was before this call.
+    """
+
+    error: str | None
+    memory: Mapping[str, int]
+    cost: Mapping[str, float]
+    hlo: str
+    buffer_assignment: str
+    live_ranges: str
+    seconds: float
+    cached: bool
+
+
+class OutOfTimeError(UsageError):
+    """The compiler was not done within `--preflight_timeout`."""
+
+
+class OutOfHostMemoryError(TrainingError):
+    """The compiler needs more memory than this machine has: exit 70, running it again here will not help."""
+
+
+class CompilerDiedError(LauncherError):
+    """The compiler's process ended without an answer."""
+
+
+def default_cache_dir(environ: Mapping[str, str]) -> str:
+    """`launcher/preflight` in the user's cache: $XDG_CACHE_HOME, else ~/.cache."""
+    home = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(home, "launcher", "preflight")
+
+
+class Compiler:
+    """Compiles programs for slices, one at a time.
+
+    Args:
+      cache_dir: where results are kept; made when needed.
+      timeout_seconds: for one compilation.
+      tick: called about ten times a second during a compilation with the seconds it has taken.
+      child: command that starts the compiling process; for tests.
+
+    Raises:
+      UsageError: the compiler is not installed, or too old.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_dir: str,
+        timeout_seconds: float,
+        tick: Callable[[float], None] = lambda seconds: None,
+        child: Sequence[str] = CHILD,
+    ):
+        self.versions = versions.require()
+        self._cache_dir = Path(os.path.expanduser(cache_dir))
+        self._timeout_seconds = timeout_seconds
+        self._tick = tick
+        self._child = tuple(child)
+
+    def compile(self, stablehlo: str, where: Slice) -> Compilation:
+        """Compiles a program for all replicas of a slice, or finds what came of it before.
+
+        Args:
+          stablehlo: MLIR text of a program for `where.num_replicas` replicas.
+          where: the slice.
+
+        Raises:
+          OutOfTimeError, OutOfHostMemoryError, CompilerDiedError: no answer.
+          UsageError: the installed versions do not fit, or the cache cannot be written.
+        """
+        request = {
+            "topology_name": where.topology_name,
+            "topology_options": where.topology_options,
+            "num_replicas": where.num_replicas,
+        }
+        entry = self._cache_dir / f"{self._key(stablehlo, request)}.json.gz"
+        kept = _read(entry)
+        if kept is not None:
+            return Compilation(**kept, cached=True)
+        try:
+            self._cache_dir.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            with tempfile.TemporaryDirectory(prefix=_WORKING, dir=self._cache_dir) as folder:
+                self._run(Path(folder), stablehlo, request, where)
+                outcome = _read(Path(folder, OUTCOME))
+                if outcome is None:
+                    raise CompilerDiedError(f"the TPU compiler left no result for {where.accelerator_type}")
+                self._check_supported(outcome.pop("unsupported"))
+                with gzip.open(Path(folder, "entry"), "wt", encoding="utf-8") as file:
+                    json.dump(outcome, file)
+                os.replace(Path(folder, "entry"), entry)
+        except OSError as error:
+            raise UsageError(
+                f"--preflight_cache={self._cache_dir} cannot be written: {error.strerror or error}; choose another"
+            ) from None
+        return Compilation(**outcome, cached=False)
+
+    def _sweep(self) -> None:
+        """Deletes what processes left that were killed, as far as nobody can be at work on it any more."""
+        for folder in self._cache_dir.glob(f"{_WORKING}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - folder.stat().st_mtime > max(_ABANDONED_SECONDS, 2 * self._timeout_seconds):
+                    shutil.rmtree(folder)
+
+    def _key(self, stablehlo: str, request: Mapping[str, Any]) -> str:
+        deciding = {name: os.environ.get(name, "") for name in _DECIDING}
+        parts = [stablehlo, json.dumps([request, self.versions, deciding], sort_keys=True)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _check_supported(self, reason: str | None) -> None:
+        if reason is None:
+            return
+        installed = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        tried = " and ".join(f"{name} {version}" for name, version in versions.MINIMUM.items())
+        raise UsageError(
+            f"--mode=preflight: the TPU compiler of these versions cannot be used ({installed}: {reason}); it was "
+            f"tried with {tried}"
+        )
+
+    def _run(self, folder: Path, stablehlo: str, request: Mapping[str, Any], where: Slice) -> None:
+        (folder / PROGRAM).write_text(stablehlo, "utf-8")
+        (folder / REQUEST).write_text(json.dumps(request), "utf-8")
+        log = folder / "log.txt"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*self._child, str(folder)],
+                # Never written to: when this process goes, even by SIGKILL, its end closes and the child follows.
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(folder),
+                start_new_session=True,
+            )
+        try:
+            self._wait(process, where)
+        finally:
+            _end(process)
+        if process.returncode:
+            raise _death(process.returncode, log, where)
+
+    def _wait(self, process: subprocess.Popen[bytes], where: Slice) -> None:
+        started = time.monotonic()
+        while process.poll() is None:
+            seconds = time.monotonic() - started
+            if seconds > self._timeout_seconds:
+                raise OutOfTimeError(
+                    f"--preflight_timeout={self._timeout_seconds:g}: the TPU compiler was not done with "
+                    f"{where.accelerator_type} after so many seconds; give it more, or a machine with faster cores"
+                )
+            self._tick(seconds)
+            # Wakes when it ends; the timeout is only how often the progress line moves.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_SECONDS)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
+    root = str(Path(launcher.__file__).parent.parent)  # this very launcher, wherever the working directory is
+    return environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH")))),
+        "JAX_PLATFORMS": "cpu",  # JAX itself must not look for the TPU that it compiles for
+        "TPU_SKIP_MDS_QUERY": "1",  # nor ask a cloud's metadata server, which is not there
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process at a time aborts on a lock file
+        "XLA_FLAGS": f"--xla_dump_to={folder / DUMP} --xla_dump_hlo_as_text",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+
+
+def _death(code: int, log: Path, where: Slice) -> LauncherError:
+    lines = log.read_text("utf-8", errors="replace").splitlines()
+    if code == -signal.SIGKILL or any("bad_alloc" in line or "MemoryError" in line for line in lines):
+        return OutOfHostMemoryError(
+            f"the TPU compiler was killed while compiling for {where.accelerator_type}: this machine's memory "
+            f"({_host_memory()}) is most likely too small for it. Run on a machine with more, end other programs, or "
+            "try a smaller model"
+        )
+    how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+    tail = "".join(f"\n  | {line}" for line in lines[-_TAIL_LINES:]) or ", without a word"
+    return CompilerDiedError(f"the TPU compiler ended with {how} while compiling for {where.accelerator_type}{tail}")
+
+
+def _host_memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
+    except (ValueError, OSError):
+        return "of unknown size"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills it and what it started, if it still runs."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdin:
+        process.stdin.close()
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What was written; None when there is nothing, or nothing whole."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, EOFError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,323 @@
+"""What one step costs a device, counted in the optimised HLO: FLOPs of the matrix units, HBM traffic, collectives.
+
+Loops count as often as they turn, which XLA's own cost analysis does not do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from launcher.preflight.hlo import HBM, HOST, Array, Computation, Instruction, Module, Source
+from launcher.preflight.loops import turns
+
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# Names and views of what is already there, and bodies that are counted themselves.
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
+    "async-start", "async-update", "async-done", "partition-id", "replica-id", "opt-barrier",
+}  # fmt: skip
+_HOST = {"infeed", "outfeed"}
+_HOST_ALWAYS_TARGETS = ("callback", "HostExecute", "SendToHost", "RecvFromHost")
+_PARTIAL_READS = ("dynamic-slice", "slice", "gather")
+_LANES, _SUBLANES = 128, 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatrixOp:
+    """A convolution or matrix product.
+
+    Attributes:
+      source: where it is from.
+      flops: of all its turns, a multiply-add being two.
+      contracted: products that are added up for one element of the result, places of padding left out.
+      columns: produced features. They and the contracted ones fill the matrix unit.
+      rows: elements of the result for each column, in one turn.
+      dtypes: of its two operands.
+    """
+
+    source: Source
+    flops: float
+    contracted: int
+    columns: int
+    rows: int
+    dtypes: tuple[str, str]
+
+    def padded_flops(self, mxu: int) -> float:
+        """FLOPs with features and rows rounded up to what a matrix unit of `mxu` columns takes at once."""
+
+        def excess(size: int, unit: int) -> float:
+            return -(-size // unit) * unit / size
+
+        return self.flops * excess(self.contracted, mxu) * excess(self.columns, mxu) * excess(self.rows, _SUBLANES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A reduction or exchange between replicas.
+
+    Attributes:
+      kind: HLO's name, such as "all-reduce".
+      bytes: of what is reduced or gathered, in one turn.
+      times: turns.
+      dtypes: of its arrays.
+    """
+
+    kind: str
+    bytes: int
+    times: int
+    dtypes: tuple[str, ...]
+    source: Source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Of one step on one device.
+
+    Attributes:
+      flops: of matrix products and convolutions.
+      hbm_bytes: read from and written to HBM, padding included; what stays on the chip is not counted.
+      cycles: clock cycles in the compiler's own cost model, operations one after another; 0 when it tells none.
+      matrix_ops, collectives: the parts.
+      host_transfers: instructions that wait for the host.
+      dynamic: instructions whose shape is not known before they run.
+      unknown_loops: loops whose turns the compiler does not know, counted once.
+    """
+
+    flops: float
+    hbm_bytes: int
+    cycles: int
+    matrix_ops: tuple[MatrixOp, ...]
+    collectives: tuple[Collective, ...]
+    host_transfers: tuple[Instruction, ...]
+    dynamic: tuple[Instruction, ...]
+    unknown_loops: int
+
+
+def count(module: Module) -> Costs:
+    """Counts a whole module."""
+    matrix_ops: list[MatrixOp] = []
+    collectives: list[Collective] = []
+    host: list[Instruction] = []
+    dynamic: list[Instruction] = []
+    unknown_loops = hbm_bytes = cycles = 0
+    for computation, times in executed(module):
+        for one in computation.instructions.values():
+            hbm_bytes += times * _hbm_bytes(module, computation, one)
+            cycles += times * one.cycles
+            unknown_loops += one.opcode == "while" and turns(module, computation, one) is None
+        for inner, one in _with_fused(module, computation):
+            if one.opcode in ("convolution", "dot"):
+                matrix_ops.append(_matrix_op(inner, one, times))
+            elif one.opcode.removesuffix("-start") in _COLLECTIVES:
+                collectives.append(_collective(inner, one, times))
+            if _is_host_transfer(inner, one):
+                host.append(one)
+            if any(shape.dynamic for shape in one.shapes) and one.opcode != "get-tuple-element":
+                dynamic.append(one)
+    return Costs(
+        flops=sum(one.flops for one in matrix_ops),
+        hbm_bytes=hbm_bytes,
+        cycles=cycles,
+        matrix_ops=tuple(matrix_ops),
+        collectives=tuple(collectives),
+        host_transfers=tuple(host),
+        dynamic=tuple(dynamic),
+        unknown_loops=unknown_loops,
+    )
+
+
+def executed(module: Module) -> Iterator[tuple[Computation, int]]:
+    """Computations whose instructions the device steps through, with how often; not those inside fusions.
+
+    A loop whose turns are not known is taken to turn once, all branches of a conditional to be taken.
+    """
+    yield from _executed(module, module.entry, 1)
+
+
+def _executed(module: Module, computation: Computation, times: int) -> Iterator[tuple[Computation, int]]:
+    yield computation, times
+    for one in computation.instructions.values():
+        kinds: tuple[str, ...]
+        if one.opcode == "while":
+            inside, kinds = times * (turns(module, computation, one) or 1), ("body", "condition")
+        elif one.opcode in ("conditional", "call", "async-start"):
+            inside, kinds = times, ("branch_computations", "to_apply", "calls", "called_computations")
+        else:
+            continue
+        for name in itertools.chain.from_iterable(one.called.get(kind, ()) for kind in kinds):
+            yield from _executed(module, module.computations[name], inside)
+
+
+def _with_fused(module: Module, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:
+    """The instructions of a computation, and those inside its fusions."""
+    for one in computation.instructions.values():
+        yield computation, one
+        if one.opcode == "fusion":
+            for name in one.called.get("calls", ()):
+                yield from _with_fused(module, module.computations[name])
+
+
+def _operand(computation: Computation, one: Instruction, index: int) -> Array:
+    return computation.instructions[one.operands[index]].shapes[0]
+
+
+# ---------------------------------------------------------------------------------------------------- matrix products
+
+
+def _matrix_op(computation: Computation, one: Instruction, times: int) -> MatrixOp:
+    left, right, out = _operand(computation, one, 0), _operand(computation, one, 1), one.shapes[0]
+    if one.opcode == "dot":
+        flops, columns = _product(one, left, right, out)
+    else:
+        flops, columns = _convolution(one, left, right, out)
+    return MatrixOp(
+        source=one.source,
+        flops=flops * times,
+        contracted=max(1, round(flops / 2 / max(1, out.elements))),
+        columns=columns,
+        rows=max(1, out.elements // max(1, columns)),
+        dtypes=(left.dtype, right.dtype),
+    )
+
+
+def _product(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int]:
+    """FLOPs and columns of a matrix product."""
+
+    def axes(name: str) -> list[int]:
+        return [int(axis) for axis in one.attribute(name).split(",") if axis]
+
+    contracted = math.prod(left.dims[axis] for axis in axes("lhs_contracting_dims"))
+    taken = [*axes("rhs_contracting_dims"), *axes("rhs_batch_dims")]
+    return 2.0 * out.elements * contracted, right.elements // math.prod(right.dims[axis] for axis in taken)
+
+
+def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int]:
+    """FLOPs as XLA's HloCostAnalysis counts them, where the kernel meets padding or holes none; and columns."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes)
+    if labels is None:
+        raise ValueError(f"convolution {one.name} without dim_labels")
+    lhs, rhs, result = labels[1], labels[2], labels[3]
+    window = dict(part.split("=") for part in one.attribute("window").split())
+    valid = 1
+    for place, label in enumerate(sorted(label for label in rhs if label.isdigit())):
+        valid *= valid_positions(
+            size=left.dims[lhs.index(label)],
+            kernel=right.dims[rhs.index(label)],
+            output=out.dims[result.index(label)],
+            stride=_number(window, "stride", place),
+            low=int(window["pad"].split("x")[place].partition("_")[0]) if "pad" in window else 0,
+            base_dilation=_number(window, "lhs_dilate", place),
+            window_dilation=_number(window, "rhs_dilate", place),
+        )
+    inputs, columns = right.dims[rhs.index("i")], right.dims[rhs.index("o")]
+    batch = left.dims[lhs.index("b")] // int(one.attribute("batch_group_count") or 1)
+    return 2.0 * batch * inputs * columns * valid, columns
+
+
+def _number(window: dict[str, str], name: str, place: int) -> int:
+    return int(window[name].split("x")[place]) if name in window else 1
+
+
+@functools.lru_cache(maxsize=4096)
+def valid_positions(
+    *, size: int, kernel: int, output: int, stride: int, low: int, base_dilation: int, window_dilation: int
+) -> int:
+    """Pairs of a kernel's place and an output's along one axis that meet an input, not padding nor a hole."""
+    places = np.arange(output)[:, np.newaxis] * stride + np.arange(kernel) * window_dilation - low
+    inside = (places >= 0) & (places <= (size - 1) * base_dilation)
+    return int(np.count_nonzero(inside & (places % base_dilation == 0)))
+
+
+# -------------------------------------------------------------------------------------------------------- HBM traffic
+
+
+def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> int:
+    if one.opcode in _FREE or one.opcode.endswith("-done"):
+        return 0
+    if one.opcode.endswith("-start"):
+        # Its result is both ends of the move, of which one may be the whole of what only a part is taken from.
+        ends = one.shapes[:2] if len(one.shapes) > 1 else (*one.shapes, *one.shapes)
+        return min(end.padded_bytes for end in ends) * len(_in_hbm(ends))
+    if one.opcode == "dynamic-update-slice":  # in place
+        return 2 * sum(shape.padded_bytes for shape in _in_hbm([_operand(computation, one, 1)]))
+    if one.opcode in _PARTIAL_READS:
+        return 2 * sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
+    written = sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
+    read = 0
+    fused = [module.computations[name] for name in one.called.get("calls", ())] if one.opcode == "fusion" else []
+    for place, name in enumerate(one.operands):
+        operand = computation.instructions.get(name)
+        if operand is None or operand.opcode == "constant":
+            continue
+        whole = sum(shape.padded_bytes for shape in _in_hbm(operand.shapes))
+        read += min(whole, _read_by(fused[0], place)) if fused and whole else whole
+        if fused and whole and _updated_in_place(fused[0], place):
+            written -= whole - _read_by(fused[0], place)
+    return read + max(written, 0)
+
+
+def _in_hbm(shapes: Sequence[Array]) -> list[Array]:
+    return [shape for shape in shapes if shape.space == HBM]
+
+
+def _read_by(fused: Computation, place: int) -> int:
+    """Bytes of a fusion's operand that it reads, when all it does is to take parts of it; else more than there are."""
+    parameter = fused.parameters.get(place)
+    users = fused.users.get(parameter.name, []) if parameter else []
+    everything = 1 << 62
+    if not users:
+        return everything
+    total = 0
+    for user in users:
+        if user.operands[0] != parameter.name:  # type: ignore[union-attr]
+            return everything
+        if user.opcode in _PARTIAL_READS:
+            total += sum(shape.padded_bytes for shape in user.shapes)
+        elif user.opcode == "dynamic-update-slice":
+            total += _operand(fused, user, 1).padded_bytes
+        else:
+            return everything
+    return total
+
+
+def _updated_in_place(fused: Computation, place: int) -> bool:
+    parameter = fused.parameters.get(place)
+    users = fused.users.get(parameter.name, []) if parameter else []
+    return len(users) == 1 and users[0].opcode == "dynamic-update-slice" and users[0].is_root
+
+
+# --------------------------------------------------------------------------------------- between devices, and the host
+
+
+def _collective(computation: Computation, one: Instruction, times: int) -> Collective:
+    kind = one.opcode.removesuffix("-start")
+    if kind == "all-reduce":  # by its result: a TPU widens bfloat16 operands on the way into a float32 sum
+        arrays = list(one.shapes)
+    elif kind == "all-gather":  # one that has started has its operands in front of its results
+        arrays = list(one.shapes[len(one.shapes) // 2 if one.opcode.endswith("-start") else 0 :])
+    else:
+        arrays = [_operand(computation, one, place) for place in range(len(one.operands))]
+    return Collective(
+        kind=kind,
+        bytes=sum(array.bytes for array in arrays),
+        times=times,
+        dtypes=tuple(sorted({array.dtype for array in arrays})),
+        source=one.source,
+    )
+
+
+def _is_host_transfer(computation: Computation, one: Instruction) -> bool:
+    if one.opcode in _HOST or "is_host_transfer=true" in one.attributes:
+        return True
+    if one.opcode == "custom-call":
+        return any(target in one.attribute("custom_call_target") for target in _HOST_ALWAYS_TARGETS)
+    if one.opcode == "copy-start":
+        return any(shape.space == HOST for shape in one.shapes)
+    return False

@@ -1,0 +1,243 @@
+"""One recipe on one slice: resolved, lowered, compiled, and what was found put together."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+from collections.abc import Callable, Sequence
+
+import keras
+
+from launcher import config, plan
+from launcher import strategy as strategy_lib
+from launcher.plan import RunPlan
+from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
+from launcher.preflight.compiler import Compilation, Compiler
+from launcher.preflight.costs import Costs, count
+from launcher.preflight.hlo import Module
+from launcher.preflight.lowering import StepProgram
+from launcher.preflight.memory import Memory
+from launcher.preflight.roofline import Roofline
+from launcher.preflight.topologies import Slice
+from launcher.preflight.user_lines import look_up, user_lines
+from launcher.recipe import Recipe
+from launcher.regularization import layers
+from launcher.verify.settings import Settings as VerifySettings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is to be compiled.
+
+    Attributes:
+      where: the slice.
+      changes: bindings on top of the command's own, such as "train.microbatches = 2".
+    """
+
+    where: Slice
+    changes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return ", ".join((self.where.accelerator_type, *self.changes))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What the knobs must know of a model.
+
+    Attributes:
+      parameters, trained_parameters: numbers of weights.
+      gradient_bytes: of one gradient of every trained weight, in float32.
+      group_sizes: numbers of examples that normalisation layers take their statistics over.
+      rematerialize: bindings that make the model compute its activations twice, and do not yet.
+      tokens_per_example: None where examples are no sequences.
+      notes: what the task says of its model on a TPU.
+    """
+
+    parameters: int
+    trained_parameters: int
+    gradient_bytes: int
+    group_sizes: tuple[int, ...]
+    rematerialize: tuple[str, ...]
+    tokens_per_example: float | None
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What came of a case.
+
+    Attributes:
+      plan: the run as it would be on the slice.
+      model: of its model.
+      program: what was compiled, without its text.
+      compilation: what the compiler said.
+      refusal: why it does not compile, in words; None when it does, or when all it lacks is memory.
+      memory, costs, roofline: None when it does not compile; the last two, too, when it does not fit.
+      advice: what could be better, a sentence each.
+    """
+
+    case: Case
+    plan: RunPlan
+    model: ModelFacts
+    program: StepProgram
+    compilation: Compilation
+    refusal: str | None
+    memory: Memory | None
+    costs: Costs | None
+    roofline: Roofline | None
+    advice: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.memory is not None and self.memory.fits
+
+
+class Examiner:
+    """Examines cases of one recipe.
+
+    Args:
+      gin_files, gin_params: the recipe, as the flags gave it.
+      seed, deterministic: as the flags.
+      compiler: does the compiling.
+      on_phase: called with the case and "lowering" or "compiling".
+    """
+
+    def __init__(
+        self,
+        *,
+        gin_files: Sequence[str],
+        gin_params: Sequence[str],
+        seed: int | None,
+        deterministic: bool,
+        compiler: Compiler,
+        on_phase: Callable[[Case, str], None],
+    ):
+        self._gin_files, self._gin_params = tuple(gin_files), tuple(gin_params)
+        self._seed, self._deterministic = seed, deterministic
+        self._compiler = compiler
+        self._on_phase = on_phase
+
+    def resolve(self, case: Case) -> RunPlan:
+        """The run as it would be on the slice.
+
+        Raises:
+          UsageError: the recipe contradicts itself or cannot be divided among the slice's replicas.
+        """
+        return resolve(
+            case,
+            gin_files=self._gin_files,
+            gin_params=self._gin_params,
+            seed=self._seed,
+            deterministic=self._deterministic,
+        )
+
+    def examine(self, case: Case) -> Finding:
+        """Compiles a case and reads what came of it.
+
+        Raises:
+          UsageError: the recipe cannot be built, or the step cannot be a program for TPUs at all.
+        """
+        resolved = self.resolve(case)
+        self._on_phase(case, "lowering")
+        program, model, lines = _lowered(resolved, case.where.num_replicas)
+        config.check_all_used()
+        self._on_phase(case, "compiling")
+        compilation = self._compiler.compile(program.stablehlo, case.where)
+        line_of = functools.partial(look_up, lines)
+        module = hlo.parse(compilation.hlo, line_of) if compilation.hlo else None
+        found = Finding(
+            case=case,
+            plan=resolved,
+            model=model,
+            program=dataclasses.replace(program, stablehlo=""),  # megabytes that nothing reads any more
+            compilation=dataclasses.replace(compilation, hlo="", buffer_assignment="", live_ranges=""),
+            refusal=None,
+            memory=None,
+            costs=None,
+            roofline=None,
+            advice=(),
+        )
+        if compilation.error is not None and memory.refused_for_hbm(compilation.error) is None:
+            return dataclasses.replace(found, refusal=refusals.explain(compilation.error, module))
+        accounted = memory.account(
+            compilation,
+            module,
+            argument_names=[argument.name for argument in program.arguments],
+            result_names=[result.name for result in program.results],
+            available=case.where.chip.hbm_bytes.value,
+        )
+        return _measured(found, accounted, module)
+
+
+def _measured(found: Finding, accounted: Memory, module: Module | None) -> Finding:
+    """Adds what the optimised program tells, where there is one."""
+    if module is None:
+        return dataclasses.replace(found, memory=accounted)
+    where, recipe = found.case.where, found.plan.recipe
+    costs = count(module)
+    bounds = roofline.estimate(
+        costs,
+        where,
+        global_batch_size=recipe.global_batch_size,
+        tokens_per_example=found.model.tokens_per_example,
+        steps=found.plan.total_steps,
+    )
+    return dataclasses.replace(
+        found,
+        memory=accounted,
+        costs=costs,
+        roofline=bounds if accounted.fits else None,
+        advice=advice.advise(costs, accounted, where, policy=found.plan.policy, bounds=bounds),
+    )
+
+
+def resolve(
+    case: Case, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, deterministic: bool
+) -> RunPlan:
+    """Loads the recipe with the case's changes and resolves it as on the slice, which need not be there."""
+    config.load(gin_files, [*gin_params, *case.changes])
+    VerifySettings()  # a recipe may say how it is to be verified
+    where = case.where
+    replicas = tuple(f"TPU:{index}" for index in range(where.num_replicas))
+    slice_ = strategy_lib.StrategyPlan(
+        kind="tpu",
+        num_replicas=where.num_replicas,
+        local_replicas=where.num_replicas,
+        why=where.describe(),
+        devices=replicas,
+        accelerator="tpu",
+    )
+    # The machine's own cluster and devices are not those of the run.
+    return plan.resolve(Recipe(), environ={}, seed=seed, deterministic=deterministic, on=slice_)
+
+
+def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFacts, dict[str, str]]:
+    """The program, what its model is like, and the line of user code that each operation is from."""
+    session = lowering.build(resolved, num_replicas)
+    lowered = lowering.lower_session(session)
+    found = lowered.program, _facts(resolved, session.model), user_lines(lowered.graph)
+    # A model of the size of a chip's memory must not stay while the compiler needs this machine's.
+    del session, lowered
+    keras.utils.clear_session()
+    gc.collect()
+    return found
+
+
+def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
+    sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
+    groups = {int(size) for layer in layers(model) if (size := getattr(layer, "group_size", None))}
+    weight = getattr(resolved.recipe.task, "nominal_weight_per_example", None)
+    task_notes = getattr(resolved.recipe.task, "notes", None)
+    return ModelFacts(
+        parameters=model.count_params(),
+        trained_parameters=sum(sizes),
+        gradient_bytes=4 * sum(sizes),
+        group_sizes=tuple(sorted(groups)),
+        rematerialize=config.used_as("rematerialize", False),
+        tokens_per_example=None if weight is None else float(weight),
+        notes=() if task_notes is None else tuple(task_notes(model, "tpu")),
+    )

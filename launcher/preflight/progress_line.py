@@ -1,0 +1,66 @@
+"""That something is happening: a line that moves on a terminal, a plain line a minute anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TextIO
+
+from launcher.reporting.console import Console
+
+_QUIET_SECONDS = 60.0
+
+
+class ProgressLine:
+    """What is being done, and for how long.
+
+    Args:
+      console: takes plain lines.
+      stream: where the console writes; standard output when None.
+    """
+
+    def __init__(self, console: Console, stream: TextIO | None = None):
+        self._console = console
+        self._stream = sys.stdout if stream is None else stream
+        self._is_terminal = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._text = ""
+        self._next = 0.0
+        self._live: Any = None
+
+    def start(self, text: str) -> None:
+        """Begins something new."""
+        self._text, self._next = text, _QUIET_SECONDS
+        if self._is_terminal:
+            self._show(text)
+        else:
+            self._console.note(f"{text} …")
+
+    def tick(self, seconds: float) -> None:
+        """Says that it has taken so many seconds."""
+        if self._is_terminal:
+            self._show(f"{self._text} {_clock(seconds)}")
+        elif seconds >= self._next:
+            self._next += _QUIET_SECONDS
+            self._console.note(f"{self._text}: {_clock(seconds)}")
+
+    def close(self) -> None:
+        """Takes the moving line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _show(self, text: str) -> None:
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._live is None:
+            console = RichConsole(file=self._stream, force_terminal=True, markup=False, highlight=False, emoji=False)
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+            self._live.start()
+            console.show_cursor(True)  # A killed run must not leave the terminal without its cursor.
+        self._live.update(Text(text), refresh=True)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,244 @@
+"""--mode=preflight: a recipe's own step, compiled for slices that are not there, and what people are told of it."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import pytest
+import tensorflow as tf
+
+from launcher import main as entry
+from launcher.errors import EXIT_DONE, EXIT_USAGE
+from launcher.preflight import advice, costs, hlo, memory, refusals, roofline, topologies
+
+SMALL = ("--gin_file=mlp_fashion.gin", "--gin_param=mlp.units = 256", "--gin_param=mlp.layers = 1")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("preflight_cache"))
+
+
+@pytest.fixture
+def preflight(cache, capsys, tmp_path, monkeypatch):
+    """preflight(*flags): exit code, standard output and error, and preflight.json, of a small recipe."""
+    monkeypatch.setenv("COLUMNS", "200")
+    model_dir = tmp_path / "run"
+
+    def run(*flags: str, recipe: tuple[str, ...] = SMALL) -> types.SimpleNamespace:
+        code = entry.main(
+            ["launcher", "--mode=preflight", f"--preflight_cache={cache}", f"--model_dir={model_dir}", *recipe, *flags]
+        )
+        out, err = capsys.readouterr()
+        path = model_dir / "preflight.json"
+        report = json.loads(path.read_text()) if path.exists() else None
+        return types.SimpleNamespace(code=code, out=out, err=err, report=report, model_dir=model_dir)
+
+    return run
+
+
+def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
+    done = preflight("--tpu_type=v5litepod-4")
+    assert done.code == EXIT_DONE, done.err
+    (case,) = done.report["cases"]
+    assert case["verdict"] == "fits"
+    assert (case["replicas"], case["per_replica_batch_size"], case["policy"]) == (4, 64, "mixed_bfloat16")
+    parameters = 784 * 256 + 256 + 256 * 10 + 10
+    assert case["parameters"] == parameters
+    # Forward, and backward but for the gradient of the images, which nothing needs.
+    products = 64 * (2 * 784 * 256 + 3 * 256 * 10)
+    assert case["costs"]["flops"] == pytest.approx(2 * products, rel=0.1)
+    # Gradients in float32, as on a TPU, with the sums of losses, weights and metrics beside them.
+    assert case["costs"]["collectives"][0]["dtypes"] == ["f32"]
+    reduced = sum(one["bytes"] * one["times"] for one in case["costs"]["collectives"])
+    assert 4 * parameters < reduced < 4 * parameters + 200
+    hbm = case["hbm"]
+    assert hbm["needed"] == hbm["arguments"] + hbm["outputs"] + hbm["temporaries"] + hbm["code"] < hbm["available"]
+    assert any(buffer["name"] == "model/dense1/kernel" for buffer in hbm["buffers"])
+    bounds = case["roofline"]
+    assert bounds["step_seconds"] == max(bounds["compute_seconds"], bounds["hbm_seconds"], bounds["ici_seconds"])
+    assert 0 < bounds["mfu"] < 1
+    assert all(constant["source"] for constant in case["constants"].values())
+    for words in (
+        "HBM of one device",
+        "Time of a step, at least",
+        "Constants of the estimates",
+        "the step compiles and",
+    ):
+        assert words in done.out
+
+
+def test_several_slices_and_batches_become_a_table_and_a_picture(preflight):
+    done = preflight("--tpu_type=v5litepod-4,v6e-4", "--preflight_batch_sizes=256,510")
+    assert done.code == EXIT_DONE, done.err
+    assert [(one["accelerator_type"], one["global_batch_size"]) for one in done.report["cases"]] == [
+        ("v5litepod-4", 256),
+        ("v6e-4", 256),
+    ]
+    # 510 examples cannot be divided by four: said, and no reason to stop.
+    assert [one["case"] for one in done.report["not_applicable"]] == [
+        "v5litepod-4, train.global_batch_size = 510",
+        "v6e-4, train.global_batch_size = 510",
+    ]
+    assert "use a multiple of 4, such as 508 or 512" in done.out
+    assert (done.model_dir / "preflight.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(preflight):
+    recipe = (
+        "--gin_file=mlp_fashion.gin",
+        "--gin_param=image_data.name = 'digits'",
+        "--gin_param=mlp.layers = 2",
+        "--gin_param=train.global_batch_size = 4194304",
+    )
+    refused = preflight("--tpu_type=v5litepod-4", recipe=recipe)
+    assert refused.code == EXIT_USAGE
+    (case,) = refused.report["cases"]
+    assert case["verdict"] == "does not fit"
+    assert "CompileTimeHbmOom" in case["compiler_error"]
+    assert case["hbm"]["missing"] == case["hbm"]["needed"] - case["hbm"]["available"] > 0
+    assert "train.global_batch_size = 4194304 does not fit on v5litepod-4" in refused.err
+    suggestion = case["suggestions"][0]
+    assert suggestion["flag"] in refused.err
+    assert suggestion["flag"].startswith('--gin_param="train.microbatches')
+    follow = suggestion["flag"].replace('"', "")
+    done = preflight("--tpu_type=v5litepod-4", recipe=(*recipe, follow))
+    assert done.code == EXIT_DONE, done.err
+    assert done.report["cases"][0]["verdict"] == "fits"
+    assert case["hbm"]["needed"] > done.report["cases"][0]["hbm"]["needed"]
+
+
+def test_search_compiles_with_each_knob(preflight):
+    done = preflight("--tpu_type=v5litepod-4", "--preflight_search", "--gin_param=train.precision = 'float32'")
+    assert done.code == EXIT_DONE, done.err
+    (case,) = done.report["cases"]
+    tried = {one["flag"]: one for one in case["suggestions"]}
+    bfloat16 = tried["--gin_param=\"train.precision = 'mixed_bfloat16'\""]
+    assert bfloat16["verdict"] == "fits"
+    assert bfloat16["hbm_bytes"] > 0
+    assert "Knobs, measured" in done.out
+    assert any("train.precision = 'mixed_bfloat16'" in line for line in case["advice"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "say what to compile for, such as --tpu_type=v5litepod-256"),
+        (("--tpu_type=v5e-4",), "did you mean 'v5litepod-4'"),
+        (("--tpu_type=v5litepod-7",), "the nearest is v5litepod-8"),
+        (
+            ("--tpu_type=v5litepod-16", "--gin_param=train.global_batch_size = 100"),
+            "a multiple of 16, such as 96 or 112",
+        ),
+        (("--tpu_type=v5litepod-4", "--preflight_batch_sizes=many"), "'many' is no whole number above 0"),
+        (("--tpu_type=v5litepod-4", "--preflight_timeout=0"), "--preflight_timeout=0: must be more than 0 seconds"),
+        (("--tpu_type=v5litepod-4", "--tpu=local"), "--tpu=local: --mode=preflight compiles for the slices"),
+        (("--tpu_type=v5litepod-4", "--gin_param=mlp.unit = 4"), "units"),
+    ],
+)
+def test_a_wrong_request_is_one_message_before_anything_is_compiled(preflight, flags, message):
+    done = preflight(*flags)
+    assert done.code == EXIT_USAGE
+    assert message in done.err
+    assert done.err.startswith("error: ")
+    assert "Traceback" not in done.err
+    assert not done.model_dir.exists()
+
+
+def test_its_flags_are_for_its_mode_only(capsys):
+    assert entry.main(["launcher", "--gin_file=mlp_fashion.gin", "--tpu_type=v4-8"]) == EXIT_USAGE
+    assert "--tpu_type is for --mode=preflight" in capsys.readouterr().err
+
+
+def test_a_dry_run_compiles_nothing(preflight):
+    done = preflight("--tpu_type=v3-8", "--dry_run")
+    assert done.code == EXIT_DONE
+    assert "v3-8: 4 chips (2x2), 8 replicas, 1 host" in done.out
+    assert "mixed_bfloat16 (auto: TPUs multiply in bfloat16)" in done.out
+    assert not done.model_dir.exists()
+
+
+def test_an_operation_that_no_tpu_has_is_named_with_the_line_that_calls_it(preflight, tmp_path, monkeypatch):
+    (tmp_path / "host_model.py").write_text(
+        "import gin, keras\n"
+        "import tensorflow as tf\n"
+        "class Host(keras.layers.Layer):\n"
+        "    def call(self, x):\n"
+        "        return tf.ensure_shape(tf.py_function(lambda v: v, [x], x.dtype), x.shape)\n"
+        "@gin.configurable\n"
+        "def host_model(*, image_shape, num_classes):\n"
+        "    image = keras.Input(image_shape)\n"
+        "    return keras.Model(image, keras.layers.Dense(num_classes)(Host()(keras.layers.Flatten()(image))))\n"
+    )
+    (tmp_path / "host.gin").write_text(
+        "import host_model\ninclude 'mlp_fashion.gin'\nimage_classification.model = @host_model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = preflight("--tpu_type=v5litepod-4", recipe=("--gin_file=host.gin",))
+    assert done.code == EXIT_USAGE, done.err
+    assert "PyFunc" in done.err
+    assert "host_model.py:5" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_refusal_of_the_compiler_names_the_place():
+    error = "INVALID_ARGUMENT: Mosaic failed for %kernel.7 = f32[8] custom-call(...)"
+    text = (
+        "HloModule m\n\nENTRY %main (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n"
+        '  ROOT %kernel.7 = f32[8]{0} custom-call(%p), custom_call_target="x", metadata={op_name="block/attend"}\n}\n'
+    )
+    module = hlo.parse(text, lambda name: "my_model.py:12" if name == "block/attend" else "")
+    explained = refusals.explain(error, module)
+    assert "block/attend at my_model.py:12" in explained
+    assert "Mosaic failed" in explained
+
+
+def test_advice_names_host_transfers_dynamic_shapes_float32_products_and_padding():
+    text = """HloModule m
+
+ENTRY %main (x: bf16[8,64], w: f32[100,100]) -> f32[100,100] {
+  %x = bf16[8,64]{1,0:T(8,128)(2,1)} parameter(0)
+  %w = f32[100,100]{1,0:T(8,128)} parameter(1)
+  %token = token[] after-all()
+  %fed = ((f32[4]{0}), token[]) infeed(%token), metadata={op_name="waits"}
+  %d = s32[<=16]{0:T(128)} custom-call(%x), custom_call_target="PadToStatic", metadata={op_name="ragged/keep"}
+  ROOT %product = f32[100,100]{1,0:T(8,128)} convolution(%w, %w), dim_labels=bf_io->bf, metadata={op_name="wide/MatMul"}
+}
+"""
+    counted = costs.count(hlo.parse(text))
+    assert counted.flops == 2 * 100**3
+    image = memory.Buffer(
+        kind="argument", name="image", bytes=2**31, where="", array=hlo.arrays("f32[64,224,224,3]{0,3,2,1:T(8,128)}")[0]
+    )
+    held = memory.Memory(
+        available=2**33,
+        needed=2**32,
+        arguments=2**31,
+        outputs=0,
+        temporaries=2**31,
+        code=0,
+        fits=True,
+        buffers=(image,),
+    )
+    where = topologies.find("v5litepod-4")
+    bounds = roofline.estimate(counted, where, global_batch_size=8, tokens_per_example=None, steps=1)
+    said = advice.advise(counted, held, where, policy="mixed_bfloat16", bounds=bounds)
+    for words in ("waits for the host 1 times: waits", "ragged/keep", "wide/MatMul", "100% of the arithmetic", "image"):
+        assert any(words in line for line in said), (words, said)
+
+
+def test_lines_of_a_model_are_found_for_its_operations_and_their_gradients(tmp_path):
+    from launcher.preflight.user_lines import look_up, user_lines
+
+    path = tmp_path / "net.py"
+    path.write_text("import tensorflow as tf\n\ndef net(x):\n    return tf.tanh(x, name='squash')\n")
+    scope: dict = {}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    with tf.Graph().as_default() as graph:
+        scope["net"](tf.zeros([2]))
+    lines = user_lines(graph)
+    assert look_up(lines, "squash") == f"{path}:4"
+    assert look_up(lines, "gradient_tape/squash/TanhGrad") == f"{path}:4"
+    assert look_up(lines, "elsewhere") == ""
