@@ -58,8 +58,12 @@ class DecodingEvaluator:
         return self._task.score(examples[order], outputs[order])
 
     def _run_batch_in_graph(self, batch: Batch) -> tuple[tf.Tensor, ...]:
-        outputs = self._strategy.run(self._generate, args=(batch,))
+        outputs = self._strategy.run(self._on_replica, args=(batch,))
         return tuple(self._strategy.gather(part, axis=0) for part in (batch["example"], batch["weight"], outputs))
+
+    def _on_replica(self, batch: Batch) -> tf.Tensor:
+        # Of a `tf.function`, MirroredStrategy would compile all replicas together.
+        return self._generate(batch)
 
     def _outputs(self, batch: Batch) -> tf.Tensor:
         return self._task.generate(self._model, batch)

@@ -57,11 +57,15 @@ def on_all_replicas(made: Session) -> Callable:
 
     Every new shape is traced anew, so that all of them are known: a TPU compiles nothing else.
     """
-    on_replica = functools.partial(made.plan.recipe.task.generate, made.model)
+    write = functools.partial(made.plan.recipe.task.generate, made.model)
     if made.plan.jit_compile:
-        on_replica = tf.function(on_replica, jit_compile=True)
+        write = tf.function(write, jit_compile=True)
 
-    # Not a lambda: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
+    # Functions of their own: of a `tf.function`, MirroredStrategy would compile all replicas together; of a lambda,
+    # TPUStrategy makes a name that its own checks refuse.
+    def on_replica(batch: Any) -> Any:
+        return write(batch)
+
     def on_all(batch: Any) -> Any:
         return made.strategy.run(on_replica, args=(batch,))
 
