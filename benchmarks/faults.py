@@ -1,6 +1,6 @@
 """What a job of two workers loses to each fault, and how long; prints a table and JSON.
 
-python benchmarks/faults.py                          # all rows; ten minutes on two idle cores
+python benchmarks/faults.py                          # all rows; about ten minutes on two cores
 python benchmarks/faults.py --rows=kill_chief,freeze
 python benchmarks/faults.py --json=faults.json --table=table.md
 

@@ -346,6 +346,8 @@ class Points:
         layers = [keras.Input((8,)), keras.layers.Dense(16, "relu", name="first")]
         if self.fault == "norm":
             layers.append(keras.layers.BatchNormalization(name="norm"))
+        if self.fault == "dropout":
+            layers.append(keras.layers.Dropout(0.5, name="drop"))
         return keras.Sequential([*layers, keras.layers.Dense(2, name="last")])
 
     def loss(self, model, batch, training):
@@ -396,6 +398,13 @@ def test_a_recipe_of_ones_own_is_verified_on_every_topology(run_launcher, recipe
         assert one["deviations"]["replicas"]["value"] == 0
         assert one["deviations"]["loss"]["value"] < 1e-5
     assert not (tmp_path / "runs/points/checkpoints").exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("binding", "code"), [("verify.dropout = False", 0), ("verify.dropout = True", 70)])
+def test_dropout_is_off_unless_it_is_asked_for(run_launcher, recipe, binding, code):
+    finished = run_launcher(*recipe, *only_mirrored("dropout"), f"--gin_param={binding}")
+    assert finished.returncode == code, finished.stdout + finished.stderr
 
 
 @pytest.mark.heavy
