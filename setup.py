@@ -14,8 +14,8 @@ CPU = ["tensorflow-cpu>=2.20"]
 KUBERNETES = ["PyYAML>=6.0"]  # python -m launcher.launch --backend=kubernetes
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
 REPORT = ["matplotlib>=3.8"]  # the curves of report.html
-# The TPU compiler, which needs no TPU; what is private in them is named in launcher/preflight/tpu_compiler.py. They have
-# no wheels for Python 3.10.
+# The TPU compiler, which needs no TPU; what is private in them is named in launcher/preflight/tpu_compiler.py. No
+# wheels for Python 3.10.
 PREFLIGHT = ["jax>=0.10.2; python_version >= '3.11'", "libtpu>=0.0.51; python_version >= '3.11'"]
 TEXT = [
     "babel>=2.12",  # names of days, months and currencies in spoken_numbers
