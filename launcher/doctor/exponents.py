@@ -21,7 +21,7 @@ def count(tensor: tf.Tensor) -> tf.Tensor:
       tensor: floating-point, any static shape; 16-bit values are exact in float32.
 
     Returns:
-      float32 [256] that adds up over tensors and replicas (exact up to 2^24 elements a bin). Bin e, for 1 to 254, counts
+      float32 [256] that adds up over tensors and replicas, exact up to 2^24 a bin. Bin e, for 1 to 254, counts
       magnitudes in [2^(e - 127), 2^(e - 126)); bin 0 counts zeros and what float32 itself holds only as subnormal;
       bin 255 counts infinities and NaNs.
     """
