@@ -123,6 +123,8 @@ class ReplicaStep:
         self._forward_backward: Callable = self._differentiate
         if config.jit_compile:
             self._forward_backward = tf.function(self._differentiate, jit_compile=True)
+        elif config.microbatches > 1:
+            self._forward_backward = tf.function(self._differentiate)
 
     def __call__(self, batch: Batch) -> StepReport:
         config, counters = self._config, self._counters
@@ -224,15 +226,25 @@ class ReplicaStep:
         def part(index: tf.Tensor | int) -> Batch:
             return {name: tensor[index] for name, tensor in parts.items()}
 
-        first = self._microbatch(part(0), scale, step, 0, moving_before)
-        flat = tf.nest.flatten(first)
+        # From zeros rather than from the first microbatch: outside the loop it would be held beside those inside, and two
+        # microbatches would need the memory of one.
+        zeros = self._zero_sums(part(0), scale)
 
         def body(index: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
             more = tf.nest.flatten(self._microbatch(part(index), scale, step, index, moving_before))
             return (index + 1, *(total + value for total, value in zip(totals, more, strict=True)))
 
-        _, *flat = tf.while_loop(lambda index, *_: index < count, body, (tf.constant(1), *flat), parallel_iterations=1)
-        return tf.nest.pack_sequence_as(first, flat)
+        start = (tf.constant(0), *tf.nest.flatten(zeros))
+        _, *flat = tf.while_loop(lambda index, *_: index < count, body, start, parallel_iterations=1)
+        return tf.nest.pack_sequence_as(zeros, flat)
+
+    def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> _LocalSums:
+        """The sums over no microbatch at all; traces the pass over one, which alone tells how many metrics there are."""
+        outputs = self._forward_backward.get_concrete_function(batch, scale).structured_outputs
+        found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
+        moving = [tf.zeros(variable.shape, tf.convert_to_tensor(variable.value).dtype) for variable in self._moving]
+        grads, loss, weight, metrics = found
+        return _LocalSums(grads, moving, loss, weight, metrics)
 
     def _microbatch(
         self,
