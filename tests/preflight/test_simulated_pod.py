@@ -142,7 +142,7 @@ def vectors(tmp_path, monkeypatch):
     return "vectors.gin"
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, 4, 8])
 def test_an_overflow_at_the_last_replica_alone_is_skipped_by_the_pod_as_by_the_trainer(
     replicas, vectors, run_launcher, tmp_path
 ):
