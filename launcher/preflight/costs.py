@@ -290,7 +290,11 @@ def _read_by(fused: Computation, place: int) -> int:
 def _updated_in_place(fused: Computation, place: int) -> bool:
     parameter = fused.parameters.get(place)
     users = fused.users.get(parameter.name, []) if parameter else []
-    return len(users) == 1 and users[0].opcode == "dynamic-update-slice" and users[0].is_root
+    if parameter is None or len(users) != 1:
+        return False
+    (user,) = users
+    # The operand may also be the part that is written into something else.
+    return user.opcode == "dynamic-update-slice" and user.is_root and user.operands[0] == parameter.name
 
 
 # --------------------------------------------------------------------------------------- between devices, and the host

@@ -175,3 +175,38 @@ ENTRY %main (table: f32[1024,128], i: s32[]) -> f32[8,128] {
     read = 16 * row + 8 * row  # the slice, and the rows that the fusion takes of the table
     written = 16 * row + 8 * row  # the copy back, and the fusion's result
     assert costs.count(hlo.parse(text)).hbm_bytes == read + written
+
+
+def test_hbm_traffic_of_an_update_in_place_is_the_part_alone_and_of_a_copy_into_a_new_array_all_of_it():
+    text = """HloModule m
+
+%in_place (t: f32[1024,128], rows: f32[8,128], i: s32[]) -> f32[1024,128] {
+  %t = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  %rows = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %i = s32[]{:T(128)} parameter(2)
+  %zero = s32[]{:T(128)} constant(0)
+  ROOT %updated = f32[1024,128]{1,0:T(8,128)} dynamic-update-slice(%t, %rows, %i, %zero)
+}
+
+%into_a_new_one (rows: f32[8,128], i: s32[]) -> f32[16,128] {
+  %rows = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  %nothing = f32[]{:T(128)} constant(0)
+  %empty = f32[16,128]{1,0:T(8,128)} broadcast(%nothing), dimensions={}
+  %zero = s32[]{:T(128)} constant(0)
+  ROOT %filled = f32[16,128]{1,0:T(8,128)} dynamic-update-slice(%empty, %rows, %i, %zero)
+}
+
+ENTRY %main (table: f32[1024,128], rows: f32[8,128], i: s32[]) -> (f32[1024,128], f32[16,128]) {
+  %table = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  %rows = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %i = s32[]{:T(128)S(6)} parameter(2)
+  %updated = f32[1024,128]{1,0:T(8,128)} fusion(%table, %rows, %i), kind=kLoop, calls=%in_place
+  %filled = f32[16,128]{1,0:T(8,128)} fusion(%rows, %i), kind=kLoop, calls=%into_a_new_one
+  ROOT %out = (f32[1024,128], f32[16,128]) tuple(%updated, %filled)
+}
+"""
+    row = 4 * 128
+    in_place = 8 * row + 8 * row + 8 * row  # reads the rows and what they replace, writes them
+    into_a_new_one = 8 * row + 16 * row
+    assert costs.count(hlo.parse(text)).hbm_bytes == in_place + into_a_new_one
