@@ -8,6 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+# Beyond so many groups, one kernel for each makes a program that an accelerator's compiler takes many minutes for.
+_KERNELS = 8
+
 
 @keras.saving.register_keras_serializable(package="models")
 class BatchNormalization(keras.layers.Layer):
@@ -154,11 +157,26 @@ class BatchNormalization(keras.layers.Layer):
         num_groups = self._num_groups(images.shape[0])
         if num_groups == 1:
             return self._normalize_group(images)
+        if num_groups > _KERNELS:
+            return self._normalize_many_groups(images, num_groups)
         # One kernel a group instead of one set of reductions over [groups, ...]: about twice as fast on a CPU and
         # cuDNN's kernel on a GPU; and a group gives the same bits here as on a replica that has only this group.
         groups = [self._normalize_group(group) for group in tf.split(images, num_groups)]
         outputs, means, variances = zip(*groups, strict=True)
         return tf.concat(outputs, 0), tf.add_n(means) / num_groups, tf.add_n(variances) / num_groups
+
+    def _normalize_many_groups(self, images: tf.Tensor, num_groups: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """What `_normalize_groups` does, in operations whose number does not grow with that of the groups."""
+        shape = tf.concat([[num_groups, self.group_size], tf.shape(images)[1:]], 0)
+        groups = tf.cast(tf.reshape(images, shape), tf.float32)
+        mean = tf.reduce_mean(groups, [1, 2, 3], keepdims=True)
+        # The variance does not move with the mean it is taken around, so its gradient need not go through it.
+        variance = tf.reduce_mean(tf.math.squared_difference(groups, tf.stop_gradient(mean)), [1, 2, 3], keepdims=True)
+        scale = tf.math.rsqrt(variance + self.epsilon) * self.gamma
+        outputs = tf.cast((groups - mean) * scale + self.beta, images.dtype)
+        channels = [num_groups, images.shape[-1]]
+        statistics = [tf.reduce_mean(tf.reshape(one, channels), 0) for one in (mean, variance)]
+        return tf.reshape(outputs, tf.shape(images)), *statistics
 
     def _num_groups(self, batch_size: int | None) -> int:
         if self.group_size is None or batch_size is None:

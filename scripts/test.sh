@@ -49,4 +49,5 @@ run "$bin/shellcheck" scripts/*.sh scripts/*.bash scripts/slurm.sbatch .ci/run
 if ! run "$bin/python" -m launcher.data.prepare fashion_mnist; then
   printf 'note: Fashion-MNIST is not to be had here; the tests that need it will be skipped\n'
 fi
-run "$bin/python" -m pytest -n "${WORKERS:-2}" "${arguments[@]}"
+# worksteal: tests of one file stay together, so that what they share is built once.
+run "$bin/python" -m pytest -n "${WORKERS:-2}" --dist worksteal "${arguments[@]}"

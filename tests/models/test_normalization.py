@@ -86,6 +86,40 @@ def test_gradients_equal_finite_differences(group_size):
     np.testing.assert_allclose(by_beta, numeric_gradient(lambda value: loss(x, GAMMA, value), BETA), rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(36, 2, 1, 3), (36, 3), (36, 4, 3)])
+def test_many_groups_equal_numpy_and_finite_differences(shape):
+    x, weight = normal(*shape), normal(*shape, seed=1)
+    layer = layer_for(x, gamma=GAMMA, beta=BETA, group_size=2, momentum=0.75)
+    expected, mean, variance = oracle(x, GAMMA, BETA, 2)
+
+    def loss(x, gamma, beta):
+        return np.sum(weight * oracle(x, gamma, beta, 2)[0])
+
+    actual, by_x, by_gamma, by_beta = train(layer, x, weight)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    np.testing.assert_allclose(layer.moving_mean.numpy(), 0.25 * mean, atol=1e-6)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), 0.75 + 0.25 * variance, atol=1e-5)
+    numeric = numeric_gradient(lambda value: loss(value, GAMMA, BETA), x.astype(np.float64))
+    np.testing.assert_allclose(by_x, numeric, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(by_gamma, numeric_gradient(lambda value: loss(x, value, BETA), GAMMA), rtol=1e-4)
+    np.testing.assert_allclose(by_beta, numeric_gradient(lambda value: loss(x, GAMMA, value), BETA), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
+def test_many_groups_equal_few(dtype):
+    x, weight = normal(36, 5, 5, 3).astype(keras.DTypePolicy(dtype).compute_dtype), normal(36, 5, 5, 3, seed=1)
+    many = layer_for(x, gamma=GAMMA, beta=BETA, group_size=2, momentum=0.5, dtype=dtype)
+    y, by_x, *_ = train(many, x, weight)
+    few = [layer_for(x, gamma=GAMMA, beta=BETA, group_size=2, momentum=0.5, dtype=dtype) for _ in range(3)]
+    parts = [train(layer, x[at : at + 12], weight[at : at + 12]) for layer, at in zip(few, (0, 12, 24), strict=True)]
+    assert y.dtype == parts[0][0].dtype
+    tolerance = {"float32": 1e-5, "mixed_float16": 1e-2, "mixed_bfloat16": 6e-2}[dtype]
+    np.testing.assert_allclose(np.float32(y), np.float32(np.concatenate([p[0] for p in parts])), atol=tolerance)
+    np.testing.assert_allclose(np.float32(by_x), np.float32(np.concatenate([p[1] for p in parts])), atol=tolerance)
+    moved = np.mean([layer.moving_variance.numpy() for layer in few], 0)
+    np.testing.assert_allclose(many.moving_variance.numpy(), moved, rtol=1e-5)
+
+
 def test_moving_statistics_take_one_plain_step_a_call():
     x = normal(3, 1, 1, 3)  # three values a channel: a correction for the sample size would show
     layer = layer_for(x, momentum=0.9)
