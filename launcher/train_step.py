@@ -226,7 +226,7 @@ class ReplicaStep:
         def part(index: tf.Tensor | int) -> Batch:
             return {name: tensor[index] for name, tensor in parts.items()}
 
-        # From zeros rather than from the first microbatch: outside the loop it would be held beside those inside, and two
+        # From zeros, not from the first microbatch: outside the loop, it would be held beside those inside, and two
         # microbatches would need the memory of one.
         zeros = self._zero_sums(part(0), scale)
 
@@ -239,7 +239,7 @@ class ReplicaStep:
         return tf.nest.pack_sequence_as(zeros, flat)
 
     def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> _LocalSums:
-        """The sums over no microbatch at all; traces the pass over one, which alone tells how many metrics there are."""
+        """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
         outputs = self._forward_backward.get_concrete_function(batch, scale).structured_outputs
         found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
         moving = [tf.zeros(variable.shape, tf.convert_to_tensor(variable.value).dtype) for variable in self._moving]

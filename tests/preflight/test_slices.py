@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from launcher.errors import UsageError
 from launcher.preflight.chips import CHIPS
 from launcher.preflight.topologies import SLICES, find
+
+ROOT = Path(__file__).parents[2]
 
 # Chips, replicas of TPUStrategy, hosts: https://cloud.google.com/tpu/docs, the pages of the generations.
 PUBLISHED = {
@@ -92,3 +95,25 @@ def test_clocks_that_follow_from_the_peaks_are_the_published_ones():
     assert CHIPS["v2"].clock == pytest.approx(700e6, rel=0.01)
     assert CHIPS["v3"].clock == pytest.approx(940e6, rel=0.01)
     assert CHIPS["v4"].clock == pytest.approx(1050e6, rel=0.01)
+
+
+def test_the_scripts_for_cloud_tpu_read_every_listed_slice_as_preflight_does():
+    program = """
+        set -euo pipefail
+        source scripts/tpu_types.bash
+        while read -r type; do
+          read_type "$type"
+          printf '%s %s %s %s\\n' "$type" "$tpu_family" "$tpu_replicas" "$tpu_hosts"
+        done
+    """
+    done = subprocess.run(
+        ["bash", "-c", program],
+        input="".join(f"{name}\n" for name in SLICES),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+        timeout=60,
+    )
+    expected = [f"{name} {one.chip.family} {one.num_replicas} {one.num_hosts}" for name, one in SLICES.items()]
+    assert done.stdout.splitlines() == expected
