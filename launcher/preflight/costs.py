@@ -246,9 +246,11 @@ def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> in
         ends = one.shapes[:2] if len(one.shapes) > 1 else (*one.shapes, *one.shapes)
         return min(end.padded_bytes for end in ends) * len(_in_hbm(ends))
     if one.opcode == "dynamic-update-slice":  # in place
-        return 2 * sum(shape.padded_bytes for shape in _in_hbm([_operand(computation, one, 1)]))
+        part = _operand(computation, one, 1)
+        return part.padded_bytes * len(_in_hbm([part, *one.shapes]))
     if one.opcode in _PARTIAL_READS:
-        return 2 * sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
+        (part,) = one.shapes
+        return part.padded_bytes * len(_in_hbm([_operand(computation, one, 0), part]))
     written = sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
     read = 0
     fused = [module.computations[name] for name in one.called.get("calls", ())] if one.opcode == "fusion" else []

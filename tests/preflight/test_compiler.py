@@ -15,7 +15,7 @@ from toy_step import dense_step
 
 from launcher.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from launcher.preflight import compiler as compiler_lib
-from launcher.preflight import memory, topologies, versions
+from launcher.preflight import costs, hlo, memory, topologies, versions
 from launcher.preflight.compiler import CompilerDiedError, OutOfHostMemoryError, OutOfTimeError
 
 WHERE = topologies.find("v5litepod-4")
@@ -53,6 +53,21 @@ def test_the_second_look_at_a_program_starts_no_compiler(tmp_path):
     assert (first.cached, again.cached) == (False, True)
     assert again.memory == first.memory
     assert again.hlo == first.hlo
+
+
+def test_a_program_that_jaxlib_cannot_read_is_counted_from_the_dump(compiled, tmp_path):
+    unreadable = """
+        import sys
+        from launcher.preflight import compile_child, tpu_compiler
+        tpu_compiler._text = lambda made: ""
+        sys.exit(compile_child.main(sys.argv))
+    """
+    dumped = make(tmp_path, child=unreadable).compile(dense_step(4), WHERE)
+    read = compiled(dense_step(4), WHERE.accelerator_type)
+    assert dumped.hlo != read.hlo
+    found, expected = costs.count(hlo.parse(dumped.hlo)), costs.count(hlo.parse(read.hlo))
+    assert (found.flops, found.hbm_bytes) == (expected.flops, expected.hbm_bytes)
+    assert [one.bytes for one in found.collectives] == [one.bytes for one in expected.collectives] != []
 
 
 def test_another_program_topology_or_version_is_not_found_in_the_cache(tmp_path, monkeypatch):
