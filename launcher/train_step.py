@@ -120,7 +120,7 @@ class ReplicaStep:
         self._counts = counts(model)
         self._seeds = seed_states(model)
         self.metric_names: tuple[str, ...] = ()
-        self._forward_backward: Callable = self._differentiate
+        self._forward_backward: Any = self._differentiate  # or a tf.function of it
         if config.jit_compile:
             self._forward_backward = tf.function(self._differentiate, jit_compile=True)
         elif config.microbatches > 1:
