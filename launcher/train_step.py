@@ -10,7 +10,7 @@ conditional; whatever depends on the judgement is local.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
