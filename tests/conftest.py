@@ -24,8 +24,8 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 NUM_LOGICAL_CPUS = 4
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

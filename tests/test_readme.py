@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from conftest import ROOT
+from places import ROOT
 
 README = (ROOT / "README.md").read_text()
 

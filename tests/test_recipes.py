@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 # What takes the place of hardware that is not here, and of sizes that would take minutes to build on a CPU.

@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 from recorded_gcloud import NODE, NOT_FOUND, QUEUED, Gcloud, says
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")

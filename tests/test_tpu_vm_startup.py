@@ -16,7 +16,7 @@ import threading
 
 import psutil
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the script is bash")
 

@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from launcher.errors import UsageError
 from launcher.preflight.chips import CHIPS
 from launcher.preflight.topologies import SLICES, find
-
-ROOT = Path(__file__).parents[2]
 
 # Chips, replicas of TPUStrategy, hosts: https://cloud.google.com/tpu/docs, the pages of the generations.
 PUBLISHED = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import text_run
-from conftest import ROOT
+from places import ROOT
 
 LINES = ["abc", "h", "", "what is not in the vocabulary: é, \U0001f389", "ga"]
 

@@ -14,7 +14,7 @@ import made_up_tpu
 import pytest
 import replicated
 import tensorflow as tf
-from conftest import ROOT
+from places import ROOT
 
 from launcher import gradients
 from launcher.train_step import moving_statistics, seed_states
