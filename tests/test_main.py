@@ -151,7 +151,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert entry.main(["launcher", "--gin_file=resnet_tpu.gin", "--strategy=one_device", "--dry_run"]) == 0
     printed = capsys.readouterr().out
-    for part in ("25,557,032", "4096 = 1 replicas", "mixed_bfloat16", "28,151"):
+    for part in ("25,557,032", "8192 = 1 replicas", "mixed_bfloat16", "14,075"):
         assert part in printed
     assert list(tmp_path.iterdir()) == []
 
