@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 # Beyond so many groups, one kernel for each makes a program that an accelerator's compiler takes many minutes for.
-_KERNELS = 8
+_KERNELS = 4
 
 
 @keras.saving.register_keras_serializable(package="models")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+# Around what stands in the loop over microbatches.
+_AROUND = re.compile(r"^(?:while(?:/body)?(?:/_\d+)?/|(?:Stateful)?PartitionedCall(?:_\d+)?/)+")
 _GRADIENT = ("gradient_tape/", "gradients/")
 # A layer that is called again gets its name with a number; the step calls each for the second time.
 _CALLED_AGAIN = re.compile(r"_1(?=/)")
@@ -16,6 +18,7 @@ def short_name(op_name: str) -> str:
     "gradient_tape/resnet50_1/stem_1/convolution_12" gives "resnet50/stem/convolution (backward)".
     """
     path, _, _ = op_name.partition(" at ")
+    path = _AROUND.sub("", path)
     backward = any(part in path for part in _GRADIENT)
     for part in _GRADIENT:
         path = path.replace(part, "")

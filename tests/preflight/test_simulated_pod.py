@@ -102,6 +102,7 @@ def test_statistics_synchronised_over_a_pod_are_those_of_the_whole_batch(run_lau
 MODULE = """
 import gin, keras, numpy as np, tensorflow as tf
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
+from models.normalization import BatchNormalization
 
 @gin.configurable
 class Vectors:
@@ -115,7 +116,7 @@ class Vectors:
 
     def model(self):
         return keras.Sequential([
-            keras.Input((16,)), keras.layers.Dense(32, "gelu"), keras.layers.BatchNormalization(),
+            keras.Input((16,)), keras.layers.Dense(32, "gelu"), BatchNormalization(group_size=4),
             keras.layers.Dropout(self.dropout), keras.layers.Dense(2, dtype="float32")])
 
     def loss(self, model, batch, training):
@@ -153,7 +154,8 @@ def test_an_overflow_at_the_last_replica_alone_is_skipped_by_the_pod_as_by_the_t
     batches["x"][2, -1] = 1e6  # third step, last example, which the last replica has
     np.savez(exported / "batches.npz", **batches)
     pod = pods.run(exported, run_launcher)
-    records, state = trained(vectors, params, replicas, batches)
+    # The tests' own process has four devices; what is trained is the same on any number.
+    records, state = trained(vectors, params, min(replicas, 4), batches)
     assert list(records.finite) == [1, 1, 0, 1, 1]
     np.testing.assert_array_equal(pod.reports["finite"], records.finite)
     np.testing.assert_array_equal(pod.reports["loss_scale"], records.loss_scale)
