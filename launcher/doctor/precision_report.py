@@ -22,9 +22,7 @@ from launcher.reporting.console import make_console
 JSON_NAME, PAGE_NAME = "precision.json", "precision.html"
 
 
-def run(
-    *, gin_files: Sequence[str], replicas: int | None, seed: int | None, model_dir: str, dry_run: bool
-) -> int:
+def run(*, gin_files: Sequence[str], replicas: int | None, seed: int | None, model_dir: str, dry_run: bool) -> int:
     """Reports on the recipe that has been loaded; prints it and writes precision.json and precision.html.
 
     Args:

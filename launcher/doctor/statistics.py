@@ -121,12 +121,15 @@ def largest_scale(maxima: Sequence[float], bits: float = HEADROOM_BITS) -> int |
 
 
 def harmless_scales(gradients: Sequence[Gradient]) -> tuple[int, int] | None:
-    """The least and the greatest k for which a scale of 2^k loses less than 0.1% of all values of some tensors.
+    """The least and the greatest k for which a scale of 2^k flushes less than 0.1% of all values, and none overflows.
+
+    One value above 65504 is not a small loss: the whole step is skipped.
 
     Returns:
       Exponents from FLOOR to CEILING; None where every scale loses more.
     """
-    scales = [k for k in range(FLOOR, CEILING + 1) if pooled(gradients, k).lost < NEGLIGIBLE]
+    swept = [(k, pooled(gradients, k)) for k in range(FLOOR, CEILING + 1)]
+    scales = [k for k, found in swept if found.flushed < NEGLIGIBLE and not found.above]
     return (scales[0], scales[-1]) if scales else None
 
 

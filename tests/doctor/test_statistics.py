@@ -76,7 +76,7 @@ def test_harmless_scales_are_those_at_which_a_cast_loses_less():
     def lost(k):
         with np.errstate(over="ignore"):
             cast = (values.astype(np.float64) * 2.0**k).astype(np.float16)
-        return ((cast == 0) | np.isinf(cast)).mean()
+        return 1.0 if np.isinf(cast).any() else (cast == 0).mean()
 
     expected = [k for k in range(statistics.FLOOR, statistics.CEILING + 1) if lost(k) < 1e-3]
     assert statistics.harmless_scales([one]) == (expected[0], expected[-1])
@@ -95,7 +95,8 @@ def test_the_first_overflow_names_layer_and_replica():
         ("small", 1, 14),
     ]
     for one in found:
-        assert np.isinf(np.float32(one.gradient.maximum * 2.0**one.scale_log2).astype(np.float16))
+        with np.errstate(over="ignore"):
+            assert np.isinf(np.float32(one.gradient.maximum * 2.0**one.scale_log2).astype(np.float16))
         assert np.isfinite(np.float32(one.gradient.maximum * 2.0 ** (one.scale_log2 - 1)).astype(np.float16))
 
 
