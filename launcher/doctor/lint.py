@@ -20,6 +20,7 @@ GPU_MULTIPLE, TPU_MULTIPLE = 8, 128
 _LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 _SOFTMAX = ("Softmax", "LogSoftmax")
 _VARIANCE = ("SquaredDifference",)
+_DRAWS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "RandomUniform", "RandomStandardNormal")
 _NARROW = (tf.float16, tf.bfloat16)
 # Below this share of the arithmetic, padding is not worth a line.
 _WORTH = 0.005
@@ -100,10 +101,21 @@ def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[Finding]:
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     seen: set[tuple[str, str]] = set()
     for node in nodes:
-        dtype = tf.dtypes.as_dtype(node.attr["T"].type) if node.attr["T"].type else None
+        kind = node.attr["dtype" if node.op in _DRAWS else "T"].type
+        dtype = tf.dtypes.as_dtype(kind) if kind else None
         if dtype not in _NARROW or "gradient_tape/" in node.name:
             continue
         path = _place(node.name)
+        if node.op in _DRAWS and ("draws in 16 bits", path) not in seen:
+            seen.add(("draws in 16 bits", path))
+            yield Finding(
+                rule="draws in 16 bits",
+                level="info",
+                path=path,
+                text=f"random numbers are drawn as {dtype.name}: others than float32's, so that the errors of the "
+                "16-bit pass in this report are those of other dropout masks, too",
+                fix="use keras.layers.Dropout, or report with dropout at 0",
+            )
         for operations, rule, text, fix in rules:
             if node.op in operations and (rule, path) not in seen:
                 seen.add((rule, path))

@@ -28,9 +28,13 @@ def sweep(found: Examined) -> Any:
         if not chosen:
             continue
         shares = [statistics.pooled(chosen, k) for k in scales]
-        axes.plot(scales, [100 * one.flushed for one in shares], color=color, label=f"{kind} gradients flushed")
-        axes.plot(scales, [100 * one.subnormal for one in shares], color=color, linestyle=":", label="… subnormal")
-        axes.plot(scales, [100 * one.above for one in shares], color=color, linestyle="--", label="… above 65504")
+        axes.plot(scales, [100 * one.flushed for one in shares], color=color, label=f"{kind}s: flushed")
+        axes.plot(
+            scales, [100 * one.subnormal for one in shares], color=color, linestyle=":", label=f"{kind}s: subnormal"
+        )
+        axes.plot(
+            scales, [100 * one.above for one in shares], color=color, linestyle="--", label=f"{kind}s: above 65504"
+        )
     axes.axvline(found.loss_scale_log2, color="#444", linestyle="-.", label="the run's scale")
     if found.verdict.scale_log2 is not None:
         axes.axvline(found.verdict.scale_log2, color="#b00020", label="recommended")
@@ -52,7 +56,7 @@ def histograms(found: Examined, layers: int) -> Any:
     from matplotlib.figure import Figure
 
     panels: list[tuple[str, Sequence[Gradient]]] = [
-        (f"all {kind} gradients", [one for one in found.narrow if one.kind == kind])
+        (f"all gradients of {kind}s", [one for one in found.narrow if one.kind == kind])
         for kind in ("weight", "activation")
     ]
     panels += [(f"{one.path} ({one.kind})", [one]) for one in words.worst_gradients(found, layers)]
@@ -63,21 +67,23 @@ def histograms(found: Examined, layers: int) -> Any:
     low, high = _range([one for _, chosen in panels for one in chosen], found.verdict.scale_log2 or 0)
     for index, (title, chosen) in enumerate(panels):
         axes = figure.add_subplot(rows, 2, index + 1)
-        _histogram(axes, np.sum([one.counts for one in chosen], axis=0), found.verdict.scale_log2)
+        counts = np.sum([one.counts for one in chosen], axis=0)
+        _histogram(axes, counts, found.verdict.scale_log2)
         axes.set_xlim(low, high)
-        axes.set_title(title if len(title) < 60 else f"…{title[-58:]}", fontsize=9)
+        title = title if len(title) < 60 else f"…{title[-58:]}"
+        axes.set_title(f"{title}, {counts[0] / counts.sum():.1%} zeros", fontsize=9)
         if index == 0:
             axes.legend(fontsize=7, loc="upper left")
         if index >= len(panels) - 2:
             axes.set_xlabel("exponent of the magnitude, power of two")
         if index % 2 == 0:
-            axes.set_ylabel("% of values")
+            axes.set_ylabel("% of those not zero")
     return figure
 
 
 def _histogram(axes: Any, counts: np.ndarray, recommended: int | None) -> None:
     exponents = np.arange(1, NON_FINITE_BIN) - BIAS
-    total = counts[:NON_FINITE_BIN].sum() or 1.0
+    total = counts[1:NON_FINITE_BIN].sum() or 1.0
     heights = 100 * counts[1:NON_FINITE_BIN] / total
     shown = heights > 0
     # A bin reaches from its exponent to the next.
@@ -97,7 +103,6 @@ def _histogram(axes: Any, counts: np.ndarray, recommended: int | None) -> None:
             name, (place, 1), xycoords=("data", "axes fraction"), xytext=(2, -9), textcoords="offset points",
             fontsize=7, color=color,
         )  # fmt: skip
-    axes.text(0.99, 0.86, f"{100 * counts[0] / total:.1f}% zeros", transform=axes.transAxes, ha="right", fontsize=7)
     axes.grid(alpha=0.3)
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from launcher.doctor import exponents
 from launcher.trainer import unique_name
+from models.transformer.layers import Dropout
 
 # Maxima do not add up over a layer's calls, so each call has a place of its own; those past the last share it.
 _CALLS = 4
@@ -124,13 +125,22 @@ class Spies:
             outputs = call(*args, **kwargs)
             return keras.tree.map_structure(lambda value: self._spy(index, value, dtype if draws else None), outputs)
 
+        def dropping(seed: tf.Tensor | None) -> Callable[[tf.Tensor], tf.Tensor]:
+            drop = with_seed(seed)
+            return lambda value: tf.cast(drop(tf.cast(value, tf.float32)), value.dtype)
+
+        with_seed = layer.with_seed if isinstance(layer, Dropout) else None
         layer.call = spied
         if draws:  # the same masks under every policy
             layer.dtype_policy = "float32"
+        if with_seed is not None:
+            layer.with_seed = dropping
         try:
             yield
         finally:
             del layer.call
+            if with_seed is not None:
+                del layer.with_seed
             if draws:
                 layer.dtype_policy = policy
 
