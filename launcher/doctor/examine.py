@@ -155,7 +155,7 @@ def _gradients(probe: Probe, shadows: Sequence[Any], found: Sequence[Probed], bu
     for index, weight in enumerate(probe.weights):
         if parts == 1 and weight.dtype == plan.wire_dtype.name:
             continue
-        counts = np.sum([one.wire_counts[index] for one in found], axis=0, dtype=np.float64)
+        counts = np.asarray(np.sum([one.wire_counts[index] for one in found], axis=0, dtype=np.float64))
         # What the other microbatches add is not known, but at most as much each.
         largest = max(float(one.wire_maxima[index]) for one in found) * plan.recipe.microbatches
         tensors.append(
@@ -173,7 +173,7 @@ def _gradients(probe: Probe, shadows: Sequence[Any], found: Sequence[Probed], bu
 def _tensors(probe: Probe, passes: Sequence[Any]) -> list[Gradient]:
     found = []
     for kind, tensors in (("weight", probe.weights), ("activation", probe.activations)):
-        counts = np.sum([getattr(one, f"{kind}_counts") for one in passes], axis=0, dtype=np.float64)
+        counts = np.asarray(np.sum([getattr(one, f"{kind}_counts") for one in passes], axis=0, dtype=np.float64))
         maxima = np.max([getattr(one, f"{kind}_maxima") for one in passes], axis=0)
         for index, tensor in enumerate(tensors):
             if counts[index].sum():  # else a layer without a gradient

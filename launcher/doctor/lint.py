@@ -18,6 +18,7 @@ from launcher.session import Session
 
 GPU_MULTIPLE, TPU_MULTIPLE = 8, 128
 _LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+_SUMS = ("Sum", "Mean")
 _SOFTMAX = ("Softmax", "LogSoftmax")
 _VARIANCE = ("SquaredDifference",)
 _DRAWS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "RandomUniform", "RandomStandardNormal")
@@ -89,6 +90,12 @@ def narrow_outputs(model: keras.Model, outputs: Sequence[Output]) -> Iterator[Fi
 def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[Finding]:
     """Softmax, losses and variances that are computed in 16 bits, wherever in the forward pass."""
     rules = (
+        (
+            _SUMS,
+            "loss in 16 bits",
+            "a sum to one number, as of a loss, is computed in",
+            "cast to float32 before the sum",
+        ),
         (_LOSSES, "loss in 16 bits", "the loss is computed in", "cast the logits to float32 before the loss"),
         (_SOFTMAX, "softmax in 16 bits", "a softmax is computed in", "compute it in float32, or give dtype='float32'"),
         (
@@ -117,9 +124,32 @@ def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[Finding]:
                 fix="use keras.layers.Dropout, or report with dropout at 0",
             )
         for operations, rule, text, fix in rules:
+            if operations is _SUMS and not _is_scalar(node):
+                continue
             if node.op in operations and (rule, path) not in seen:
                 seen.add((rule, path))
                 yield Finding(rule=rule, level="warn", path=path, text=f"{text} {dtype.name}", fix=fix)
+
+
+def unseen(model: keras.Model, seen: Iterable[str]) -> Iterator[Finding]:
+    """Leaf layers with weights whose gradients no spy saw.
+
+    Args:
+      model: built.
+      seen: paths of those that were.
+    """
+    known = set(seen)
+    for path, layer in spies.named_leaves(model).items():
+        if layer.trainable_variables and path not in known:
+            yield Finding(
+                rule="not seen",
+                level="info",
+                path=path,
+                text="the gradient by its outputs did not come to light: the layer is computed again in the backward "
+                "pass, or the loss does not depend on it, or its methods are called instead of the layer itself",
+                fix="turn rematerialisation off for the report; the gradients of the layer's weights are there all the "
+                "same",
+            )
 
 
 def narrow_weights(model: keras.Model) -> Iterator[Finding]:
@@ -264,6 +294,12 @@ def _features(layer: keras.layers.Layer, shape: Sequence[int]) -> tuple[int, int
 
 def _product(sizes: Iterable[int]) -> int:
     return math.prod(sizes)
+
+
+def _is_scalar(node: Any) -> bool:
+    """Whether an operation of a graph with shapes gives one number."""
+    shapes = node.attr["_output_shapes"].list.shape
+    return bool(shapes) and not shapes[0].unknown_rank and not shapes[0].dim
 
 
 def _place(name: str) -> str:

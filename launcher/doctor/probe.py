@@ -149,8 +149,8 @@ class Probe:
         return [(size, one.dtype != "float32") for size, one in zip(sizes, self.weights, strict=True)]
 
     def graph(self, batch: Any) -> tf.compat.v1.GraphDef:
-        """Both passes as TensorFlow runs them; after the first batch."""
-        return self._run.get_concrete_function(batch, tf.constant(1.0)).graph.as_graph_def()
+        """Both passes as TensorFlow runs them, with shapes; after the first batch."""
+        return self._run.get_concrete_function(batch, tf.constant(1.0)).graph.as_graph_def(add_shapes=True)
 
     def run(self, batch: Any, scale: float | None = None) -> Probed:
         """Both passes on one batch.

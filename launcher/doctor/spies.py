@@ -125,16 +125,12 @@ class Spies:
             outputs = call(*args, **kwargs)
             return keras.tree.map_structure(lambda value: self._spy(index, value, dtype if draws else None), outputs)
 
-        def dropping(seed: tf.Tensor | None) -> Callable[[tf.Tensor], tf.Tensor]:
-            drop = with_seed(seed)
-            return lambda value: tf.cast(drop(tf.cast(value, tf.float32)), value.dtype)
-
         with_seed = layer.with_seed if isinstance(layer, Dropout) else None
         layer.call = spied
         if draws:  # the same masks under every policy
             layer.dtype_policy = "float32"
         if with_seed is not None:
-            layer.with_seed = dropping
+            layer.with_seed = lambda seed: _in_float32(with_seed(seed))
         try:
             yield
         finally:
@@ -170,6 +166,10 @@ class _Pass:
     calls: list[int]
     outputs: list[list[Output]]
     past_weights: bool
+
+
+def _in_float32(drop: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda value: tf.cast(drop(tf.cast(value, tf.float32)), value.dtype)
 
 
 def _described(value: tf.Tensor) -> Output:

@@ -46,10 +46,10 @@ class Normed(keras.layers.Layer):
 
 
 def classify(model, batch, training):
-    """A loss in the dtype of the model's outputs, cast after."""
+    """A loss in the dtype of the model's outputs, cast when it has been summed."""
     logits = model(batch["x"], training=training)
     losses = tf.nn.softmax_cross_entropy_with_logits(labels=tf.ones_like(logits), logits=logits)
-    return tf.reduce_sum(tf.cast(losses, tf.float32)), tf.reduce_sum(batch["weight"]), {}
+    return tf.cast(tf.reduce_sum(losses), tf.float32), tf.reduce_sum(batch["weight"]), {}
 
 
 def careless() -> keras.Model:
@@ -116,6 +116,13 @@ def test_a_batch_that_is_no_multiple_of_8():
 
     assert "12 examples" in found.text
     assert not list(lint.odd_batch(16, "mixed_float16"))
+
+
+def test_layers_whose_gradients_stay_hidden_are_told():
+    made = careful()
+
+    assert {one.path for one in lint.unseen(made, ["even", "norm"])} == {"layer_norm", "out"}
+    assert not list(lint.unseen(made, ["even", "norm", "layer_norm", "out"]))
 
 
 def test_layers_of_another_dtype_are_told(good, bad):

@@ -11,6 +11,7 @@ from small_run import GivenTask, build, copies, linear_batches, negative_sum, st
 from launcher.doctor import exponents
 from launcher.doctor.probe import Probe
 from launcher.errors import UsageError
+from models.transformer.layers import Dropout
 
 
 def _bins(values) -> np.ndarray:
@@ -101,6 +102,17 @@ def test_overflow_is_counted_and_has_no_direction(two_layers):
     assert found.shadow.activation_counts[:, exponents.NON_FINITE_BIN].sum() == 0
 
 
+class _Drawn(keras.layers.Layer):
+    """Dropout whose seed is drawn apart from its use, as the Transformers have it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.drop = Dropout(0.5, name="drop")
+
+    def call(self, inputs, training=None):
+        return self.drop.with_seed(self.drop.draw(training))(inputs)
+
+
 def _with_state() -> keras.Model:
     """Dropout, moving statistics, a layer that is called twice, one before all weights, a recurrent one, a nested."""
     inputs = keras.Input((6, 4))
@@ -109,6 +121,7 @@ def _with_state() -> keras.Model:
     values = keras.layers.Dropout(0.5, name="drop")(shared(shared(values)))
     values = keras.layers.BatchNormalization(name="norm")(values)
     values = keras.layers.MultiHeadAttention(2, 2, dropout=0.5, name="attention")(values, values)
+    values = _Drawn(name="drawn")(values)
     values = keras.layers.LSTM(3, name="lstm")(values)
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="deep")], name="inner")
     return keras.Model(inputs, keras.layers.Dense(1, dtype="float32", name="out")(inner(values)))
