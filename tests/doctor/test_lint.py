@@ -1,0 +1,184 @@
+"""Every rule of the precision report's lint, where it must speak and where it must be silent; and the memory."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_run import GivenTask, build, linear_batches, negative_sum
+
+from launcher.doctor import lint, memory
+from launcher.doctor.probe import Probe
+from launcher.doctor.spies import Output
+from launcher.precision import DynamicLossScale, FixedLossScale
+
+BATCHES = linear_batches([np.ones((8, 16))])
+
+
+def model(body, inputs=16, **last) -> keras.Model:
+    start = keras.Input((inputs,))
+    return keras.Model(start, keras.layers.Dense(1, name="out", **last)(body(start)))
+
+
+def lint_of(make, *, policy="mixed_float16", loss=negative_sum, batches=BATCHES, **recipe) -> dict[str, list]:
+    """Findings by rule."""
+    made = build(GivenTask(batches, make, loss), precision=policy, **recipe)
+    probe = Probe(made)
+    batch = next(made.trainer.batches(made.plan.data))
+    probe.run(batch)
+    found = lint.lint(made, outputs=probe.outputs, model_outputs=probe.model_outputs, graph=probe.graph(batch))
+    by_rule: dict[str, list] = {}
+    for one in found:
+        by_rule.setdefault(one.rule, []).append(one)
+    return by_rule
+
+
+def own_variance(values):
+    """A normalisation that is written out, in the dtype of its inputs."""
+    mean = tf.reduce_mean(values, axis=-1, keepdims=True)
+    return tf.reduce_mean(tf.math.squared_difference(values, mean), axis=-1, keepdims=True)
+
+
+class Normed(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs / (own_variance(inputs) + 1)
+
+
+def classify(model, batch, training):
+    """A loss in the dtype of the model's outputs, cast when it has been summed."""
+    logits = model(batch["x"], training=training)
+    losses = tf.nn.softmax_cross_entropy_with_logits(labels=tf.ones_like(logits), logits=logits)
+    return tf.cast(tf.reduce_sum(losses), tf.float32), tf.reduce_sum(batch["weight"]), {}
+
+
+def careless() -> keras.Model:
+    """Everything that a graph can show, at once."""
+
+    def body(values):
+        values = keras.layers.Dense(12, name="odd")(values)
+        values = Normed(name="normed")(values)
+        return keras.layers.Softmax(name="shares")(values)
+
+    return model(body)
+
+
+def careful() -> keras.Model:
+    def body(values):
+        values = keras.layers.Dense(16, name="even")(values)
+        values = keras.layers.BatchNormalization(name="norm")(values)
+        values = keras.layers.LayerNormalization(name="layer_norm")(values)
+        return keras.layers.Softmax(name="shares", dtype="float32")(values)
+
+    start = keras.Input((16,))
+    return keras.Model(start, keras.layers.Dense(8, name="out", dtype="float32")(body(start)))
+
+
+@pytest.fixture(scope="module")
+def bad():
+    return lint_of(careless, loss=classify)
+
+
+@pytest.fixture(scope="module")
+def good():
+    return lint_of(careful, loss=classify)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path"),
+    [
+        ("outputs in 16 bits", ""),
+        ("softmax in 16 bits", "shares"),
+        ("statistics in 16 bits", "normed"),
+        ("loss in 16 bits", ""),
+        ("not a multiple of 8", "odd"),
+    ],
+)
+def test_names_the_layer(bad, good, rule, path):
+    assert any(path in one.path for one in bad[rule])
+    assert all(one.fix and one.level == "warn" for one in bad[rule])
+    assert rule not in good
+
+
+def test_the_price_of_padding_is_that_of_the_layer(bad):
+    (odd,) = [one for one in bad["not a multiple of 8"] if one.path == "odd"]
+
+    assert "16 x 12 features" in odd.text
+    assert "33% more work" in odd.text  # 16 columns for 12
+
+
+def test_a_tpu_wants_multiples_of_128():
+    assert any(one.path == "even" for one in lint_of(careful, policy="mixed_bfloat16")["not a multiple of 128"])
+
+
+def test_a_batch_that_is_no_multiple_of_8():
+    (found,) = lint.odd_batch(12, "mixed_float16")
+
+    assert "12 examples" in found.text
+    assert not list(lint.odd_batch(16, "mixed_float16"))
+
+
+def test_layers_whose_gradients_stay_hidden_are_told():
+    made = careful()
+
+    assert {one.path for one in lint.unseen(made, ["even", "norm"])} == {"layer_norm", "out"}
+    assert not list(lint.unseen(made, ["even", "norm", "layer_norm", "out"]))
+
+
+def test_layers_of_another_dtype_are_told(good, bad):
+    assert {one.path for one in good["dtype override"]} == {"shares", "out"}
+    assert "dtype override" not in bad
+
+
+@pytest.mark.parametrize("scale", [DynamicLossScale(), FixedLossScale(scale=1024.0)])
+def test_a_loss_scale_under_bfloat16_is_needless(scale):
+    assert list(lint.needless_scale(scale, "mixed_bfloat16"))
+    assert not list(lint.needless_scale(scale, "mixed_float16"))
+    assert not list(lint.needless_scale(FixedLossScale(scale=1.0), "mixed_bfloat16"))
+
+
+def test_variables_made_outside_of_the_scope():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    outside = careful()
+    with strategy.scope():
+        inside = careful()
+
+    assert {one.path for one in lint.outside_scope(strategy, outside)} >= {"even/kernel", "out/bias"}
+    assert not list(lint.outside_scope(strategy, inside))
+
+
+def test_weights_and_statistics_stored_in_16_bits():
+    def narrow() -> keras.Model:
+        return model(lambda values: keras.layers.BatchNormalization(name="norm", dtype="float16")(values))
+
+    rules = {(one.rule, one.path) for one in lint.narrow_weights(narrow())}
+    assert ("weights in 16 bits", "norm/gamma") in rules
+    assert ("statistics in 16 bits", "norm/moving_mean") in rules
+    assert not list(lint.narrow_weights(careful()))
+
+
+def test_dropout_drawn_in_16_bits_is_told_as_it_blurs_the_comparison():
+    class Noisy(keras.layers.Layer):
+        def call(self, inputs):
+            return keras.random.dropout(inputs, 0.5, seed=1)
+
+    found = lint_of(lambda: model(Noisy(name="noisy")))
+    assert any("noisy" in one.path for one in found["draws in 16 bits"])
+    assert "draws in 16 bits" not in lint_of(lambda: model(keras.layers.Dropout(0.5)))
+
+
+def test_memory_counts_every_tensor_in_its_dtype():
+    wide = {"a": [Output((8, 100), "float32")], "b": [Output((8, 10), "float32"), Output((8, 10), "float32")]}
+    narrow = {"a": [Output((8, 100), "float16")], "b": [Output((8, 10), "float32")] * 2}
+
+    float32, half, brain = memory.estimate(
+        wide=wide, narrow=narrow, weight_sizes=[(50, True), (30, False)], frozen_bytes=20, slot_bytes=320, examples=8
+    )
+    assert [one.policy for one in (float32, half, brain)] == ["float32", "mixed_float16", "mixed_bfloat16"]
+    assert (float32.activations, half.activations) == (4 * 960, 2 * 800 + 4 * 160)
+    assert (float32.weights, half.weights) == (4 * 80 + 20, 4 * 80 + 20 + 2 * 50)
+    assert (float32.gradients, half.gradients, brain.gradients) == (320, 480, 320)
+    assert float32.largest_batch == 8
+    # What float32 takes, less all that does not grow with the batch, in activations of one example.
+    assert half.largest_batch == (float32.total - (half.total - half.activations)) // (half.activations // 8)
+    assert memory.variable_bytes([((2, 3), "float32"), ((), "int64"), ((4,), "bfloat16")]) == 24 + 8 + 8
