@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher import drill
+from launcher import drill, overflow
 from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
 from launcher.errors import Preempted, TrainingError, UsageError
@@ -236,12 +236,14 @@ class Controller:
         self.outcome.train = event
 
     def _note_skips(self, records: StepRecords) -> None:
+        paths = [variable.path for variable in self._trainer.model.trainable_variables]
         for offset in np.flatnonzero(records.finite == 0):
             last = offset + 1 == len(records.finite)
             after = self._trainer.loss_scale if last else records.loss_scale[offset + 1]
             self._reporter.note(
                 f"step {records.first_step + offset} skipped: gradients were not finite; "
-                f"loss scale {records.loss_scale[offset]:g} -> {after:g}"
+                f"loss scale {records.loss_scale[offset]:g} -> {after:g}; "
+                f"not finite: {overflow.describe(paths, records.non_finite[offset])}"
             )
 
 
