@@ -27,6 +27,9 @@ from launcher.tasks.base import Task
 
 Batch = dict[str, tf.Tensor]
 
+Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
+"""Called under the tape of every microbatch, before its loss: tensors to differentiate the loss by, besides weights."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepConfig:
@@ -97,7 +100,11 @@ class Counters:
 
 
 class ReplicaStep:
-    """The training step of one replica, to be run by `strategy.run`."""
+    """The training step of one replica, to be run by `strategy.run`.
+
+    Args:
+      watch: what else the loss is differentiated by; see `first_microbatch`.
+    """
 
     def __init__(
         self,
@@ -109,8 +116,10 @@ class ReplicaStep:
         counters: Counters,
         ema: MovingAverage,
         config: StepConfig,
+        watch: Watch | None = None,
     ):
         self._task = task
+        self._watch = watch
         self._model = model
         self._optimizer = optimizer
         self._loss_scale = loss_scale
@@ -180,6 +189,24 @@ class ReplicaStep:
             non_finite=tuple(tf.unstack(non_finite)),
         )
 
+    def first_microbatch(self, batch: Batch, *, scale: tf.Tensor) -> LocalSums:
+        """The forward and backward pass of this replica's first microbatch of the step after `counters.step`.
+
+        Changes nothing: moving statistics and counts are as they were.
+
+        Args:
+          batch: this replica's part of that step.
+          scale: float32 scalar, the loss scale.
+        """
+        moving = [tf.convert_to_tensor(variable.value) for variable in self._moving]
+        counts_before = [tf.convert_to_tensor(variable.value) for variable in self._counts]
+        count = self._config.microbatches
+        part = {name: tensor[: tensor.shape[0] // count] for name, tensor in batch.items()}
+        local = self._microbatch(part, scale, tf.convert_to_tensor(self._counters.step), 0, moving)
+        for variable, before in zip(self._counts, counts_before, strict=True):
+            variable.value.assign(before)
+        return local
+
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """Which gradients of the step that this batch belongs to are not finite, and on which replica.
 
@@ -215,7 +242,7 @@ class ReplicaStep:
 
     def _accumulate(
         self, batch: Batch, scale: tf.Tensor, step: tf.Tensor, moving_before: Sequence[tf.Tensor]
-    ) -> _LocalSums:
+    ) -> LocalSums:
         """Adds up the microbatches of this replica in float32."""
         count = self._config.microbatches
         if count == 1:
@@ -245,25 +272,26 @@ class ReplicaStep:
         step: tf.Tensor,
         index: tf.Tensor | int,
         moving_before: Sequence[tf.Tensor],
-    ) -> _LocalSums:
+    ) -> LocalSums:
         """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
         self._set_seeds(step, index)
-        grads, loss, weight, metrics = self._forward_backward(batch, scale)
+        grads, watched, loss, weight, metrics = self._forward_backward(batch, scale)
         # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
         # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
         deltas = []
         for variable, before in zip(self._moving, moving_before, strict=True):
             deltas.append(tf.convert_to_tensor(variable.value) - before)
             variable.value.assign(before)
-        return _LocalSums(grads, deltas, loss, weight, metrics)
+        return LocalSums(grads, deltas, loss, weight, metrics, watched)
 
     def _differentiate(
         self, batch: Batch, scale: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
         variables = [variable.value for variable in self._weights]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for variable in variables:
                 tape.watch(variable)
+            sources = [] if self._watch is None else self._watch(tape)
             loss, weight, metrics = checked_sums(self._task.loss(self._model, batch, True))
             if self._model.losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.
@@ -271,10 +299,11 @@ class ReplicaStep:
             if self._config.penalty is not None:
                 loss += weight * self._config.penalty(self._model)
             scaled = loss / self._config.nominal_weight * scale
-        found = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        found, watched = tape.gradient(scaled, (variables, sources), unconnected_gradients=tf.UnconnectedGradients.ZERO)
         self.metric_names = tuple(sorted(metrics))
         return (
             [gradients.dense(gradient) for gradient in found],
+            [tf.convert_to_tensor(gradient) for gradient in watched],
             loss,
             weight,
             tuple(metrics[name] for name in self.metric_names),
@@ -299,14 +328,22 @@ class ReplicaStep:
             variable.value.assign(tf.cast(states[index], variable.value.dtype))
 
 
-class _LocalSums(NamedTuple):
-    """One replica's float32 sums over its microbatches."""
+class LocalSums(NamedTuple):
+    """One replica's float32 sums over its microbatches.
+
+    Attributes:
+      gradients: of the scaled loss, by each trained variable.
+      moving: what the moving statistics gained.
+      loss, weight, metrics: as the task gives them, regularisation included.
+      watched: gradients by what `ReplicaStep` was told to watch.
+    """
 
     gradients: list[tf.Tensor]
     moving: list[tf.Tensor]
     loss: tf.Tensor
     weight: tf.Tensor
     metrics: tuple[tf.Tensor, ...]
+    watched: list[tf.Tensor]
 
 
 def _num_replicas() -> int:

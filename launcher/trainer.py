@@ -17,7 +17,7 @@ from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
 from launcher.tasks.base import Task
-from launcher.train_step import Counters, ReplicaStep, StepConfig, moving_statistics
+from launcher.train_step import Counters, ReplicaStep, StepConfig, Watch, moving_statistics
 
 
 class StepRecords(NamedTuple):
@@ -82,19 +82,25 @@ class Trainer:
             self.counters = _make_counters(loss_scale.initial())
             self.ema = MovingAverage([*model.trainable_variables, *moving_statistics(model)], config.ema_decay)
             self.ema.build()
-        self.replica_step = ReplicaStep(
-            task=task,
-            model=model,
-            optimizer=optimizer,
-            loss_scale=loss_scale,
-            counters=self.counters,
-            ema=self.ema,
-            config=config,
-        )
+        self._task, self._loss_scale = task, loss_scale
+        self.replica_step = self.step_of(model)
         self._run_steps = tf.function(self._run_steps_in_graph)
         # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
         self._sum = tf.function(self._sum_in_graph)
         self._non_finite = tf.function(self._non_finite_in_graph)
+
+    def step_of(self, model: keras.Model, watch: Watch | None = None) -> ReplicaStep:
+        """This run's step on a model of the same task; see `ReplicaStep`. Only the run's own model can be trained."""
+        return ReplicaStep(
+            task=self._task,
+            model=model,
+            optimizer=self.optimizer,
+            loss_scale=self._loss_scale,
+            counters=self.counters,
+            ema=self.ema,
+            config=self.config,
+            watch=watch,
+        )
 
     @property
     def step(self) -> int:

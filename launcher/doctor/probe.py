@@ -1,0 +1,198 @@
+"""What one batch's gradients are like in 16 bits, and what they would be in float32.
+
+A probe runs the forward and backward pass of the training step twice on one batch with the same weights and the same
+random numbers: the run's own, under its policy and loss scale, and a shadow in float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher import gradients
+from launcher.doctor import shadow, spies
+from launcher.doctor.spies import Output, Spies
+from launcher.session import Session
+from launcher.train_step import Batch, ReplicaStep
+
+
+class Seen(NamedTuple):
+    """Gradients of one pass; float32, equal on every replica.
+
+    Weight gradients are those of a microbatch, before the reduction; with a loss scale, they are scaled. Counts are
+    sums over replicas (see `exponents.count`); maxima are of finite magnitudes.
+
+    Attributes:
+      weight_counts: [weights, 256].
+      weight_maxima: [replicas, weights].
+      activation_counts: [spied layers, 256], of the gradient by the layer's outputs.
+      activation_maxima: [replicas, spied layers].
+      loss: scalar, the mean over the microbatches' weight.
+    """
+
+    weight_counts: Any
+    weight_maxima: Any
+    activation_counts: Any
+    activation_maxima: Any
+    loss: Any
+
+
+class Compared(NamedTuple):
+    """Unscaled gradients of the weights, summed over replicas in float32, against the shadow's; float32 [weights].
+
+    Attributes:
+      cosine: of the angle between them; 1 where both are zero, NaN where the real one is not finite.
+      relative_error: norm of the difference over the norm of the shadow's; 0 where both are zero.
+      norm: of the shadow's.
+    """
+
+    cosine: Any
+    relative_error: Any
+    norm: Any
+
+
+class Probed(NamedTuple):
+    """What `Probe` found on one batch; NumPy arrays.
+
+    Attributes:
+      shadow: in float32 at scale 1.
+      real: under the run's policy, at `scale`.
+      compared: real against shadow.
+      scale: the loss scale of the real pass.
+    """
+
+    shadow: Seen
+    real: Seen
+    compared: Compared
+    scale: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One tensor that a probe counts.
+
+    Attributes:
+      path: of the weight or the layer.
+      dtype: it has in the real pass, such as "float16": of a weight's gradient, that of the layer's computations.
+    """
+
+    path: str
+    dtype: str
+
+
+class Probe:
+    """Probes a session's model; changes neither its variables nor its counters.
+
+    Args:
+      built: the session; its trainer's counters give the step, whose random numbers both passes use, and the scale.
+
+    Raises:
+      UsageError: the task does not build the same model twice.
+    """
+
+    def __init__(self, built: Session):
+        self._strategy = built.strategy
+        self._trainer = built.trainer
+        self.model = built.model
+        self.shadow = shadow.build(built.strategy, built.plan)
+        shadow.copy_weights(self.model, self.shadow)
+        self._real_spies, self._shadow_spies = Spies(self.model), Spies(self.shadow)
+        self._real = built.trainer.step_of(self.model, self._real_spies.watch)
+        self._shadow = built.trainer.step_of(self.shadow, self._shadow_spies.watch)
+        self._run = tf.function(self._run_in_graph)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The rows of `weight_counts`."""
+        owners = _compute_dtypes(self.model)
+        return [
+            Tensor(path=variable.path, dtype=owners.get(id(variable), "float32"))
+            for variable in self.model.trainable_variables
+        ]
+
+    @property
+    def activations(self) -> list[Tensor]:
+        """The rows of `activation_counts`, after the first batch."""
+        outputs = self._real_spies.outputs
+        return [
+            Tensor(path=path, dtype=seen[0].dtype if seen else "float32")
+            for path, seen in zip(self._real_spies.paths, outputs, strict=True)
+        ]
+
+    @property
+    def outputs(self) -> dict[str, list[Output]]:
+        """What each spied layer gave in the real pass, after the first batch."""
+        return dict(zip(self._real_spies.paths, self._real_spies.outputs, strict=True))
+
+    def run(self, batch: Any, scale: float | None = None) -> Probed:
+        """Both passes on one batch.
+
+        Args:
+          batch: of the trainer's present step, as `next(trainer.batches(data))` gives it.
+          scale: of the real pass; None for the trainer's.
+        """
+        scale = self._trainer.loss_scale if scale is None else scale
+        found = self._run(batch, tf.constant(scale, tf.float32))
+        first = tf.nest.map_structure(lambda value: self._strategy.experimental_local_results(value)[0], found)
+        return tf.nest.map_structure(np.asarray, first)
+
+    def _run_in_graph(self, batch: Any, scale: tf.Tensor) -> Any:
+        with self._real_spies.installed(), self._shadow_spies.installed():
+            return self._strategy.run(self._in_replica, args=(batch, scale))
+
+    def _in_replica(self, batch: Batch, scale: tf.Tensor) -> Probed:
+        expected, plain = _observe(self._shadow, batch, tf.constant(1.0))
+        found, scaled = _observe(self._real, batch, scale)
+        unscaled = [gradient / scale for gradient in scaled]
+        both = gradients.reduce_sum([*plain, *unscaled])
+        compared = _compare(both[: len(plain)], both[len(plain) :])
+        return Probed(expected, found, compared, scale)
+
+
+def _observe(step: ReplicaStep, batch: Batch, scale: tf.Tensor) -> tuple[Seen, list[tf.Tensor]]:
+    local = step.first_microbatch(batch, scale=scale)
+    weights = tf.stack([spies.observe(gradient) for gradient in local.gradients])
+    layers = tf.stack(local.watched)
+    context = tf.distribute.get_replica_context()
+    row = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None]
+    seen = gradients.reduce_sum(
+        [
+            spies.counts(weights),
+            row * spies.maxima(weights)[None, :],
+            spies.counts(layers),
+            row * spies.maxima(layers)[None, :],
+            local.loss,
+            local.weight,
+        ]
+    )
+    *tables, loss, weight = seen
+    return Seen._make([*tables, tf.math.divide_no_nan(loss, weight)]), local.gradients
+
+
+def _compare(expected: list[tf.Tensor], found: list[tf.Tensor]) -> Compared:
+    cosines, errors, norms = [], [], []
+    for one, other in zip(expected, found, strict=True):
+        # Squares of small gradients would be lost in float32.
+        size = tf.reduce_max(tf.abs(one))
+        size = tf.where(tf.logical_and(size > 0, tf.math.is_finite(size)), size, 1.0)
+        one, other = one / size, other / size
+        norm, found_norm = tf.norm(one), tf.norm(other)
+        equal = tf.reduce_all(one == other)
+        cosine = tf.math.divide_no_nan(tf.reduce_sum(one * other), norm * found_norm)
+        cosine = tf.where(tf.math.is_finite(found_norm), cosine, float("nan"))
+        cosines.append(tf.where(equal, 1.0, cosine))
+        errors.append(tf.where(equal, 0.0, tf.norm(other - one) / norm))
+        norms.append(norm * size)
+    return Compared(tf.stack(cosines), tf.stack(errors), tf.stack(norms))
+
+
+def _compute_dtypes(model: keras.Model) -> dict[int, str]:
+    """The dtype that the innermost layer computes in that holds a variable, by the variable's id."""
+    found: dict[int, str] = {}
+    for layer in (model, *spies.nested(model)):
+        found.update({id(variable): layer.compute_dtype for variable in layer.trainable_variables})
+    return found

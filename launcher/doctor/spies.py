@@ -1,0 +1,223 @@
+"""Looks at the gradients that pass between a model's layers, in the graph, where they are computed.
+
+A spy is the identity with one more input, a token of zeros. In the backward pass, the token's gradient is what the spy
+saw of the gradient beside it, so `tape.gradient(loss, tokens)` gives the statistics and keeps no gradient in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from launcher.doctor import exponents
+from launcher.trainer import unique_name
+
+# Maxima do not add up over a layer's calls, so each call has a place of its own; those past the last share it.
+_CALLS = 4
+TOKEN_SIZE = exponents.NUM_BINS + _CALLS
+
+# These draw other numbers in 16 bits than in float32.
+_RANDOM = (
+    keras.layers.AlphaDropout,
+    keras.layers.Dropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+)
+
+
+class Output(NamedTuple):
+    """A floating-point output of a layer, as seen while a pass was traced.
+
+    Attributes:
+      shape: static, of one replica; None where unknown.
+      dtype: such as "float16".
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+class Spies:
+    """One spy on every leaf layer of a model: those without layers inside, and recurrent layers as a whole.
+
+    Layers that come before the first weights have no gradient in training, and none here.
+
+    Args:
+      model: built.
+
+    Example, while a tf.function is traced:
+
+        with spies.installed():
+            strategy.run(replica_function)
+
+    and in the replica's function:
+
+        with tf.GradientTape() as tape:
+            tokens = spies.watch(tape)
+            loss = ...
+        seen = tape.gradient(loss, tokens, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    """
+
+    def __init__(self, model: keras.Model):
+        self.layers: tuple[keras.layers.Layer, ...] = tuple(_leaves(model))
+        self._held_elsewhere = _weights_of([model]) - _weights_of(self.layers)
+        # Replicas are traced in threads, in turns: each has a pass of its own.
+        self._thread = threading.local()
+        self.outputs: list[list[Output]] = [[] for _ in self.layers]
+        """Outputs of each layer in the pass that was traced last, in the order of its calls."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """A name for each spied layer: its path, made unique where layers share one."""
+        named: dict[str, object] = {}
+        for layer in self.layers:
+            named[unique_name(layer.path or layer.name, named)] = layer
+        return tuple(named)
+
+    def watch(self, tape: tf.GradientTape) -> list[tf.Tensor]:
+        """Makes this pass's tokens, float32 [TOKEN_SIZE] each, in the order of `layers`; under the tape."""
+        one = _Pass(
+            tokens=[tf.zeros([TOKEN_SIZE]) for _ in self.layers],
+            calls=[0] * len(self.layers),
+            outputs=[[] for _ in self.layers],
+            past_weights=bool(self._held_elsewhere),
+        )
+        tape.watch(one.tokens)
+        self._thread.present, self.outputs = one, one.outputs
+        return one.tokens
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Puts the spies into the model while a pass is traced, and takes them out again; around `strategy.run`."""
+        with contextlib.ExitStack() as stack:
+            for index, layer in enumerate(self.layers):
+                stack.enter_context(self._on(index, layer))
+            yield
+
+    @contextlib.contextmanager
+    def _on(self, index: int, layer: keras.layers.Layer) -> Iterator[None]:
+        call, dtype, policy = layer.call, layer.compute_dtype, layer.dtype_policy
+        draws = isinstance(layer, _RANDOM)
+
+        def spied(*args: Any, **kwargs: Any) -> Any:
+            outputs = call(*args, **kwargs)
+            return keras.tree.map_structure(lambda value: self._spy(index, value, dtype if draws else None), outputs)
+
+        layer.call = spied
+        if draws:  # the same masks under every policy
+            layer.dtype_policy = "float32"
+        try:
+            yield
+        finally:
+            del layer.call
+            if draws:
+                layer.dtype_policy = policy
+
+    def _spy(self, index: int, value: Any, dtype: str | None) -> Any:
+        present: _Pass | None = getattr(self._thread, "present", None)
+        if present is not None:
+            present.past_weights |= bool(self.layers[index].trainable_variables)
+        if not tf.is_tensor(value) or not value.dtype.is_floating:
+            return value
+        if dtype is not None:
+            value = tf.cast(value, dtype)
+        if present is None:
+            return value
+        present.outputs[index].append(Output(tuple(value.shape), value.dtype.name))
+        if not present.past_weights:
+            return value
+        place = min(present.calls[index], _CALLS - 1)
+        present.calls[index] += 1
+        return _identity(value, present.tokens[index], place)
+
+
+@dataclasses.dataclass
+class _Pass:
+    """One forward pass while it is traced."""
+
+    tokens: list[tf.Tensor]
+    calls: list[int]
+    outputs: list[list[Output]]
+    past_weights: bool
+
+
+def counts(seen: tf.Tensor) -> tf.Tensor:
+    """Counts of exponents, float32 [..., 256], in tokens' gradients [..., TOKEN_SIZE]; see `exponents.count`."""
+    return seen[..., : exponents.NUM_BINS]
+
+
+def maxima(seen: tf.Tensor) -> tf.Tensor:
+    """Largest finite magnitudes, float32 [...], in tokens' gradients [..., TOKEN_SIZE].
+
+    Exact where a layer is called up to 4 times; past that, no less than the true value.
+    """
+    return tf.reduce_max(seen[..., exponents.NUM_BINS :], axis=-1)
+
+
+def observe(tensor: tf.Tensor, place: int = 0) -> tf.Tensor:
+    """What a spy notes of a tensor, float32 [TOKEN_SIZE]."""
+    wide = tf.abs(tf.cast(tensor, tf.float32))
+    largest = tf.reduce_max(tf.where(tf.math.is_finite(wide), wide, 0.0))
+    # Of no elements, the largest is -inf.
+    return tf.concat([exponents.count(tensor), tf.maximum(largest, 0.0) * tf.one_hot(place, _CALLS)], axis=0)
+
+
+def _identity(value: tf.Tensor, token: tf.Tensor, place: int) -> tf.Tensor:
+    @tf.custom_gradient
+    def spy(value: tf.Tensor, token: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            upstream = tf.convert_to_tensor(upstream)
+            return upstream, observe(upstream, place)
+
+        return tf.identity(value), gradient
+
+    return spy(value, token)
+
+
+def nested(model: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
+    """Every layer inside a model once, parents first, also those held as attributes or in lists and dicts."""
+    return _below(model, {id(model)}, through=lambda layer: True)
+
+
+def _leaves(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    # The layers inside a recurrent one run in a loop, which a token made outside of it cannot leave.
+    for layer in _below(model, {id(model)}, through=lambda layer: not isinstance(layer, keras.layers.RNN)):
+        # Masking hands its mask on with the very tensor that it returns.
+        if isinstance(layer, (keras.layers.InputLayer, keras.layers.Masking, keras.Model)):
+            continue
+        if isinstance(layer, keras.layers.RNN) or next(nested(layer), None) is None:
+            yield layer
+
+
+def _below(
+    layer: keras.layers.Layer, seen: set[int], through: Callable[[keras.layers.Layer], bool]
+) -> Iterator[keras.layers.Layer]:
+    for value in [getattr(layer, "layers", ()), *vars(layer).values()]:
+        for one in _held(value):
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            yield one
+            if through(one):
+                yield from _below(one, seen, through)
+
+
+def _held(value: Any) -> Iterator[keras.layers.Layer]:
+    if isinstance(value, keras.layers.Layer):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _held(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _held(one)
+
+
+def _weights_of(layers: Iterable[keras.layers.Layer]) -> set[int]:
+    return {id(variable) for layer in layers for variable in layer.trainable_variables}
