@@ -238,6 +238,7 @@ def _run_session(
         total_steps=resolved.total_steps,
         evaluate=mode != "train",
         progress=Progress(os.environ),
+        watch=session.watch(built) if mode != "eval" else None,
         stop_requested=stop,
         after_first_step=lambda: _save_operative_config(model_dir, reporter) if is_chief else None,
     )

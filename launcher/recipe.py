@@ -11,6 +11,7 @@ import gin
 from launcher import gradients, layer_policies
 from launcher.checkpoints.saver import ON_ERROR
 from launcher.clipping import Clipping
+from launcher.doctor.watch_settings import PrecisionWatch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.regularization import Penalty
@@ -36,6 +37,7 @@ class Recipe:
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
       precision_overrides: policies of single layers by a regular expression on their path, such as
         {'stage3_.*': 'float32'}; see `launcher.layer_policies.apply`.
+      precision_watch: `@PrecisionWatch()` to sample what float16 does to the gradients during training, or None.
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
       wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
       bucket_bytes: upper bound on one gradient collective.
@@ -74,6 +76,7 @@ class Recipe:
     strategy: str = "auto"
     precision: str = "auto"
     precision_overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    precision_watch: PrecisionWatch | None = None
     loss_scale: Any = "auto"
     wire_dtype: str = "auto"
     bucket_bytes: int = gradients.DEFAULT_BUCKET_BYTES

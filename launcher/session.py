@@ -12,6 +12,7 @@ import tensorflow as tf
 import models
 from launcher import initial_values, layer_policies
 from launcher import strategy as strategy_lib
+from launcher.doctor.watch import Watch
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
 from launcher.optimizers import Optimizer
@@ -77,6 +78,12 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         jit_compile=plan.jit_compile,
     )
     return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator)
+
+
+def watch(session: Session) -> Watch | None:
+    """What the recipe has look at the gradients while training, if anything."""
+    settings = session.plan.recipe.precision_watch
+    return None if settings is None else Watch(session.trainer, session.plan.data, settings.every)
 
 
 def build_model(plan: RunPlan) -> keras.Model:

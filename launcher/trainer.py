@@ -121,14 +121,14 @@ class Trainer:
         """Consecutive skipped steps at a scale that cannot fall further."""
         return int(self.counters.scale.skips_at_floor.numpy())
 
-    def batches(self, data: Data) -> Iterator:
-        """Batches for `train`, starting at the data position of the current step."""
+    def batches(self, data: Data, start_step: int | None = None) -> Iterator:
+        """Batches for `train`, starting at the data position of the current step or of another one."""
         batches = distribute_batches(
             self.strategy,
             data.train_batches,
             global_batch_size=self.config.global_batch_size,
             seed=self.config.seed,
-            start_step=self.step,
+            start_step=self.step if start_step is None else start_step,
         )
         return iter(batches)
 

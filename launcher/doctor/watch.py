@@ -1,0 +1,173 @@
+"""Looks, between two training steps, at the gradients of one batch in float32, and says what float16 makes of them.
+
+A sample is a device program of its own, beside the one that trains: the forward and backward pass of each replica's
+first microbatch with the present weights, traced while every layer's policy is float32, so that nothing is lost before
+it is counted. The program that trains is the same with and without a watch, and so are the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher import gradients
+from launcher.data.pipeline import Data
+from launcher.doctor import float16_range, spies
+from launcher.doctor.spies import Spies
+from launcher.train_step import Batch
+from launcher.trainer import Trainer, unique_name
+
+
+class Sample(NamedTuple):
+    """What was seen in one batch.
+
+    Attributes:
+      event: fields of a log event but the step: `lost_share`, `subnormal_share` (of the values that are not zero),
+        `headroom_bits`, `recommended_scale`, `worst_layer`, `worst_layer_lost_share`, and in `layers` the lost share,
+        the subnormal share and the headroom (None: only zeros) of every tensor, all at the present loss scale; a
+        layer's output is called PATH:output.
+      exponents: how many values have the exponent e, by what they are: "weight_gradients", "activation_gradients";
+        float64 [256], bin 127 is 2^0.
+    """
+
+    event: dict[str, Any]
+    exponents: dict[str, np.ndarray]
+
+
+class Watch:
+    """Samples a trainer's gradients.
+
+    The shares are over the tensors that the run computes in float16; over all of them where it has none, as what
+    mixed_float16 would do.
+
+    Args:
+      trainer: whose weights, step and loss scale are used and left as they are.
+      data: the task's data. Sample n takes the batch of step n: batches that training has seen, from one stream that
+        stays open, whatever step training is at.
+      every: steps between samples.
+    """
+
+    def __init__(self, trainer: Trainer, data: Data, every: int):
+        self._trainer = trainer
+        self._data = data
+        self._every = every
+        self._spies = Spies(trainer.model)
+        self._step = trainer.step_of(trainer.model, self._spies.watch)
+        self._names, self._in_float16 = self._tensors()
+        self._num_weights = len(trainer.model.trainable_variables)
+        self._batches: Iterator | None = None
+        self._run = tf.function(self._run_in_graph)
+
+    def steps_until_due(self, step: int) -> int:
+        return self._every - step % self._every
+
+    def is_due(self, step: int) -> bool:
+        return step > 0 and step % self._every == 0
+
+    def sample(self) -> Sample:
+        """Looks at one batch. All workers call this after the same step."""
+        trainer = self._trainer
+        if self._batches is None:
+            self._batches = trainer.batches(self._data, start_step=max(0, trainer.step // self._every - 1))
+        found = self._run(next(self._batches))
+        counts, largest = (trainer.strategy.experimental_local_results(value)[0].numpy() for value in found)
+        return summarise(
+            counts, largest.max(axis=0), self._names, self._in_float16, self._num_weights, trainer.loss_scale
+        )
+
+    def _run_in_graph(self, batch: Any) -> Any:
+        with in_float32(self._trainer.model), self._spies.installed():
+            return self._trainer.strategy.run(self._in_replica, args=(batch,))
+
+    def _in_replica(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        """Counts [tensors, 256] and largest magnitudes [replicas, tensors], equal on every replica."""
+        local = self._step.first_microbatch(batch, scale=tf.constant(1.0))
+        seen = tf.stack([*map(spies.observe, local.gradients), *local.watched])
+        context = tf.distribute.get_replica_context()
+        row = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None]
+        counts, largest = gradients.reduce_sum([spies.counts(seen), row * spies.maxima(seen)[None, :]])
+        return counts, largest
+
+    def _tensors(self) -> tuple[list[str], np.ndarray]:
+        """Names of the weights and of the spied layers, and which of them have their gradients in float16."""
+        model = self._trainer.model
+        dtypes: dict[int, str] = {}
+        for layer in (model, *spies.nested(model)):
+            dtypes.update({id(variable): layer.compute_dtype for variable in layer.trainable_variables})
+        named: dict[str, str] = {}
+        for variable in model.trainable_variables:
+            named[unique_name(variable.path, named)] = dtypes.get(id(variable), "float32")
+        for path, layer in zip(self._spies.paths, self._spies.layers, strict=True):
+            named[unique_name(f"{path}:output", named)] = layer.compute_dtype
+        return list(named), np.array([dtype == "float16" for dtype in named.values()])
+
+
+def summarise(
+    counts: np.ndarray,
+    largest: np.ndarray,
+    names: list[str],
+    in_float16: np.ndarray,
+    num_weights: int,
+    scale: float,
+) -> Sample:
+    """A sample from tables of unscaled gradients.
+
+    Args:
+      counts: [tensors, 256], see `exponents.count`: first those of weights, then those of layers' outputs.
+      largest: [tensors], largest finite magnitude.
+      names: of the tensors.
+      in_float16: bool [tensors]: those that the totals are over; over all when there is none.
+      num_weights: how many of the tensors are gradients of weights.
+      scale: the loss scale.
+    """
+    chosen = in_float16 if in_float16.any() else np.ones_like(in_float16)
+    each = float16_range.shares(counts, scale)
+    total = float16_range.shares(counts[chosen].sum(axis=0), scale)
+    headroom = float16_range.headroom_bits(largest, scale)
+    # The most lost; where nothing is, the most subnormal; where nothing is that either, the nearest to overflow.
+    order = np.lexsort((headroom, -each.subnormal, -each.lost))
+    worst = next(index for index in order if chosen[index])
+    event = {
+        "lost_share": float(total.lost),
+        "subnormal_share": float(total.subnormal),
+        "headroom_bits": float(headroom[chosen].min()),
+        "recommended_scale": float16_range.recommended_scale(largest[chosen].max()),
+        "worst_layer": names[worst],
+        "worst_layer_lost_share": float(each.lost[worst]),
+        "layers": {
+            name: [_short(lost), _short(subnormal), _short(bits) if np.isfinite(bits) else None]
+            for name, table, lost, subnormal, bits in zip(
+                names, counts, each.lost, each.subnormal, headroom, strict=True
+            )
+            if table.any()
+        },
+        "loss_scale": scale,
+    }
+    tables = {"weight_gradients": counts[:num_weights], "activation_gradients": counts[num_weights:]}
+    return Sample(event, {name: table.sum(axis=0, dtype=np.float64) for name, table in tables.items()})
+
+
+@contextlib.contextmanager
+def in_float32(model: keras.Model) -> Iterator[None]:
+    """Every layer computes in float32 in what is traced inside."""
+    changed = [
+        (layer, layer.dtype_policy)
+        for layer in (model, *spies.nested(model))
+        if layer.compute_dtype in ("float16", "bfloat16")
+    ]
+    for layer, _ in changed:
+        layer.dtype_policy = "float32"
+    try:
+        yield
+    finally:
+        for layer, policy in changed:
+            layer.dtype_policy = policy
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
