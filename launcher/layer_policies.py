@@ -58,8 +58,8 @@ def check(overrides: Mapping[str, str]) -> None:
             raise UsageError(f"{BINDING}: {pattern!r} is no regular expression: {error}") from None
         if policy in ("float16", "bfloat16"):
             raise UsageError(
-                f"{BINDING}[{pattern!r}] = {policy!r} would keep the weights in 16 bits, too; 'mixed_{policy}' computes "
-                "in them and keeps float32 weights"
+                f"{BINDING}[{pattern!r}] = {policy!r} would keep the weights in 16 bits, too; 'mixed_{policy}' "
+                "computes in them and keeps float32 weights"
             )
         if policy not in POLICIES:
             raise UsageError(f"{BINDING}[{pattern!r}] = {policy!r} is no policy{advice(policy, POLICIES)}")
