@@ -19,6 +19,7 @@ from launcher import gradients
 from launcher.data.pipeline import Data
 from launcher.doctor import float16_range, spies
 from launcher.doctor.spies import Spies
+from launcher.errors import TrainingError
 from launcher.train_step import Batch
 from launcher.trainer import Trainer, unique_name
 
@@ -70,11 +71,22 @@ class Watch:
         return step > 0 and step % self._every == 0
 
     def sample(self) -> Sample:
-        """Looks at one batch. All workers call this after the same step."""
+        """Looks at one batch. All workers call this after the same step.
+
+        Raises:
+          TrainingError: the device has no room for the float32 pass. Half of it may have moved the model's moving
+            statistics, so nothing can go on from here.
+        """
         trainer = self._trainer
         if self._batches is None:
             self._batches = trainer.batches(self._data, start_step=max(0, trainer.step // self._every - 1))
-        found = self._run(next(self._batches))
+        try:
+            found = self._run(next(self._batches))
+        except tf.errors.ResourceExhaustedError as error:
+            raise TrainingError(
+                "precision_watch: there is no memory for the float32 pass of a microbatch; raise train.microbatches, "
+                f"or take train.precision_watch out ({error.message.splitlines()[0]})"
+            ) from error
         counts, largest = (trainer.strategy.experimental_local_results(value)[0].numpy() for value in found)
         return summarise(
             counts, largest.max(axis=0), self._names, self._in_float16, self._num_weights, trainer.loss_scale
