@@ -159,13 +159,12 @@ def test_layers_that_overflow_and_the_replica_that_saw_it_are_named(recipe, repl
 
 def narrow_model():
     """y = (x A) b: of the gradients, only the one that b stands in overflows."""
+    steep = keras.initializers.Constant(2.0**9)
     return keras.Sequential(
         [
             keras.Input((2,)),
             keras.layers.Dense(2, use_bias=False, name="first", kernel_initializer="zeros"),
-            keras.layers.Dense(
-                1, use_bias=False, name="second", kernel_initializer=keras.initializers.Constant(2.0**9)
-            ),
+            keras.layers.Dense(1, use_bias=False, name="second", kernel_initializer=steep),
         ]
     )
 
