@@ -48,10 +48,12 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_enum(
         "mode",
         "train_and_eval",
-        ["train", "eval", "train_and_eval", "verify", "predict", "export", "export_step", "preflight"],
+        ["train", "eval", "train_and_eval", "verify", "predict", "export", "export_step", "preflight"]
+        + ["precision_report"],
         "What to do; verify compares some steps on several topologies, predict answers lines of text, export writes a "
         "SavedModel, export_step the training step of --replicas replicas as a program that JAX can run, preflight "
-        "compiles it for the slices of --tpu_type without a TPU.",
+        "compiles it for the slices of --tpu_type without a TPU, precision_report says what 16 bits do to the "
+        "gradients and which loss scale fits.",
         flag_values=values,
     )
     flags.DEFINE_string(

@@ -13,6 +13,8 @@ import tensorflow as tf
 from launcher import assets, config, failures, gce, layer_policies, plan, session, starting_point, tpu_runtime, wire
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
+from launcher.doctor import precision_report
+from launcher.doctor.settings import Settings as PrecisionSettings
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
 from launcher.model_dir import check_model_dir, default_model_dir
 from launcher.plan import RunPlan
@@ -39,6 +41,8 @@ def run(options: Any) -> int:
         return _export_step(options)
     if options.mode == "preflight":
         return _preflight(options)
+    if options.mode == "precision_report":
+        return _precision_report(options)
     if options.mode in ("predict", "export") and not options.dry_run:
         return _serve(options)
     stopwatch = Stopwatch()
@@ -76,6 +80,7 @@ def _resolve(options: Any) -> RunPlan:
     import_builtins()
     config.load(options.gin_file, options.gin_param)
     VerifySettings()  # a recipe may say how it is to be verified
+    PrecisionSettings()  # and examined
     return plan.resolve(
         Recipe(),
         environ=os.environ,
@@ -153,6 +158,26 @@ def _verify(options: Any) -> int:
             seed=options.seed,
             deterministic=options.deterministic,
             model_dir=check_model_dir(options.model_dir or default_model_dir(options.gin_file)),
+            dry_run=options.dry_run,
+        )
+
+
+def _precision_report(options: Any) -> int:
+    for flag in ("strategy", "tpu"):
+        if getattr(options, flag) is not None:
+            raise UsageError(
+                f"--{flag}={getattr(options, flag)}: --mode=precision_report runs on this machine; leave it out, and "
+                "say on how many replicas with --replicas"
+            )
+    with config.usage_errors():
+        import_builtins()
+        config.load(options.gin_file, options.gin_param)
+        VerifySettings()
+        return precision_report.run(
+            gin_files=options.gin_file,
+            replicas=options.replicas,
+            seed=options.seed,
+            model_dir=options.model_dir or default_model_dir(options.gin_file),
             dry_run=options.dry_run,
         )
 

@@ -63,12 +63,15 @@ class Probed(NamedTuple):
       real: under the run's policy, at `scale`.
       compared: real against shadow.
       scale: the loss scale of the real pass.
+      wire_counts, wire_maxima: float32 [weights, 256] and [weights] of the shadow's gradients summed over replicas.
     """
 
     shadow: Seen
     real: Seen
     compared: Compared
     scale: Any
+    wire_counts: Any
+    wire_maxima: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,6 +131,27 @@ class Probe:
         """What each spied layer gave in the real pass, after the first batch."""
         return dict(zip(self._real_spies.paths, self._real_spies.outputs, strict=True))
 
+    @property
+    def shadow_outputs(self) -> dict[str, list[Output]]:
+        """The same of the shadow."""
+        return dict(zip(self._shadow_spies.paths, self._shadow_spies.outputs, strict=True))
+
+    @property
+    def model_outputs(self) -> list[Output]:
+        """What the model itself gave in the real pass, after the first batch."""
+        return self._real_spies.model_outputs
+
+    @property
+    def weight_sizes(self) -> list[tuple[int, bool]]:
+        """Elements of each of `weights`, and whether it is computed with in 16 bits."""
+        variables = self.model.trainable_variables
+        sizes = [int(variable.value.shape.num_elements()) for variable in variables]
+        return [(size, one.dtype != "float32") for size, one in zip(sizes, self.weights, strict=True)]
+
+    def graph(self, batch: Any) -> tf.compat.v1.GraphDef:
+        """Both passes as TensorFlow runs them; after the first batch."""
+        return self._run.get_concrete_function(batch, tf.constant(1.0)).graph.as_graph_def()
+
     def run(self, batch: Any, scale: float | None = None) -> Probed:
         """Both passes on one batch.
 
@@ -150,7 +174,8 @@ class Probe:
         unscaled = [gradient / scale for gradient in scaled]
         both = gradients.reduce_sum([*plain, *unscaled])
         compared = _compare(both[: len(plain)], both[len(plain) :])
-        return Probed(expected, found, compared, scale)
+        wire = tf.stack([spies.observe(gradient) for gradient in both[: len(plain)]])
+        return Probed(expected, found, compared, scale, spies.counts(wire), spies.maxima(wire))
 
 
 def _observe(step: ReplicaStep, batch: Batch, scale: tf.Tensor) -> tuple[Seen, list[tf.Tensor]]:

@@ -65,20 +65,18 @@ class Spies:
     """
 
     def __init__(self, model: keras.Model):
-        self.layers: tuple[keras.layers.Layer, ...] = tuple(_leaves(model))
+        named = named_leaves(model)
+        self.paths: tuple[str, ...] = tuple(named)
+        """A name for each spied layer: its path, made unique where layers share one."""
+        self.layers: tuple[keras.layers.Layer, ...] = tuple(named.values())
         self._held_elsewhere = _weights_of([model]) - _weights_of(self.layers)
         # Replicas are traced in threads, in turns: each has a pass of its own.
         self._thread = threading.local()
         self.outputs: list[list[Output]] = [[] for _ in self.layers]
         """Outputs of each layer in the pass that was traced last, in the order of its calls."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """A name for each spied layer: its path, made unique where layers share one."""
-        named: dict[str, object] = {}
-        for layer in self.layers:
-            named[unique_name(layer.path or layer.name, named)] = layer
-        return tuple(named)
+        self._model = model
+        self.model_outputs: list[Output] = []
+        """What the model itself gave."""
 
     def watch(self, tape: tf.GradientTape) -> list[tf.Tensor]:
         """Makes this pass's tokens, float32 [TOKEN_SIZE] each, in the order of `layers`; under the tape."""
@@ -96,9 +94,26 @@ class Spies:
     def installed(self) -> Iterator[None]:
         """Puts the spies into the model while a pass is traced, and takes them out again; around `strategy.run`."""
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._on_model())
             for index, layer in enumerate(self.layers):
                 stack.enter_context(self._on(index, layer))
             yield
+
+    @contextlib.contextmanager
+    def _on_model(self) -> Iterator[None]:
+        call = self._model.call
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            outputs = call(*args, **kwargs)
+            tensors = [value for value in keras.tree.flatten(outputs) if tf.is_tensor(value)]
+            self.model_outputs = [_described(value) for value in tensors if value.dtype.is_floating]
+            return outputs
+
+        self._model.call = recorded
+        try:
+            yield
+        finally:
+            del self._model.call
 
     @contextlib.contextmanager
     def _on(self, index: int, layer: keras.layers.Layer) -> Iterator[None]:
@@ -129,7 +144,7 @@ class Spies:
             value = tf.cast(value, dtype)
         if present is None:
             return value
-        present.outputs[index].append(Output(tuple(value.shape), value.dtype.name))
+        present.outputs[index].append(_described(value))
         if not present.past_weights:
             return value
         place = min(present.calls[index], _CALLS - 1)
@@ -145,6 +160,10 @@ class _Pass:
     calls: list[int]
     outputs: list[list[Output]]
     past_weights: bool
+
+
+def _described(value: tf.Tensor) -> Output:
+    return Output(tuple(value.shape), value.dtype.name)
 
 
 def counts(seen: tf.Tensor) -> tf.Tensor:
@@ -183,6 +202,14 @@ def _identity(value: tf.Tensor, token: tf.Tensor, place: int) -> tf.Tensor:
 def nested(model: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
     """Every layer inside a model once, parents first, also those held as attributes or in lists and dicts."""
     return _below(model, {id(model)}, through=lambda layer: True)
+
+
+def named_leaves(model: keras.Model) -> dict[str, keras.layers.Layer]:
+    """The layers that have spies, by their paths."""
+    named: dict[str, keras.layers.Layer] = {}
+    for layer in _leaves(model):
+        named[unique_name(layer.path or layer.name, named)] = layer
+    return named
 
 
 def _leaves(model: keras.Model) -> Iterator[keras.layers.Layer]:

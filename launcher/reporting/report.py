@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.reporting import strict_json
+from launcher.reporting import page, strict_json
 from launcher.reporting.metrics_file import read_events
 
 FILE_NAME = "report.html"
-_NO_PLOTS = "The curves need matplotlib, which is not installed (the extra <code>report</code> brings it)."
 _NOT_PLOTTED = ("step", "split", "time", "input_wait_fraction", strict_json.NON_FINITE)
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 0 0 1.5rem; } td, th { padding: .2rem 1.2rem .2rem 0; text-align: left; }
-tr { border-bottom: 1px solid #ddd; } img { max-width: 100%; } .failed { color: #b00020; }
-pre { white-space: pre-wrap; }
-"""
-
 Curve = tuple[list[float], list[float]]  # Steps and values.
 
 
@@ -51,31 +41,14 @@ def _page(name: str, events: Sequence[Mapping[str, Any]], plan: Mapping[str, str
     sections = [
         f'<h1>{html.escape(name)}</h1><p class="{status}">{status} at step {html.escape(str(summary.get("step")))}</p>',
         f"<pre>{html.escape(str(error))}</pre>" if error else "",
-        _table("Results", numbers),
+        page.table("Results", numbers),
         f"<h2>Curves</h2>{_plots(_curves(events))}",
         f"<p>Steps skipped because gradients were not finite: {skipped[-1]:g}.</p>" if skipped else "",
-        _table("Plan", plan),
-        _table("Seconds", {key: f"{value:.1f}" for key, value in summary.get("seconds", {}).items()}),
-        _table("Versions", summary.get("versions", {})),
+        page.table("Plan", plan),
+        page.table("Seconds", {key: f"{value:.1f}" for key, value in summary.get("seconds", {}).items()}),
+        page.table("Versions", summary.get("versions", {})),
     ]
-    head = f'<meta charset="utf-8"><title>{html.escape(name)}</title><style>{_STYLE}</style>'
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(sections) + "\n</body></html>\n"
-
-
-def _table(title: str, rows: Mapping[str, Any]) -> str:
-    if not rows:
-        return ""
-    cells = "".join(
-        f"<tr><th>{html.escape(str(name))}</th><td>{html.escape(_show(value))}</td></tr>"
-        for name, value in rows.items()
-    )
-    return f"<h2>{title}</h2><table>{cells}</table>"
-
-
-def _show(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return str(value)
-    return f"{strict_json.number(value):.6g}"
+    return page.page(name, sections)
 
 
 def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Curve]]:
@@ -97,7 +70,7 @@ def _plots(curves: Mapping[str, Mapping[str, Curve]]) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return f"<p>{_NO_PLOTS}</p>"
+        return f"<p>{page.NO_PLOTS}</p>"
     rows = math.ceil(len(curves) / 2)
     figure = Figure(figsize=(11, 3 * rows), layout="constrained")
     for index, (name, by_split) in enumerate(curves.items()):
@@ -111,6 +84,4 @@ def _plots(curves: Mapping[str, Mapping[str, Curve]]) -> str:
             axes.set_yscale("log", base=2)
         if len(by_split) > 1:
             axes.legend()
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=110)
-    return f'<img alt="Curves by step" src="data:image/png;base64,{base64.b64encode(image.getvalue()).decode()}">'
+    return page.image(figure, "Curves by step")

@@ -1,0 +1,236 @@
+"""Everything a precision report says, measured on a few batches of a session."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from launcher import wire
+from launcher.doctor import lint, memory, statistics
+from launcher.doctor.lint import Finding
+from launcher.doctor.memory import Memory
+from launcher.doctor.probe import Probe, Probed
+from launcher.doctor.settings import Settings
+from launcher.doctor.statistics import Gradient, Overflow, Verdict
+from launcher.errors import TrainingError
+from launcher.session import Session
+
+# A gradient this far below the others is what rounding leaves of an exact zero: its direction means nothing.
+_ROUNDING = 1e-6
+
+
+class PassError(NamedTuple):
+    """How far the 16-bit gradient of one weight is from the float32 one.
+
+    Attributes:
+      path: of the weight.
+      cosine: of the angle between them; NaN where the 16-bit one is not finite.
+      relative: norm of the difference over the norm of the float32 one.
+      is_rounding: whether the float32 one is zero but for rounding, so that neither says anything.
+    """
+
+    path: str
+    cosine: float
+    relative: float
+    is_rounding: bool
+
+
+class WireCost(NamedTuple):
+    """What reducing the gradients costs and loses, predicted; see `launcher.wire`.
+
+    Attributes:
+      dtype: on the wire.
+      replicas: of the reduction.
+      error: relative error of the sum.
+      payload_bytes: of one step's gradients.
+      sent_bytes: by each replica.
+    """
+
+    dtype: str
+    replicas: int
+    error: float
+    payload_bytes: int
+    sent_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Examined:
+    """What was found.
+
+    Attributes:
+      policy, loss_scale_log2: that were examined; the scale of the run's next step.
+      batches: that were looked at.
+      gradients: in float32 at scale 1, of weights, activations and the wire.
+      real: the same weights' and activations' gradients as the 16-bit pass had them, at the run's scale.
+      errors: of the 16-bit pass, by the scale's exponent: of 1, the run's and the recommended one.
+      losses: mean loss of the last batch, in float32 and under the policy.
+      verdict: whether a scale is needed, and which.
+      overflows: where it overflows first as the scale rises.
+      wire: predictions.
+      findings: of the lint.
+      memory: under each policy.
+      examples: of one microbatch of one replica, which was looked at.
+    """
+
+    policy: str
+    loss_scale_log2: int
+    batches: int
+    gradients: list[Gradient]
+    real: list[Gradient]
+    errors: dict[int, list[PassError]]
+    losses: tuple[float, float]
+    verdict: Verdict
+    overflows: list[Overflow]
+    wire: list[WireCost]
+    findings: list[Finding]
+    memory: list[Memory]
+    examples: int
+
+    @property
+    def narrow(self) -> list[Gradient]:
+        """The gradients that are in 16 bits."""
+        return [one for one in self.gradients if one.is_16_bit]
+
+
+def examine(built: Session, settings: Settings, scale: float, say: Callable[[str], None]) -> Examined:
+    """Examines a session.
+
+    Args:
+      built: under the policy to examine, its weights in place.
+      settings: how.
+      scale: the loss scale that counts as the run's.
+      say: told what is being done.
+
+    Raises:
+      UsageError: the task builds another model each time.
+      TrainingError: float32 gradients are not finite or all zero.
+    """
+    probe = Probe(built)
+    batches = built.trainer.batches(built.plan.data)
+    found: list[Probed] = []
+    say(f"{built.plan.policy} beside float32: tracing both passes")
+    for number in range(settings.batches):
+        batch = next(batches)
+        found.append(probe.run(batch, scale))
+        say(f"batch {number + 1} of {settings.batches}: loss {found[-1].shadow.loss:.4g}")
+    if not np.isfinite(found[-1].shadow.loss):
+        raise TrainingError(f"the loss is {found[-1].shadow.loss} in float32 already: there is no precision to examine")
+    gradients = _gradients(probe, [one.shadow for one in found], found, built)
+    verdict = statistics.judge([one for one in gradients if one.is_16_bit], built.plan.policy)
+    now = round(math.log2(scale))
+    errors = {}
+    for k in dict.fromkeys([0, now, *([] if verdict.scale_log2 is None else [verdict.scale_log2])]):
+        say(f"the 16-bit pass at scale 2^{k}")
+        last = found[-1] if k == now else probe.run(batch, 2.0**k)
+        errors[k] = _errors(probe, last)
+    plan = built.plan
+    say("lint, memory and wire")
+    return Examined(
+        policy=plan.policy,
+        loss_scale_log2=now,
+        batches=settings.batches,
+        gradients=gradients,
+        real=_tensors(probe, [one.real for one in found]),
+        errors=errors,
+        losses=(float(found[-1].shadow.loss), float(found[-1].real.loss)),
+        verdict=verdict,
+        overflows=statistics.first_overflows([one for one in gradients if one.is_16_bit]),
+        wire=_wire(probe, plan.strategy.num_replicas, settings.wire_replicas),
+        findings=lint.lint(built, outputs=probe.outputs, model_outputs=probe.model_outputs, graph=probe.graph(batch)),
+        memory=_memory(built, probe),
+        examples=plan.microbatch_size,
+    )
+
+
+def _gradients(probe: Probe, shadows: Sequence[Any], found: Sequence[Probed], built: Session) -> list[Gradient]:
+    """Of weights and activations, and of the sums on the wire where they are others than those of the weights."""
+    plan = built.plan
+    tensors = _tensors(probe, shadows)
+    parts = plan.strategy.num_replicas * plan.recipe.microbatches
+    for index, weight in enumerate(probe.weights):
+        if parts == 1 and weight.dtype == plan.wire_dtype.name:
+            continue
+        counts = np.sum([one.wire_counts[index] for one in found], axis=0, dtype=np.float64)
+        # What the other microbatches add is not known, but at most as much each.
+        largest = max(float(one.wire_maxima[index]) for one in found) * plan.recipe.microbatches
+        tensors.append(
+            Gradient(
+                path=weight.path,
+                kind="wire",
+                dtype=plan.wire_dtype.name,
+                counts=counts,
+                maxima=np.array([largest]),
+            )
+        )
+    return tensors
+
+
+def _tensors(probe: Probe, passes: Sequence[Any]) -> list[Gradient]:
+    found = []
+    for kind, tensors in (("weight", probe.weights), ("activation", probe.activations)):
+        counts = np.sum([getattr(one, f"{kind}_counts") for one in passes], axis=0, dtype=np.float64)
+        maxima = np.max([getattr(one, f"{kind}_maxima") for one in passes], axis=0)
+        for index, tensor in enumerate(tensors):
+            if counts[index].sum():  # else a layer without a gradient
+                found.append(
+                    Gradient(
+                        path=tensor.path,
+                        kind=kind,
+                        dtype=tensor.dtype,
+                        counts=counts[index],
+                        maxima=maxima[:, index],
+                    )
+                )
+    return found
+
+
+def _errors(probe: Probe, one: Probed) -> list[PassError]:
+    sizes = np.array([size for size, _ in probe.weight_sizes])
+    typical = one.compared.norm / np.sqrt(sizes)
+    least = _ROUNDING * np.median(typical)
+    return [
+        PassError(tensor.path, float(cosine), float(relative), bool(size < least))
+        for tensor, cosine, relative, size in zip(
+            probe.weights, one.compared.cosine, one.compared.relative_error, typical, strict=True
+        )
+    ]
+
+
+def _wire(probe: Probe, own: int, others: Sequence[int]) -> list[WireCost]:
+    sizes = [size for size, _ in probe.weight_sizes]
+    found = []
+    for replicas in sorted({own, *others}):
+        for dtype in ("float16", "bfloat16", "float32"):
+            payload = wire.payload_bytes(sizes, dtype)
+            error = wire.predicted_error(dtype, replicas)
+            found.append(WireCost(dtype, replicas, error, payload, wire.ring_bytes(payload, replicas)))
+    return found
+
+
+def _memory(built: Session, probe: Probe) -> list[Memory]:
+    trained = {id(variable) for variable in built.model.trainable_variables}
+    weights = [variable for variable in built.model.weights if id(variable) not in trained]
+    slots = [*built.trainer.optimizer.variables, *built.trainer.ema.variables.values()]
+    # Under float32, the pass itself tells nothing of 16 bits.
+    is_wide = built.plan.policy == "float32"
+    narrow = {
+        path: [one._replace(dtype="float16") for one in outputs] if is_wide else outputs
+        for path, outputs in probe.outputs.items()
+    }
+    return memory.estimate(
+        wide=probe.shadow_outputs,
+        narrow=narrow,
+        weight_sizes=[(size, is_wide or cast) for size, cast in probe.weight_sizes],
+        frozen_bytes=memory.variable_bytes(_shapes(weights)),
+        slot_bytes=memory.variable_bytes(_shapes(slots)),
+        examples=built.plan.microbatch_size,
+    )
+
+
+def _shapes(variables: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(one.shape), keras.backend.standardize_dtype(one.dtype)) for one in variables]

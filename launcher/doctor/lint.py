@@ -1,0 +1,260 @@
+"""What in a model or a recipe does not go together with 16 bits: each with the layer and the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from launcher.doctor import spies
+from launcher.doctor.spies import Output
+from launcher.precision import DynamicLossScale
+from launcher.preflight.costs import MatrixOp, Source
+from launcher.session import Session
+
+GPU_MULTIPLE, TPU_MULTIPLE = 8, 128
+_LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+_SOFTMAX = ("Softmax", "LogSoftmax")
+_VARIANCE = ("SquaredDifference",)
+_NARROW = (tf.float16, tf.bfloat16)
+# Below this share of the arithmetic, padding is not worth a line.
+_WORTH = 0.005
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that could be better.
+
+    Attributes:
+      rule: its name, such as "softmax in 16 bits".
+      level: "warn" where it costs accuracy, memory or speed, "info" where it is only good to know.
+      path: of the layer, variable or operation; empty for the recipe as a whole.
+      text: what was seen.
+      fix: what to do.
+    """
+
+    rule: str
+    level: str
+    path: str
+    text: str
+    fix: str
+
+
+def lint(
+    built: Session,
+    *,
+    outputs: Mapping[str, Sequence[Output]],
+    model_outputs: Sequence[Output],
+    graph: tf.compat.v1.GraphDef,
+) -> list[Finding]:
+    """Looks for everything, the worst first.
+
+    Args:
+      built: the session under the policy that is examined.
+      outputs: what each leaf layer gave, by its path.
+      model_outputs: what the model gave.
+      graph: of a training pass.
+    """
+    policy = built.plan.policy
+    found = [
+        *narrow_outputs(built.model, model_outputs),
+        *narrow_operations(graph),
+        *narrow_weights(built.model),
+        *outside_scope(built.strategy, built.model),
+        *needless_scale(built.plan.loss_scale, policy),
+        *overrides(built.model, policy),
+        *padding(built.model, outputs, tpu="bfloat16" in policy or built.plan.strategy.accelerator == "tpu"),
+        *odd_batch(built.plan.microbatch_size, policy),
+    ]
+    return sorted(found, key=lambda one: one.level != "warn")
+
+
+def narrow_outputs(model: keras.Model, outputs: Sequence[Output]) -> Iterator[Finding]:
+    """A model whose outputs have 16 bits."""
+    for dtype in sorted({one.dtype for one in outputs} & {"float16", "bfloat16"}):
+        yield Finding(
+            rule="outputs in 16 bits",
+            level="warn",
+            path=model.name,
+            text=f"the model's output is {dtype}: logits lose bits before the loss sees them",
+            fix="give the last layer dtype='float32'",
+        )
+
+
+def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[Finding]:
+    """Softmax, losses and variances that are computed in 16 bits, wherever in the forward pass."""
+    rules = (
+        (_LOSSES, "loss in 16 bits", "the loss is computed in", "cast the logits to float32 before the loss"),
+        (_SOFTMAX, "softmax in 16 bits", "a softmax is computed in", "compute it in float32, or give dtype='float32'"),
+        (
+            _VARIANCE,
+            "statistics in 16 bits",
+            "squared differences, as in a variance, are computed in",
+            "cast to float32 before the mean and the variance, and back after",
+        ),
+    )
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    seen: set[tuple[str, str]] = set()
+    for node in nodes:
+        dtype = tf.dtypes.as_dtype(node.attr["T"].type) if node.attr["T"].type else None
+        if dtype not in _NARROW or "gradient_tape/" in node.name:
+            continue
+        path = _place(node.name)
+        for operations, rule, text, fix in rules:
+            if node.op in operations and (rule, path) not in seen:
+                seen.add((rule, path))
+                yield Finding(rule=rule, level="warn", path=path, text=f"{text} {dtype.name}", fix=fix)
+
+
+def narrow_weights(model: keras.Model) -> Iterator[Finding]:
+    """Variables that are stored in 16 bits."""
+    for variable in model.variables:
+        dtype = tf.dtypes.as_dtype(variable.dtype)
+        if dtype not in _NARROW:
+            continue
+        if variable.trainable:
+            yield Finding(
+                rule="weights in 16 bits",
+                level="warn",
+                path=variable.path,
+                text=f"the weight is stored as {dtype.name}: updates below its last place are lost",
+                fix="use the policy mixed_float16 or mixed_bfloat16, which keeps weights in float32",
+            )
+        else:
+            yield Finding(
+                rule="statistics in 16 bits",
+                level="warn",
+                path=variable.path,
+                text=f"the statistic is stored as {dtype.name}: a moving average stops moving",
+                fix="give the layer a mixed policy or dtype='float32'",
+            )
+
+
+def outside_scope(strategy: tf.distribute.Strategy, model: keras.Model) -> Iterator[Finding]:
+    """Variables that the strategy does not know."""
+    for variable in model.variables:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            yield Finding(
+                rule="outside the scope",
+                level="warn",
+                path=variable.path,
+                text="the variable was made outside of the strategy's scope: replicas do not get copies of their own",
+                fix="make every layer inside the task's model(), not in its constructor or at import",
+            )
+
+
+def needless_scale(loss_scale: Any, policy: str) -> Iterator[Finding]:
+    """A loss scale where there is nothing to save."""
+    initial = float(loss_scale.initial().scale)
+    if policy == "mixed_float16" or (initial == 1 and not isinstance(loss_scale, DynamicLossScale)):
+        return
+    yield Finding(
+        rule="needless loss scale",
+        level="warn",
+        path="",
+        text=f"the loss is scaled by {initial:g} under {policy}, whose exponents are those of float32",
+        fix="train.loss_scale = 'none' (or 'auto')",
+    )
+
+
+def overrides(model: keras.Model, policy: str) -> Iterator[Finding]:
+    """Layers that compute in another dtype than the policy's."""
+    expected = keras.dtype_policies.get(policy).compute_dtype
+    for layer in spies.nested(model):
+        if isinstance(layer, (keras.layers.InputLayer, keras.Model)) or layer.compute_dtype == expected:
+            continue
+        if next(spies.nested(layer), None) is None:
+            yield Finding(
+                rule="dtype override",
+                level="info",
+                path=layer.path or layer.name,
+                text=f"computes in {layer.compute_dtype}, the policy in {expected}",
+                fix="right for outputs, softmax and sums over many; elsewhere, leave dtype to the policy",
+            )
+
+
+def padding(model: keras.Model, outputs: Mapping[str, Sequence[Output]], *, tpu: bool) -> Iterator[Finding]:
+    """Products whose features do not fill the hardware's units, with what that costs; the worst first.
+
+    Args:
+      model: built.
+      outputs: what each leaf layer gave, by its path.
+      tpu: whether multiples of 128 are worth a word, too.
+    """
+    products = [(path, one) for path, one in _products(model, outputs)]
+    total = sum(one.flops for _, one in products)
+    for multiple, where in ((GPU_MULTIPLE, "a GPU"), *([(TPU_MULTIPLE, "a TPU")] if tpu else [])):
+        wasted = [(one.padded_flops(multiple) - one.flops, path, one) for path, one in products]
+        for waste, path, one in sorted(wasted, key=lambda row: -row[0]):
+            if not total or waste < _WORTH * total:
+                continue
+            yield Finding(
+                rule=f"not a multiple of {multiple}",
+                level="warn",
+                path=path,
+                text=f"{one.contracted} x {one.columns} features on {where}: up to {waste / one.flops:.0%} more work "
+                f"in this layer, {waste / total:.1%} of the model's",
+                fix=f"make widths, channels and vocabularies multiples of {multiple}",
+            )
+
+
+def odd_batch(examples: int, policy: str) -> Iterator[Finding]:
+    """A microbatch that does not fill the units."""
+    if policy != "float32" and examples % GPU_MULTIPLE:
+        yield Finding(
+            rule=f"not a multiple of {GPU_MULTIPLE}",
+            level="warn",
+            path="",
+            text=f"{examples} examples in a microbatch of one replica",
+            fix="choose train.global_batch_size, train.microbatches and replicas so that it is one",
+        )
+
+
+def _products(model: keras.Model, outputs: Mapping[str, Sequence[Output]]) -> Iterator[tuple[str, MatrixOp]]:
+    """The matrix products and convolutions of the leaf layers, with the sizes they have in one microbatch."""
+    for path, layer in spies.named_leaves(model).items():
+        kernel = getattr(layer, "kernel", None)
+        if kernel is None or not outputs.get(path) or isinstance(layer, keras.layers.RNN):
+            continue
+        sizes = _features(layer, tuple(kernel.shape))
+        if sizes is None or any(size is None for one in outputs[path] for size in one.shape):
+            continue
+        contracted, columns = sizes
+        elements = sum(math.prod(size or 0 for size in one.shape) for one in outputs[path])
+        yield (
+            path,
+            MatrixOp(
+                source=Source(op_name=path),
+                flops=2.0 * contracted * elements,
+                contracted=contracted,
+                columns=columns,
+                rows=max(elements // columns, 1),
+                dtypes=(layer.compute_dtype, layer.compute_dtype),
+            ),
+        )
+
+
+def _features(layer: keras.layers.Layer, shape: Sequence[int]) -> tuple[int, int] | None:
+    """Products added up for one output, and outputs' features; None for layers of another make."""
+    if isinstance(layer, keras.layers.EinsumDense):
+        inputs, labels = layer.equation.split("->")[0].split(",")
+        sizes = dict(zip(labels, shape, strict=True))
+        contracted = _product(size for label, size in sizes.items() if label in inputs)
+        return contracted, _product(size for label, size in sizes.items() if label not in inputs)
+    if isinstance(layer, (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)):
+        return math.prod(shape[:-1]), shape[-1]
+    return None
+
+
+def _product(sizes: Iterable[int]) -> int:
+    return math.prod(sizes)
+
+
+def _place(name: str) -> str:
+    """The layer's scope in an operation's name, the same for every replica."""
+    parts = [part for part in name.split("/")[:-1] if not part.startswith("replica_")]
+    return "/".join(parts) or name

@@ -1,0 +1,104 @@
+"""`--mode=precision_report`: what 16 bits do to a recipe's gradients, which loss scale fits, what they save."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher import config, plan, precision, session, starting_point
+from launcher.checkpoints import CheckpointStore
+from launcher.doctor import page, record, words
+from launcher.doctor.examine import examine
+from launcher.doctor.settings import Settings
+from launcher.errors import EXIT_DONE, UsageError
+from launcher.model_dir import check_model_dir
+from launcher.plan import RunPlan
+from launcher.recipe import Recipe
+from launcher.reporting import strict_json
+from launcher.reporting.console import make_console
+
+JSON_NAME, PAGE_NAME = "precision.json", "precision.html"
+
+
+def run(*, gin_files: Sequence[str], replicas: int | None, seed: int | None, model_dir: str, dry_run: bool) -> int:
+    """Reports on the recipe that has been loaded; prints it and writes precision.json and precision.html.
+
+    Args:
+      gin_files: the recipe, loaded already.
+      replicas: GPUs, or logical CPU devices where there is no GPU; one by default.
+      seed: as `--seed`; None for the recipe's.
+      model_dir: where the two files go; of its newest checkpoint the weights are taken, if it has one.
+      dry_run: say what would be examined, and stop.
+
+    Raises:
+      UsageError: the recipe cannot be built, its data is not there, or the folder cannot be written.
+    """
+    settings = Settings()
+    resolved = _resolve(settings, replicas, seed)
+    own = resolved.policy
+    resolved = _under(settings.policy_for(own), resolved)
+    console = make_console(total_steps=settings.batches)
+    lines = {
+        "recipe": ", ".join(gin_files),
+        "policy": f"{resolved.policy}" + ("" if own == resolved.policy else f" (the recipe's is {own})"),
+        "replicas": f"{resolved.strategy.num_replicas} on {resolved.strategy.accelerator}",
+        "batch": f"{resolved.recipe.global_batch_size}, of which {resolved.microbatch_size} at a time on each replica",
+        "calibration": f"{settings.batches} batches",
+        "wire dtype": resolved.wire_dtype.name,
+    }
+    console.plan(lines)
+    if dry_run:
+        return EXIT_DONE
+    if "://" in model_dir:
+        raise UsageError(f"--model_dir={model_dir}: a report is written to a local folder; name one")
+    resolved.data.check()
+    if check_task := getattr(resolved.recipe.task, "check", None):
+        check_task()
+    check_model_dir(model_dir)
+    built = session.build(resolved)
+    store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
+    start = starting_point.restore(store, built.trainer, same_order=False)
+    weights = "initial" if start.step is None else f"of step {start.step} in {model_dir}"
+    console.note(f"weights: {weights}")
+    # A run in another policy left another policy's scale.
+    scale = built.trainer.loss_scale if own == resolved.policy else float(resolved.loss_scale.initial().scale)
+    found = examine(built, settings, scale, console.note)
+    config.check_all_used()
+    words.show(found, console, layers=settings.layers)
+    described = {**lines, "weights": weights, "seed": str(resolved.seed)}
+    _write(model_dir, JSON_NAME, f"{strict_json.dumps(record.as_json(found, described), indent=1)}\n")
+    _write(model_dir, PAGE_NAME, page.make(found, described, layers=settings.layers))
+    console.note(f"written: {os.path.join(model_dir, JSON_NAME)} and {PAGE_NAME}")
+    console.close()
+    return EXIT_DONE
+
+
+def _resolve(settings: Settings, replicas: int | None, seed: int | None) -> RunPlan:
+    # The machine may have neither the TPU nor the cluster that the recipe is for.
+    kind = "mirrored" if replicas is not None and replicas > 1 else "one_device"
+    return plan.resolve(Recipe(), environ={}, strategy=kind, replicas=replicas, seed=seed)
+
+
+def _under(policy: str, resolved: RunPlan) -> RunPlan:
+    """The plan under another policy, with the loss scale and the wire that go with it."""
+    recipe = dataclasses.replace(resolved.recipe, precision=policy)
+    return dataclasses.replace(
+        resolved,
+        recipe=recipe,
+        policy=policy,
+        policy_why="precision_report",
+        loss_scale=precision.resolve_loss_scale(recipe.loss_scale, policy),
+        wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
+    )
+
+
+def _write(model_dir: str, name: str, content: str) -> None:
+    try:
+        os.makedirs(model_dir, exist_ok=True)
+        strict_json.replace_file(Path(model_dir) / name, content)
+    except OSError as error:
+        raise UsageError(
+            f"{name} cannot be written to --model_dir={model_dir}: {error.strerror or error}; choose another"
+        ) from None

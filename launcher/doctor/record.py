@@ -1,0 +1,85 @@
+"""A precision report for programs: precision.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.doctor import statistics
+from launcher.doctor.examine import Examined, PassError
+from launcher.doctor.exponents import BIAS, NON_FINITE_BIN
+from launcher.doctor.statistics import Gradient
+from launcher.reporting.summary import versions
+
+FORMAT = 1
+
+
+def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
+    """The report as mappings, lists, strings and numbers.
+
+    Args:
+      found: what to report.
+      plan: what the recipe resolved to, by name.
+    """
+    verdict = found.verdict
+    return {
+        "format": FORMAT,
+        "plan": dict(plan),
+        "policy": found.policy,
+        "batches": found.batches,
+        "loss": {"float32": found.losses[0], found.policy: found.losses[1]},
+        "loss_scale": {
+            "needed": verdict.needed,
+            "why": verdict.why,
+            "now": math.ldexp(1.0, found.loss_scale_log2),
+            "recommended": None if verdict.scale_log2 is None else math.ldexp(1.0, verdict.scale_log2),
+            "headroom_bits": verdict.headroom_bits,
+            "less_than_0.1%_lost": verdict.harmless and [math.ldexp(1.0, k) for k in verdict.harmless],
+        },
+        "sweep": [_at_scale(found, k) for k in range(statistics.FLOOR, statistics.CEILING + 1)],
+        "gradients": [_gradient(one) for one in found.gradients],
+        "overflows": [
+            {
+                "path": one.gradient.path,
+                "kind": one.gradient.kind,
+                "replica": one.replica,
+                "scale": math.ldexp(1.0, one.scale_log2),
+            }
+            for one in found.overflows
+        ],
+        "errors": {f"{math.ldexp(1.0, k):g}": [_error(one) for one in rows] for k, rows in found.errors.items()},
+        "wire": [one._asdict() for one in found.wire],
+        "lint": [dataclasses.asdict(one) for one in found.findings],
+        "memory": [{**dataclasses.asdict(one), "total": one.total} for one in found.memory],
+        "versions": versions(),
+    }
+
+
+def _at_scale(found: Examined, k: int) -> dict[str, Any]:
+    return {"scale": math.ldexp(1.0, k), **statistics.pooled(found.narrow, k)._asdict()}
+
+
+def _gradient(one: Gradient) -> dict[str, Any]:
+    known = [exponent for exponent in range(1, NON_FINITE_BIN) if one.counts[exponent]]
+    headroom = statistics.headroom(one.maximum)
+    return {
+        "path": one.path,
+        "kind": one.kind,
+        "dtype": one.dtype,
+        "maxima": [float(value) for value in one.maxima],
+        "headroom_bits": headroom if math.isfinite(headroom) else None,
+        "zeros": one.counts[0],
+        "not_finite": one.counts[NON_FINITE_BIN],
+        "counts_by_exponent": {str(place - BIAS): one.counts[place] for place in known},
+        "at_scale_1": statistics.shares(one.counts, 0, one.maximum)._asdict(),
+    }
+
+
+def _error(one: PassError) -> dict[str, Any]:
+    return {**one._asdict(), "cosine": _known(one.cosine), "relative": _known(one.relative)}
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,46 @@
+"""What `--mode=precision_report` looks at: what a recipe or `--gin_param` binds as `precision_report.…`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import gin
+
+from launcher.errors import UsageError
+from launcher.precision import POLICIES
+
+
+@gin.configurable("precision_report")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a recipe's precision is examined.
+
+    Attributes:
+      batches: calibration batches, of the steps that follow the weights.
+      policy: the policy to examine; None for the recipe's, and mixed_float16 where that is float32.
+      replicas: numbers of replicas for which the wire is predicted, beside the run's own.
+      layers: how many layers the tables and plots show, the worst first; precision.json has all.
+    """
+
+    batches: int = 2
+    policy: str | None = None
+    replicas: int | Sequence[int] = (8, 64)
+    layers: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("batches", "layers"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"precision_report.{name} = {getattr(self, name)}: must be 1 or more")
+        if self.policy is not None and self.policy not in POLICIES:
+            raise UsageError(f"precision_report.policy = {self.policy!r}: expected one of {', '.join(POLICIES)}")
+        if any(count < 1 for count in self.wire_replicas):
+            raise UsageError(f"precision_report.replicas = {self.replicas}: each must be 1 or more")
+
+    @property
+    def wire_replicas(self) -> tuple[int, ...]:
+        return (self.replicas,) if isinstance(self.replicas, int) else tuple(self.replicas)
+
+    def policy_for(self, resolved: str) -> str:
+        """The policy to examine in a run whose own is `resolved`."""
+        return self.policy or ("mixed_float16" if resolved == "float32" else resolved)

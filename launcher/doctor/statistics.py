@@ -1,0 +1,220 @@
+"""What float16 loses of a tensor, now and under every loss scale, from counts of its exponents.
+
+Pure functions of NumPy arrays. A scale of 2^k moves a table of exponents by k places, so nothing is computed twice.
+Magnitudes below 2^-25 round to zero, below 2^-14 they lose bits, above 65504 they are infinite (IEEE 754 binary16).
+Sources: Micikevicius et al. 2017 (arXiv 1710.03740) for the histograms and the idea of the scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from launcher.doctor.exponents import BIAS, NON_FINITE_BIN
+
+FLUSH, NORMAL, LARGEST = -25, -14, 65504.0
+_TOP = 15  # 65504 lies in [2^15, 2^16)
+
+# The largest scale of `precision.DynamicLossScale`, and the least that is looked at.
+CEILING, FLOOR = 24, -24
+NEGLIGIBLE = 1e-3
+HEADROOM_BITS = 1.0
+
+
+class Shares(NamedTuple):
+    """Parts of the values that are neither zero nor infinite, in [0, 1]; 0 where there are none.
+
+    Attributes:
+      flushed: below 2^-25, which float16 rounds to zero.
+      subnormal: from there to below 2^-14, where it has fewer bits.
+      above: above 65504.
+    """
+
+    flushed: float
+    subnormal: float
+    above: float
+
+    @property
+    def lost(self) -> float:
+        return self.flushed + self.above
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """One tensor of a backward pass at scale 1, over all batches that were looked at.
+
+    Attributes:
+      path: of the weight or the layer.
+      kind: "weight" (its gradient, on one replica), "activation" (by the layer's output) or "wire" (summed over
+        replicas).
+      dtype: it has under the policy.
+      counts: [256], see `exponents.count`; of all replicas.
+      maxima: [replicas], largest finite magnitudes; one of them on the wire.
+    """
+
+    path: str
+    kind: str
+    dtype: str
+    counts: np.ndarray
+    maxima: np.ndarray
+
+    @property
+    def maximum(self) -> float:
+        return float(np.max(self.maxima))
+
+    @property
+    def finite(self) -> bool:
+        return not self.counts[NON_FINITE_BIN]
+
+    @property
+    def is_16_bit(self) -> bool:
+        return self.dtype in ("float16", "bfloat16")
+
+
+def shares(counts: np.ndarray, scale_log2: int = 0, maximum: float | None = None) -> Shares:
+    """What float16 does to the values under a scale.
+
+    Args:
+      counts: [256] of the values at scale 1.
+      scale_log2: the scale is 2 to this power.
+      maximum: the largest magnitude at scale 1. Where it is above 65504 under the scale, at least one value is; of the
+        others between 32768 and 65536 their bin cannot tell, and they count as representable.
+    """
+    known = counts[1:NON_FINITE_BIN].astype(np.float64)
+    total = known.sum()
+    if not total:
+        return Shares(0.0, 0.0, 0.0)
+    exponents = np.arange(1, NON_FINITE_BIN) - BIAS + scale_log2
+    above = known[exponents > _TOP].sum()
+    if not above and maximum is not None and overflows(maximum, scale_log2):
+        above = 1.0
+    flushed = known[exponents < FLUSH].sum()
+    subnormal = known[(exponents >= FLUSH) & (exponents < NORMAL)].sum()
+    return Shares(flushed / total, subnormal / total, above / total)
+
+
+def overflows(maximum: float, scale_log2: int) -> bool:
+    """Whether a value of this magnitude is above 65504 under a scale."""
+    return math.ldexp(maximum, scale_log2) > LARGEST
+
+
+def headroom(maximum: float, scale_log2: float = 0) -> float:
+    """Bits, i.e. doublings, to 65504; negative above it; infinite for zero."""
+    return math.log2(LARGEST / maximum) - scale_log2 if maximum > 0 else math.inf
+
+
+def largest_scale(maxima: Sequence[float], bits: float = HEADROOM_BITS) -> int | None:
+    """The largest power of two that leaves `bits` of headroom to every maximum, as its exponent.
+
+    Returns:
+      From FLOOR to CEILING; None without any value that is not zero, or where even 2^FLOOR is too much.
+    """
+    largest = max(maxima, default=0.0)
+    if not largest:
+        return None
+    found = min(math.floor(headroom(largest) - bits), CEILING)
+    return found if found >= FLOOR else None
+
+
+def harmless_scales(gradients: Sequence[Gradient]) -> tuple[int, int] | None:
+    """The least and the greatest k for which a scale of 2^k flushes less than 0.1% of all values, and none overflows.
+
+    One value above 65504 is not a small loss: the whole step is skipped.
+
+    Returns:
+      Exponents from FLOOR to CEILING; None where every scale loses more.
+    """
+    swept = [(k, pooled(gradients, k)) for k in range(FLOOR, CEILING + 1)]
+    scales = [k for k, found in swept if found.flushed < NEGLIGIBLE and not found.above]
+    return (scales[0], scales[-1]) if scales else None
+
+
+def pooled(gradients: Sequence[Gradient], scale_log2: int = 0) -> Shares:
+    """Shares of all values of some tensors together."""
+    if not gradients:
+        return Shares(0.0, 0.0, 0.0)
+    counts = np.sum([one.counts for one in gradients], axis=0)
+    return shares(counts, scale_log2, max(one.maximum for one in gradients))
+
+
+class Overflow(NamedTuple):
+    """Where a rising scale overflows.
+
+    Attributes:
+      gradient: the tensor.
+      replica: whose part of the batch; None on the wire.
+      scale_log2: exponent of the least power of two that takes it above 65504.
+    """
+
+    gradient: Gradient
+    replica: int | None
+    scale_log2: int
+
+
+def first_overflows(gradients: Sequence[Gradient]) -> list[Overflow]:
+    """Each tensor's first overflow, the one of the smallest scale first; tensors of zeros have none."""
+    found = []
+    for one in sorted(gradients, key=lambda gradient: -gradient.maximum):
+        if one.maximum > 0:
+            replica = None if one.kind == "wire" else int(np.argmax(one.maxima))
+            found.append(Overflow(one, replica, math.floor(headroom(one.maximum)) + 1))
+    return found
+
+
+class Verdict(NamedTuple):
+    """Whether a run needs a loss scale, and which.
+
+    Attributes:
+      needed: whether scale 1 loses something that counts.
+      why: a sentence.
+      scale_log2: exponent of the recommended scale; None where none is needed or none can be told.
+      harmless: see `harmless_scales`.
+      headroom_bits: at the recommended scale.
+    """
+
+    needed: bool
+    why: str
+    scale_log2: int | None
+    harmless: tuple[int, int] | None
+    headroom_bits: float | None
+
+
+def judge(gradients: Sequence[Gradient], policy: str) -> Verdict:
+    """The recommendation for a policy, from its 16-bit tensors at scale 1.
+
+    Args:
+      gradients: of float32 arithmetic, so that what 16 bits would lose is still there.
+      policy: "mixed_float16" or another, which needs no scale.
+    """
+    if policy != "mixed_float16":
+        reason = {
+            "mixed_bfloat16": "bfloat16 has the 8 exponent bits of float32: what float32 can hold, it does not flush",
+            "float32": "nothing is in 16 bits",
+        }[policy]
+        return Verdict(False, reason, None, None, None)
+    narrow = [one for one in gradients if one.dtype == "float16"]
+    if not all(one.finite for one in narrow):
+        bad = next(one for one in narrow if not one.finite)
+        return Verdict(True, f"{bad.path} is not finite in float32 already: no scale helps", None, None, None)
+    scale = largest_scale([one.maximum for one in narrow])
+    if scale is None:
+        return Verdict(False, "no gradient in float16 is other than zero", None, None, None)
+    harmless = harmless_scales(narrow)
+    left = headroom(max(one.maximum for one in narrow), scale)
+    at_one = {one.path: shares(one.counts, 0, one.maximum) for one in narrow}
+    everything = pooled(narrow)
+    worst = max(at_one, key=lambda path: at_one[path].lost)
+    if everything.above:
+        why = f"at scale 1, gradients are above 65504 already ({first_overflows(narrow)[0].gradient.path})"
+    elif everything.flushed >= NEGLIGIBLE:
+        why = f"at scale 1, {everything.flushed:.2%} of the gradients that are not zero are flushed to zero"
+    elif at_one[worst].flushed >= 10 * NEGLIGIBLE:
+        why = f"at scale 1, {worst} loses {at_one[worst].flushed:.2%} of its gradients that are not zero"
+    else:
+        why = f"at scale 1, {everything.flushed:.3%} of the gradients are flushed to zero, {worst} loses the most"
+        return Verdict(False, why, scale, harmless, left)
+    return Verdict(True, why, scale, harmless, left)

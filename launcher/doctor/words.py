@@ -1,0 +1,228 @@
+"""A precision report in words and tables, for a terminal and for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from launcher.doctor import statistics
+from launcher.doctor.examine import Examined, PassError
+from launcher.doctor.lint import Finding
+from launcher.doctor.statistics import Gradient
+from launcher.preflight.units import bytes_text
+from launcher.reporting.console import Console
+from launcher.reporting.tables import show_table
+
+Rows = list[list[str]]
+
+
+def show(found: Examined, console: Console, *, layers: int) -> None:
+    """Prints the report: the verdict, then tables with the worst first.
+
+    Args:
+      found: what to report.
+      console: takes the lines.
+      layers: rows of the tables that have one for each layer.
+    """
+    console.note("")
+    for line in verdict(found):
+        console.note(line)
+    for title, rows in tables(found, layers):
+        console.note("")
+        console.note(title)
+        show_table(rows, console)
+    console.note("")
+    for line in findings(found.findings):
+        console.note(line)
+
+
+def tables(found: Examined, layers: int) -> list[tuple[str, Rows]]:
+    """Each table's title and rows, the heading first."""
+    parts = [
+        ("What float16 does to the gradients, shares of those that are not zero", totals(found)),
+        ("Worst layers", worst(found, layers)),
+        ("Overflows first as the scale rises", overflows(found, min(layers, 3))),
+        ("The real 16-bit pass against float32, worst weights", errors(found, layers)),
+        ("Wire, predicted for the whole model", wire(found)),
+        (f"Memory of one replica, {found.examples} examples at a time (an estimate)", memory(found)),
+    ]
+    return [(title, rows) for title, rows in parts if len(rows) > 1]
+
+
+def verdict(found: Examined) -> list[str]:
+    """What to do, first."""
+    one, now = found.verdict, found.loss_scale_log2
+    needed = "loss scaling is needed" if one.needed else "loss scaling is not needed"
+    lines = [f"{found.policy}: {needed}: {one.why}."]
+    if one.scale_log2 is not None:
+        lines.append(
+            f"Recommended scale: {power(one.scale_log2)}, with {one.headroom_bits:.1f} bits of headroom"
+            + (" (no larger, for the float32 sums of scaled losses)" if one.scale_log2 == statistics.CEILING else "")
+            + f": train.loss_scale = @DynamicLossScale(), DynamicLossScale.initial_scale = {2.0**one.scale_log2:g}."
+        )
+        within = (
+            f"Less than 0.1% of all is lost from {_range(one.harmless)}."
+            if one.harmless
+            else ("Every scale loses 0.1% or more of all: the gradients span more than float16 does.")
+        )
+        lines.append(within)
+    if found.policy == "mixed_float16" and found.narrow:
+        left = min(statistics.headroom(gradient.maximum, now) for gradient in found.narrow)
+        state = f"{left:.1f} bits of headroom" if left >= 0 else f"an overflow, {-left:.1f} bits too high"
+        lines.append(f"The run's scale now: {power(now)}, {state}.")
+    expected, real = found.losses
+    lines.append(f"Loss of the last batch: {expected:.6g} in float32, {real:.6g} under {found.policy}.")
+    return lines
+
+
+def totals(found: Examined) -> Rows:
+    rows = [["gradients of", "scale", "flushed < 2^-25", "subnormal < 2^-14", "above 65504", "headroom"]]
+    for kind, name in (("weight", "weights"), ("activation", "activations"), ("wire", "weights, summed on the wire")):
+        chosen = [one for one in found.narrow if one.kind == kind]
+        for k in scales(found) if chosen else []:
+            shares = statistics.pooled(chosen, k)
+            left = statistics.headroom(max(one.maximum for one in chosen), k)
+            rows.append([name, power(k), *(share(value) for value in shares), f"{left:.1f} bits"])
+    return rows
+
+
+def worst(found: Examined, count: int) -> Rows:
+    rows = [
+        [
+            "layer or weight",
+            "gradient of",
+            "lost at 1",
+            "subnormal at 1",
+            *_at_recommended(found),
+            "largest",
+            "headroom",
+        ]
+    ]
+    for one in worst_gradients(found, count):
+        at_one = statistics.shares(one.counts, 0, one.maximum)
+        shares = [statistics.shares(one.counts, k, one.maximum) for k in _recommended(found)]
+        left = statistics.headroom(one.maximum, found.loss_scale_log2)
+        rows.append(
+            [
+                one.path,
+                one.kind,
+                share(at_one.lost),
+                share(at_one.subnormal),
+                *(text for value in shares for text in (share(value.lost), share(value.subnormal))),
+                f"{one.maximum:.1e}",
+                f"{left:.1f} bits",
+            ]
+        )
+    return rows
+
+
+def worst_gradients(found: Examined, count: int) -> list[Gradient]:
+    """Weights and activations that lose the most at scale 1, first values, then bits; the worst first."""
+    candidates = [one for one in found.narrow if one.kind != "wire"]
+
+    def badness(one: Gradient) -> tuple[float, float]:
+        shares = statistics.shares(one.counts, 0, one.maximum)
+        return shares.lost, shares.subnormal
+
+    return sorted(candidates, key=badness, reverse=True)[:count]
+
+
+def overflows(found: Examined, count: int) -> Rows:
+    rows = [["layer or weight", "gradient of", "replica", "largest", "first scale that overflows"]]
+    for one in found.overflows[:count]:
+        rows.append(
+            [
+                one.gradient.path,
+                one.gradient.kind,
+                "sum" if one.replica is None else str(one.replica),
+                f"{one.gradient.maximum:.2e}",
+                power(one.scale_log2),
+            ]
+        )
+    return rows
+
+
+def errors(found: Examined, count: int) -> Rows:
+    by_scale = {k: {one.path: one for one in rows if not one.is_rounding} for k, rows in found.errors.items()}
+    now = by_scale[found.loss_scale_log2]
+    order = sorted(now.values(), key=lambda one: -_badness(one))[:count]
+    rows = [["weight", *(f"error at {power(k)}" for k in by_scale), *(f"cosine at {power(k)}" for k in by_scale)]]
+    for one in order:
+        same = [found_at[one.path] for found_at in by_scale.values()]
+        rows.append([one.path, *(_relative(each) for each in same), *(_cosine(each) for each in same)])
+    return rows
+
+
+def wire(found: Examined) -> Rows:
+    rows = [["replicas", "dtype", "error of the sum", "gradients", "sent by each"]]
+    for one in found.wire:
+        error = f"{one.error:.1e}" if one.replicas > 1 else "rounding only"
+        rows.append([str(one.replicas), one.dtype, error, bytes_text(one.payload_bytes), bytes_text(one.sent_bytes)])
+    return rows
+
+
+def memory(found: Examined) -> Rows:
+    rows = [["policy", "activations", "weights", "gradients", "slots", "in all", "examples in float32's memory"]]
+    for one in found.memory:
+        parts = (one.activations, one.weights, one.gradients, one.slots, one.total)
+        batch = "-" if one.largest_batch is None else f"{one.largest_batch} ({one.largest_batch / found.examples:.2f}x)"
+        rows.append([one.policy, *map(bytes_text, parts), batch])
+    return rows
+
+
+def findings(found: Sequence[Finding], shown: int = 3) -> list[str]:
+    """The lint in lines: what has one remedy together."""
+    if not found:
+        return ["Lint: nothing found"]
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in found:
+        groups.setdefault((one.level, one.rule, one.fix), []).append(one)
+    lines = ["Lint"]
+    for (level, rule, fix), group in groups.items():
+        lines.append(f"  {level}: {rule}: {fix}")
+        lines += [f"    {': '.join(filter(None, (one.path, one.text)))}" for one in group[:shown]]
+        if len(group) > shown:
+            lines.append(f"    and {len(group) - shown} more, in precision.json")
+    return lines
+
+
+def scales(found: Examined) -> list[int]:
+    """Exponents of the scales that are compared: of 1, the run's and the recommended one, each once."""
+    return list(dict.fromkeys([0, found.loss_scale_log2, *_recommended(found)]))
+
+
+def power(scale_log2: int) -> str:
+    return f"2^{scale_log2}" if scale_log2 else "1"
+
+
+def share(value: float) -> str:
+    """A share in percent, with as many digits as it takes to tell it from none."""
+    if value == 0:
+        return "0"
+    return f"{value:.1%}" if value >= 0.01 else f"{value:.2%}" if value >= 1e-4 else "< 0.01%"
+
+
+def _recommended(found: Examined) -> list[int]:
+    return [] if found.verdict.scale_log2 is None else [found.verdict.scale_log2]
+
+
+def _at_recommended(found: Examined) -> list[str]:
+    return [f"{what} at {power(k)}" for k in _recommended(found) for what in ("lost", "subnormal")]
+
+
+def _range(harmless: tuple[int, int]) -> str:
+    low, high = harmless
+    below = "below " if low == statistics.FLOOR else ""
+    return f"{below}{power(low)} to {power(high)}" + (" at least" if high == statistics.CEILING else "")
+
+
+def _badness(one: PassError) -> float:
+    return one.relative if math.isfinite(one.relative) else math.inf
+
+
+def _relative(one: PassError) -> str:
+    return f"{one.relative:.1e}" if math.isfinite(one.relative) else "not finite"
+
+
+def _cosine(one: PassError) -> str:
+    return f"{one.cosine:.5f}" if math.isfinite(one.cosine) else "-"
