@@ -8,6 +8,7 @@ it is counted. The program that trains is the same with and without a watch, and
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ import tensorflow as tf
 
 from launcher import gradients
 from launcher.data.pipeline import Data
-from launcher.doctor import float16_range, spies
+from launcher.doctor import spies, statistics
 from launcher.doctor.spies import Spies
+from launcher.doctor.statistics import Gradient
 from launcher.errors import TrainingError
 from launcher.train_step import Batch
 from launcher.trainer import Trainer, unique_name
@@ -28,10 +30,9 @@ class Sample(NamedTuple):
     """What was seen in one batch.
 
     Attributes:
-      event: fields of a log event but the step: `lost_share`, `subnormal_share` (of the values that are not zero),
-        `headroom_bits`, `recommended_scale`, `worst_layer`, `worst_layer_lost_share`, and in `layers` the lost share,
-        the subnormal share and the headroom (None: only zeros) of every tensor, all at the present loss scale; a
-        layer's output is called PATH:output.
+      event: fields of a log event but the step: `lost_share`, `subnormal_share`, `headroom_bits`, `recommended_scale`,
+        `worst_layer`, `worst_layer_lost_share`, and in `layers` the lost share, the subnormal share and the headroom
+        of every tensor, as `statistics` defines them, at the present loss scale; a layer's output is PATH:output.
       exponents: how many values have the exponent e, by what they are: "weight_gradients", "activation_gradients";
         float64 [256], bin 127 is 2^0.
     """
@@ -59,8 +60,7 @@ class Watch:
         self._every = every
         self._spies = Spies(trainer.model)
         self._step = trainer.step_of(trainer.model, self._spies.watch)
-        self._names, self._in_float16 = self._tensors()
-        self._num_weights = len(trainer.model.trainable_variables)
+        self._tensors = self._describe_tensors()
         self._batches: Iterator | None = None
         self._run = tf.function(self._run_in_graph)
 
@@ -87,10 +87,13 @@ class Watch:
                 "precision_watch: there is no memory for the float32 pass of a microbatch; raise train.microbatches, "
                 f"or take train.precision_watch out ({error.message.splitlines()[0]})"
             ) from error
-        counts, largest = (trainer.strategy.experimental_local_results(value)[0].numpy() for value in found)
-        return summarise(
-            counts, largest.max(axis=0), self._names, self._in_float16, self._num_weights, trainer.loss_scale
-        )
+        counts, maxima = (trainer.strategy.experimental_local_results(value)[0].numpy() for value in found)
+        seen = [
+            Gradient(path=path, kind=kind, dtype=dtype, counts=table, maxima=largest)
+            for (path, kind, dtype), table, largest in zip(self._tensors, counts, maxima.T, strict=True)
+            if table.any()
+        ]
+        return summarise(seen, trainer.loss_scale)
 
     def _run_in_graph(self, batch: Any) -> Any:
         with in_float32(self._trainer.model), self._spies.installed():
@@ -105,63 +108,56 @@ class Watch:
         counts, largest = gradients.reduce_sum([spies.counts(seen), row * spies.maxima(seen)[None, :]])
         return counts, largest
 
-    def _tensors(self) -> tuple[list[str], np.ndarray]:
-        """Names of the weights and of the spied layers, and which of them have their gradients in float16."""
+    def _describe_tensors(self) -> list[tuple[str, str, str]]:
+        """Path, kind and dtype under the run's policies of the gradients by weights and by spied layers' outputs."""
         model = self._trainer.model
         dtypes: dict[int, str] = {}
         for layer in (model, *spies.nested(model)):
             dtypes.update({id(variable): layer.compute_dtype for variable in layer.trainable_variables})
-        named: dict[str, str] = {}
+        named: dict[str, tuple[str, str]] = {}
         for variable in model.trainable_variables:
-            named[unique_name(variable.path, named)] = dtypes.get(id(variable), "float32")
+            named[unique_name(variable.path, named)] = "weight", dtypes.get(id(variable), "float32")
         for path, layer in zip(self._spies.paths, self._spies.layers, strict=True):
-            named[unique_name(f"{path}:output", named)] = layer.compute_dtype
-        return list(named), np.array([dtype == "float16" for dtype in named.values()])
+            named[unique_name(f"{path}:output", named)] = "activation", layer.compute_dtype
+        return [(path, *rest) for path, rest in named.items()]
 
 
-def summarise(
-    counts: np.ndarray,
-    largest: np.ndarray,
-    names: list[str],
-    in_float16: np.ndarray,
-    num_weights: int,
-    scale: float,
-) -> Sample:
-    """A sample from tables of unscaled gradients.
+def summarise(seen: list[Gradient], scale: float) -> Sample:
+    """A sample from unscaled gradients.
 
     Args:
-      counts: [tensors, 256], see `exponents.count`: first those of weights, then those of layers' outputs.
-      largest: [tensors], largest finite magnitude.
-      names: of the tensors.
-      in_float16: bool [tensors]: those that the totals are over; over all when there is none.
-      num_weights: how many of the tensors are gradients of weights.
-      scale: the loss scale.
+      seen: of weights and of layers' outputs.
+      scale: the loss scale; rounded down to a power of two.
     """
-    chosen = in_float16 if in_float16.any() else np.ones_like(in_float16)
-    each = float16_range.shares(counts, scale)
-    total = float16_range.shares(counts[chosen].sum(axis=0), scale)
-    headroom = float16_range.headroom_bits(largest, scale)
-    # The most lost; where nothing is, the most subnormal; where nothing is that either, the nearest to overflow.
-    order = np.lexsort((headroom, -each.subnormal, -each.lost))
-    worst = next(index for index in order if chosen[index])
+    power = math.floor(math.log2(scale))
+    in_float16 = [one for one in seen if one.dtype == "float16"] or seen
+    total = statistics.pooled(in_float16, power)
+    shares = {one.path: statistics.shares(one.counts, power, one.maximum) for one in seen}
+    headroom = {one.path: statistics.headroom(one.maximum, math.log2(scale)) for one in seen}
+
+    def severity(path: str) -> tuple[float, float, float]:
+        return shares[path].lost, shares[path].subnormal, -headroom[path]
+
+    worst = max((one.path for one in in_float16), key=severity)
+    recommended = statistics.largest_scale([one.maximum for one in in_float16])
     event = {
-        "lost_share": float(total.lost),
-        "subnormal_share": float(total.subnormal),
-        "headroom_bits": float(headroom[chosen].min()),
-        "recommended_scale": float16_range.recommended_scale(largest[chosen].max()),
-        "worst_layer": names[worst],
-        "worst_layer_lost_share": float(each.lost[worst]),
+        "lost_share": total.lost,
+        "subnormal_share": total.subnormal,
+        "headroom_bits": min(headroom[one.path] for one in in_float16),
+        "recommended_scale": math.nan if recommended is None else 2.0**recommended,
+        "worst_layer": worst,
+        "worst_layer_lost_share": shares[worst].lost,
         "layers": {
-            name: [_short(lost), _short(subnormal), _short(bits) if np.isfinite(bits) else None]
-            for name, table, lost, subnormal, bits in zip(
-                names, counts, each.lost, each.subnormal, headroom, strict=True
-            )
-            if table.any()
+            path: [_short(share.lost), _short(share.subnormal), _short(headroom[path])]  # None: all zero
+            for path, share in shares.items()
         },
         "loss_scale": scale,
     }
-    tables = {"weight_gradients": counts[:num_weights], "activation_gradients": counts[num_weights:]}
-    return Sample(event, {name: table.sum(axis=0, dtype=np.float64) for name, table in tables.items()})
+    exponents = {
+        f"{kind}_gradients": np.sum([one.counts for one in seen if one.kind == kind], axis=0, dtype=np.float64)
+        for kind in ("weight", "activation")
+    }
+    return Sample(event, exponents)
 
 
 @contextlib.contextmanager
@@ -181,5 +177,5 @@ def in_float32(model: keras.Model) -> Iterator[None]:
             layer.dtype_policy = policy
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
+def _short(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -13,7 +13,6 @@ from small_run import GivenTask, assert_replicas_equal, build, descent, linear_b
 from launcher import session
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
-from launcher.doctor import exponents, float16_range
 from launcher.doctor.watch import Watch
 from launcher.doctor.watch_settings import PrecisionWatch
 from launcher.errors import UsageError
@@ -22,36 +21,6 @@ from launcher.progress import Progress
 from launcher.reporting.metrics_file import read_events
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
-
-# ---------------------------------------------------------------------------------------------- what float16 does
-
-
-@pytest.mark.parametrize("scale", [1.0, 2.0**7, 2.0**15])
-def test_shares_and_headroom_are_those_of_a_cast_to_float16(scale) -> None:
-    source = np.random.default_rng(0)
-    values = np.exp2(source.integers(-50, 1, 3000)) * source.choice([1.0, 1.25, -1.5], 3000)
-    values[:100] = 0
-    values = values.astype(np.float32)
-    cast = np.abs((values * scale).astype(np.float16)[values != 0])
-    # A tie between zero and the smallest subnormal number goes to zero: half of the last bin's start.
-    ties = np.abs(values[values != 0] * scale) == 2.0**-25
-    found = float16_range.shares(exponents.count(tf.constant(values)).numpy(), scale)
-    assert found.lost == np.mean((cast == 0) & ~ties)
-    assert found.subnormal == np.mean(((cast > 0) | ties) & (cast < 2.0**-14))
-    largest = np.abs(values).max()
-    recommended = float16_range.recommended_scale(largest)
-    assert np.isfinite(np.float16(largest * recommended * 2)) and not np.isfinite(np.float16(largest * recommended * 4))
-    bits = float16_range.headroom_bits(largest, scale)
-    assert np.isfinite(np.float16(largest * scale * np.exp2(bits) * 0.999))
-
-
-def test_gradients_of_zeros_alone_have_no_share_and_any_headroom() -> None:
-    found = float16_range.shares(exponents.count(tf.zeros([5])).numpy(), 1.0)
-    assert (found.lost, found.subnormal) == (0, 0)
-    assert float16_range.headroom_bits(np.array(0.0), 1.0) == np.inf
-    assert float16_range.recommended_scale(0.0) == 2.0**24
-    assert float16_range.recommended_scale(1e6) == 1.0
-
 
 # ---------------------------------------------------------------------------------------------------- what is sampled
 
