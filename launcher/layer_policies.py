@@ -145,9 +145,9 @@ def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[_
         inside = any(re.fullmatch(f".*/({pattern})", path) for path in paths)
         hint = f"; did you mean {f'.*/{pattern}'!r}?" if inside else advice(pattern, paths)
         raise UsageError(f"{BINDING}: {pattern!r} matches the whole path of no layer of {model.name}{hint}")
-    for found, pattern in zip(layers, chosen, strict=True):
-        if pattern is not None:
-            yield found, Override(path=found.path, policy=overrides[pattern], pattern=pattern)
+    for found, named_by in zip(layers, chosen, strict=True):
+        if named_by is not None:
+            yield found, Override(path=found.path, policy=overrides[named_by], pattern=named_by)
 
 
 def _matching(path: str, overrides: Mapping[str, str]) -> list[str]:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from launcher import gradients
 from launcher.data.pipeline import Data
 from launcher.doctor import spies, statistics
+from launcher.doctor.exponents import NUM_BINS
 from launcher.doctor.spies import Spies
 from launcher.doctor.statistics import Gradient
 from launcher.errors import TrainingError
@@ -154,7 +155,7 @@ def summarise(seen: list[Gradient], scale: float) -> Sample:
         "loss_scale": scale,
     }
     exponents = {
-        f"{kind}_gradients": np.sum([one.counts for one in seen if one.kind == kind], axis=0, dtype=np.float64)
+        f"{kind}_gradients": sum((one.counts for one in seen if one.kind == kind), start=np.zeros(NUM_BINS))
         for kind in ("weight", "activation")
     }
     return Sample(event, exponents)
