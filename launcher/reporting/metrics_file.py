@@ -160,7 +160,8 @@ def _ordered(split: str, event: Mapping[str, Any], now: float) -> dict[str, Any]
     for name in ("loss", *own, *LAST_FIELDS):
         if name in event:
             value = event[name]
-            fields[name] = value if isinstance(value, str | Mapping) else strict_json.number(value)
+            is_text_or_table = split == "precision" and isinstance(value, str | Mapping)
+            fields[name] = value if is_text_or_table else strict_json.number(value)
     return {**fields, "time": now}
 
 

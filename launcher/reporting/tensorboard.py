@@ -79,7 +79,7 @@ class TensorBoard:
         values = [
             tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
             for name, value in event.items()
-            if name != "step" and not isinstance(value, str | Mapping)
+            if name != "step"
         ]
         self._record(run, step=int(event["step"]), summary=tf.compat.v1.Summary(value=[*values, *more]))
 
@@ -90,7 +90,8 @@ class TensorBoard:
             tf.compat.v1.Summary.Value(tag=f"exponents/{name}", histo=_histogram(counts))
             for name, counts in exponents.items()
         ]
-        self._add_scalars("precision", event, *histograms)
+        numbers = {name: value for name, value in event.items() if not isinstance(value, str | Mapping)}
+        self._add_scalars("precision", numbers, *histograms)
 
     def _mark_restart(self, run: str, step: int) -> None:
         import tensorflow as tf
