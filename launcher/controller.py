@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from launcher import drill
+from launcher import drill, overflow
 from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
+from launcher.doctor.watch import Watch
 from launcher.errors import Preempted, TrainingError, UsageError
 from launcher.evaluator import Evaluator
 from launcher.names import advice
@@ -47,6 +48,7 @@ class Controller:
       total_steps: length of the run.
       evaluate: whether to evaluate while training and at the end.
       progress: tells a supervisor, if there is one, how far this worker is.
+      watch: samples gradients while training, or None.
       stop_requested: whether this worker has been asked to stop; looked at between steps.
       after_first_step: called once, when everything has been traced and used.
     """
@@ -64,6 +66,7 @@ class Controller:
         total_steps: int,
         evaluate: bool = True,
         progress: Progress,
+        watch: Watch | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
         after_first_step: Callable[[], None] = lambda: None,
     ):
@@ -77,12 +80,14 @@ class Controller:
         self._total_steps = total_steps
         self._evaluates = evaluate and bool(data.num_eval_examples)
         self._progress = progress
+        self._watch = watch
         self._stop_requested = stop_requested
         self._after_first_step = after_first_step
         self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
         self._pending_since = 0.0
         self._saved_at = time.monotonic()
+        self._sampled = False
         self.outcome = Outcome()
 
     def prepare(self) -> None:
@@ -170,6 +175,8 @@ class Controller:
         if recipe.checkpoint_every:
             cadences.append(recipe.checkpoint_every)
         until_event = min(every - step % every for every in cadences)
+        if self._watch is not None:
+            until_event = min(until_event, self._watch.steps_until_due(step))
         return min(until_event, recipe.steps_per_loop, self._total_steps - step)
 
     def _act(self, step: int) -> None:
@@ -186,6 +193,8 @@ class Controller:
                 f"{self._trainer.name_non_finite(self._data)}. The weights are those of the last finite step. Lower "
                 "the learning rate, check the data for non-finite values, or train in float32"
             )
+        if self._watch is not None and self._watch.is_due(step):
+            self._sample(self._watch, step)
         if self._evaluates and (last or _due(step, recipe.evaluate_every)):
             event = self.evaluate(last)
             if best := self._new_best(event):
@@ -195,6 +204,18 @@ class Controller:
         by_clock = recipe.checkpoint_every_minutes and minutes >= recipe.checkpoint_every_minutes
         if last or by_clock or _due(step, recipe.checkpoint_every):
             self._save(step, {})
+
+    def _sample(self, watch: Watch, step: int) -> None:
+        # The first sample is traced and compiled, which takes as long as it takes.
+        self._progress.report(phase="compile" if not self._sampled else "train", step=step)
+        started = time.monotonic()
+        with self._stopwatch.phase("train" if self._sampled else "compile"):
+            sample = watch.sample()
+        self._sampled = True
+        self._reporter.precision({"step": step, **sample.event}, sample.exponents)
+        if self._pending:
+            # What a log event calls its speed is that of the steps.
+            self._pending_since += time.monotonic() - started
 
     def _new_best(self, event: Event) -> Best | None:
         """The best so far, if this evaluation makes it so."""
@@ -236,12 +257,14 @@ class Controller:
         self.outcome.train = event
 
     def _note_skips(self, records: StepRecords) -> None:
+        paths = [variable.path for variable in self._trainer.model.trainable_variables]
         for offset in np.flatnonzero(records.finite == 0):
             last = offset + 1 == len(records.finite)
             after = self._trainer.loss_scale if last else records.loss_scale[offset + 1]
             self._reporter.note(
                 f"step {records.first_step + offset} skipped: gradients were not finite; "
-                f"loss scale {records.loss_scale[offset]:g} -> {after:g}"
+                f"loss scale {records.loss_scale[offset]:g} -> {after:g}; "
+                f"not finite: {overflow.describe(paths, records.non_finite[offset])}"
             )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import assets, config, failures, gce, plan, session, starting_point, tpu_runtime, wire
+from launcher import assets, config, failures, gce, layer_policies, plan, session, starting_point, tpu_runtime, wire
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
 from launcher.doctor import precision_report
@@ -219,6 +219,8 @@ def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     lines = resolved.describe()
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
+    if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
+        lines["layer policies"] = layer_policies.describe(overrides)
     payload = wire.payload_bytes(sizes, resolved.wire_dtype.name)
     sent = wire.ring_bytes(payload, resolved.strategy.num_replicas)
     lines["wire"] = (
@@ -261,12 +263,14 @@ def _run_session(
         total_steps=resolved.total_steps,
         evaluate=mode != "train",
         progress=Progress(os.environ),
+        watch=session.watch(built) if mode != "eval" else None,
         stop_requested=stop,
         after_first_step=lambda: _save_operative_config(model_dir, reporter) if is_chief else None,
     )
     with config.usage_errors():
         if mode != "eval":
-            controller.prepare()
+            with layer_policies.explained(resolved.recipe.precision_overrides):
+                controller.prepare()
         # After the step is traced: a task may call configurables of its own in loss().
         config.check_all_used()
     if is_chief:

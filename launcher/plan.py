@@ -138,6 +138,8 @@ def resolve(
         policy, why = strategy_lib.recommended_policy(devices)
     if policy not in precision.POLICIES:
         raise UsageError(f"train.precision = {policy!r}: expected 'auto' or one of {', '.join(precision.POLICIES)}")
+    # One layer in float16 is enough for gradients to underflow.
+    in_float16 = "mixed_float16" in (policy, *recipe.precision_overrides.values())
     data = recipe.task.data()
     plan = RunPlan(
         recipe=recipe,
@@ -146,7 +148,7 @@ def resolve(
         strategy=devices,
         policy=policy,
         policy_why=why,
-        loss_scale=precision.resolve_loss_scale(recipe.loss_scale, policy),
+        loss_scale=precision.resolve_loss_scale(recipe.loss_scale, "mixed_float16" if in_float16 else policy),
         wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
         total_steps=recipe.total_steps(data.num_train_examples),
         eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
 
-from launcher import gradients
+from launcher import gradients, layer_policies
 from launcher.checkpoints.saver import ON_ERROR
 from launcher.clipping import Clipping
+from launcher.doctor.watch_settings import PrecisionWatch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.regularization import Penalty
@@ -34,6 +35,9 @@ class Recipe:
       steps_per_loop: steps the device takes before the host looks again.
       strategy: what `--strategy` means when the flag is not given.
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
+      precision_overrides: policies of single layers by a regular expression on their path, such as
+        {'stage3_.*': 'float32'}; see `launcher.layer_policies.apply`.
+      precision_watch: `@PrecisionWatch()` to sample what float16 does to the gradients during training, or None.
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
       wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
       bucket_bytes: upper bound on one gradient collective.
@@ -71,6 +75,8 @@ class Recipe:
     steps_per_loop: int = 10
     strategy: str = "auto"
     precision: str = "auto"
+    precision_overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    precision_watch: PrecisionWatch | None = None
     loss_scale: Any = "auto"
     wire_dtype: str = "auto"
     bucket_bytes: int = gradients.DEFAULT_BUCKET_BYTES
@@ -122,6 +128,7 @@ class Recipe:
                 raise UsageError(f"train.{name} = {value}: must be more than 0")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
+        layer_policies.check(self.precision_overrides)
         self.clipping  # noqa: B018 - a wrong bound is refused here
         if self.steps is None and self.epochs is None:
             raise UsageError("how long to train is not said: bind train.steps or train.epochs")

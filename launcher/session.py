@@ -10,8 +10,9 @@ import keras
 import tensorflow as tf
 
 import models
-from launcher import initial_values
+from launcher import initial_values, layer_policies
 from launcher import strategy as strategy_lib
+from launcher.doctor.watch import Watch
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
 from launcher.optimizers import Optimizer
@@ -79,11 +80,17 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator)
 
 
+def watch(session: Session) -> Watch | None:
+    """What the recipe has look at the gradients while training, if anything."""
+    settings = session.plan.recipe.precision_watch
+    return None if settings is None else Watch(session.trainer, session.plan.data, settings.every)
+
+
 def build_model(plan: RunPlan) -> keras.Model:
     """The task's model under the plan's policy and seed, in the current strategy scope.
 
     Raises:
-      UsageError: it is not a Keras model, or has nothing to train.
+      UsageError: it is not a Keras model, has nothing to train, or not the layers that the recipe gives policies to.
     """
     keras.config.set_dtype_policy(plan.policy)
     keras.utils.set_random_seed(plan.seed)
@@ -104,6 +111,7 @@ def build_model(plan: RunPlan) -> keras.Model:
             f"model {model.name!r} has no variables to train; a subclassed model must be built before model() returns "
             "(call it on an example, or model.build(shape))"
         )
+    layer_policies.apply(model, plan.recipe.precision_overrides)
     return model
 
 

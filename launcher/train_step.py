@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from launcher import gradients
+from launcher import gradients, overflow
 from launcher.clipping import Clipping
 from launcher.ema import MovingAverage
 from launcher.errors import UsageError
@@ -71,6 +71,7 @@ class StepReport(NamedTuple):
       finite: 1 when the update was applied, 0 when it was skipped.
       loss_scale: the scale this step used.
       learning_rate: of this step.
+      non_finite: which variables' reduced gradients are not finite, as `overflow.pack` tells; zeros after an update.
     """
 
     loss: tf.Tensor
@@ -80,6 +81,7 @@ class StepReport(NamedTuple):
     finite: tf.Tensor
     loss_scale: tf.Tensor
     learning_rate: tf.Tensor
+    non_finite: tuple[tf.Tensor, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,9 +171,10 @@ class ReplicaStep:
                 # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever.
                 variable.value.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, old))
             self._ema.update(step - tf.convert_to_tensor(self._counters.skipped))
-            return tf.constant(True)
+            return tf.zeros([overflow.num_scalars(len(self._weights))])
 
-        tf.cond(judged.finite, apply, lambda: tf.constant(False))
+        # Looked at only where nothing is applied, so that a finite step pays nothing for it.
+        non_finite = tf.cond(judged.finite, apply, lambda: overflow.pack(overflow.flags(judged.gradients)))
         for variable, before in zip(self._counts, counts_before, strict=True):
             # Counted once a microbatch so far; a step counts once, a skipped one not at all.
             counted = (tf.convert_to_tensor(variable.value) - before) // config.microbatches
@@ -185,6 +188,7 @@ class ReplicaStep:
             finite=tf.cast(judged.finite, tf.float32),
             loss_scale=scale,
             learning_rate=learning_rate,
+            non_finite=tuple(tf.unstack(non_finite)),
         )
 
     def first_microbatch(self, batch: Batch, *, scale: tf.Tensor) -> LocalSums:
@@ -225,10 +229,10 @@ class ReplicaStep:
             variable.value.assign(before)
         sent = [tf.cast(gradient, self._config.wire_dtype) for gradient in local.gradients]
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        mine = tf.one_hot(replica, _num_replicas())[:, None] * _bad(sent)[None, :]
+        mine = tf.one_hot(replica, _num_replicas())[:, None] * overflow.flags(sent)[None, :]
         (rows,) = gradients.reduce_sum([mine])
         summed = gradients.reduce_sum(sent, bucket_bytes=self._config.bucket_bytes)
-        return tf.concat([rows, _bad(summed)[None, :]], axis=0)
+        return tf.concat([rows, overflow.flags(summed)[None, :]], axis=0)
 
     def _advance(self, finite: tf.Tensor) -> None:
         counters = self._counters
@@ -352,11 +356,6 @@ class LocalSums(NamedTuple):
     weight: tf.Tensor
     metrics: tuple[tf.Tensor, ...]
     watched: list[tf.Tensor]
-
-
-def _bad(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """float32 [len(tensors)]: 1 where a tensor holds a value that is not finite."""
-    return tf.stack([1.0 - tf.cast(tf.reduce_all(tf.math.is_finite(tensor)), tf.float32) for tensor in tensors])
 
 
 def _num_replicas() -> int:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher import initial_values
+from launcher import initial_values, overflow
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Data
 from launcher.ema import MovingAverage
@@ -29,6 +29,7 @@ class StepRecords(NamedTuple):
       weight: sum of weights.
       metrics: sums of the task's metrics by name.
       gradient_norm, finite, loss_scale, learning_rate: as in `train_step.StepReport`.
+      non_finite: bool [steps, trained variables], whose gradients were not finite in steps that were skipped for it.
       input_wait_seconds: time each step waited for its batch.
     """
 
@@ -40,6 +41,7 @@ class StepRecords(NamedTuple):
     finite: np.ndarray
     loss_scale: np.ndarray
     learning_rate: np.ndarray
+    non_finite: np.ndarray
     input_wait_seconds: np.ndarray
 
 
@@ -119,14 +121,14 @@ class Trainer:
         """Consecutive skipped steps at a scale that cannot fall further."""
         return int(self.counters.scale.skips_at_floor.numpy())
 
-    def batches(self, data: Data) -> Iterator:
-        """Batches for `train`, starting at the data position of the current step."""
+    def batches(self, data: Data, start_step: int | None = None) -> Iterator:
+        """Batches for `train`, starting at the data position of the current step or of another one."""
         batches = distribute_batches(
             self.strategy,
             data.train_batches,
             global_batch_size=self.config.global_batch_size,
             seed=self.config.seed,
-            start_step=self.step,
+            start_step=self.step if start_step is None else start_step,
         )
         return iter(batches)
 
@@ -157,7 +159,7 @@ class Trainer:
         columns = table.numpy().astype(np.float64).T
         names = self.replica_step.metric_names
         metrics = dict(zip(names, columns[2 : 2 + len(names)], strict=True))
-        norm, finite, scale, learning_rate = columns[2 + len(names) :]
+        norm, finite, scale, learning_rate, *packed = columns[2 + len(names) :]
         self.last_seen = first_step + num_steps - 1, float(scale[-1])
         return StepRecords(
             first_step=first_step,
@@ -168,6 +170,7 @@ class Trainer:
             finite=finite,
             loss_scale=scale,
             learning_rate=learning_rate,
+            non_finite=overflow.unpack(np.stack(packed, axis=1), len(self.model.trainable_variables)),
             input_wait_seconds=waits.numpy(),
         )
 

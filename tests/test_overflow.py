@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
+import small_run
+import tensorflow as tf
 from building import build_session
 
+from launcher import overflow
 from launcher.checkpoints import CheckpointStore
 from launcher.data.pipeline import Shard
+from launcher.precision import FixedLossScale
 
 STEPS = 24  # one epoch is 16 steps, so the bad example comes once or twice
 
@@ -111,7 +116,9 @@ def test_two_workers_skip_the_same_steps_and_the_log_says_so(recipe, run_workers
     workers = run_workers(2, f"--gin_file={recipe}", "--model_dir=run")
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
     for step in skipped:
-        assert f"step {step} skipped: gradients were not finite; loss scale" in workers[0].stdout
+        (note,) = (line for line in workers[0].stdout.splitlines() if line.startswith(f"step {step} skipped: "))
+        assert note.startswith(f"step {step} skipped: gradients were not finite; loss scale")
+        assert note.endswith("; not finite: sequential/two, sequential/norm, sequential/one, which is every layer")
     events = [json.loads(line) for line in Path(tmp_path, "run/metrics.jsonl").read_text().splitlines()]
     assert events[-1]["skipped_steps"] == len(skipped)
     assert [event["step"] for event in events if event["loss"] is None] == skipped
@@ -148,6 +155,59 @@ def test_layers_that_overflow_and_the_replica_that_saw_it_are_named(recipe, repl
     assert named.endswith(f"on replica {seen_by}")
     after = trainer.snapshot()
     assert all(np.array_equal(after[name], value) for name, value in before.items())
+
+
+def narrow_model():
+    """y = (x A) b: of the gradients, only the one that b stands in overflows."""
+    steep = keras.initializers.Constant(2.0**9)
+    return keras.Sequential(
+        [
+            keras.Input((2,)),
+            keras.layers.Dense(2, use_bias=False, name="first", kernel_initializer="zeros"),
+            keras.layers.Dense(1, use_bias=False, name="second", kernel_initializer=steep),
+        ]
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_skipped_step_names_the_layers_that_overflowed_and_no_other_does(replicas):
+    # What the backward pass brings to b is 1 / 4 of the scale; to A, 2^9 times that and the inputs.
+    inputs = np.zeros((3, 4, 2), np.float32)
+    inputs[1, 3] = 1
+    made = small_run.build(
+        small_run.GivenTask(small_run.linear_batches(inputs), narrow_model, small_run.negative_sum), replicas,
+        precision="mixed_float16", loss_scale=FixedLossScale(scale=2.0**11),
+    )  # fmt: skip
+    records = small_run.train(made)
+    np.testing.assert_array_equal(records.finite, [0, 0, 0])
+    np.testing.assert_array_equal(records.non_finite, [[True, False]] * 3)
+    made = small_run.build(
+        small_run.GivenTask(small_run.linear_batches(inputs), narrow_model, small_run.negative_sum), replicas,
+        precision="mixed_float16", loss_scale=FixedLossScale(scale=2.0**7),
+    )  # fmt: skip
+    records = small_run.train(made)
+    np.testing.assert_array_equal(records.finite, [1, 1, 1])
+    assert not records.non_finite.any()
+
+
+@pytest.mark.parametrize("count", [1, 23, 24, 25, 161])
+def test_flags_of_any_number_of_weights_come_through_the_report(count):
+    flags = np.random.default_rng(count).random((5, count)) < 0.5
+    packed = np.stack([overflow.pack(tf.constant(row, tf.float32)).numpy() for row in flags])
+    assert packed.shape == (5, overflow.num_scalars(count)) and packed.dtype == np.float32
+    np.testing.assert_array_equal(overflow.unpack(packed.astype(np.float64), count), flags)
+
+
+def test_layers_are_named_once_from_the_loss_on_and_few_of_many():
+    paths = [f"layer{number}/{weight}" for number in range(6) for weight in ("kernel", "bias")]
+
+    def named(*layers):
+        return overflow.describe(paths, np.array([int(path[5]) in layers for path in paths]))
+
+    assert named(1, 2) == "layer2, layer1"
+    assert named(0, 1, 2, 3, 4) == "layer4, layer3, layer2 and 2 more"
+    assert named(*range(6)) == "layer5, layer4, layer3 and 3 more, which is every layer"
+    assert named() == "no single gradient, only their norm"
 
 
 def shard_of(step):

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher import overflow
 from launcher import plan as plan_lib
 from launcher import session as session_lib
 from launcher.data import batch_spec
@@ -152,7 +153,7 @@ def lower_session(session: Session) -> Lowered:
         except (ValueError, tf.errors.OpError) as error:
             raise cannot_lower.explain(error) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
-    reports = _reports(trainer.replica_step.metric_names)
+    reports = _reports(trainer.replica_step.metric_names, len(session.model.trainable_variables))
     results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
     places = {argument.name: place for place, argument in enumerate(arguments) if argument.kind == "variable"}
     updates = {len(reports) + number: places[name] for number, name in enumerate(named)}
@@ -198,10 +199,11 @@ def _arguments(
     return arguments, constants
 
 
-def _reports(metric_names: Sequence[str]) -> list[Argument]:
+def _reports(metric_names: Sequence[str], num_gradients: int) -> list[Argument]:
+    parts = {"metrics": metric_names, "non_finite": map(str, range(overflow.num_scalars(num_gradients)))}
     names: list[str] = []
     for field in StepReport._fields:
-        names += [f"metrics/{name}" for name in metric_names] if field == "metrics" else [field]
+        names += [f"{field}/{part}" for part in parts[field]] if field in parts else [field]
     return [Argument(name=name, shape=(), dtype="float32", kind="report") for name in names]
 
 

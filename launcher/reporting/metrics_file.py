@@ -51,9 +51,10 @@ class MetricsFile:
 
     An event that cannot be written is an error and waits, with up to 10,000 others, for the next call to try again.
 
-    Fields: step, split ("train" or "eval"), loss, the task's metrics, then learning_rate, loss_scale, skipped_steps,
-    gradient_norm, examples_per_second, input_wait_fraction (those that the event has), and time (Unix seconds). A
-    value that is NaN or infinite is null and its name stands in the list "non_finite".
+    Fields: step, split ("train", "eval" or "precision"), loss, the task's metrics, then learning_rate, loss_scale,
+    skipped_steps, gradient_norm, examples_per_second, input_wait_fraction (those that the event has), and time (Unix
+    seconds). A value that is NaN or infinite is null and its name stands in the list "non_finite". Events of the split
+    "precision" have no loss; their fields are those of `launcher.doctor.watch.Sample`.
 
     Args:
         model_dir: Made, with the file, by the first event.
@@ -71,6 +72,9 @@ class MetricsFile:
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
         self._append("eval", event)
+
+    def precision(self, event: Mapping[str, Any]) -> None:
+        self._append("precision", event)
 
     def truncate_after(self, step: int) -> int:
         """Drops the events past `step` that an earlier attempt logged, and any broken line.
@@ -155,7 +159,9 @@ def _ordered(split: str, event: Mapping[str, Any], now: float) -> dict[str, Any]
     own = [name for name in event if name not in (*FIRST_FIELDS, *LAST_FIELDS)]
     for name in ("loss", *own, *LAST_FIELDS):
         if name in event:
-            fields[name] = strict_json.number(event[name])
+            value = event[name]
+            is_text_or_table = split == "precision" and isinstance(value, str | Mapping)
+            fields[name] = value if is_text_or_table else strict_json.number(value)
     return {**fields, "time": now}
 
 

@@ -56,7 +56,7 @@ def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Curve]]:
     curves: dict[str, dict[str, Curve]] = {}
     for event in events:
         for name, value in event.items():
-            if name in _NOT_PLOTTED:
+            if name in _NOT_PLOTTED or isinstance(value, str | Mapping):
                 continue
             steps, values = curves.setdefault(name, {}).setdefault(event["split"], ([], []))
             steps.append(event["step"])

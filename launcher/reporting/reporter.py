@@ -70,6 +70,12 @@ class Reporter:
             self._tensorboard.evaluation(event)
             self._console.evaluation(event)
 
+    def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
+        """Reports what was seen of gradients after `event["step"]` steps: see `launcher.doctor.watch.Sample`."""
+        if self._is_chief:
+            self._guarded(self._metrics.precision, event)
+            self._tensorboard.precision(event, exponents)
+
     def note(self, text: str) -> None:
         """Shows a line for people: a skipped step, a checkpoint restored."""
         if self._is_chief:

@@ -1,4 +1,4 @@
-"""TensorBoard event files: one run "train", one run "eval", the same tag in both so that curves overlay.
+"""TensorBoard event files: runs "train", "eval" and "precision", the same tag in the first two, so that curves overlay.
 
 The events are written with `tf.io.TFRecordWriter` rather than through `tf.summary`: only so can a resumed run mark
 where it goes on (`SessionLog.START`, on which TensorBoard forgets the later points of the earlier attempt).
@@ -22,7 +22,7 @@ _FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
 
 class TensorBoard:
-    """Writes scalars to DIR/train and DIR/eval; every event is flushed.
+    """Writes scalars to DIR/train, DIR/eval and DIR/precision; every event is flushed.
 
     It is a copy of metrics.jsonl for the eyes, so a failure to write is one warning and the end of the copy, not of
     the training.
@@ -44,9 +44,13 @@ class TensorBoard:
     def evaluation(self, event: Mapping[str, Any]) -> None:
         self._write("eval", event)
 
+    def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
+        """Writes the numbers of an event, and by tag how many values there are of each float32 exponent, 256 bins."""
+        self._guarded(self._add_precision, event, exponents)
+
     def truncate_after(self, step: int) -> None:
         """Makes TensorBoard forget what an earlier attempt logged past `step`."""
-        for run in ("train", "eval"):
+        for run in ("train", "eval", "precision"):
             if (self._directory / run).is_dir():
                 self._guarded(self._mark_restart, run, step)
 
@@ -69,7 +73,7 @@ class TensorBoard:
             self._failed = True
             _logger.warning("TensorBoard events are no longer written to %s: %s.", self._directory, error)
 
-    def _add_scalars(self, run: str, event: Mapping[str, Any]) -> None:
+    def _add_scalars(self, run: str, event: Mapping[str, Any], *more: Any) -> None:
         import tensorflow as tf
 
         values = [
@@ -77,7 +81,17 @@ class TensorBoard:
             for name, value in event.items()
             if name != "step"
         ]
-        self._record(run, step=int(event["step"]), summary=tf.compat.v1.Summary(value=values))
+        self._record(run, step=int(event["step"]), summary=tf.compat.v1.Summary(value=[*values, *more]))
+
+    def _add_precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
+        import tensorflow as tf
+
+        histograms = [
+            tf.compat.v1.Summary.Value(tag=f"exponents/{name}", histo=_histogram(counts))
+            for name, counts in exponents.items()
+        ]
+        numbers = {name: value for name, value in event.items() if not isinstance(value, str | Mapping)}
+        self._add_scalars("precision", numbers, *histograms)
 
     def _mark_restart(self, run: str, step: int) -> None:
         import tensorflow as tf
@@ -102,3 +116,24 @@ class TensorBoard:
         used = [int(match[1]) for match in map(_FILE.fullmatch, os.listdir(folder)) if match]
         stamp = max([int(self._clock()), *(seconds + 1 for seconds in used)])
         return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.v2"
+
+
+def _histogram(counts: Any) -> Any:
+    """TensorBoard's histogram of the exponents of finite values that are not zero; bin e has the exponent e - 127."""
+    import numpy as np
+    import tensorflow as tf
+
+    found = np.flatnonzero(counts[1:-1]) + 1
+    if not len(found):
+        return tf.compat.v1.HistogramProto()
+    bins = np.arange(found[0], found[-1] + 1)
+    values, numbers = bins - 127.0, np.asarray(counts, np.float64)[bins]
+    return tf.compat.v1.HistogramProto(
+        min=values[0],
+        max=values[-1] + 1,
+        num=numbers.sum(),
+        sum=(numbers * values).sum(),
+        sum_squares=(numbers * values**2).sum(),
+        bucket_limit=values + 1,
+        bucket=numbers,
+    )

@@ -49,7 +49,7 @@ def attend(
     # Batches of plain matrix products: einsum over the same axes took longer on a CPU, most of all in float16.
     grouped = tf.reshape(query * width**-0.5, [batch, queries, groups, shared, width])
     grouped = tf.reshape(tf.transpose(grouped, [0, 2, 3, 1, 4]), [batch, groups, shared * queries, width])
-    scores = tf.matmul(grouped, tf.transpose(key, [0, 2, 1, 3]), transpose_b=True)
+    scores = tf.matmul(grouped, tf.cast(tf.transpose(key, [0, 2, 1, 3]), grouped.dtype), transpose_b=True)
     scores = tf.cast(tf.reshape(scores, [batch, groups, shared, queries, keys]), tf.float32)
     if allowed is not None:
         scores = tf.where(allowed[:, None, None, :, :], scores, _FAR_BELOW)
@@ -173,7 +173,8 @@ class Attention(keras.layers.Layer):
         return self._join(attend(query, cache["key"], cache["value"], allowed=allowed)), cache
 
     def _project(self, memory: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        key, value = (self._split(layer(memory), self._kv_heads) for layer in (self.key, self.value))
+        projected = (tf.cast(layer(memory), self.compute_dtype) for layer in (self.key, self.value))
+        key, value = (self._split(each, self._kv_heads) for each in projected)
         return key, value
 
     def _place(self, key: tf.Tensor, before: tf.Tensor | None, positions: tf.Tensor | None) -> tf.Tensor:

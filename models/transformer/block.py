@@ -162,8 +162,9 @@ class Block(keras.layers.Layer):
         sublayers["feed_forward"] = (self.feed_forward, self.feed_forward_norm)
         for name, (sublayer, norm) in sublayers.items():
             drop = self._dropouts[name].with_seed(seeds[name])
+            # A sublayer may have a dtype policy of its own.
             if self._norm_first:
-                features = features + drop(sublayer(norm(features)))
+                features = features + tf.cast(drop(sublayer(norm(features))), features.dtype)
             else:
-                features = norm(features + drop(sublayer(features)))
+                features = norm(features + tf.cast(drop(sublayer(features)), features.dtype))
         return features

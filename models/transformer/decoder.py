@@ -214,7 +214,7 @@ class LanguageModel(keras.Model):
     def _embed(self, tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         vectors = self.embedding(tokens)
         if self._positions == "learned":
-            return vectors + self.position_embedding(positions)
+            return vectors + tf.cast(self.position_embedding(positions), vectors.dtype)
         if self._positions == "sinusoidal":
             return vectors + tf.cast(sinusoids(positions, self._width), vectors.dtype)
         return vectors

@@ -148,4 +148,5 @@ class FeedForward(keras.layers.Layer):
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         if self.gate is None:
             return self.down(self._activation(self.up(inputs)))
-        return self.down(self._activation(self.gate(inputs)) * self.up(inputs))
+        gate, up = self._activation(self.gate(inputs)), self.up(inputs)
+        return self.down(tf.cast(gate, up.dtype) * up)

@@ -98,6 +98,7 @@ def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_s
     assert variables == trainer.specs()
     assert [result.name for result in program.results if result.kind == "report"] == [
         "loss", "weight", "metrics/accuracy", "gradient_norm", "finite", "loss_scale", "learning_rate",
+        "non_finite/0",
     ]  # fmt: skip
     before = trainer.snapshot()
     trainer.train(trainer.batches(lowered.session.plan.data), 1)

@@ -1,0 +1,182 @@
+"""Looks, between two training steps, at the gradients of one batch in float32, and says what float16 makes of them.
+
+A sample is a device program of its own, beside the one that trains: the forward and backward pass of each replica's
+first microbatch with the present weights, traced while every layer's policy is float32, so that nothing is lost before
+it is counted. The program that trains is the same with and without a watch, and so are the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher import gradients
+from launcher.data.pipeline import Data
+from launcher.doctor import spies, statistics
+from launcher.doctor.exponents import NUM_BINS
+from launcher.doctor.spies import Spies
+from launcher.doctor.statistics import Gradient
+from launcher.errors import TrainingError
+from launcher.train_step import Batch
+from launcher.trainer import Trainer, unique_name
+
+
+class Sample(NamedTuple):
+    """What was seen in one batch.
+
+    Attributes:
+      event: fields of a log event but the step: `lost_share`, `subnormal_share`, `headroom_bits`, `recommended_scale`,
+        `worst_layer`, `worst_layer_lost_share`, and in `layers` the lost share, the subnormal share and the headroom
+        of every tensor, as `statistics` defines them, at the present loss scale; a layer's output is PATH:output.
+      exponents: how many values have the exponent e, by what they are: "weight_gradients", "activation_gradients";
+        float64 [256], bin 127 is 2^0.
+    """
+
+    event: dict[str, Any]
+    exponents: dict[str, np.ndarray]
+
+
+class Watch:
+    """Samples a trainer's gradients.
+
+    The shares are over the tensors that the run computes in float16; over all of them where it has none, as what
+    mixed_float16 would do.
+
+    Args:
+      trainer: whose weights, step and loss scale are used and left as they are.
+      data: the task's data. Sample n takes the batch of step n: batches that training has seen, from one stream that
+        stays open, whatever step training is at.
+      every: steps between samples.
+    """
+
+    def __init__(self, trainer: Trainer, data: Data, every: int):
+        self._trainer = trainer
+        self._data = data
+        self._every = every
+        self._spies = Spies(trainer.model)
+        self._step = trainer.step_of(trainer.model, self._spies.watch)
+        self._tensors = self._describe_tensors()
+        self._batches: Iterator | None = None
+        self._run = tf.function(self._run_in_graph)
+
+    def steps_until_due(self, step: int) -> int:
+        return self._every - step % self._every
+
+    def is_due(self, step: int) -> bool:
+        return step > 0 and step % self._every == 0
+
+    def sample(self) -> Sample:
+        """Looks at one batch. All workers call this after the same step.
+
+        Raises:
+          TrainingError: the device has no room for the float32 pass. Half of it may have moved the model's moving
+            statistics, so nothing can go on from here.
+        """
+        trainer = self._trainer
+        if self._batches is None:
+            self._batches = trainer.batches(self._data, start_step=max(0, trainer.step // self._every - 1))
+        try:
+            found = self._run(next(self._batches))
+        except tf.errors.ResourceExhaustedError as error:
+            raise TrainingError(
+                "precision_watch: there is no memory for the float32 pass of a microbatch; raise train.microbatches, "
+                f"or take train.precision_watch out ({error.message.splitlines()[0]})"
+            ) from error
+        counts, maxima = (trainer.strategy.experimental_local_results(value)[0].numpy() for value in found)
+        seen = [
+            Gradient(path=path, kind=kind, dtype=dtype, counts=table, maxima=largest)
+            for (path, kind, dtype), table, largest in zip(self._tensors, counts, maxima.T, strict=True)
+            if table.any()
+        ]
+        return summarise(seen, trainer.loss_scale)
+
+    def _run_in_graph(self, batch: Any) -> Any:
+        with in_float32(self._trainer.model), self._spies.installed():
+            return self._trainer.strategy.run(self._in_replica, args=(batch,))
+
+    def _in_replica(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        """Counts [tensors, 256] and largest magnitudes [replicas, tensors], equal on every replica."""
+        local = self._step.first_microbatch(batch, scale=tf.constant(1.0))
+        seen = tf.stack([*map(spies.observe, local.gradients), *local.watched])
+        context = tf.distribute.get_replica_context()
+        row = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None]
+        counts, largest = gradients.reduce_sum([spies.counts(seen), row * spies.maxima(seen)[None, :]])
+        return counts, largest
+
+    def _describe_tensors(self) -> list[tuple[str, str, str]]:
+        """Path, kind and dtype under the run's policies of the gradients by weights and by spied layers' outputs."""
+        model = self._trainer.model
+        dtypes: dict[int, str] = {}
+        for layer in (model, *spies.nested(model)):
+            dtypes.update({id(variable): layer.compute_dtype for variable in layer.trainable_variables})
+        named: dict[str, tuple[str, str]] = {}
+        for variable in model.trainable_variables:
+            named[unique_name(variable.path, named)] = "weight", dtypes.get(id(variable), "float32")
+        for path, layer in zip(self._spies.paths, self._spies.layers, strict=True):
+            named[unique_name(f"{path}:output", named)] = "activation", layer.compute_dtype
+        return [(path, *rest) for path, rest in named.items()]
+
+
+def summarise(seen: list[Gradient], scale: float) -> Sample:
+    """A sample from unscaled gradients.
+
+    Args:
+      seen: of weights and of layers' outputs.
+      scale: the loss scale; rounded down to a power of two.
+    """
+    power = math.floor(math.log2(scale))
+    in_float16 = [one for one in seen if one.dtype == "float16"] or seen
+    total = statistics.pooled(in_float16, power)
+    shares = {one.path: statistics.shares(one.counts, power, one.maximum) for one in seen}
+    headroom = {one.path: statistics.headroom(one.maximum, math.log2(scale)) for one in seen}
+
+    def severity(path: str) -> tuple[float, float, float]:
+        return shares[path].lost, shares[path].subnormal, -headroom[path]
+
+    worst = max((one.path for one in in_float16), key=severity)
+    recommended = statistics.largest_scale([one.maximum for one in in_float16])
+    event = {
+        "lost_share": total.lost,
+        "subnormal_share": total.subnormal,
+        "headroom_bits": min(headroom[one.path] for one in in_float16),
+        "recommended_scale": math.nan if recommended is None else 2.0**recommended,
+        "worst_layer": worst,
+        "worst_layer_lost_share": shares[worst].lost,
+        "layers": {
+            path: [_short(share.lost), _short(share.subnormal), _short(headroom[path])]  # None: all zero
+            for path, share in shares.items()
+        },
+        "loss_scale": scale,
+    }
+    exponents = {
+        f"{kind}_gradients": sum((one.counts for one in seen if one.kind == kind), start=np.zeros(NUM_BINS))
+        for kind in ("weight", "activation")
+    }
+    return Sample(event, exponents)
+
+
+@contextlib.contextmanager
+def in_float32(model: keras.Model) -> Iterator[None]:
+    """Every layer computes in float32 in what is traced inside."""
+    changed = [
+        (layer, layer.dtype_policy)
+        for layer in (model, *spies.nested(model))
+        if layer.compute_dtype in ("float16", "bfloat16")
+    ]
+    for layer, _ in changed:
+        layer.dtype_policy = "float32"
+    try:
+        yield
+    finally:
+        for layer, policy in changed:
+            layer.dtype_policy = policy
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None

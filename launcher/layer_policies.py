@@ -1,0 +1,199 @@
+"""Dtype policies of single layers, by pattern on their path, over the policy that the whole run has.
+
+Every policy that a recipe may name keeps float32 weights, so a built model's layers can take another one: Keras reads
+`layer.dtype_policy`, public and settable, at every call, for the cast of the inputs and of the weights. A global
+`keras.dtype_policies.DTypePolicyMap` would not do: a layer has no path before it is built, so its first call goes by
+the default policy, and a layer that was made with a dtype of its own does not ask the map.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.names import advice
+from launcher.precision import POLICIES
+
+BINDING = "train.precision_overrides"
+_SHOWN = 3
+_MISMATCH = re.compile(r"\b(b?float\d+|half)\b.*\b(does not match|was expected|but is a)\b|expected to be a \w+ tensor")
+
+
+class Override(NamedTuple):
+    """One layer that does not follow the run's policy.
+
+    Attributes:
+      path: of the layer, as Keras has it.
+      policy: one of `precision.POLICIES`.
+      pattern: that named the layer, or one around it.
+    """
+
+    path: str
+    policy: str
+    pattern: str
+
+
+class _Found(NamedTuple):
+    path: str
+    layer: keras.layers.Layer
+    around: tuple[int, ...]  # places in the list of the layers that this one is a part of, the outermost first
+
+
+def check(overrides: Mapping[str, str]) -> None:
+    """Refuses what can be seen to be wrong without a model.
+
+    Raises:
+      UsageError: a pattern that is no regular expression, or a policy that is none.
+    """
+    for pattern, policy in overrides.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"{BINDING}: {pattern!r} is no regular expression: {error}") from None
+        if policy in ("float16", "bfloat16"):
+            raise UsageError(
+                f"{BINDING}[{pattern!r}] = {policy!r} would keep the weights in 16 bits, too; 'mixed_{policy}' "
+                "computes in them and keeps float32 weights"
+            )
+        if policy not in POLICIES:
+            raise UsageError(f"{BINDING}[{pattern!r}] = {policy!r} is no policy{advice(policy, POLICIES)}")
+
+
+def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
+    """Gives the layers that the patterns name their policies.
+
+    Args:
+      model: built; its weights are float32 and stay so.
+      overrides: regular expression to policy. A pattern names a layer when it matches the layer's whole path, and with
+        it every layer inside, but those that are named themselves. A pattern that is a path, letter by letter, goes
+        before others, as in `keras.dtype_policies.DTypePolicyMap`.
+
+    Raises:
+      UsageError: a pattern names no layer, two give one layer different policies, or the layer's weights have a dtype
+        of their own.
+    """
+    for found, override in _named(model, overrides):
+        if found.layer.variable_dtype != "float32":
+            raise UsageError(
+                f"{BINDING}[{override.pattern!r}] names {found.path}, whose weights the model made "
+                f"{found.layer.variable_dtype}; make the layer with dtype={override.policy!r} instead"
+            )
+        found.layer.dtype_policy = override.policy
+
+
+def in_effect(model: keras.Model, overrides: Mapping[str, str]) -> list[Override]:
+    """The layers that the patterns name, in the order of the model; for errors, see `apply`."""
+    return [override for _, override in _named(model, overrides)]
+
+
+def policies(model: keras.Model) -> dict[str, str]:
+    """The policy of every layer, at any depth, by its path: those of the run, of overrides, and the model's own."""
+    return {found.path: found.layer.dtype_policy.name for found in _layers(model)}
+
+
+@contextlib.contextmanager
+def explained(overrides: Mapping[str, str]) -> Iterator[None]:
+    """Around the tracing of a step: turns TensorFlow's refusal to mix dtypes into what the overrides brought about.
+
+    A layer's inputs are cast to what it computes in, but not the tensors that a layer's `call` puts together itself.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        found = _MISMATCH.search(str(error))
+        if not overrides or not found:
+            raise
+        line = next(line for line in str(error).splitlines() if _MISMATCH.search(line)).strip()
+        raise UsageError(
+            f"{BINDING}: with {dict(overrides)}, the call() of some layer puts tensors of different dtypes together "
+            f"({line}); name the layer around them as a whole, or cast in its call()"
+        ) from error
+
+
+def describe(overrides: list[Override]) -> str:
+    """What is in effect, as a person reads it: the outermost layers of each policy."""
+    by_policy: dict[str, list[str]] = {}
+    for override in overrides:
+        paths = by_policy.setdefault(override.policy, [])
+        if not any(override.path.startswith(f"{path}/") for path in paths):
+            paths.append(override.path)
+    texts = []
+    for policy, paths in by_policy.items():
+        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+        texts.append(f"{policy} in {', '.join(paths[:_SHOWN])}{more}")
+    return "; ".join(texts)
+
+
+def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[_Found, Override]]:
+    layers = _layers(model)
+    unused = dict.fromkeys(overrides)
+    chosen: list[str | None] = []
+    for found in layers:
+        matching = _matching(found.path, overrides)
+        for pattern in matching:
+            unused.pop(pattern, None)
+        inherited = next((chosen[place] for place in reversed(found.around) if chosen[place]), None)
+        chosen.append(matching[0] if matching else inherited)
+    for pattern in unused:
+        paths = {found.path for found in layers}
+        inside = any(re.fullmatch(f".*/({pattern})", path) for path in paths)
+        hint = f"; did you mean {f'.*/{pattern}'!r}?" if inside else advice(pattern, paths)
+        raise UsageError(f"{BINDING}: {pattern!r} matches the whole path of no layer of {model.name}{hint}")
+    for found, named_by in zip(layers, chosen, strict=True):
+        if named_by is not None:
+            yield found, Override(path=found.path, policy=overrides[named_by], pattern=named_by)
+
+
+def _matching(path: str, overrides: Mapping[str, str]) -> list[str]:
+    if path in overrides:
+        return [path]
+    found = [pattern for pattern in overrides if re.fullmatch(pattern, path)]
+    if len({overrides[pattern] for pattern in found}) > 1:
+        raise UsageError(
+            f"{BINDING}: layer {path} is named by {' and by '.join(map(repr, found))}, with different policies"
+        )
+    return found
+
+
+def _layers(model: keras.Model) -> list[_Found]:
+    """All layers that compute in floating point, each once and after those around it; the first is the model."""
+    found: list[_Found] = []
+    seen: set[int] = set()
+
+    def visit(layer: keras.layers.Layer, path: str, around: tuple[int, ...]) -> None:
+        if id(layer) in seen or isinstance(layer, keras.layers.InputLayer):
+            return
+        seen.add(id(layer))
+        if keras.backend.is_float_dtype(layer.compute_dtype):
+            found.append(_Found(path, layer, around))
+            around = (*around, len(found) - 1)
+        parts = list(_parts(layer))
+        # What has nothing to build, such as an activation, is given no path by Keras: it stands beside those that have.
+        beside = next((part.path for part in parts if part.path), f"{path}/")
+        for part in parts:
+            visit(part, part.path or f"{beside.rpartition('/')[0]}/{part.name}".lstrip("/"), around)
+
+    visit(model, model.path or model.name, ())
+    return found
+
+
+def _parts(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
+    """The layers that a layer is made of; only models have a public list of them, others keep them in attributes."""
+    return _held(layer.layers if isinstance(layer, keras.Model) else vars(layer))
+
+
+def _held(value: Any) -> Iterator[keras.layers.Layer]:
+    if isinstance(value, keras.layers.Layer):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _held(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _held(part)

@@ -1,0 +1,58 @@
+"""Which gradients of a step are not finite: told in the step's report at no cost to a finite step, named afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+# Whole numbers below 2^24 are exact in float32, in which everything in a step's report travels.
+_FLAGS_A_SCALAR = 24
+_SHOWN = 3
+
+
+def flags(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """float32 [len(tensors)]: 1 where a tensor holds a value that is not finite."""
+    return tf.stack([1.0 - tf.cast(tf.reduce_all(tf.math.is_finite(tensor)), tf.float32) for tensor in tensors])
+
+
+def num_scalars(num_gradients: int) -> int:
+    """How many scalars `pack` makes."""
+    return -(-num_gradients // _FLAGS_A_SCALAR)
+
+
+def pack(flags: tf.Tensor) -> tf.Tensor:
+    """Flags float32 [n], 0 or 1, as whole numbers float32 [num_scalars(n)]; bit i of number j is flag 24 j + i."""
+    count = num_scalars(flags.shape[0])
+    padded = tf.pad(flags, [[0, count * _FLAGS_A_SCALAR - flags.shape[0]]])
+    return tf.reduce_sum(tf.reshape(padded, [count, _FLAGS_A_SCALAR]) * _bits(), axis=1)
+
+
+def unpack(packed: np.ndarray, num_gradients: int) -> np.ndarray:
+    """bool [steps, num_gradients] from what `pack` made in each step, [steps, num_scalars(num_gradients)]."""
+    numbers = packed.astype(np.int64)[:, :, None]
+    return ((numbers >> np.arange(_FLAGS_A_SCALAR)) & 1).reshape(len(packed), -1)[:, :num_gradients] > 0
+
+
+def describe(paths: Sequence[str], flagged: np.ndarray) -> str:
+    """Names the layers of the flagged weights, nearest to the loss first: there the backward pass overflowed first.
+
+    Args:
+      paths: of all weights, in the order of the model.
+      flagged: bool [weights].
+    """
+
+    def layers_of(chosen: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys(path.rpartition("/")[0] or path for path in chosen))[::-1]
+
+    found = layers_of([path for path, flag in zip(paths, flagged, strict=True) if flag])
+    if not found:
+        return "no single gradient, only their norm"
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    every = ", which is every layer" if len(found) == len(layers_of(paths)) else ""
+    return f"{', '.join(found[:_SHOWN])}{more}{every}"
+
+
+def _bits() -> tf.Tensor:
+    return tf.constant([2.0**bit for bit in range(_FLAGS_A_SCALAR)])

@@ -1,0 +1,191 @@
+"""Layers that a recipe names compute in the dtype it gives them, in every kind of model and on every topology."""
+
+from __future__ import annotations
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from building import build_session
+from small_run import GivenTask, assert_replicas_equal, build, train
+
+from launcher import layer_policies, modes, plan
+from launcher.errors import UsageError
+from launcher.layer_policies import Override
+from launcher.precision import DynamicLossScale, FixedLossScale
+from launcher.recipe import Recipe
+from models.transformer import transformer
+
+RESNET = ("resnet.depth = 8", "resnet.norm_group_size = 4", "train.global_batch_size = 8")
+SEQUENCES = {"vocab_size": 16, "layers": 1, "width": 8, "heads": 2, "hidden": 16, "max_length": 8}
+FEATURES = 8
+
+
+def session(recipe: str, policy: str, overrides: dict[str, str], *params: str, replicas: int = 1):
+    if recipe == "transformer":
+        return build(sequences(), replicas, precision=policy, precision_overrides=overrides)
+    bindings = (f"train.precision = {policy!r}", f"train.precision_overrides = {overrides}")
+    return build_session(recipe, [*params, *bindings], replicas)
+
+
+def sequences() -> GivenTask:
+    """Given tokens for a Transformer, which is subclassed and adds tensors up in its own `call`."""
+
+    def loss(model, batch, training):
+        logits = tf.cast(model(batch, training=training), tf.float32)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["target_in"], logits)
+        return tf.reduce_sum(losses), tf.reduce_sum(batch["weight"]), {}
+
+    tokens = np.random.default_rng(0).integers(1, 16, (3, 4, 8)).astype(np.int32)
+    arrays = {"source": tokens, "target_in": tokens[:, ::-1], "weight": np.ones((3, 4), np.float32)}
+    return GivenTask(arrays, lambda: transformer(**SEQUENCES), loss)
+
+
+def weights_after(made, steps: int = 3) -> list[np.ndarray]:
+    made.trainer.train(made.trainer.batches(made.plan.data), steps)
+    assert_replicas_equal(made)
+    return [weight.numpy() for weight in made.model.weights]
+
+
+def dtypes_of_products(made) -> dict[str, str]:
+    """Dtype of the forward matrix products and convolutions, by the layer whose name scope they stand in."""
+    batch = made.strategy.experimental_local_results(next(made.trainer.batches(made.plan.data)))[0]
+    traced = tf.function(lambda: made.plan.recipe.task.loss(made.model, batch, False)).get_concrete_function()
+    return {
+        re.sub(r"_\d+$", "", operation.name.split("/")[-2]): operation.outputs[0].dtype.name
+        for operation in traced.graph.get_operations()
+        if operation.type in ("MatMul", "BatchMatMulV2", "Conv2D", "Einsum")
+    }
+
+
+@pytest.mark.parametrize(
+    ("recipe", "params", "replicas", "policy", "overrides"),
+    [
+        ("resnet_cpu.gin", RESNET, 2, "float32", {".*": "mixed_bfloat16", "pool": "float32", "logits": "float32"}),
+        ("transformer", (), 1, "mixed_bfloat16", {".*": "float32"}),
+    ],
+)
+def test_every_layer_overridden_is_the_run_under_that_policy(recipe, params, replicas, policy, overrides) -> None:
+    other = overrides[".*"]
+    by_layer = session(recipe, policy, overrides, *params, replicas=replicas)
+    assert {weight.dtype for weight in by_layer.model.weights} == {"float32"}
+    assert set(dtypes_of_products(by_layer).values()) <= {"float32", other.removeprefix("mixed_")}
+    whole = weights_after(session(recipe, other, {}, *params, replicas=replicas))
+    for found, expected in zip(weights_after(by_layer), whole, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_only_the_named_layers_of_a_functional_model_change() -> None:
+    made = session("resnet_cpu.gin", "mixed_bfloat16", {"stage2_.*": "float32", "stem_conv": "mixed_float16"}, *RESNET)
+    for layer, dtype in dtypes_of_products(made).items():
+        own = {"stem_conv": "float16", "logits": "float32"}
+        assert dtype == own.get(layer, "float32" if layer.startswith("stage2_") else "bfloat16"), layer
+    assert isinstance(made.plan.loss_scale, DynamicLossScale), "float16 needs a scale"
+
+
+def test_parts_of_a_subclassed_model_change_alone_or_with_the_layer_around_them() -> None:
+    overrides = {
+        "transformer/encoder_block1": "float32",
+        "transformer/encoder_block1/feed_forward/up": "mixed_bfloat16",
+        ".*/decoder_block1/memory_attention/(query|value)": "float32",
+        ".*/decoder_block1/feed_forward": "mixed_float16",
+    }
+    made = session("transformer", "mixed_bfloat16", overrides)
+    found = layer_policies.policies(made.model)
+    assert found["transformer/encoder_block1/attention/query"] == "float32"
+    assert found["transformer/encoder_block1/feed_forward"] == "float32"
+    assert found["transformer/encoder_block1/feed_forward/up"] == "mixed_bfloat16"
+    assert found["transformer/decoder_block1/feed_forward/down"] == "mixed_float16"
+    assert found["transformer/decoder_block1/memory_attention/key"] == "mixed_bfloat16"
+    assert all(np.isfinite(weight).all() for weight in weights_after(made, 1)), "tensors of both dtypes meet"
+    named = layer_policies.in_effect(made.model, overrides)
+    assert Override("transformer/encoder_block1/attention/query", "float32", "transformer/encoder_block1") in named
+    assert modes.describe(made.plan, made.model)["layer policies"].startswith("float32 in transformer/encoder_block1")
+
+
+# ------------------------------------------------------------------------------------------------ bring your own model
+
+
+class Mixing(keras.layers.Layer):
+    """Keras's own layers of layers, in a dictionary and a list, and a sum of two layers' outputs in `call`."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.attention = {"first": keras.layers.MultiHeadAttention(2, 4, name="attention")}
+        self.recurrent = [keras.layers.Bidirectional(keras.layers.LSTM(4, return_sequences=True), name="both")]
+        self.dense = keras.layers.Dense(FEATURES, name="dense")
+
+    def call(self, inputs):
+        features = self.attention["first"](inputs, inputs)
+        return self.dense(features) + self.recurrent[0](features)
+
+
+def own_task() -> GivenTask:
+    def model() -> keras.Model:
+        inputs = keras.Input((4, FEATURES))
+        inner = keras.Sequential([keras.Input((4, FEATURES)), keras.layers.Dense(3, name="inner")], name="nested")
+        return keras.Model(inputs, inner(Mixing(name="mixing")(inputs)), name="own")
+
+    def loss(model, batch, training):
+        outputs = tf.cast(model(batch["x"], training=training), tf.float32)
+        return tf.reduce_sum(outputs**2), tf.reduce_sum(batch["weight"]), {}
+
+    x = np.random.default_rng(0).normal(size=(2, 4, 4, FEATURES)).astype(np.float32)
+    return GivenTask({"x": x, "weight": np.ones((2, 4), np.float32)}, model, loss)
+
+
+def test_layers_inside_layers_of_ones_own_are_found_by_attribute() -> None:
+    overrides = {"mixing": "float32", "nested": "mixed_float16", "mixing/attention/query": "mixed_bfloat16"}
+    made = build(own_task(), 2, precision="mixed_bfloat16", precision_overrides=overrides)
+    found = layer_policies.policies(made.model)
+    assert found["own"] == "mixed_bfloat16"
+    assert found["mixing/attention/key"] == found["mixing/both"] == "float32"
+    assert found["mixing/attention/query"] == "mixed_bfloat16"
+    cells = {policy for path, policy in found.items() if path.startswith("mixing/both/")}
+    assert cells == {"float32"}
+    assert found["nested/inner" if "nested/inner" in found else "inner"] == "mixed_float16"
+    assert np.isfinite(train(made).loss).all()
+
+
+def test_dtypes_that_meet_unreconciled_are_the_users_mistake_and_say_so() -> None:
+    made = build(own_task(), precision="mixed_bfloat16", precision_overrides={"mixing/dense": "float32"})
+    with (
+        pytest.raises(UsageError, match=r"train.precision_overrides: .*mixing/dense.*name the layer around"),
+        layer_policies.explained(made.plan.recipe.precision_overrides),
+    ):
+        made.trainer.trace(made.trainer.batches(made.plan.data))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"mixing(": "float32"}, r"'mixing\(' is no regular expression: missing \)"),
+        ({".*": "mixed_float61"}, "'mixed_float61' is no policy; did you mean 'mixed_float16'"),
+        ({".*": "float16"}, "'mixed_float16' computes in them and keeps float32 weights"),
+        ({"mixing/atention": "float32"}, "matches the whole path of no layer of own; did you mean 'mixing/attention'"),
+        ({"(query|dense)": "float32"}, r"did you mean '\.\*/\(query\|dense\)'"),
+        (
+            {"mixing/.*": "float32", ".*/attention": "mixed_float16"},
+            r"layer mixing/attention is named by 'mixing/\.\*'",
+        ),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_traced(overrides, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(own_task(), precision_overrides=overrides)
+
+
+def test_weights_that_the_model_made_in_16_bits_are_not_taken_for_float32() -> None:
+    def model() -> keras.Model:
+        return keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1, dtype="bfloat16", name="low")])
+
+    with pytest.raises(UsageError, match="names sequential/low, whose weights the model made bfloat16"):
+        layer_policies.apply(model(), {".*low": "float32"})
+
+
+def test_the_loss_scale_of_a_run_without_float16_stays_off() -> None:
+    recipe = {"task": own_task(), "optimizer": lambda: None, "global_batch_size": 4, "steps": 1, "precision": "float32"}
+    resolved = plan.resolve(Recipe(**recipe, precision_overrides={"mixing": "mixed_bfloat16"}), environ={})
+    assert resolved.loss_scale == FixedLossScale(scale=1.0)
