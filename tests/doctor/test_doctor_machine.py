@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import setuptools
 
-from launcher.doctor.environment import disk, limits, package_checks, packages, processor, variables
+from launcher.doctor.environment import disk, driver, limits, package_checks, packages, processor, variables
 from launcher.doctor.environment.context import Context
+from launcher.doctor.environment.finding import Skip
 from launcher.doctor.environment.packages import Package, Packages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -336,3 +337,41 @@ def test_a_full_disk_may_have_room_later(mounted, tmp_path):
     assert "No space left" in found.seen
     assert "make room" in found.fix
     assert list(folder.iterdir()) == []
+
+
+# -------------------------------------------------------------------------------------------------------------- driver
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path):
+    """nvidia_smi(output, code=0): stands for the program of machines with GPUs; returns the doctor's findings."""
+
+    def answers(output, code=0):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
+        program.chmod(0o755)
+        return list(driver.driver(Context(environ={"PATH": f"{tmp_path}:/usr/bin:/bin"}, root=tmp_path)))
+
+    return answers
+
+
+def test_the_driver_and_the_memory_that_others_hold(nvidia_smi):
+    fine = nvidia_smi("0, NVIDIA H200, 570.124.06, 4, 143771\n1, NVIDIA H200, 570.124.06, 4, 143771")
+    assert [(one.status, one.seen) for one in fine] == [("ok", "NVIDIA 570.124.06 with 2 GPUs")]
+    held = nvidia_smi("0, Tesla V100, 525.60.13, 4, 16384\n1, Tesla V100, 525.60.13, 9000, 16384")
+    assert statuses(held) == ["ok", "warn"]
+    assert "GPU 1 (Tesla V100): 9,000 of 16,384 MiB" in held[1].seen
+    assert statuses(nvidia_smi("0, Tesla V100, 470.82.01, 4, 16384")) == ["fail"]
+    assert statuses(nvidia_smi("0, NVIDIA A100, 570.124.06, [N/A], [N/A]")) == ["ok"]
+
+
+def test_a_driver_that_does_not_work_fails_in_its_own_words(nvidia_smi):
+    (found,) = nvidia_smi("Failed to initialize NVML: Driver/library version mismatch", code=18)
+    assert found.status == "fail"
+    assert "Driver/library version mismatch" in found.seen
+    assert statuses(nvidia_smi("")) == ["fail"]
+
+
+def test_without_a_gpu_there_is_no_driver_to_look_at(tmp_path):
+    with pytest.raises(Skip):
+        next(driver.driver(Context(environ={"PATH": str(tmp_path)}, root=tmp_path)))

@@ -12,6 +12,7 @@ from typing import Any
 from launcher.doctor.environment import (
     collective,
     disk,
+    driver,
     limits,
     package_checks,
     peer_checks,
@@ -62,6 +63,7 @@ CHECKS = (
     Check(name="memory", looks_at="memory that is free within the container's limit", run=limits.memory),
     Check(name="open_files", looks_at="limits on files, processes, file size, locked memory", run=limits.open_files),
     Check(name="shared_memory", looks_at="/dev/shm, for NCCL", run=limits.shared_memory),
+    Check(name="driver", looks_at="NVIDIA's driver, and GPU memory that others hold", run=driver.driver),
     Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peer_checks.cluster),
     Check(
         name="model_dir",
@@ -147,8 +149,7 @@ def examine(checks: Iterable[Check], context: Context, shown: report.Report) -> 
         found: list[Finding] = []
         try:
             with _announced(check, shown):
-                for finding in check.run(context):
-                    found.append(finding)
+                found.extend(check.run(context))  # keeps what came before an error
         except Skip as skip:
             shown.skip(check.name, str(skip))
         except Exception as error:
