@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import runpy
@@ -156,12 +157,22 @@ def test_settings_that_keras_reads_at_its_import(content, status, said, tmp_path
     assert said in f"{found.seen} {found.fix}"
 
 
-def test_a_proxy_matters_where_there_are_peers_outside_of_no_proxy(tmp_path):
-    config = '{"cluster": {"worker": ["a.lan:1", "b.lan:1"]}, "task": {"type": "worker", "index": 0}}'
-    environ = {"KERAS_HOME": str(tmp_path), "http_proxy": "http://proxy:3128", "TF_CONFIG": config}
-    assert "export no_proxy=a.lan,b.lan" in only(variables.variables(Context(environ=environ))).fix
-    assert only(variables.variables(Context(environ={**environ, "no_proxy": "x, .lan"}))).status == "ok"
-    assert only(variables.variables(Context(environ={**environ, "TF_CONFIG": ""}))).status == "ok"
+@pytest.mark.parametrize("name", ["grpc_proxy", "https_proxy", "http_proxy"])
+def test_a_proxy_between_workers_fails_unless_no_proxy_names_them(name, tmp_path):
+    def found(*hosts, **more):
+        workers = json.dumps([f"{host}:1" for host in hosts])
+        config = f'{{"cluster": {{"worker": {workers}}}, "task": {{"type": "worker", "index": 0}}}}'
+        environ = {"KERAS_HOME": str(tmp_path), name: "http://proxy:3128", "TF_CONFIG": config, **more}
+        return only(variables.variables(Context(environ=environ)))
+
+    hidden = found("a.lan", "b.lan")
+    assert (hidden.status, hidden.exit_code) == ("fail", 64)
+    assert hidden.fix == "export no_proxy=a.lan,b.lan"
+    assert found("a.lan", "b.lan", no_proxy="x, .lan").status == "ok"
+    assert found("a.lan", "b.lan", no_proxy="a.lan").status == "fail"
+    assert found("10.1.2.3", "10.1.2.4", no_proxy="10.0.0.0/8").status == "ok"
+    assert found("10.1.2.3", "11.1.2.4", no_proxy="10.0.0.0/8").status == "fail"
+    assert found("a.lan", "b.lan", TF_CONFIG="").status == "ok"  # no peers, nothing to find
 
 
 # ------------------------------------------------------------------------------------------------- processor and limits

@@ -25,6 +25,8 @@ from launcher.gin_private import unwrap
 
 _PACKAGE = __name__.rpartition(".")[0]
 _TAIL_LINES = 12
+# What TensorFlow says whenever it starts.
+_NOISE = ("before absl::InitializeLog()", "oneDNN custom operations are on")
 
 _Topic = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
@@ -71,8 +73,8 @@ class Outcome:
             end = f"was ended by {signal.Signals(-self.returncode).name}"
         else:
             end = f"ended with exit code {self.returncode}"
-        lines = self.log.strip().splitlines()[-_TAIL_LINES:]
-        return "\n".join([end, *(f"| {line}" for line in lines)])
+        lines = [line for line in self.log.splitlines() if line.strip() and not any(one in line for one in _NOISE)]
+        return "\n".join([end, *(f"| {line}" for line in lines[-_TAIL_LINES:])])
 
 
 def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], timeout_seconds: float) -> Outcome:

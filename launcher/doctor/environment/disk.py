@@ -34,7 +34,8 @@ def model_dir(context: Context) -> Iterator[Finding]:
     try:
         check_model_dir(name)
     except UsageError as error:
-        yield fail("model_dir", str(error), "choose another --model_dir, or mend the rights of this one")
+        seen = str(error).partition("; choose")[0]
+        yield fail("model_dir", seen, "choose another --model_dir, or mend the rights of that folder")
         return
     folder = _nearest_folder(name)
     shown = f"{name} in {folder}" if folder != os.path.abspath(name) else name

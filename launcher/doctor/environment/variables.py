@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import platform
@@ -93,22 +94,32 @@ def _mistakes(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _proxies(context: Context) -> Iterator[Finding]:
-    """A proxy that gRPC would ask for the way to a peer."""
+    """A proxy that gRPC asks for the way to a peer: seen with TensorFlow 2.21, workers then wait without end."""
     cluster = context.cluster_or_error
     name = next((name for name in _PROXIES if context.environ.get(name)), None)
     if name is None or isinstance(cluster, Exception) or cluster.num_workers == 1:
         return
     exempt = (context.environ.get("no_grpc_proxy") or context.environ.get("no_proxy", "")).split(",")
-    suffixes = tuple(suffix.strip() for suffix in exempt if suffix.strip())
-    hosts = [address.rpartition(":")[0] for address in cluster.workers]
-    outside = [host for host in hosts if not suffixes or not host.endswith(suffixes)]
+    exempt = [one.strip() for one in exempt if one.strip()]
+    hosts = [address.rpartition(":")[0].strip("[]") for address in cluster.workers]
+    outside = [host for host in hosts if not any(_is_exempt(host, one) for one in exempt)]
     if outside:
-        yield warn(
+        yield fail(
             "variables",
-            f"{name}={context.environ[name]} and no_proxy does not name {outside[0]}: gRPC may look for the other "
-            "workers behind that proxy",
+            f"{name}={context.environ[name]} and no_proxy does not name {outside[0]}: TensorFlow looks for the other "
+            "workers behind that proxy, and waits without end where it does not find them",
             f"export no_proxy={','.join(dict.fromkeys(hosts[:4]))}{',...' if len(hosts) > 4 else ''}",
         )
+
+
+def _is_exempt(host: str, exempt: str) -> bool:
+    """As gRPC reads no_proxy: the end of a name, or a network such as 10.0.0.0/8."""
+    if "/" not in exempt:
+        return host.endswith(exempt)
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(exempt, strict=False)
+    except ValueError:
+        return False
 
 
 def _keras_json(environ: Mapping[str, str]) -> Iterator[Finding]:
