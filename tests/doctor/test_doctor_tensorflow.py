@@ -62,11 +62,10 @@ def test_a_tensorflow_that_crashes_takes_no_doctor_with_it(run_launcher):
         *doctor(TENSORFLOW), "--gin_file=resnet_cpu.gin", env={"XLA_FLAGS": "--xla_no_such_flag_as_this=1"}
     )
     lines, skipped = read(done)
-    assert done.returncode == 70, done.stdout
+    assert done.returncode == 64, done.stdout
     assert [one["status"] for one in lines["tensorflow"]] == ["ok", "fail"]
-    crash = lines["tensorflow"][1]
-    assert "SIG" in crash["seen"]
-    assert "xla_no_such_flag_as_this" in crash["seen"]
+    assert "Unknown flag in XLA_FLAGS: --xla_no_such_flag_as_this=1" in lines["tensorflow"][1]["seen"]
+    assert lines["tensorflow"][1]["fix"].startswith("unset XLA_FLAGS")
     assert "xla" in skipped
     assert lines["recipe"][0]["status"] == lines["data"][0]["status"] == "ok"
     assert "1,437 training examples" in lines["data"][0]["seen"]
@@ -133,6 +132,21 @@ def outcome(*answers, log="", returncode=0, seconds=1.0):
     return Outcome(answers={one.topic: one for one in answers}, log=log, returncode=returncode, seconds=seconds)
 
 
+def test_a_crash_after_the_import_is_told_from_one_within_it(tmp_path):
+    imported = {"tensorflow": "2.21.0", "keras": "3.12.0", "tf_keras": "3.12.0", "seconds": 5.0}
+    answer = Answer(topic="import", values={**imported, "resident_bytes": 2**29, "file": "/site/tensorflow/init.py"})
+    after = list(tensorflow_checks.tensorflow(context(outcome(answer, CPU, returncode=-11, log="driver"), tmp_path)))
+    assert [(one.status, one.exit_code) for one in after] == [("ok", 0), ("fail", 70)]
+    assert "after 'build' its process was ended by SIGSEGV\n| driver" in after[1].seen
+    (within,) = tensorflow_checks.tensorflow(context(outcome(returncode=-4), tmp_path))
+    assert (within.status, within.exit_code) == ("fail", 64)
+    assert "SIGILL" in within.seen
+    legacy = Answer(topic="import", values={**answer.values, "tf_keras": "2.20.1"})
+    (old,) = tensorflow_checks.tensorflow(context(outcome(legacy), tmp_path))
+    assert "tf.keras is 2.20.1" in old.seen
+    assert old.fix == "unset TF_USE_LEGACY_KERAS"
+
+
 def devices(*gpus, tpus=(), chips=()):
     listed = [{"model": model, "compute_capability": capability} for model, capability in gpus]
     return Answer(topic="devices", values={"gpus": listed, "tpus": list(tpus), "tpu_chips": list(chips)})
@@ -145,7 +159,7 @@ CPU = Answer(topic="build", values={"is_cuda_build": False})
 @pytest.mark.parametrize(
     ("capability", "policy"),
     [
-        ([6, 1], "6.1: float32"),
+        ([6, 1], "6.1: float32: mixed_float16 pays from 7.0"),
         ([7, 0], "7.0: mixed_float16"),
         ([7, 5], "7.5: mixed_float16"),
         ([8, 0], "8.0: mixed_float16 or mixed_bfloat16; float32 as TF32"),

@@ -31,7 +31,8 @@ def processor(context: Context) -> Iterator[Finding]:
 
 def cores(context: Context) -> Iterator[Finding]:
     """Cores that this process may use against the threads that TensorFlow will start."""
-    there, allowed, quota = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cpu_quota(context)
+    there, quota = os.cpu_count() or 1, cpu_quota(context)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     usable = allowed if quota is None else min(float(allowed), quota)
     seen = f"{there} on this machine, {allowed} for this process"
     if quota is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from launcher.doctor.environment import child
 from launcher.doctor.environment import packages as packages_lib
 from launcher.doctor.environment.context import Context
 from launcher.doctor.environment.finding import Finding, Skip, fail, ok, warn
 from launcher.doctor.environment.packages import EXTRAS
 from launcher.errors import EXIT_FAILED, UsageError
 
+_UNKNOWN_FLAG = "Unknown flag in XLA_FLAGS"
 _ONEDNN = "oneDNN custom operations are on"
 _PREBUILT_CUDA = "pip install 'tf-launcher[cuda]', which brings the CUDA libraries that TensorFlow was built for"
 
@@ -37,13 +39,18 @@ def tensorflow(context: Context) -> Iterator[Finding]:
         else:
             yield ok("tensorflow", seen)
         if context.tensorflow.returncode != 0:
-            got_to = list(context.tensorflow.answers)[-1]
-            yield fail(
-                "tensorflow",
-                f"after {got_to!r} its process {context.tensorflow.how}",
-                "look at the driver and at XLA_FLAGS, and run it again with TF_CPP_MIN_LOG_LEVEL=0",
-                exit_code=EXIT_FAILED,
-            )
+            yield _crash(context.tensorflow)
+
+
+def _crash(outcome: child.Outcome) -> Finding:
+    """Of a process that ended badly after the import."""
+    seen = f"after {list(outcome.answers)[-1]!r} its process {outcome.how}"
+    if _UNKNOWN_FLAG in outcome.log:
+        return fail(
+            "tensorflow", seen, "unset XLA_FLAGS, or correct it: XLA ends a process over a flag it does not know"
+        )
+    fix = "look at the driver, and at what other programs do on the devices"
+    return fail("tensorflow", seen, fix, exit_code=EXIT_FAILED)
 
 
 def build(context: Context) -> Iterator[Finding]:
