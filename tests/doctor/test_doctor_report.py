@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -209,3 +210,9 @@ def test_slurm_and_kubernetes_variables_that_contradict_each_other_fail_too(doct
     code, report = doctor("--doctor_checks=cluster")
     assert code == 64
     assert "JOB_COMPLETION_INDEX" in of(report, "cluster")[0]["seen"]
+
+
+def test_every_check_is_in_the_document():
+    table = (ROOT / "docs" / "doctor.md").read_text("utf-8").partition("## What it looks at")[2].partition("\n## ")[0]
+    first_cells = " ".join(row.split("|")[1] for row in table.splitlines() if row.startswith("|"))
+    assert set(re.findall(r"`(\w+)`", first_cells)) == {check.name for check in CHECKS}
