@@ -23,7 +23,7 @@ from launcher.errors import EXIT_DONE, LauncherError, UsageError
 _ORDER = (
     "gin_file", "gin_param", "model_dir", "mode", "input", "output", "export_dir", "strategy", "replicas", "tpu",
     "seed", "data_dir", "deterministic", "restore_from_chief", "tpu_type", "preflight_batch_sizes", "preflight_search",
-    "preflight_timeout", "preflight_cache", "dry_run", "help",
+    "preflight_timeout", "preflight_cache", "doctor_checks", "doctor_wait", "json", "dry_run", "help",
 )  # fmt: skip
 
 
@@ -49,11 +49,11 @@ def define_flags() -> flags.FlagValues:
         "mode",
         "train_and_eval",
         ["train", "eval", "train_and_eval", "verify", "predict", "export", "export_step", "preflight"]
-        + ["precision_report"],
+        + ["precision_report", "doctor"],
         "What to do; verify compares some steps on several topologies, predict answers lines of text, export writes a "
         "SavedModel, export_step the training step of --replicas replicas as a program that JAX can run, preflight "
         "compiles it for the slices of --tpu_type without a TPU, precision_report says what 16 bits do to the "
-        "gradients and which loss scale fits.",
+        "gradients and which loss scale fits, doctor examines this machine, also without a recipe.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -122,6 +122,13 @@ def define_flags() -> flags.FlagValues:
         "For --mode=preflight: where results are kept. Default: launcher/preflight in $XDG_CACHE_HOME or ~/.cache.",
         flag_values=values,
     )
+    flags.DEFINE_list(
+        "doctor_checks", [], "For --mode=doctor: only these; --dry_run lists them. Default: all.", flag_values=values
+    )
+    flags.DEFINE_float(
+        "doctor_wait", 30.0, "For --mode=doctor: seconds to wait for the other workers' doctors.", flag_values=values
+    )
+    flags.DEFINE_bool("json", False, "For --mode=doctor: print the report as JSON.", flag_values=values)
     flags.DEFINE_bool("dry_run", False, "Print the plan and stop; nothing is written.", flag_values=values)
     flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
     return values
@@ -137,6 +144,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.help:
             print(help_text(options))
             return EXIT_DONE
+        if options.mode == "doctor":
+            from launcher.doctor.environment import command as doctor  # TensorFlow may be missing: it says so
+
+            return doctor.run(options)
         if not options.gin_file:
             print(_recipe_list())
             return EXIT_DONE
@@ -176,6 +187,9 @@ def _parse(argv: Sequence[str]) -> flags.FlagValues:
     for name in ("tpu_type", "preflight_batch_sizes", "preflight_search", "preflight_timeout", "preflight_cache"):
         if options[name].present and options.mode != "preflight":
             raise UsageError(f"--{name} is for --mode=preflight, and the mode is {options.mode}")
+    for name in ("doctor_checks", "doctor_wait", "json"):
+        if options[name].present and options.mode != "doctor":
+            raise UsageError(f"--{name} is for --mode=doctor, and the mode is {options.mode}")
     if options.data_dir is not None:
         # TFDS reads the same variable, and so do the processes this one starts.
         os.environ["TFDS_DATA_DIR"] = os.path.expanduser(options.data_dir)

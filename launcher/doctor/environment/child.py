@@ -1,0 +1,173 @@
+"""A part of the examination that runs in a process of its own: it may crash, hang or print without harm.
+
+The process writes what it finds out to a file, an answer a line, so that what it knew before it died is not lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError
+from launcher.gin_private import unwrap
+
+_PACKAGE = __name__.rpartition(".")[0]
+_TAIL_LINES = 12
+# What TensorFlow says whenever it starts.
+_NOISE = ("before absl::InitializeLog()", "oneDNN custom operations are on")
+
+_Topic = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the process found out on one topic.
+
+    Attributes:
+      topic: its name.
+      values: what was found.
+      refused: the message of a user's mistake; empty without one.
+      error: any other exception, in one line; empty without one.
+    """
+
+    topic: str
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    refused: str = ""
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the process ended, and what it had said by then.
+
+    Attributes:
+      answers: by topic.
+      log: all it printed.
+      returncode: negative for the signal that ended it; None when it was killed because its time was over.
+      seconds: how long it ran.
+    """
+
+    answers: Mapping[str, Answer]
+    log: str
+    returncode: int | None
+    seconds: float
+
+    @property
+    def how(self) -> str:
+        """How it ended, for people, with the last lines it printed."""
+        if self.returncode is None:
+            end = f"did not end within {self.seconds:.0f} s and was stopped"
+        elif self.returncode < 0:
+            end = f"was ended by {signal.Signals(-self.returncode).name}"
+        else:
+            end = f"ended with exit code {self.returncode}"
+        lines = [line for line in self.log.splitlines() if line.strip() and not any(one in line for one in _NOISE)]
+        return "\n".join([end, *(f"| {line}" for line in lines[-_TAIL_LINES:])])
+
+
+def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], timeout_seconds: float) -> Outcome:
+    """Runs a module of this package to its end, or to the end of its time; nothing of it is left then.
+
+    Args:
+      module: its name; it calls `answer_topics`.
+      request: JSON values that its topics are given.
+      environ: its environment variables.
+      timeout_seconds: for all of it.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="doctor-") as name:
+        folder = Path(name)
+        (folder / "request.json").write_text(json.dumps(request), "utf-8")
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"{_PACKAGE}.{module}", name],
+                # Never written to: when this process goes, even by SIGKILL, its end closes and the other follows.
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(environ),
+                start_new_session=True,
+            )
+        try:
+            returncode = process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            returncode = None
+        finally:
+            _end(process)
+        return Outcome(
+            answers={answer.topic: answer for answer in _read(folder / "answers")},
+            log=(folder / "log").read_text("utf-8", errors="replace"),
+            returncode=returncode,
+            seconds=time.monotonic() - started,
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin:
+        process.stdin.close()
+
+
+def _read(path: Path) -> list[Answer]:
+    if not path.exists():
+        return []
+    answers = []
+    for line in path.read_text("utf-8").splitlines():
+        with contextlib.suppress(ValueError):  # the line that it was killed over
+            answers.append(Answer(**json.loads(line)))
+    return answers
+
+
+def answer_topics(folder: str, topics: Mapping[str, _Topic], *, essential: str) -> int:
+    """In the process: takes the topics in order and writes the answers; returns the exit code.
+
+    Args:
+      folder: what `run` gave as the only argument.
+      topics: from the request to JSON values, or None for no answer. A topic that raises is answered with the error,
+        and the others are still taken. Each may leave something for later ones in the request.
+      essential: the topic without which the others make no sense.
+    """
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    request = json.loads(Path(folder, "request.json").read_text("utf-8"))
+    with Path(folder, "answers").open("w", encoding="utf-8") as file:
+        for topic, find_out in topics.items():
+            answer = _answer(topic, find_out, request)
+            if answer is not None:
+                file.write(json.dumps(dataclasses.asdict(answer)) + "\n")
+                file.flush()
+            if topic == essential and (answer is None or answer.refused or answer.error):
+                break
+    return EXIT_DONE
+
+
+def _answer(topic: str, find_out: _Topic, request: dict[str, Any]) -> Answer | None:
+    try:
+        values = find_out(request)
+    except Exception as error:
+        original = unwrap(error)
+        if isinstance(original, UsageError):
+            return Answer(topic=topic, refused=str(original))
+        traceback.print_exc()
+        return Answer(topic=topic, error=f"{type(error).__name__}: {error}")
+    return None if values is None else Answer(topic=topic, values=values)
+
+
+def _follow_parent() -> None:
+    """Ends this process when the one that started it is gone: then standard input, which it never writes to, ends."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(EXIT_RETRY)

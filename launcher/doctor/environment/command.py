@@ -1,0 +1,179 @@
+"""`--mode=doctor`: all checks in order, quick ones first, and the report."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.doctor.environment import (
+    collective,
+    disk,
+    driver,
+    limits,
+    package_checks,
+    peer_checks,
+    processor,
+    report,
+    tensorflow_checks,
+    variables,
+)
+from launcher.doctor.environment.context import Context
+from launcher.doctor.environment.finding import Finding, Skip, exit_code, fail
+from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from launcher.names import advice
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One part of the examination.
+
+    Attributes:
+      name: that of its findings, and of --doctor_checks.
+      looks_at: what at, in a few words.
+      run: gives the findings; raises Skip where there is nothing to look at.
+      waits_for: what takes long about it, for people; empty when it is quick.
+    """
+
+    name: str
+    looks_at: str
+    run: Callable[[Context], Iterable[Finding]]
+    waits_for: str = ""
+
+
+_PATIENCE_SECONDS = 1.0
+_TENSORFLOW = "starting TensorFlow in a process of its own"
+
+CHECKS = (
+    Check(name="python", looks_at="version and platform that TensorFlow has wheels for", run=package_checks.python),
+    Check(
+        name="tensorflow_package",
+        looks_at="one distribution that brings TensorFlow, not none or two",
+        run=package_checks.tensorflow_package,
+    ),
+    Check(name="packages", looks_at="missing, old, doubled or conflicting packages", run=package_checks.packages),
+    Check(
+        name="variables", looks_at="environment variables and keras.json that get in the way", run=variables.variables
+    ),
+    Check(name="processor", looks_at="the CPU's instructions and the policy for it", run=processor.processor),
+    Check(name="cores", looks_at="threads against cores and the container's quota", run=processor.cores),
+    Check(name="memory", looks_at="memory that is free within the container's limit", run=limits.memory),
+    Check(name="open_files", looks_at="limits on files, processes, file size, locked memory", run=limits.open_files),
+    Check(name="shared_memory", looks_at="/dev/shm, for NCCL", run=limits.shared_memory),
+    Check(name="driver", looks_at="NVIDIA's driver, and GPU memory that others hold", run=driver.driver),
+    Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peer_checks.cluster),
+    Check(
+        name="model_dir",
+        looks_at="whether --model_dir can be written, and how fast",
+        run=disk.model_dir,
+        waits_for="writing 64 MiB, for 5 s at most",
+    ),
+    Check(
+        name="peers",
+        looks_at="this worker's port is free, the others' answer",
+        run=peer_checks.peers,
+        waits_for="waiting for the other workers' doctors",
+    ),
+    Check(name="clock", looks_at="clocks of the other workers", run=peer_checks.clock),
+    Check(name="agreement", looks_at="versions of the other workers", run=peer_checks.agreement),
+    Check(
+        name="tensorflow",
+        looks_at="TensorFlow and Keras 3 start",
+        run=tensorflow_checks.tensorflow,
+        waits_for=_TENSORFLOW,
+    ),
+    Check(name="build", looks_at="CUDA, cuDNN, NCCL, oneDNN of TensorFlow", run=tensorflow_checks.build),
+    Check(name="devices", looks_at="GPUs and TPUs, and the policy for each", run=tensorflow_checks.devices),
+    Check(name="gpus", looks_at="memory growth, TF32, a product on each GPU", run=tensorflow_checks.gpus),
+    Check(name="xla", looks_at="XLA compiles a function", run=tensorflow_checks.xla),
+    Check(name="recipe", looks_at="--gin_file loads", run=tensorflow_checks.recipe),
+    Check(name="data", looks_at="the recipe's data set is prepared", run=tensorflow_checks.data),
+    Check(name="strategy", looks_at="the strategy that a training would take", run=tensorflow_checks.strategy),
+    Check(
+        name="collective",
+        looks_at="all-reduces over replicas and workers: right, and how fast",
+        run=collective.collective,
+        waits_for=f"all-reduces, for {collective.LIMIT_SECONDS:.0f} s at most",
+    ),
+)
+
+
+def run(options: Any, environ: Mapping[str, str] = os.environ) -> int:
+    """Examines this machine; returns 0, or the exit code of the worst failure.
+
+    Args:
+      options: the parsed flags.
+      environ: the process's environment variables.
+
+    Raises:
+      UsageError: --doctor_checks names none, or --doctor_wait is no time.
+    """
+    checks = _chosen(options.doctor_checks)
+    if options.doctor_wait <= 0:
+        raise UsageError(f"--doctor_wait={options.doctor_wait:g}: must be more than 0 seconds")
+    if options.dry_run:
+        report.plan({check.name: check.looks_at for check in checks})
+        return EXIT_DONE
+    context = Context(
+        environ=environ,
+        gin_files=tuple(options.gin_file),
+        gin_params=tuple(options.gin_param),
+        model_dir=options.model_dir,
+        strategy=options.strategy,
+        replicas=options.replicas,
+        tpu=options.tpu,
+        wait_seconds=options.doctor_wait,
+    )
+    shown = report.JsonReport() if options.json else report.TextReport()
+    findings = examine(checks, context, shown)
+    code = exit_code(findings)
+    shown.end(findings, code)
+    return code
+
+
+def _chosen(names: Sequence[str]) -> tuple[Check, ...]:
+    known = [check.name for check in CHECKS]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--doctor_checks={','.join(names)}: no check {name!r}{advice(name, known)}")
+    return tuple(check for check in CHECKS if not names or check.name in names)
+
+
+def examine(checks: Iterable[Check], context: Context, shown: report.Report) -> list[Finding]:
+    """Runs the checks in order, one that breaks does not keep the others from running; returns what they found."""
+    findings: list[Finding] = []
+    for check in checks:
+        found: list[Finding] = []
+        try:
+            with _announced(check, shown):
+                found.extend(check.run(context))  # keeps what came before an error
+        except Skip as skip:
+            shown.skip(check.name, str(skip))
+        except Exception as error:
+            found.append(_broken(check.name, error))
+        for finding in found:
+            shown.finding(finding)
+        findings += found
+    return findings
+
+
+@contextlib.contextmanager
+def _announced(check: Check, shown: report.Report) -> Iterator[None]:
+    """Says what is being waited for, once it takes a while."""
+    timer = threading.Timer(_PATIENCE_SECONDS, shown.wait, (check.name, check.waits_for or check.looks_at))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _broken(name: str, error: Exception) -> Finding:
+    seen = f"this check itself broke: {type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("launcher"):
+        return fail(name, seen, f"pip install {error.name}")
+    return fail(name, seen, "please report it with this line; the other checks went on", exit_code=EXIT_FAILED)

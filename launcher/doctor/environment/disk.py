@@ -1,0 +1,107 @@
+"""The folder of the run: whether it can be written, and how fast."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from launcher.doctor.environment.context import Context
+from launcher.doctor.environment.finding import Finding, Skip, fail, ok, warn
+from launcher.errors import EXIT_RETRY, UsageError
+from launcher.model_dir import check_model_dir, default_model_dir
+
+_MIB = 2**20
+_CHUNK = bytes(4 * _MIB)
+_MOST_BYTES = 64 * _MIB
+_MOST_SECONDS = 5.0
+# A checkpoint of ResNet-50 with momentum is 200 MB: ten seconds of it.
+_SLOW_BYTES_PER_SECOND = 20e6
+_LITTLE_SPACE = 2 * 2**30
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def model_dir(context: Context) -> Iterator[Finding]:
+    """Whether --model_dir can be written, and at which speed; what is written for it has no name, or is deleted."""
+    name = folder_of(context)
+    if "://" in name:
+        yield _remote(context, name)
+        return
+    try:
+        check_model_dir(name)
+    except UsageError as error:
+        seen = str(error).partition("; choose")[0]
+        yield fail("model_dir", seen, "choose another --model_dir, or mend the rights of that folder")
+        return
+    folder = _nearest_folder(name)
+    shown = f"{name} in {folder}" if folder != os.path.abspath(name) else name
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".doctor-") as file:
+            size, seconds = _write(file)
+    except OSError as error:
+        full = error.errno in _FULL
+        yield fail(
+            "model_dir",
+            f"{shown}: {error.strerror or error}",
+            "make room there, or choose another --model_dir" if full else "choose another --model_dir",
+            exit_code=EXIT_RETRY if full else fail("", "", "").exit_code,
+        )
+        return
+    free = shutil.disk_usage(folder).free
+    speed = size / seconds
+    seen = f"{shown}: {size / _MIB:.0f} MiB written and synced at {speed / 1e6:,.0f} MB/s, {free / 1e9:,.1f} GB free"
+    if speed < _SLOW_BYTES_PER_SECOND:
+        yield warn("model_dir", seen, "a checkpoint would take long: choose a faster disk, or save less often")
+    elif free < _LITTLE_SPACE:
+        yield warn("model_dir", seen, "make room, or train.keep_checkpoints = 2")
+    else:
+        yield ok("model_dir", seen)
+
+
+def folder_of(context: Context) -> str:
+    """What --model_dir says or would be.
+
+    Raises:
+      Skip: neither it nor a recipe is given.
+    """
+    if context.model_dir:
+        return context.model_dir
+    if context.gin_files:
+        return default_model_dir(context.gin_files)
+    raise Skip("neither --model_dir nor --gin_file is given")
+
+
+def _nearest_folder(name: str) -> str:
+    folder = os.path.abspath(name)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _write(file: BinaryIO) -> tuple[int, float]:
+    """Bytes and seconds; stops early where it is slow."""
+    size, started = 0, time.monotonic()
+    while size < _MOST_BYTES and time.monotonic() - started < _MOST_SECONDS:
+        file.write(_CHUNK)
+        file.flush()
+        os.fsync(file.fileno())
+        size += len(_CHUNK)
+    return size, max(time.monotonic() - started, 1e-9)
+
+
+def _remote(context: Context, name: str) -> Finding:
+    """A folder that only TensorFlow can reach, such as a bucket."""
+    answer = context.says("model_dir")
+    problem = answer.refused or answer.error
+    if problem:
+        return fail(
+            "model_dir",
+            f"{name}: {problem}",
+            "check the name and the rights of this machine's account; a bucket may be mounted instead, with gcsfuse",
+        )
+    speed = answer.values["bytes"] / answer.values["seconds"]
+    return ok("model_dir", f"{name}: {answer.values['bytes'] / _MIB:.0f} MiB written at {speed / 1e6:,.0f} MB/s")

@@ -1,0 +1,188 @@
+"""What TensorFlow itself says: that it starts, what it was built with, which devices it sees, what it would do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from launcher.doctor.environment import child
+from launcher.doctor.environment import packages as packages_lib
+from launcher.doctor.environment.context import Context
+from launcher.doctor.environment.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor.environment.packages import EXTRAS
+from launcher.errors import EXIT_FAILED, UsageError
+
+_UNKNOWN_FLAG = "Unknown flag in XLA_FLAGS"
+_ONEDNN = "oneDNN custom operations are on"
+_PREBUILT_CUDA = "pip install 'tf-launcher[cuda]', which brings the CUDA libraries that TensorFlow was built for"
+
+
+def tensorflow(context: Context) -> Iterator[Finding]:
+    """That TensorFlow and Keras can be imported, in a process of its own: an import may crash."""
+    answer = context.tensorflow.answers.get("import")
+    if answer is None:
+        yield fail(
+            "tensorflow",
+            f"the process that imports TensorFlow {context.tensorflow.how}",
+            f"install it anew: {EXTRAS}; Illegal instruction (SIGILL): this CPU is too old for these wheels",
+        )
+    elif answer.refused or answer.error:
+        yield fail("tensorflow", f"cannot be imported: {answer.refused or answer.error}", f"install it anew: {EXTRAS}")
+    else:
+        values = answer.values
+        seen = (
+            f"{values['tensorflow']} with Keras {values['keras']}, imported in {values['seconds']:.0f} s, "
+            f"{values['resident_bytes'] / 2**30:.2f} GiB, from {values['file'].rpartition('/')[0]}"
+        )
+        if values["tf_keras"] != values["keras"]:
+            yield fail("tensorflow", f"{seen}; tf.keras is {values['tf_keras']}", "unset TF_USE_LEGACY_KERAS")
+        else:
+            yield ok("tensorflow", seen)
+        if context.tensorflow.returncode != 0:
+            yield _crash(context.tensorflow)
+
+
+def _crash(outcome: child.Outcome) -> Finding:
+    """Of a process that ended badly after the import."""
+    seen = f"after {list(outcome.answers)[-1]!r} its process {outcome.how}"
+    if _UNKNOWN_FLAG in outcome.log:
+        return fail(
+            "tensorflow", seen, "unset XLA_FLAGS, or correct it: XLA ends a process over a flag it does not know"
+        )
+    fix = "look at the driver, and at what other programs do on the devices"
+    return fail("tensorflow", seen, fix, exit_code=EXIT_FAILED)
+
+
+def build(context: Context) -> Iterator[Finding]:
+    """CUDA, cuDNN, NCCL and oneDNN that TensorFlow was built with."""
+    answer = context.says("build")
+    values = answer.values
+    onednn = "oneDNN on" if _ONEDNN in context.tensorflow.log else "oneDNN not mentioned in the log"
+    if not values.get("is_cuda_build"):
+        yield ok("build", f"for CPU{' and ROCm' if values.get('is_rocm_build') else ''}, {onednn}")
+        return
+    found = packages_lib.installed()
+    nccl = next((str(one) for one in map(found.get, ("nvidia-nccl-cu12", "nvidia-nccl-cu13")) if one), "NCCL built in")
+    cuda, cudnn = values.get("cuda_version", "unknown"), values.get("cudnn_version", "unknown")
+    yield ok("build", f"for CUDA {cuda}, cuDNN {cudnn}, {nccl}, {onednn}")
+
+
+def devices(context: Context) -> Iterator[Finding]:
+    """The devices that TensorFlow sees, and the policy that suits them."""
+    answer = context.says("devices")
+    if answer.error:
+        yield fail("devices", answer.error, "see nvidia-smi, and whether driver and CUDA libraries fit")
+        return
+    gpus, tpus, chips = answer.values["gpus"], answer.values["tpus"], answer.values["tpu_chips"]
+    for index, gpu in enumerate(gpus):
+        yield ok("devices", f"GPU:{index} {gpu['model']}, {_policy(gpu['compute_capability'])}")
+    if tpus:
+        yield ok("devices", f"{len(tpus)} TPU cores: mixed_bfloat16")
+    elif chips:
+        yield warn(
+            "devices",
+            f"{', '.join(chips)} may be TPU chips, and TensorFlow lists no TPU device",
+            "on a TPU VM, pip install 'tf-launcher[tpu]', and end other programs that hold the chips",
+        )
+    if not gpus:
+        yield from _no_gpus(context, quiet=bool(tpus or chips))
+
+
+def _policy(capability: list[int] | None) -> str:
+    if capability is None:
+        return "compute capability not known: float32"
+    # As in launcher.devices, which imports TensorFlow.
+    policies = "float32: mixed_float16 pays from 7.0"
+    if tuple(capability) >= (7, 0):
+        policies = "mixed_float16"
+    if tuple(capability) >= (8, 0):
+        policies = "mixed_float16 or mixed_bfloat16; float32 as TF32"
+    return f"compute capability {capability[0]}.{capability[1]}: {policies}"
+
+
+def _no_gpus(context: Context, *, quiet: bool) -> Iterator[Finding]:
+    there = sorted(path.name for path in (context.root / "dev").glob("nvidia[0-9]*"))
+    hidden = context.environ.get("CUDA_VISIBLE_DEVICES")
+    if there and hidden is not None and hidden.strip() in ("", "-1"):
+        yield warn("devices", f"{len(there)} GPU(s) hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "unset it to use them")
+    elif there and not context.says("build").values.get("is_cuda_build"):
+        yield warn(
+            "devices",
+            f"{len(there)} NVIDIA GPU(s), and this TensorFlow is built for CPUs only",
+            f"pip uninstall -y tensorflow-cpu, then {_PREBUILT_CUDA}",
+        )
+    elif there:
+        missing = re.findall(r"Could not load dynamic library '([^']+)'", context.tensorflow.log)
+        detail = f" ({', '.join(missing)} missing)" if missing else ""
+        yield fail("devices", f"{len(there)} NVIDIA GPU(s), none of which TensorFlow can use{detail}", _PREBUILT_CUDA)
+    elif not quiet:
+        yield ok("devices", "CPU only")
+
+
+def gpus(context: Context) -> Iterator[Finding]:
+    """That the GPUs can be set up as a training sets them up: memory growth, TF32, a product on each."""
+    answer = context.says("gpus") if context.says("devices").values.get("gpus") else None
+    if answer is None:
+        raise Skip("no GPU")
+    if answer.refused or answer.error:
+        yield fail(
+            "gpus",
+            answer.refused or answer.error,
+            "end other programs on the GPUs (nvidia-smi lists them), or leave these out with CUDA_VISIBLE_DEVICES",
+        )
+        return
+    growth = "memory is taken as it is needed" if all(answer.values["memory_growth"]) else "all memory is taken at once"
+    tf32 = "TF32 on" if answer.values["tf32"] else "TF32 off"
+    yield ok("gpus", f"each multiplies rightly; {growth} (gpu.memory_growth), {tf32} (gpu.tf32)")
+
+
+def xla(context: Context) -> Iterator[Finding]:
+    """That XLA compiles for the first device."""
+    answer = context.says("xla")
+    if answer.error:
+        yield warn("xla", f"does not compile: {answer.error}", "leave train.jit_compile = False; look at XLA_FLAGS")
+    else:
+        yield ok("xla", f"compiles and runs a function in {answer.values['seconds']:.1f} s")
+
+
+def recipe(context: Context) -> Iterator[Finding]:
+    """That the recipe can be loaded."""
+    _need_recipe(context)
+    answer = context.says("recipe")
+    if answer.refused or answer.error:
+        yield fail("recipe", answer.refused or answer.error, "correct the recipe or --gin_param")
+    else:
+        yield ok("recipe", f"{', '.join(context.gin_files)} loads; train.precision = {answer.values['precision']!r}")
+
+
+def data(context: Context) -> Iterator[Finding]:
+    """That the recipe's data set is prepared."""
+    _need_recipe(context)
+    answer = context.says("data")
+    if answer.refused or answer.error:
+        yield fail("data", answer.refused or answer.error, "prepare it with the command that the message names")
+    else:
+        count = answer.values["examples"]
+        yield ok("data", f"{answer.values['name']} is there" + (f", {count:,} training examples" if count else ""))
+
+
+def _need_recipe(context: Context) -> None:
+    if not context.gin_files:
+        raise Skip("no --gin_file")
+
+
+def strategy(context: Context) -> Iterator[Finding]:
+    """The tf.distribute strategy and the policy that a training would take."""
+    if isinstance(context.cluster_or_error, UsageError):
+        raise Skip("the cluster is not known")
+    answer = context.says("plan")
+    if answer.refused or answer.error:
+        yield fail("strategy", answer.refused or answer.error, "change the flag or the variable that the message names")
+        return
+    values = answer.values
+    replicas = f"{values['replicas']} replica{'s' if values['replicas'] > 1 else ''} on {values['accelerator']}"
+    notes = "".join(f"; {note}" for note in values["notes"])
+    yield ok(
+        "strategy",
+        f"{values['kind']} ({values['why']}), {replicas}, train.precision = 'auto' is {values['policy']}{notes}",
+    )

@@ -1,0 +1,164 @@
+"""What only TensorFlow can tell: run as a process of its own by `launcher.doctor.environment.child`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+from launcher import config
+from launcher.doctor.environment import child
+
+_MIB = 2**20
+
+
+def _import(request: dict[str, Any]) -> dict[str, Any]:
+    started = time.monotonic()
+    import keras
+    import tensorflow as tf
+
+    seconds = time.monotonic() - started
+    return {
+        "tensorflow": tf.__version__,
+        "file": tf.__file__,
+        "keras": keras.__version__,
+        "tf_keras": tf.keras.__version__,
+        "seconds": seconds,
+        "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _build(request: dict[str, Any]) -> dict[str, Any]:
+    import tensorflow as tf
+
+    found = tf.sysconfig.get_build_info().items()
+    return {name: value if isinstance(value, bool) else str(value) for name, value in found}
+
+
+def _devices(request: dict[str, Any]) -> dict[str, Any]:
+    from launcher import devices
+
+    return dataclasses.asdict(devices.discover())
+
+
+def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Loads the recipe; None without one."""
+    if not request["gin_files"]:
+        return None
+    from launcher import modes
+    from launcher.recipe import Recipe
+
+    with config.usage_errors():
+        modes.import_builtins()
+        config.load(request["gin_files"], request["gin_params"])
+        recipe = request["recipe"] = Recipe()
+    return {"precision": recipe.precision, "strategy": recipe.strategy}
+
+
+def _data(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Opens the recipe's data and looks whether it is prepared."""
+    if "recipe" not in request:
+        return None
+    with config.usage_errors():
+        data = request["recipe"].task.data()
+        data.check()
+        return {"name": str(getattr(data, "name", type(data).__name__)), "examples": data.num_train_examples}
+
+
+def _plan(request: dict[str, Any]) -> dict[str, Any]:
+    """Strategy and policy, as a training would choose them."""
+    from launcher import cluster, strategy
+
+    requested = request["strategy"] or getattr(request.get("recipe"), "strategy", "auto")
+    with config.usage_errors():
+        plan = strategy.plan(
+            requested=requested,
+            replicas=request["replicas"],
+            tpu=request["tpu"],
+            cluster=cluster.resolve(os.environ),
+            environ=os.environ,
+        )
+    policy, why = strategy.recommended_policy(plan)
+    return {
+        "kind": plan.kind,
+        "why": plan.why,
+        "replicas": plan.num_replicas,
+        "accelerator": plan.accelerator,
+        "policy": policy,
+        "policy_why": why,
+        "notes": plan.notes,
+        "memory_growth": plan.gpu_options.memory_growth,
+        "tf32": plan.gpu_options.tf32,
+    }
+
+
+def _model_dir(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Writes to a folder that is no path of this machine's; None for one that is."""
+    folder = request["model_dir"]
+    if not folder or "://" not in folder:
+        return None
+    import tensorflow as tf
+
+    while not tf.io.gfile.exists(folder) and "/" in folder.partition("://")[2].strip("/"):
+        folder = folder.rstrip("/").rpartition("/")[0]
+    name, content = f"{folder.rstrip('/')}/.doctor-{os.getpid()}", bytes(16 * _MIB)
+    started = time.monotonic()
+    try:
+        with tf.io.gfile.GFile(name, "wb") as file:
+            file.write(content)
+        return {"bytes": len(content), "seconds": max(time.monotonic() - started, 1e-9)}
+    finally:
+        if tf.io.gfile.exists(name):
+            tf.io.gfile.remove(name)
+
+
+def _gpus(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Sets the GPUs up as a training does and multiplies on each; None without GPUs."""
+    import tensorflow as tf
+
+    from launcher import devices
+
+    count = len(devices.discover().gpus)
+    if not count:
+        return None
+    options = devices.GpuOptions()
+    devices.configure_gpus(count, options)
+    growth = [tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU")]
+    for index in range(count):
+        with tf.device(f"GPU:{index}"):
+            total = float(tf.reduce_sum(tf.linalg.matmul(tf.ones((256, 256)), tf.ones((256, 256)))))
+        if total != 256.0**3:
+            raise RuntimeError(f"GPU:{index} multiplies wrongly: the sum is {total}, not {256.0**3}")
+    return {"memory_growth": growth, "tf32": tf.config.experimental.tensor_float_32_execution_enabled()}
+
+
+def _xla(request: dict[str, Any]) -> dict[str, Any]:
+    import tensorflow as tf
+
+    started = time.monotonic()
+    doubled = tf.function(lambda x: x * 2.0 + 1.0, jit_compile=True)(tf.ones(3))
+    if doubled.numpy().tolist() != [3.0, 3.0, 3.0]:
+        raise RuntimeError(f"a compiled function returns {doubled.numpy()}, not 3")
+    return {"seconds": time.monotonic() - started, "auto_jit": str(tf.config.optimizer.get_jit())}
+
+
+TOPICS = {
+    "import": _import,
+    "build": _build,
+    "devices": _devices,
+    "recipe": _recipe,
+    "data": _data,
+    "plan": _plan,
+    "model_dir": _model_dir,
+    "gpus": _gpus,
+    "xla": _xla,
+}
+
+
+if __name__ == "__main__":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"  # which libraries are missing, and whether oneDNN is on, is only logged
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    sys.exit(child.answer_topics(sys.argv[1], TOPICS, essential="import"))

@@ -1,0 +1,143 @@
+"""Environment variables and settings in the home directory that change what Keras and TensorFlow do."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from launcher.doctor.environment.context import Context
+from launcher.doctor.environment.finding import FAIL, WARN, Finding, fail, ok, warn
+
+_TRUE = ("1", "true")
+
+# Variable, whether a value is a mistake, how bad it is, what it does, and what to do.
+_MISTAKES: tuple[tuple[str, Callable[[str], bool], str, str, str], ...] = (
+    (
+        "TF_USE_LEGACY_KERAS",
+        lambda value: value.lower() in _TRUE,
+        FAIL,
+        "tf.keras is Keras 2 then, and Launcher's models are Keras 3",
+        "unset TF_USE_LEGACY_KERAS",
+    ),
+    (
+        "KERAS_BACKEND",
+        lambda value: value != "tensorflow",
+        FAIL,
+        "Keras would not use TensorFlow",
+        "export KERAS_BACKEND=tensorflow",
+    ),
+    (
+        "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION",
+        lambda value: value == "python",
+        WARN,
+        "protocol buffers are parsed in Python, many times slower",
+        "unset PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION; if an import fails then, pip install --upgrade protobuf",
+    ),
+    (
+        "CUDA_LAUNCH_BLOCKING",
+        lambda value: value == "1",
+        WARN,
+        "every GPU kernel waits for the one before",
+        "unset CUDA_LAUNCH_BLOCKING: it is for debugging",
+    ),
+    (
+        "NVIDIA_TF32_OVERRIDE",
+        lambda value: value == "0",
+        WARN,
+        "TF32 is off whatever gpu.tf32 says, and float32 matrices are multiplied several times slower",
+        "unset NVIDIA_TF32_OVERRIDE; gpu.tf32 = False turns TF32 off for one recipe",
+    ),
+    (
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        lambda value: value.lower() not in _TRUE,
+        WARN,
+        "memory growth is off whatever gpu.memory_growth says",
+        "unset TF_FORCE_GPU_ALLOW_GROWTH; gpu.memory_growth = False turns growth off for one recipe",
+    ),
+    (
+        "TF_ENABLE_ONEDNN_OPTS",
+        lambda value: value.lower() not in _TRUE,
+        WARN,
+        "oneDNN's kernels are off, and training on a CPU is slower",
+        "unset TF_ENABLE_ONEDNN_OPTS, unless results have to agree with a run without oneDNN",
+    ),
+    (
+        "TF_XLA_FLAGS",
+        lambda value: "tf_xla_auto_jit" in value,
+        WARN,
+        "XLA clusters operations by itself, whatever train.jit_compile says",
+        "unset TF_XLA_FLAGS; train.jit_compile = True compiles the forward and backward pass",
+    ),
+)
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+def variables(context: Context) -> Iterator[Finding]:
+    """Variables that get in the way, and settings in keras.json."""
+    findings = [*_mistakes(context.environ), *_proxies(context), *_keras_json(context.environ)]
+    yield from findings or [ok("variables", "none that gets in the way")]
+
+
+def _mistakes(environ: Mapping[str, str]) -> Iterator[Finding]:
+    for name, is_mistake, status, effect, fix in _MISTAKES:
+        # Of these, oneDNN is on by default on x86 alone.
+        if name == "TF_ENABLE_ONEDNN_OPTS" and platform.machine() not in ("x86_64", "AMD64"):
+            continue
+        value = environ.get(name, "")
+        if value and is_mistake(value):
+            make = fail if status == FAIL else warn
+            yield make("variables", f"{name}={value}: {effect}", fix)
+
+
+def _proxies(context: Context) -> Iterator[Finding]:
+    """A proxy that gRPC asks for the way to a peer: seen with TensorFlow 2.21, workers then wait without end."""
+    cluster = context.cluster_or_error
+    name = next((name for name in _PROXIES if context.environ.get(name)), None)
+    if name is None or isinstance(cluster, Exception) or cluster.num_workers == 1:
+        return
+    exempt = (context.environ.get("no_grpc_proxy") or context.environ.get("no_proxy", "")).split(",")
+    exempt = [one.strip() for one in exempt if one.strip()]
+    hosts = [address.rpartition(":")[0].strip("[]") for address in cluster.workers]
+    outside = [host for host in hosts if not any(_is_exempt(host, one) for one in exempt)]
+    if outside:
+        yield fail(
+            "variables",
+            f"{name}={context.environ[name]} and no_proxy does not name {outside[0]}: TensorFlow looks for the other "
+            "workers behind that proxy, and waits without end where it does not find them",
+            f"export no_proxy={','.join(dict.fromkeys(hosts[:4]))}{',...' if len(hosts) > 4 else ''}",
+        )
+
+
+def _is_exempt(host: str, exempt: str) -> bool:
+    """As gRPC reads no_proxy: the end of a name, or a network such as 10.0.0.0/8."""
+    if "/" not in exempt:
+        return host.endswith(exempt)
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(exempt, strict=False)
+    except ValueError:
+        return False
+
+
+def _keras_json(environ: Mapping[str, str]) -> Iterator[Finding]:
+    path = Path(environ.get("KERAS_HOME") or os.path.expanduser("~/.keras"), "keras.json")
+    try:
+        settings = json.loads(path.read_text("utf-8"))
+    except OSError:
+        return
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        yield fail("variables", f"{path} is not a JSON object, and Keras reads it at its import", f"delete {path}")
+        return
+    for name, usual in (("floatx", "float32"), ("image_data_format", "channels_last")):
+        value = settings.get(name, usual)
+        if value != usual:
+            yield warn(
+                "variables",
+                f"{path} has {name} = {value!r}: every model of this user is built so",
+                f"set {name} to {usual!r} there, or delete the file",
+            )

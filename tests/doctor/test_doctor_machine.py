@@ -1,0 +1,235 @@
+"""The checks of the machine: real limits and disks, files of other machines' systems."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+
+import pytest
+
+from launcher.doctor.environment import disk, driver, limits, processor
+from launcher.doctor.environment.context import Context
+from launcher.doctor.environment.finding import Skip
+
+
+def only(findings):
+    (found,) = findings
+    return found
+
+
+def statuses(findings):
+    return [one.status for one in findings]
+
+
+# ------------------------------------------------------------------------------------------------- processor and limits
+
+
+def system(root, **files):
+    """A folder with files of /proc and /sys; __ in a name stands for /."""
+    for name, content in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return Context(environ={}, root=root)
+
+
+def test_the_quota_of_a_container_is_read_from_both_versions_of_control_groups(tmp_path):
+    second = system(tmp_path / "2", proc__self__cgroup="0::/pod/app\n", sys__fs__cgroup__pod__app__x="")
+    (second.root / "sys/fs/cgroup/pod/app/cpu.max").write_text("max 100000")
+    assert processor.cpu_quota(second) is None
+    (second.root / "sys/fs/cgroup/pod/cpu.max").write_text("150000 100000")
+    assert processor.cpu_quota(second) == 1.5
+    own_root = system(tmp_path / "root", proc__self__cgroup="0::/somewhere/above\n", sys__fs__cgroup__x="")
+    (own_root.root / "sys/fs/cgroup/cpu.max").write_text("50000 100000")
+    assert processor.cpu_quota(own_root) == 0.5
+    first = system(tmp_path / "1", proc__self__cgroup="4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n")
+    folder = first.root / "sys/fs/cgroup/cpu/docker/abc"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_quota_us").write_text("-1")
+    (folder / "cpu.cfs_period_us").write_text("100000")
+    assert processor.cpu_quota(first) is None
+    (folder / "cpu.cfs_quota_us").write_text("250000")
+    assert processor.cpu_quota(first) == 2.5
+
+
+def test_more_threads_than_the_quota_allows_are_warned_of(tmp_path):
+    context = system(tmp_path, proc__self__cgroup="0::/\n", sys__fs__cgroup__x="")
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("100000 1000000")
+    found = only(processor.cores(context))
+    assert found.status == "warn"
+    assert "TF_NUM_INTRAOP_THREADS=1" in found.fix
+    many = str(len(os.sched_getaffinity(0)) + 1)
+    found = only(processor.cores(Context(environ={"OMP_NUM_THREADS": many}, root=tmp_path)))
+    assert f"OMP_NUM_THREADS={many} is more than there are" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        ("fpu avx avx2 avx512_bf16", "ok", "mixed_bfloat16 may be faster"),
+        ("fpu avx amx_bf16 avx512f", "ok", "amx_bf16"),
+        ("fpu avx avx2", "ok", "float32 is the policy"),
+        ("fpu sse4_2", "fail", "AVX"),
+    ],
+)
+def test_the_policy_for_a_cpu_follows_from_its_instructions(flags, status, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
+    context = system(tmp_path, proc__cpuinfo=f"processor : 0\nmodel name : Some CPU\nflags\t\t: {flags}\n")
+    found = only(processor.processor(context))
+    assert found.status == status
+    assert said in found.seen
+    assert "Some CPU" in found.seen
+
+
+def test_memory_is_what_the_container_leaves_without_files_that_can_be_dropped(tmp_path):
+    gib, meminfo = 2**30, "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\n"
+    context = system(tmp_path, proc__meminfo=meminfo, proc__self__cgroup="0::/app\n", sys__fs__cgroup__app__x="")
+    assert only(limits.memory(context)).status == "ok"
+    group = tmp_path / "sys/fs/cgroup/app"
+    (group / "memory.max").write_text(str(4 * gib))
+    (group / "memory.current").write_text(str(3 * gib))
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {2 * gib}\n")
+    found = only(limits.memory(context))
+    assert found.status == "ok"
+    assert "limit is 4.0 GiB, 3.0 of it free" in found.seen
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {gib // 2}\n")
+    assert only(limits.memory(context)).status == "warn"
+    (group / "memory.stat").write_text("anon 1\ninactive_file 0\n")
+    (group / "memory.current").write_text(str(4 * gib - 1))
+    assert only(limits.memory(context)).status == "fail"
+
+
+def test_few_open_files_are_warned_of_with_the_command_that_raises_them():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, before[1]))
+        found = next(limits.open_files(Context(environ={})))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert found.status == "warn"
+    assert "1,000" in found.seen
+    assert "ulimit" in found.fix or "nofile" in found.fix
+
+
+def test_a_limit_on_the_size_of_files_is_found():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**20, before[1]))
+        found = list(limits.open_files(Context(environ={})))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "64 MiB (ulimit -f)" in found[-1].seen
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """mounted(folder, options): mounts a small file system; skips where this user may not."""
+    folders = []
+
+    def mount(folder, options):
+        folder.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        if os.geteuid() != 0 or subprocess.call(command, stderr=subprocess.DEVNULL) != 0:
+            pytest.skip("file systems can only be mounted by root")
+        folders.append(folder)
+        return folder
+
+    yield mount
+    for folder in folders:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_shared_memory_of_a_container_is_too_small_for_nccl_between_gpus_only(mounted, tmp_path):
+    mounted(tmp_path / "dev/shm", "size=64m")
+    assert only(limits.shared_memory(Context(environ={}, root=tmp_path))).status == "ok"
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / "dev" / name).touch()
+    found = only(limits.shared_memory(Context(environ={}, root=tmp_path)))
+    assert found.status == "warn"
+    assert "between 2 GPUs" in found.seen
+    assert "--shm-size" in found.fix
+    assert only(limits.shared_memory(Context(environ={}, root=tmp_path / "empty"))).status == "warn"
+
+
+# ------------------------------------------------------------------------------------------------------------ model_dir
+
+
+def check_dir(path):
+    return only(disk.model_dir(Context(environ={}, model_dir=str(path))))
+
+
+def test_a_folder_that_can_be_written_is_measured_and_left_as_it_was(tmp_path):
+    found = check_dir(tmp_path / "a" / "run")
+    assert found.status in ("ok", "warn")  # a slow disk, or a full one, is no failure
+    assert "MB/s" in found.seen
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_fails(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "run", "/proc/nowhere/run"):
+        found = check_dir(path)
+        assert (found.status, found.exit_code) == ("fail", 64)
+        assert "choose another --model_dir" in found.fix
+
+
+def test_rights_of_a_folder_fail_for_whoever_they_concern(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("rights do not stop root")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert check_dir(tmp_path / "locked" / "run").exit_code == 64
+
+
+def test_a_file_system_that_is_read_only_fails_also_for_root(mounted, tmp_path):
+    folder = mounted(tmp_path / "disk", "ro,size=1m")
+    found = check_dir(folder / "run")
+    assert (found.status, found.exit_code) == ("fail", 64)
+    assert "run" in found.seen
+
+
+def test_a_full_disk_may_have_room_later(mounted, tmp_path):
+    folder = mounted(tmp_path / "disk", "size=1m")
+    found = check_dir(folder)
+    assert (found.status, found.exit_code) == ("fail", 75)
+    assert "No space left" in found.seen
+    assert "make room" in found.fix
+    assert list(folder.iterdir()) == []
+
+
+# -------------------------------------------------------------------------------------------------------------- driver
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path):
+    """nvidia_smi(output, code=0): stands for the program of machines with GPUs; returns the doctor's findings."""
+
+    def answers(output, code=0):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
+        program.chmod(0o755)
+        return list(driver.driver(Context(environ={"PATH": f"{tmp_path}:/usr/bin:/bin"}, root=tmp_path)))
+
+    return answers
+
+
+def test_the_driver_and_the_memory_that_others_hold(nvidia_smi):
+    fine = nvidia_smi("0, NVIDIA H200, 570.124.06, 4, 143771\n1, NVIDIA H200, 570.124.06, 4, 143771")
+    assert [(one.status, one.seen) for one in fine] == [("ok", "NVIDIA 570.124.06 with 2 GPUs")]
+    held = nvidia_smi("0, Tesla V100, 525.60.13, 4, 16384\n1, Tesla V100, 525.60.13, 9000, 16384")
+    assert statuses(held) == ["ok", "warn"]
+    assert "GPU 1 (Tesla V100): 9,000 of 16,384 MiB" in held[1].seen
+    assert statuses(nvidia_smi("0, Tesla V100, 470.82.01, 4, 16384")) == ["fail"]
+    assert statuses(nvidia_smi("0, NVIDIA A100, 570.124.06, [N/A], [N/A]")) == ["ok"]
+
+
+def test_a_driver_that_does_not_work_fails_in_its_own_words(nvidia_smi):
+    (found,) = nvidia_smi("Failed to initialize NVML: Driver/library version mismatch", code=18)
+    assert found.status == "fail"
+    assert "Driver/library version mismatch" in found.seen
+    assert statuses(nvidia_smi("")) == ["fail"]
+
+
+def test_without_a_gpu_there_is_no_driver_to_look_at(tmp_path):
+    with pytest.raises(Skip):
+        next(driver.driver(Context(environ={"PATH": str(tmp_path)}, root=tmp_path)))

@@ -1,0 +1,167 @@
+"""The checks of packages, of variables and of the settings of Keras."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import setuptools
+
+from launcher.doctor.environment import package_checks, packages, variables
+from launcher.doctor.environment.context import Context
+from launcher.doctor.environment.packages import Package, Packages
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def only(findings):
+    (found,) = findings
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ packages
+
+
+def test_what_the_doctor_requires_is_what_setup_requires(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **keywords: seen.update(keywords))
+    runpy.run_path(str(ROOT / "setup.py"))
+    assert set(packages.REQUIRED) == set(seen["install_requires"])
+    assert seen["python_requires"] == packages.PYTHONS
+    extras = [one for extra in ("cpu", "cuda", "tpu") for one in seen["extras_require"][extra]]
+    assert {one.split(">")[1] for one in extras if one.startswith("tensorflow")} == {packages.TENSORFLOWS[1:]}
+    every = {one.split(";")[0] for extra in seen["extras_require"].values() for one in extra}
+    assert set(packages.OPTIONAL) <= every
+
+
+def test_this_environment_has_one_tensorflow_and_what_launcher_requires():
+    found = packages.installed()
+    assert len(found.tensorflows()) == 1
+    assert only(package_checks.tensorflow_findings(found)).status == "ok"
+    assert not [one for one in package_checks.package_findings(found) if one.status == "fail"]
+
+
+def having(*names_and_versions, **requires):
+    return Packages(
+        Package(name=name, version=version, folder=f"/site{position}", requires=tuple(requires.get(name, ())))
+        for position, (name, _, version) in enumerate(one.partition(" ") for one in names_and_versions)
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "status", "said"),
+    [
+        (["tensorflow-cpu 2.21.0"], "ok", "2.21.0"),
+        (["tensorflow 2.22.0rc1"], "ok", "2.22.0rc1"),
+        ([], "fail", "tf-launcher[cpu]"),
+        (["tensorflow 2.21.0", "tensorflow-cpu 2.20.0"], "fail", "pip uninstall -y tensorflow tensorflow-cpu"),
+        (["tensorflow-cpu 2.21.0", "tf-nightly-cpu 2.22.0.dev1"], "fail", "overwrite"),
+        (["tensorflow 2.15.1"], "fail", "too old"),
+        (["tensorflow-gpu 2.12.0"], "fail", "withdrawn"),
+    ],
+)
+def test_one_new_enough_tensorflow_is_right(there, status, said):
+    found = only(package_checks.tensorflow_findings(having(*there)))
+    assert found.status == status
+    assert said in f"{found.seen} {found.fix}"
+
+
+COMPLETE = [
+    "absl-py 2.5.1", "gin-config 0.5.0", "importlib-resources 6.0", "keras 3.12.0", "ml-dtypes 0.5.3", "numpy 2.3.0",
+    "packaging 25.0", "rich 14.0", "tensorflow-datasets 4.9.9", "typeguard 4.4.0", "tensorflow-cpu 2.21.0",
+]  # fmt: skip
+
+
+def complaints(*more, without=(), **requires):
+    there = [one for one in COMPLETE if one.split()[0] not in without]
+    return [
+        f"{one.status}: {one.seen}: {one.fix}"
+        for one in package_checks.package_findings(having(*there, *more, **requires))
+        if one.status != "ok"
+    ]
+
+
+def test_complete_packages_are_one_line_with_their_versions():
+    found = only(package_checks.package_findings(having(*COMPLETE)))
+    assert found.status == "ok"
+    assert "keras 3.12.0, numpy 2.3.0" in found.seen
+
+
+def test_missing_old_doubled_and_conflicting_packages_are_named_with_the_way_out():
+    assert "pip install 'importlib-resources'" in only(complaints(without=["importlib-resources"]))
+    assert "keras>=3.10, and 2.15.0 is installed" in only(complaints("keras 2.15.0", without=["keras"]))
+    assert "gin-config<0.6,>=0.5.0" in only(complaints("gin-config 0.6.1", without=["gin-config"]))
+    assert "jax>=0.10.2, and 0.4.30" in complaints("jax 0.4.30", "jaxlib 0.4.30")[0]
+    assert "without jaxlib" in only(complaints("jax 0.10.2"))
+    assert "fail" in only(complaints("keras-nightly 3.13.0"))
+    assert "tensorflow-addons" in only(complaints("tensorflow-addons 0.23.0"))
+    hidden = only(complaints("numpy 1.26.4"))
+    assert "2.3.0 in /site5 hides 1.26.4 in /site11" in hidden
+
+
+def test_requirements_of_tensorflow_itself_are_held_against_what_is_installed():
+    unmet = ["numpy<2.0", "protobuf>=6; python_version < '3'", "pandas; extra == 'more'", "keras>=3.10"]
+    said = only(complaints(**{"tensorflow-cpu": unmet}))
+    assert "tensorflow-cpu 2.21.0 requires numpy<2.0, and 2.3.0 is installed" in said
+
+
+# ----------------------------------------------------------------------------------------------------------- variables
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("TF_USE_LEGACY_KERAS", "1", "fail"),
+        ("TF_USE_LEGACY_KERAS", "0", "ok"),
+        ("KERAS_BACKEND", "jax", "fail"),
+        ("KERAS_BACKEND", "tensorflow", "ok"),
+        ("NVIDIA_TF32_OVERRIDE", "0", "warn"),
+        ("TF_FORCE_GPU_ALLOW_GROWTH", "false", "warn"),
+        ("TF_FORCE_GPU_ALLOW_GROWTH", "true", "ok"),
+        ("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python", "warn"),
+        ("TF_XLA_FLAGS", "--tf_xla_auto_jit=2", "warn"),
+        ("CUDA_LAUNCH_BLOCKING", "1", "warn"),
+        ("PATH", "/bin", "ok"),
+    ],
+)
+def test_variables_that_get_in_the_way(name, value, status, tmp_path):
+    found = only(variables.variables(Context(environ={name: value, "KERAS_HOME": str(tmp_path)})))
+    assert found.status == status
+    assert status == "ok" or name in found.seen
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "said"),
+    [
+        ('{"floatx": "float32", "backend": "jax"}', "ok", ""),
+        ('{"floatx": "float16"}', "warn", "float16"),
+        ('{"image_data_format": "channels_first"}', "warn", "channels_first"),
+        ("{", "fail", "delete"),
+        ("[]", "fail", "delete"),
+    ],
+)
+def test_settings_that_keras_reads_at_its_import(content, status, said, tmp_path):
+    (tmp_path / "keras.json").write_text(content)
+    found = only(variables.variables(Context(environ={"KERAS_HOME": str(tmp_path)})))
+    assert found.status == status
+    assert said in f"{found.seen} {found.fix}"
+
+
+@pytest.mark.parametrize("name", ["grpc_proxy", "https_proxy", "http_proxy"])
+def test_a_proxy_between_workers_fails_unless_no_proxy_names_them(name, tmp_path):
+    def found(*hosts, **more):
+        workers = json.dumps([f"{host}:1" for host in hosts])
+        config = f'{{"cluster": {{"worker": {workers}}}, "task": {{"type": "worker", "index": 0}}}}'
+        environ = {"KERAS_HOME": str(tmp_path), name: "http://proxy:3128", "TF_CONFIG": config, **more}
+        return only(variables.variables(Context(environ=environ)))
+
+    hidden = found("a.lan", "b.lan")
+    assert (hidden.status, hidden.exit_code) == ("fail", 64)
+    assert hidden.fix == "export no_proxy=a.lan,b.lan"
+    assert found("a.lan", "b.lan", no_proxy="x, .lan").status == "ok"
+    assert found("a.lan", "b.lan", no_proxy="a.lan").status == "fail"
+    assert found("10.1.2.3", "10.1.2.4", no_proxy="10.0.0.0/8").status == "ok"
+    assert found("10.1.2.3", "11.1.2.4", no_proxy="10.0.0.0/8").status == "fail"
+    assert found("a.lan", "b.lan", TF_CONFIG="").status == "ok"  # no peers, nothing to find

@@ -1,0 +1,227 @@
+"""What the doctors of several workers find out about each other: real sockets, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import socket
+import socketserver
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.cluster import Cluster
+from launcher.doctor.environment import exchange, peer_checks
+from launcher.doctor.environment.exchange import Exchange, Peer, offset_and_delay
+
+FACTS = {"python": "3.11", "numpy": "2.3.0"}
+
+
+def cluster(workers, index=0):
+    return Cluster(source="TF_CONFIG", workers=tuple(workers), index=index)
+
+
+def ask(workers, index=0, wait_seconds=0.4, facts=FACTS):
+    return exchange.run(cluster(workers, index), facts=facts, wait_seconds=wait_seconds)
+
+
+def fails(found):
+    return [one for one in peer_checks.peer_findings(found) if one.status == "fail"]
+
+
+@pytest.fixture
+def addresses(free_ports):
+    return lambda count: [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+
+@contextlib.contextmanager
+def listening(address, handle, backlog=5):
+    """A server in a thread, whose connections are given to `handle` as files."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            with contextlib.suppress(OSError):
+                handle(self)
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address = True
+        daemon_threads = True
+
+    host, _, port = address.rpartition(":")
+    with Server((host, int(port)), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def other_doctor(workers, *, index=1, ahead_seconds=0.0, facts=FACTS):
+    """Answers as a doctor does, on a host whose clock is wrong."""
+
+    def handle(connection):
+        for line in connection.rfile:
+            received = time.time() + ahead_seconds
+            answer = {"received": received, "sent": time.time() + ahead_seconds}
+            if json.loads(line)["ask"] == "hello":
+                answer = {"protocol": "launcher doctor 1", "nonce": "other", "index": index}
+                answer |= {"workers": workers, "facts": facts}
+            connection.wfile.write(json.dumps(answer).encode() + b"\n")
+
+    return handle
+
+
+# ------------------------------------------------------------------------------------------------------ real exchanges
+
+
+def test_doctors_of_three_workers_reach_each_other_and_agree_to_go_on(addresses):
+    workers = addresses(3)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda index: ask(workers, index, wait_seconds=30), range(3)))
+    for index, one in enumerate(found):
+        assert one.everyone
+        assert one.index == index
+        assert [peer.claims_index for peer in one.peers] == [0, 1, 2]
+        assert not fails(one)
+        finding = peer_checks.clock_finding(one)
+        assert finding.status == "ok"
+        # One host, one clock: whatever is left is within half of the round trip.
+        assert all(abs(peer.offset_seconds) <= peer.delay_seconds / 2 + 1e-4 for peer in one.peers)
+        (agreed,) = peer_checks.agreement_findings(one)
+        assert agreed.status == "ok"
+
+
+def test_nobody_goes_on_where_one_is_missing(addresses):
+    workers = addresses(3)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda index: ask(workers, index, wait_seconds=1.0), range(2)))
+    for one in found:
+        assert not one.everyone
+        (missing,) = fails(one)
+        assert missing.exit_code == 75
+        assert missing.seen.startswith(f"refused: worker 2 ({workers[2]})")
+
+
+def test_a_closed_port_a_silent_one_and_a_name_that_is_none_are_told_apart(addresses):
+    closed, silent, own = addresses(3)
+    host, _, port = silent.rpartition(":")
+    with socket.socket() as full, contextlib.ExitStack() as stack:
+        # Nothing accepts, and the queue is full: further connections get no answer, as behind a firewall.
+        full.bind((host, int(port)))
+        full.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex((host, int(port)))
+        found = ask([own, closed, silent, "a..b:2222"])
+    assert [peer.state for peer in found.peers] == ["answered", "refused", "timed out", "not resolved"]
+    said = {one.seen.partition(":")[0]: one for one in fails(found)}
+    assert "firewall drops" in said["timed out"].fix
+    assert "no such name" in said["not resolved"].fix
+    assert "nothing listens" in said["refused"].fix
+    assert {one.exit_code for one in said.values()} == {75}
+
+
+@pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[1, 2]\n", b"\x00\x00\x12\x04\x00\n"])
+def test_whatever_else_listens_on_a_workers_port_is_a_stranger(addresses, words):
+    workers = addresses(2)
+    with listening(workers[1], lambda connection: connection.wfile.write(words)):
+        found = ask(workers)
+    assert found.peers[1].state == "stranger"
+    (stranger,) = fails(found)
+    assert "end the training that runs there" in stranger.fix
+
+
+def test_whatever_is_said_to_a_doctor_it_goes_on(addresses):
+    workers = addresses(2)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, workers, 0, 30)
+        host, _, port = workers[0].rpartition(":")
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                with socket.create_connection((host, int(port))) as nonsense:
+                    nonsense.sendall(b'{"ask": "bye"}\n\xff\xfe not JSON\n')
+                    break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        second = pool.submit(ask, workers, 1, 30)
+        assert first.result().everyone
+        assert second.result().everyone
+
+
+def test_a_port_of_ones_own_that_is_taken_is_named(addresses):
+    workers = addresses(2)
+    with listening(workers[0], lambda connection: None):
+        found = ask(workers)
+    assert "Address already in use" in found.listen_error or "address already in use" in found.listen_error
+    assert not found.everyone
+
+
+@pytest.mark.parametrize(
+    ("ahead", "status", "direction"), [(100.0, "warn", "ahead"), (-100.0, "warn", "behind"), (4000.0, "fail", "ahead")]
+)
+def test_a_clock_that_is_wrong_is_measured(addresses, ahead, status, direction):
+    workers = addresses(2)
+    with listening(workers[1], other_doctor(workers, ahead_seconds=ahead)):
+        found = ask(workers)
+    peer = found.peers[1]
+    assert abs(peer.offset_seconds - ahead) <= peer.delay_seconds / 2 + 1e-4
+    finding = peer_checks.clock_finding(found)
+    assert finding.status == status
+    assert f"{abs(ahead):,.1f} s {direction}" in finding.seen
+
+
+def test_other_versions_another_cluster_and_another_rank_are_found(addresses):
+    workers = addresses(2)
+    with listening(workers[1], other_doctor(workers, facts={**FACTS, "numpy": "1.26.4"})):
+        (finding,) = peer_checks.agreement_findings(ask(workers))
+    assert (finding.status, finding.exit_code) == ("fail", 64)
+    assert "numpy 2.3.0 here and 1.26.4 there" in finding.seen
+    with listening(workers[1], other_doctor([*workers, "third:1"])):
+        (finding,) = fails(ask(workers))
+    assert "has another cluster: 3 workers" in finding.seen
+    with listening(workers[1], other_doctor(workers, index=0)):
+        found = ask(workers)
+    assert not found.everyone
+    (finding,) = fails(found)
+    assert f"at {workers[1]}, the address of worker 1, worker 0 answers" in finding.seen
+
+
+# ------------------------------------------------------------------------------------------------------------- findings
+
+
+@given(
+    sent=st.floats(0, 1e6),
+    there=st.floats(0, 2.0),
+    work=st.floats(0, 1.0),
+    back=st.floats(0, 2.0),
+    offset=st.floats(-1e4, 1e4),
+)
+def test_the_offset_is_right_to_half_of_the_delay(sent, there, work, back, offset):
+    received = sent + there + offset
+    found, delay = offset_and_delay(sent, received, received + work, sent + there + work + back)
+    assert delay == pytest.approx(there + back, abs=1e-6)
+    assert found - offset == pytest.approx((there - back) / 2, abs=1e-6)
+    assert abs(found - offset) <= delay / 2 + 1e-6
+
+
+def test_many_workers_with_one_trouble_are_one_line():
+    workers = tuple(f"n{index}:1" for index in range(300))
+    peers = tuple(
+        Peer(index=index, address=address, state="answered" if index == 0 else "refused", detail="Connection refused")
+        for index, address in enumerate(workers)
+    )
+    own = dataclasses.replace(peers[0], claims_index=0, nonce="me", workers=workers)
+    found = Exchange(
+        peers=(own, *peers[1:]), index=0, nonce="me", facts={}, workers=workers, listen_error="", everyone=False
+    )
+    (finding,) = fails(found)
+    assert "worker 4 (n4:1) and 295 more" in finding.seen
