@@ -18,15 +18,15 @@ def amplified_mlp(
 ) -> keras.Model:
     """Builds a multi-layer perceptron whose activation gradients lie below float16's range.
 
-    The images are multiplied by 2^k before the first layer and the last hidden layer's output by 2^-k, in float32, before
-    the logits. The layers between have leaky ReLUs and no biases, so what is multiplied by 2^k passes through them as it
-    is: logits, loss and gradients of the weights are those of k = 0, in float32 to the last bit. Only the gradients of
-    the activations between are 2^k times smaller, as they are wherever features are in a small unit (raw pixels, counts).
+    The images are multiplied by 2^k before the first layer, and the last hidden layer's output by 2^-k, in float32,
+    before the logits. The layers between have leaky ReLUs and no biases, so that a factor passes through them as it is:
+    logits, loss and gradients of the weights are those of k = 0, in float32 to the last bit. Only the gradients of the
+    activations between are 2^k times smaller, as they are wherever features come in a small unit (raw pixels, counts).
 
     By construction, the gradient of one activation of the last hidden layer is, at the start, the sum over classes of a
     weight of the logits (normal, 2^-9) times the gradient of a logit (at most 1 / batch) times 2^-k. With batch 256 and
-    k = 13 that is about 2^-30: float16 makes a zero of it (everything up to 2^-25) and of all that follows backwards,
-    unless the loss is scaled. A narrow layer, whose random weights would not do, makes it matter.
+    k = 13 that is about 2^-30: float16 makes a zero of it (of all up to 2^-25), and so of everything further back,
+    unless the loss is scaled. It matters because one hidden layer is narrow, and random weights would not do there.
 
     Args:
         image_shape: Height and width in pixels, and channels.
