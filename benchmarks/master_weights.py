@@ -87,8 +87,8 @@ def _images(examples: dict[str, np.ndarray]) -> tf.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--learning_rate", type=float, default=0.02)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--learning_rate", type=float, default=0.002)
     options = parser.parse_args()
     result: dict[str, object] = {"steps": options.steps, "learning_rate": options.learning_rate}
     for dtype in ("float32", "float16"):

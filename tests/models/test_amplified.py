@@ -22,7 +22,7 @@ def gradients(amplification: int, **arguments):
     labels = random.integers(0, model.output_shape[-1], BATCH)
     body = keras.Model(model.inputs, model.layers[-3].output)
     with tf.GradientTape() as tape:
-        features = body(images)
+        features = body([images])
         tape.watch(features)
         logits = model.get_layer("logits")(model.get_layer("attenuate")(features))
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
