@@ -22,14 +22,16 @@ def main() -> None:
     parser.add_argument("--gin_file", default="experiment_guide_mlp.gin")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="steps of one policy in one round")
+    parser.add_argument("--policy", action="append", choices=POLICIES, help="may repeat; default: all; float32 always")
     parser.add_argument("--gin_param", action="append", default=[])
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     import in_process
 
+    policies = [policy for policy in POLICIES if policy in ["float32", *(options.policy or POLICIES)]]
     running = {}
-    for policy in POLICIES:
+    for policy in policies:
         made = in_process.build(options.gin_file, [*options.gin_param, f"train.precision = {policy!r}"])
         batches = made.trainer.batches(made.plan.data)
         # Before the next session is built: a layer may ask for the global policy while it is traced.
@@ -37,10 +39,10 @@ def main() -> None:
         running[policy] = (made.trainer, batches)
         examples = made.plan.recipe.global_batch_size
         parameters = sum(int(variable.shape.num_elements()) for variable in map(_value, made.model.trainable_variables))
-    seconds: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    seconds: dict[str, list[float]] = {policy: [] for policy in policies}
     for number in range(options.rounds):
-        first = number % len(POLICIES)
-        for policy in POLICIES[first:] + POLICIES[:first]:
+        first = number % len(policies)
+        for policy in policies[first:] + policies[:first]:
             trainer, batches = running[policy]
             start = time.perf_counter()
             trainer.train(batches, options.steps)
@@ -52,7 +54,7 @@ def main() -> None:
         "parameters": parameters,
         "steps_a_round": options.steps,
     }
-    for policy in POLICIES:
+    for policy in policies:
         ratios = sorted(mine / theirs for mine, theirs in zip(seconds[policy], seconds["float32"], strict=True))
         result[policy] = {
             "seconds_a_step": round(statistics.median(seconds[policy]), 4),
