@@ -191,6 +191,7 @@ def import_builtins() -> None:
         "launcher.tasks.image_classification",
         "launcher.tasks.language_modelling",
         "launcher.tasks.translation",
+        "models.amplified",
         "models.lstm",
         "models.mlp",
         "models.resnet",
