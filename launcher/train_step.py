@@ -10,7 +10,7 @@ conditional; whatever depends on the judgement is local.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -269,13 +269,13 @@ class ReplicaStep:
         _, *flat = tf.while_loop(lambda index, *_: index < count, body, start, parallel_iterations=1)
         return tf.nest.pack_sequence_as(zeros, flat)
 
-    def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> _LocalSums:
+    def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
         """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
         outputs = self._forward_backward.get_concrete_function(batch, scale).structured_outputs
         found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
         moving = [tf.zeros(variable.shape, tf.convert_to_tensor(variable.value).dtype) for variable in self._moving]
-        grads, loss, weight, metrics = found
-        return _LocalSums(grads, moving, loss, weight, metrics)
+        grads, watched, loss, weight, metrics = found
+        return LocalSums(grads, moving, loss, weight, metrics, watched)
 
     def _microbatch(
         self,
@@ -303,7 +303,7 @@ class ReplicaStep:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for variable in variables:
                 tape.watch(variable)
-            sources = [] if self._watch is None else self._watch(tape)
+            sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
             loss, weight, metrics = checked_sums(self._task.loss(self._model, batch, True))
             if self._model.losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.

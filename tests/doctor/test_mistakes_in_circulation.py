@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT
+from places import ROOT
 from small_run import GivenTask, build, copies, linear_batches, linear_model, negative_sum, train
 
 from launcher import plan, precision
