@@ -40,12 +40,14 @@ def main() -> None:
         examples = made.plan.recipe.global_batch_size
         parameters = sum(int(variable.shape.num_elements()) for variable in map(_value, made.model.trainable_variables))
     seconds: dict[str, list[float]] = {policy: [] for policy in policies}
+    losses: dict[str, float] = {}
     for number in range(options.rounds):
         first = number % len(policies)
         for policy in policies[first:] + policies[:first]:
             trainer, batches = running[policy]
             start = time.perf_counter()
-            trainer.train(batches, options.steps)
+            records = trainer.train(batches, options.steps)
+            losses[policy] = float(records.loss[-1] / records.weight[-1])
             seconds[policy].append((time.perf_counter() - start) / options.steps)
     result: dict[str, object] = {
         "recipe": options.gin_file,
@@ -53,10 +55,12 @@ def main() -> None:
         "examples_a_step": examples,
         "parameters": parameters,
         "steps_a_round": options.steps,
+        "steps_in_all": 2 + options.rounds * options.steps,
     }
     for policy in policies:
         ratios = sorted(mine / theirs for mine, theirs in zip(seconds[policy], seconds["float32"], strict=True))
         result[policy] = {
+            "last_loss": round(losses[policy], 4),
             "seconds_a_step": round(statistics.median(seconds[policy]), 4),
             "microseconds_an_example": round(statistics.median(seconds[policy]) / examples * 1e6, 1),
             "of_float32": round(statistics.median(ratios), 3),
