@@ -58,7 +58,7 @@ def verdict(found: Examined) -> list[str]:
         lines.append(
             f"Recommended scale: {power(one.scale_log2)}, with {one.headroom_bits:.1f} bits of headroom"
             + (" (no larger, for the float32 sums of scaled losses)" if one.scale_log2 == statistics.CEILING else "")
-            + f": train.loss_scale = @DynamicLossScale(), DynamicLossScale.initial_scale = {2.0**one.scale_log2:g}."
+            + f": train.loss_scale = @DynamicLossScale(), DynamicLossScale.initial_scale = {2.0**one.scale_log2}."
         )
         within = (
             f"Less than 0.1% of all is lost from {_range(one.harmless)}."
