@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from conftest import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 UNDERFLOW = "experiment_underflow.gin"
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import keras
 import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT
 from small_run import GivenTask, build, copies, linear_batches, linear_model, negative_sum, train
 
 from launcher import plan, precision
 from launcher import strategy as strategy_lib
 from launcher.recipe import Recipe
 
-PAGE = (ROOT / "docs" / "mixed_precision.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "mixed_precision.md").read_text("utf-8")
 
 
 def rounding_error(dtype) -> float:
