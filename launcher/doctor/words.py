@@ -61,7 +61,7 @@ def verdict(found: Examined) -> list[str]:
             + f": train.loss_scale = @DynamicLossScale(), DynamicLossScale.initial_scale = {2.0**one.scale_log2}."
         )
         within = (
-            f"Less than 0.1% of all is lost from {_range(one.harmless)}."
+            f"Less than 0.1% of all is lost, and nothing overflows, from {_range(one.harmless)}."
             if one.harmless
             else ("Every scale loses 0.1% or more of all: the gradients span more than float16 does.")
         )

@@ -15,7 +15,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 0 0 1.5rem; } td, th { padding: .2rem 1.2rem .2rem 0; text-align: left; }
 tr { border-bottom: 1px solid #ddd; } img { max-width: 100%; } .failed { color: #b00020; }
-pre { white-space: pre-wrap; }
+pre { white-space: pre-wrap; } .grid { font-size: 13px; } .grid td { white-space: nowrap; padding-right: .8rem; }
 """
 
 
@@ -44,7 +44,8 @@ def table(title: str, rows: Mapping[str, Any]) -> str:
 def grid(rows: Sequence[Sequence[str]]) -> str:
     """A table whose first row is its heading; plain text."""
     heading, *body = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in _tagged(rows)]
-    return f"<table><tr>{heading}</tr>{''.join(f'<tr>{row}</tr>' for row in body)}</table>"
+    body_rows = "".join(f"<tr>{row}</tr>" for row in body)
+    return f'<table class="grid"><tr>{heading}</tr>{body_rows}</table>'
 
 
 def image(figure: Any, description: str) -> str:
