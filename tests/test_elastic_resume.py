@@ -32,7 +32,7 @@ adam.learning_rate = @cosine()
 cosine.peak = 1e-3
 cosine.decay_steps = 1000
 """
-MORE_STEPS = 25
+MORE_STEPS = 12
 
 
 @pytest.fixture

@@ -401,7 +401,10 @@ def test_a_recipe_of_ones_own_is_verified_on_every_topology(run_launcher, recipe
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("binding", "code"), [("verify.dropout = False", 0), ("verify.dropout = True", 70)])
+@pytest.mark.parametrize(
+    ("binding", "code"),
+    [("verify.dropout = False", 0), pytest.param("verify.dropout = True", 70, marks=pytest.mark.exhaustive)],
+)
 def test_dropout_is_off_unless_it_is_asked_for(run_launcher, recipe, binding, code):
     finished = run_launcher(*recipe, *only_mirrored("dropout"), f"--gin_param={binding}")
     assert finished.returncode == code, finished.stdout + finished.stderr

@@ -87,7 +87,7 @@ def test_dropout_does_not_depend_on_how_the_batch_is_divided():
 
 
 @pytest.mark.heavy
-@EACH
+@pytest.mark.parametrize("kind", [pytest.param("transformer", marks=pytest.mark.exhaustive), "language_model", "lstm"])
 def test_compiled_by_xla_trains_the_same_weights(kind):
     plain, _ = trained(kind, model={"dropout": 0.0})
     assert_near(trained(kind, model={"dropout": 0.0}, jit_compile=True)[0], plain, 1e-5)

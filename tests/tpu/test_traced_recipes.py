@@ -1,8 +1,8 @@
 """What every recipe's training step would be on a TPU, as TensorFlow traces it for 8 and for 32 replicas.
 
 Each recipe is traced with its own model, but with fewer blocks of the same kind, a small vocabulary and small buckets,
-because tracing takes time with the number of operations, and because variables are real. The recipes for TPUs have all
-their blocks for 32 replicas, only narrower ones where their weights would fill this machine's memory. The experiments,
+because tracing takes time with the number of operations, and because variables are real. The recipes for TPUs are also
+traced with all their blocks, only narrower ones where their weights would fill this machine's memory. The experiments,
 which are for measuring on one machine, are traced for 8 alone.
 """
 
@@ -98,7 +98,21 @@ def test_the_step_of_every_recipe_is_one_program_with_one_reduction_a_bucket(rec
     assert_fit_for_a_tpu(recipe, fewer(recipe), 8)
 
 
+def _unless_for_tpus_exhaustive(recipe: str):
+    return recipe if recipe in _WHOLE else pytest.param(recipe, marks=pytest.mark.exhaustive)
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if not recipe.startswith("experiment_")])
+@pytest.mark.parametrize(
+    "recipe", [_unless_for_tpus_exhaustive(one) for one in RECIPES if not one.startswith("experiment_")]
+)
 def test_so_it_is_for_the_replicas_of_several_hosts(recipe):
-    assert_fit_for_a_tpu(recipe, _WHOLE.get(recipe, fewer(recipe)), 32)
+    assert_fit_for_a_tpu(recipe, fewer(recipe), 32)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "recipe", ["resnet_tpu.gin", *(pytest.param(recipe, marks=pytest.mark.exhaustive) for recipe in list(_WHOLE)[1:])]
+)
+def test_so_it_is_with_all_blocks_of_the_recipes_for_tpus(recipe):
+    assert_fit_for_a_tpu(recipe, _WHOLE[recipe], 32)
