@@ -64,7 +64,7 @@ def dtypes_of_products(made) -> dict[str, str]:
     ("recipe", "params", "replicas", "policy", "overrides"),
     [
         ("resnet_cpu.gin", RESNET, 2, "float32", {".*": "mixed_bfloat16", "pool": "float32", "logits": "float32"}),
-        ("transformer", (), 1, "mixed_bfloat16", {".*": "float32"}),
+        pytest.param("transformer", (), 1, "mixed_bfloat16", {".*": "float32"}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_every_layer_overridden_is_the_run_under_that_policy(recipe, params, replicas, policy, overrides) -> None:

@@ -65,7 +65,14 @@ def replica_copies(variable: keras.Variable):
     return [copy.numpy() for copy in getattr(variable.value, "values", [variable.value])]
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("float32", marks=pytest.mark.exhaustive),
+        pytest.param("mixed_bfloat16", marks=pytest.mark.exhaustive),
+        "mixed_float16",
+    ],
+)
 def test_replicas_of_a_run_stay_bitwise_equal_in_every_policy(policy):
     *_, made = curve_and_state(2, params=[f"train.precision = '{policy}'", "resnet.depth = 8"], steps=10)
     for variable in [*made.model.weights, *made.trainer.optimizer.variables]:

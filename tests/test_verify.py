@@ -411,7 +411,9 @@ def test_dropout_is_off_unless_it_is_asked_for(run_launcher, recipe, binding, co
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("fault", "quantity"), [("mean", "loss"), ("norm", "moving statistics")])
+@pytest.mark.parametrize(
+    ("fault", "quantity"), [("mean", "loss"), pytest.param("norm", "moving statistics", marks=pytest.mark.exhaustive)]
+)
 def test_a_task_that_depends_on_the_topology_is_found_out(run_launcher, recipe, tmp_path, fault, quantity):
     finished = run_launcher(*recipe, *only_mirrored(fault))
     assert finished.returncode == 70, finished.stderr

@@ -242,6 +242,7 @@ TRAINING = (
 
 
 @pytest.mark.heavy
+@pytest.mark.exhaustive
 def test_a_training_whose_worker_is_killed_ends_bitwise_as_one_that_nobody_touched(run_launcher, tmp_path):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     finished = run_launcher(*TRAINING, f"--model_dir={undisturbed}", module="launcher.launch")
