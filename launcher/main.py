@@ -19,6 +19,7 @@ from absl import flags
 
 from launcher import config, drill, failures, progress
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
+from launcher.tensorflow_import import import_tensorflow
 
 _ORDER = (
     "gin_file", "gin_param", "model_dir", "mode", "input", "output", "export_dir", "strategy", "replicas", "tpu",
@@ -230,7 +231,7 @@ def _require_tensorflow() -> None:
     if os.environ["KERAS_BACKEND"] != "tensorflow":
         raise UsageError(f"KERAS_BACKEND={os.environ['KERAS_BACKEND']}: Launcher needs KERAS_BACKEND=tensorflow")
     try:
-        import tensorflow  # noqa: F401
+        import_tensorflow()
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "tensorflow":
             raise

@@ -11,16 +11,20 @@ import sys
 import threading
 from collections.abc import Iterator
 
-import keras
-import numpy as np
+from launcher.tensorflow_import import import_tensorflow
 
-from launcher import cluster, config, modes, plan, session
-from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError
-from launcher.recipe import Recipe
-from launcher.verify import dropout
-from launcher.verify.processes import Job, read_job
-from launcher.verify.record import STEP_ARRAYS, Record, digest
-from launcher.verify.settings import Settings
+import_tensorflow()  # before the others, which import it as Python does: slower
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+
+from launcher import cluster, config, modes, plan, session  # noqa: E402
+from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
+from launcher.recipe import Recipe  # noqa: E402
+from launcher.verify import dropout  # noqa: E402
+from launcher.verify.processes import Job, read_job  # noqa: E402
+from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
+from launcher.verify.settings import Settings  # noqa: E402
 
 # Of the environment, only this may say where the process stands and what it may use.
 _ENVIRONMENT = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")

@@ -11,12 +11,14 @@ from typing import Any
 
 from launcher import config
 from launcher.doctor.environment import child
+from launcher.tensorflow_import import import_tensorflow
 
 _MIB = 2**20
 
 
 def _import(request: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
+    import_tensorflow()
     import keras
     import tensorflow as tf
 

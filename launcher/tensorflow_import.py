@@ -1,0 +1,55 @@
+"""Imports TensorFlow and Keras in about half the time, on machines where scikit-learn, matplotlib or JAX is installed.
+
+Keras imports scikit-learn for its wrappers and matplotlib for its plots of images, and TensorFlow Lite imports JAX for
+its converter, each only if it is there; nothing here uses them. Every worker of every attempt of a job would pay for
+them before its first step. Seen with TensorFlow 2.21 and Keras 3.15; `benchmarks/start_up.py` measures it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_OPTIONAL = ("sklearn", "matplotlib", "jax")
+
+
+def import_tensorflow() -> None:
+    """Imports both, for the whole process. What was passed over can be imported afterwards as ever.
+
+    Keras keeps in mind what it did not find: `keras.wrappers.SKLearn*` and `keras.visualization` say that their package
+    is missing, unless that package was imported before.
+
+    Raises:
+        ModuleNotFoundError: TensorFlow is not installed, or not whole.
+    """
+    with _absent(*_OPTIONAL), _uncollected():
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401
+
+
+@contextmanager
+def _absent(*packages: str) -> Iterator[None]:
+    """While it is open, importing one of the packages fails as if it were not installed, unless it was imported."""
+    hidden = [package for package in packages if package not in sys.modules]
+    # None is what the import system documents for "may not be found".
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for package in hidden:
+            del sys.modules[package]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What is made while it is open stays: modules are no garbage, and looking whether they are takes a fifth."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if enabled:
+            gc.enable()
