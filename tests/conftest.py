@@ -71,6 +71,19 @@ if "tensorflow" not in sys.modules:
     sys.meta_path.insert(0, _LogicalCpus())
 
 
+# ------------------------------------------------------------------------------------------------------------- signals
+
+
+def _keep_for_oneself(number: signal.Signals) -> None:
+    """Under nohup or in a script's background signals are ignored, and processes inherit that, but no handler."""
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
+
+
+_keep_for_oneself(signal.SIGHUP)
+_keep_for_oneself(signal.SIGINT)
+
+
 # -------------------------------------------------------------------------------------------------------- global state
 
 
