@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from launcher.as_written import as_written
 from launcher.errors import UsageError
 
 # Weights this small are clipped as if they had this norm, so that zero-initialised ones can move (Brock et al. 2021).
@@ -43,6 +44,7 @@ class Clipping:
             given = ", ".join(f"train.clip_{name} = {bound}" for name, bound in bounds.items())
             raise UsageError(f"gradients are clipped one way, not several: {given}; bind one of them")
 
+    @as_written
     def apply(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Bounds the gradients.
 

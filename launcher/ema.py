@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
+from launcher.as_written import as_written
+
 
 class MovingAverage:
     """Averages of trained weights and moving statistics; nothing at all when there is no decay.
@@ -43,6 +45,7 @@ class MovingAverage:
         """The averages by the path of what they average: what a checkpoint holds."""
         return {source.path: average for source, average in zip(self._sources, self._averages, strict=True)}
 
+    @as_written
     def update(self, updates: tf.Tensor) -> None:
         """Moves the averages towards the weights as they are now; replica context, legal in a conditional.
 

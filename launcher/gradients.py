@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from launcher.as_written import as_written
+
 DEFAULT_BUCKET_BYTES = 64 * 2**20
 
 
@@ -30,6 +32,7 @@ class Judged(NamedTuple):
     finite: tf.Tensor
 
 
+@as_written
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """The gradient as one float32 tensor (bfloat16 IndexedSlices cannot be reduced, and sums need duplicates added)."""
     return tf.cast(tf.convert_to_tensor(gradient), tf.float32)
@@ -59,6 +62,7 @@ def plan_buckets(sizes: Sequence[int], dtypes: Sequence[tf.DType], bucket_bytes:
     return buckets
 
 
+@as_written
 def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[tf.Tensor]:
     """Sums each tensor over all replicas, one collective a bucket.
 
@@ -83,6 +87,7 @@ def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCK
     return reduced
 
 
+@as_written
 def judge(
     reduced: Sequence[tf.Tensor],
     *,

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from launcher import gradients, overflow
+from launcher.as_written import as_written
 from launcher.clipping import Clipping
 from launcher.ema import MovingAverage
 from launcher.errors import UsageError
@@ -321,6 +322,7 @@ class ReplicaStep:
             tuple(metrics[name] for name in self.metric_names),
         )
 
+    @as_written
     def _set_seeds(self, step: tf.Tensor, microbatch: tf.Tensor | int) -> None:
         """Gives every seed generator a state of (seed, step, first example of this part of the global batch)."""
         if not self._seeds:
@@ -358,6 +360,7 @@ class LocalSums(NamedTuple):
     watched: list[tf.Tensor]
 
 
+@as_written
 def _num_replicas() -> int:
     return tf.distribute.get_replica_context().num_replicas_in_sync
 
@@ -392,6 +395,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
+@as_written
 def checked_sums(outputs: Any) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
     """Checks what a task's `loss` returned while the step is traced.
 

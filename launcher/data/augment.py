@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from launcher.as_written import as_written
 from launcher.data.philox import uniform
 from launcher.errors import UsageError
 from launcher.names import advice
@@ -58,6 +59,7 @@ def augmentation(kind: str, *, image_shape: tuple[int, int, int], flip: bool) ->
     return augment
 
 
+@as_written
 def pad_crop(images: tf.Tensor, seeds: tf.Tensor, *, padding: int, flip: bool) -> tf.Tensor:
     """Moves each image by up to `padding` pixels in both directions; what comes in from outside is 0.
 
@@ -93,6 +95,7 @@ def flips(seeds: tf.Tensor) -> tf.Tensor:
     return uniform(seeds, 1, purpose=_FLIP)[:, 0] < 0.5
 
 
+@as_written
 def random_resized_crop(images: tf.Tensor, seeds: tf.Tensor, *, flip: bool) -> tf.Tensor:
     """Cuts a random window out of each image and scales it (bilinear) to the size the images have.
 

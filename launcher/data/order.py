@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from launcher.as_written import as_written
 from launcher.data.philox import philox, split_words
 
 # The default of 4 in tf.random.experimental.index_shuffle is too few: over 60,000 positions, consecutive epochs are
@@ -19,6 +20,7 @@ _SHUFFLE_ROUNDS = 12
 _ORDER, _EXAMPLE = 1, 2
 
 
+@as_written
 def shuffled(position: tf.Tensor, *, seed: int, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     """The epoch and the example at each position of the training stream.
 
@@ -44,6 +46,7 @@ def shuffled(position: tf.Tensor, *, seed: int, size: int) -> tuple[tf.Tensor, t
     return epoch, tf.ensure_shape(index, position.shape)
 
 
+@as_written
 def example_seeds(*, seed: int, epoch: tf.Tensor | int, index: tf.Tensor) -> tf.Tensor:
     """A seed pair for each example, for augmentation: it changes with the run's seed, the epoch and the example only.
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from launcher.as_written import as_written
+
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -18,6 +20,7 @@ _LOW_32 = 0xFFFFFFFF
 Words = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 
 
+@as_written
 def philox(key: tuple[tf.Tensor, tf.Tensor], counter: Words) -> Words:
     """Philox 4x32-10: four 32-bit words for each key and counter.
 
@@ -46,6 +49,7 @@ def philox(key: tuple[tf.Tensor, tf.Tensor], counter: Words) -> Words:
     return c0, c1, c2, c3
 
 
+@as_written
 def split_words(value: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
     """The low and the high 32 bits of an int64 as uint64; a negative number counts as its two's complement."""
     if isinstance(value, int):
@@ -54,6 +58,7 @@ def split_words(value: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
     return unsigned & tf.constant(_LOW_32, tf.uint64), tf.bitwise.right_shift(unsigned, tf.constant(32, tf.uint64))
 
 
+@as_written
 def uniform(seeds: tf.Tensor, count: int, *, purpose: int) -> tf.Tensor:
     """Uniform numbers for each of a batch of seed pairs.
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from launcher.as_written import as_written
 from launcher.data.mix import partner_positions
 from launcher.data.order import example_seeds, shuffled
 from launcher.errors import UsageError
@@ -260,6 +261,7 @@ def _check_can_run(examples: Examples, shard: Shard) -> None:
         )
 
 
+@as_written
 def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:
     """Positions [b] in the global stream of the host's batch number `element` (int64 [])."""
     size = shard.per_replica_batch_size
@@ -267,6 +269,7 @@ def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:
     return step * shard.global_batch_size + replica * size + tf.range(size, dtype=tf.int64)
 
 
+@as_written
 def weighted(batch: Batch, size: int, mask: tf.Tensor | None = None) -> Batch:
     """Gives a batch its weights and its static size.
 
