@@ -1,7 +1,7 @@
 """Keeps AutoGraph away from functions that need none of it: no control flow on tensors, and no call of users' code.
 
 AutoGraph parses, rewrites and compiles each Python function that a traced one calls, so that `if` and `for` work on
-tensors: about 40 milliseconds of processor time a function, at the start of every worker. The functions that call what
+tensors, at the start of every worker: seconds of processor time before the first step. The functions that call what
 users bring (tasks, schedules, penalties) are left to it, so that users may write what TensorFlow's guides show.
 """
 

@@ -44,7 +44,7 @@ def _absent(*packages: str) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """What is made while it is open stays: modules are no garbage, and looking whether they are takes a fifth."""
+    """What is made while it is open stays: modules are no garbage, and looking whether they are takes time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -8,7 +8,8 @@ Usage: scripts/test.sh [--dry_run] [PYTEST_ARGUMENT ...]
 
 Makes .venv, installs Launcher with what its tests need, then runs ruff, mypy, shellcheck and pytest and stops at the
 first that fails. PYTEST_ARGUMENTs narrow the suite: scripts/test.sh tests/config, scripts/test.sh -m 'not heavy'. Some
-tests that repeat another in one more size are left out, as 25 minutes are not enough for all: scripts/test.sh -m ''.
+tests that repeat another in one more size are left out, for two cores to be done well within 25 minutes; scripts/test.sh
+-m '' runs them, too.
 
   --dry_run   print what would run, run nothing
   --help      show this text

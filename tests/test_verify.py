@@ -401,19 +401,14 @@ def test_a_recipe_of_ones_own_is_verified_on_every_topology(run_launcher, recipe
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("binding", "code"),
-    [("verify.dropout = False", 0), pytest.param("verify.dropout = True", 70, marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.parametrize(("binding", "code"), [("verify.dropout = False", 0), ("verify.dropout = True", 70)])
 def test_dropout_is_off_unless_it_is_asked_for(run_launcher, recipe, binding, code):
     finished = run_launcher(*recipe, *only_mirrored("dropout"), f"--gin_param={binding}")
     assert finished.returncode == code, finished.stdout + finished.stderr
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("fault", "quantity"), [("mean", "loss"), pytest.param("norm", "moving statistics", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize(("fault", "quantity"), [("mean", "loss"), ("norm", "moving statistics")])
 def test_a_task_that_depends_on_the_topology_is_found_out(run_launcher, recipe, tmp_path, fault, quantity):
     finished = run_launcher(*recipe, *only_mirrored(fault))
     assert finished.returncode == 70, finished.stderr

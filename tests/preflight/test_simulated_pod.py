@@ -74,9 +74,7 @@ def language_model_on_one_replica(text_folder):
     return trained(*language_model(text_folder, ADAMW))
 
 
-@pytest.mark.parametrize(
-    "replicas", [pytest.param(2, marks=pytest.mark.exhaustive), pytest.param(4, marks=pytest.mark.exhaustive), 8]
-)
+@pytest.mark.parametrize("replicas", [2, 4, 8])
 def test_a_transformer_on_a_pod_trains_to_the_weights_of_the_trainer(
     replicas, language_model_on_one_replica, text_folder, run_launcher, tmp_path
 ):
