@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from launcher import installation
 from launcher import tpu as tpu_lib
 from launcher.cluster import Cluster
 from launcher.devices import (
@@ -145,8 +146,9 @@ def _plan_mirrored(request: _Request, why: str) -> StrategyPlan:
         return _on_gpus("mirrored", _checked_gpus(request), request, why)
     if request.replicas is None:
         raise UsageError(
-            "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs 'tf-launcher[cuda]' and a "
-            "driver). --replicas=N makes N logical CPU devices to mirror over; --strategy=one_device needs nothing"
+            "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs a driver and "
+            f"{installation.command('cuda')}). --replicas=N makes N logical CPU devices to mirror over; "
+            "--strategy=one_device needs nothing"
         )
     return _on_cpus("mirrored", request.replicas, request, why)
 
@@ -243,7 +245,7 @@ def _on_cpus(kind: str, count: int, request: _Request, why: str) -> StrategyPlan
         notes.append(f"{count} logical CPU devices share this machine's cores: for trying out, not for speed")
     if request.devices.tpu_chips and not request.devices.tpus:
         chips = ", ".join(request.devices.tpu_chips)
-        notes.append(f"if this is a TPU VM ({chips}): TensorFlow lists no TPU device, install 'tf-launcher[tpu]'")
+        notes.append(f"if this is a TPU VM ({chips}): TensorFlow lists no TPU device, {installation.command('tpu')}")
     return StrategyPlan(
         kind=kind,
         num_replicas=count,

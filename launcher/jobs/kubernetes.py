@@ -23,6 +23,7 @@ from typing import Any
 
 from absl import flags
 
+from launcher import installation
 from launcher.cluster.kubernetes import DEFAULT_PORT
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LauncherError, UsageError
 from launcher.jobs.job import Job
@@ -171,7 +172,7 @@ def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
         import yaml
     except ModuleNotFoundError:
         raise UsageError(
-            "--backend=kubernetes needs PyYAML: pip install 'tf-launcher[kubernetes]', or '.[kubernetes]' in a checkout"
+            f"--backend=kubernetes needs PyYAML, which is not installed: {installation.command('kubernetes')}"
         ) from None
     words = [shlex.quote(word) for word in arguments if word != _DRY_RUN]
     command = " \\\n    ".join([f"python -m launcher.launch {_DRY_RUN}", *words])
