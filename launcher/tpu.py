@@ -131,7 +131,8 @@ def connect(name: str, num_replicas: int, environ: Mapping[str, str] = os.enviro
         cause = str(error).splitlines()[0]
         raise UsageError(
             f"TPU {name!r} cannot be initialised ({type(error).__name__}: {cause}). Check that the TPU's TensorFlow is "
-            f"{tf.__version__} as here, that {installation.command('tpu')} was run and that no other program holds the TPU"
+            f"{tf.__version__} as here, that {installation.command('tpu')} was run and that no other program holds the "
+            "TPU"
         ) from error
     strategy = tf.distribute.TPUStrategy(resolver)
     if strategy.num_replicas_in_sync != num_replicas:

@@ -212,3 +212,12 @@ def test_extras_name_what_has_wheels_for_the_machine():
         there = names(sys_platform=system, platform_machine=machine, python_version="3.11")
         assert "tensorflow" in there and "jax" in there
         assert not there & {"tensorflow-cpu", "libtpu"}
+
+
+def test_the_versions_in_constraints_are_ones_that_setup_admits():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = dict(line.split("==") for line in lines)
+    arguments = setup_arguments()
+    for line in (*arguments["install_requires"], *arguments["extras_require"]["test"]):
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(pinned[wanted.name.lower()]), line
