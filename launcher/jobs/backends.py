@@ -50,7 +50,7 @@ def chosen(options: flags.FlagValues) -> Kind:
     for name in FLAGS:
         if options[name].present and name not in kind.flags:
             readers = " or ".join(f"--backend={other}" for other, it in KINDS.items() if name in it.flags)
-            given = options[name].value
+            given = options[name].value if name != "env" else list(map(remote_flags.shown, options.env))
             raise UsageError(f"--{name}={given} goes with {readers}, this is --backend={options.backend}")
     return kind
 
