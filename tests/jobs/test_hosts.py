@@ -93,7 +93,7 @@ def run(capsys, tmp_path, monkeypatch):
         (["--backend=ssh", "--hosts=a", "--ssh_command=/no/ssh"], ["/no/ssh", "--ssh_command"]),
         (["--backend=ssh", "--hosts=a", "--ssh_command=ssh 'x"], ["--ssh_command=ssh 'x", "quot"]),
         (["--backend=ssh", "--hosts=a", "--connect_timeout=0"], ["--connect_timeout=0"]),
-        (["--backend=ssh", "--hosts=a", "--env=1=2"], ["--env=1=2", "'1'"]),
+        (["--backend=ssh", "--hosts=a", "--env=1=2"], ["--env=1=HIDDEN", "'1'"]),
         (["--backend=ssh", "--hosts=a", "--env=NO_SUCH_NAME"], ["NO_SUCH_NAME", "not set"]),
         (["--backend=ssh", "--hosts=a,b,c,d", "--min_workers=3"], ["--min_workers=3", "1, 2"]),
         (["--backend=ssh", "--hosts=a,b", "--min_workers=0"], ["--min_workers=0"]),
