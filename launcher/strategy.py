@@ -14,6 +14,7 @@ import tensorflow as tf
 from launcher import installation
 from launcher import tpu as tpu_lib
 from launcher.cluster import Cluster
+from launcher.cluster.exposure import public_address_notes
 from launcher.devices import (
     FLOAT16_CAPABILITY,
     Devices,
@@ -173,7 +174,8 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
         local = _on_cpus("multi_worker", 1, request, why)
         has = "no GPU"
     assumed = f"each of the {cluster.num_workers} workers is taken to have {has}, as this one"
-    notes = [assumed, *_shared_host_notes(request), *local.notes]
+    exposed = public_address_notes(cluster.workers)
+    notes = [assumed, *_shared_host_notes(request), *exposed, *local.notes]
     return dataclasses.replace(local, num_replicas=cluster.num_workers * local.local_replicas, notes=tuple(notes))
 
 

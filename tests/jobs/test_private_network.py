@@ -77,7 +77,8 @@ def test_nobody_outside_reaches_a_worker_and_the_weights_are_the_same(start_laun
 
 @needs_namespaces
 def test_signals_restarts_and_exit_codes_are_as_ever(run_job):
-    job, finished = run_job("--private_network=on", faults=[fault("leave", code=75)], checkpoint=True)
+    left = {"rank": 1, "attempt": 1, "step": 2, "do": "leave", "code": 75}
+    job, finished = run_job("--private_network=on", faults=[left], checkpoint=True)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert job.attempts() == ["attempt_1", "attempt_2"]
 
