@@ -32,6 +32,7 @@ from typing import Any
 
 from absl import flags
 
+from launcher import installation
 from launcher.data import catalog, debian, tfds
 from launcher.data.text import help_pages
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError
@@ -44,9 +45,9 @@ _NOT_WRITABLE = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.E
 
 # Need no preparation, so a user may well ask for it.
 _ALWAYS_THERE = {
-    "digits": "it comes with scikit-learn (pip install 'tf-launcher[demo]')",
+    "digits": f"it comes with scikit-learn ({installation.command('demo')})",
     "python_docs": "it comes with Python",
-    "spoken_numbers": "its phrases are made up by packages (pip install 'tf-launcher[text]')",
+    "spoken_numbers": f"its phrases are made up by packages ({installation.command('text')})",
     "synthetic": "its images are made up while training",
 }
 
