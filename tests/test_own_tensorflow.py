@@ -54,6 +54,9 @@ train.global_batch_size = 4
 momentum.learning_rate = 0.1
 """
 
+PEERS = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
+ALONE_OF_TWO = {"TF_CONFIG": json.dumps(PEERS)}
+
 
 @pytest.fixture
 def recipe(tmp_path):
@@ -101,14 +104,12 @@ def test_other_modes_of_a_module_that_runs_tensorflow(run_launcher, recipe, tmp_
 
 
 def test_a_dry_run_of_one_worker_runs_the_module_and_waits_for_nobody(run_launcher, recipe, tmp_path):
-    peers = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}
-    finished = run_launcher(recipe, "--dry_run", env={"TF_CONFIG": json.dumps(peers)})
+    finished = run_launcher(recipe, "--dry_run", env=ALONE_OF_TWO)
     assert finished.returncode == 0, finished.stderr
     assert "4 = 2 replicas x 1 microbatches x 2" in finished.stdout
 
 
 def test_a_wrong_binding_of_launchers_own_is_refused_before_peers_are_waited_for(run_launcher, recipe):
-    peers = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}
-    finished = run_launcher(recipe, "--gin_param=train.steps = 'ten'", env={"TF_CONFIG": json.dumps(peers)})
+    finished = run_launcher(recipe, "--gin_param=train.steps = 'ten'", env=ALONE_OF_TWO)
     assert finished.returncode == 64, finished.stderr
     assert "train.steps = 'ten': expected int" in finished.stderr
