@@ -275,14 +275,12 @@ def _summarised(mode: str, resolved: RunPlan, reporter: Reporter, stopwatch: Sto
     try:
         yield standing
         exit_code = EXIT_DONE
-    except LauncherError as error:
-        exit_code, error_text = error.exit_code, str(error)
-        is_ours = standing.start is not None or not isinstance(error, UsageError)
-        raise
     except BaseException as error:
-        exit_code, error_text = failures.exit_code(error), f"{type(error).__name__}: {error}"
+        exit_code = failures.exit_code(error)
+        error_text = str(error) if isinstance(error, LauncherError) else f"{type(error).__name__}: {error}"
         # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
         lost_devices = failures.is_peer_failure(error)
+        is_ours = standing.start is not None or not isinstance(error, UsageError)
         raise
     finally:
         if mode == "eval" or not is_ours:
