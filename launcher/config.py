@@ -332,22 +332,29 @@ def _problem_with_value(key: _Key, binding: Binding, parameter: bound_types.Para
 # ------------------------------------------------------------------------------------------------------ what was used
 
 
-def check_all_used() -> None:
+def check_all_used(*, traced: bool = True) -> None:
     """Refuses bindings that nothing has used; call it when everything has been built.
+
+    Args:
+      traced: as in `unused_bindings`.
 
     Raises:
       UsageError: naming each of `unused_bindings()`.
     """
-    unused = unused_bindings()
+    unused = unused_bindings(traced=traced)
     if unused:
         raise UsageError("bound but never used: " + "\n  ".join(unused if len(unused) == 1 else ["", *unused]))
 
 
-def unused_bindings() -> list[str]:
+def unused_bindings(*, traced: bool = True) -> list[str]:
     """Bindings and macros that no call has consumed so far: each with its place and why nothing used it.
 
     What only an overridden binding referred to is not among them: on a recipe with `train.optimizer = @momentum`,
     `--gin_param 'train.optimizer = @adam'` must work although the recipe binds `momentum.learning_rate` as well.
+
+    Args:
+      traced: whether the training step has been traced; without that, only Launcher's own names are looked at: what a
+        user's module makes configurable may be for its loss() or its training batches.
     """
     operative = {call: set(values) for call, values in list(internals().operative.items())}
     used = set()
@@ -362,8 +369,13 @@ def unused_bindings() -> list[str]:
     return [
         f"{binding.name} = {binding.value!r} ({binding.where}): {_why_unused(key, operative, used)}"
         for key, binding in _loaded.bound.items()
-        if key not in used and binding.order > replaced.get(_target(*key[:2]), -1)
+        if key not in used and (traced or _is_launchers(key[1])) and binding.order > replaced.get(_target(*key[:2]), -1)
     ]
+
+
+def _is_launchers(selector: str) -> bool:
+    module = getattr(internals().registry[selector].wrapped, "__module__", "")
+    return module.partition(".")[0] in ("launcher", "models")
 
 
 def used_as(parameter: str, value: Any) -> tuple[str, ...]:

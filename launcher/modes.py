@@ -192,7 +192,7 @@ def _dry_run(resolved: RunPlan, options: Any) -> int:
     model = session.build_model(resolved)
     session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
-    config.check_all_used()
+    config.check_all_used(traced=False)
     if resolved.strategy.is_absent:
         where = _slice_for(resolved, model, options.replicas)
         lines = describe(lowering.for_replicas(resolved, where.num_replicas), model)
@@ -341,7 +341,7 @@ def _run_session(
             with layer_policies.explained(resolved.recipe.precision_overrides):
                 controller.prepare()
         # After the step is traced: a task may call configurables of its own in loss().
-        config.check_all_used()
+        config.check_all_used(traced=mode != "eval")
     if is_chief:
         _make_model_dir(model_dir)
         assets.save(model_dir, resolved.recipe.task)

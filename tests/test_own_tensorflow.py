@@ -19,6 +19,11 @@ HALF = tf.constant(127.5)
 
 
 @gin.configurable
+def surcharge(amount: float = 0.0):
+    return amount
+
+
+@gin.configurable
 class Pictures:
     def __init__(self, units: int = 4):
         self.units = int(tf.constant(units) + 0)
@@ -42,7 +47,8 @@ class Pictures:
     def loss(self, model, batch, training):
         logits, weight = model(batch["image"], training=training), batch["weight"]
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits)
-        return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), {}
+        more = surcharge() if training else 0.0
+        return tf.reduce_sum((losses + more) * weight), tf.reduce_sum(weight), {}
 """
 
 RECIPE = """
@@ -52,6 +58,8 @@ train.optimizer = @momentum
 train.steps = 3
 train.global_batch_size = 4
 momentum.learning_rate = 0.1
+AMOUNT = 0.5
+surcharge.amount = %AMOUNT
 """
 
 PEERS = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
