@@ -41,10 +41,11 @@ def build(plan: RunPlan) -> Session:
     Raises:
       UsageError: the devices or the model refuse.
     """
+    if plan.made is not None:
+        return build_on(plan.made, plan)
     if plan.deterministic:
         tf.config.experimental.enable_op_determinism()
-    strategy = strategy_lib.build(plan.strategy, plan.cluster)
-    return build_on(strategy, plan)
+    return build_on(strategy_lib.build(plan.strategy, plan.cluster), plan)
 
 
 def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:

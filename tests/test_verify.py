@@ -323,6 +323,8 @@ import tensorflow as tf
 
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 
+ORIGIN = tf.zeros([8])  # TensorFlow is in use from here on, in every process that is to set it up
+
 
 @gin.configurable
 class Points:
@@ -365,6 +367,7 @@ train.steps = 6
 train.global_batch_size = 12
 adam.learning_rate = 0.01
 verify.replicas = 2
+precision_report.batches = 3
 """
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import tensorflow as tf
 
 from launcher import devices as devices_lib
-from launcher import plan
+from launcher import loading
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
-from launcher.recipe import Recipe
 from launcher.reporting import strict_json
 from launcher.reporting.console import Console, make_console
 from launcher.reporting.summary import versions
@@ -44,7 +43,7 @@ class Verification:
     """One recipe, about to be verified.
 
     Args:
-      gin_files, gin_params: the recipe, loaded already.
+      gin_files, gin_params: the recipe.
       seed: as `--seed`; None for the recipe's.
       deterministic: as `--deterministic`.
     """
@@ -52,9 +51,17 @@ class Verification:
     def __init__(
         self, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, deterministic: bool = False
     ):
-        self.settings = Settings()
         # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
-        self.plan = plan.resolve(Recipe(), environ={}, strategy="one_device", seed=seed, deterministic=deterministic)
+        self.plan = loading.resolve(
+            gin_files,
+            gin_params,
+            environ={},
+            strategy="one_device",
+            seed=seed,
+            deterministic=deterministic,
+            connect=False,
+        )
+        self.settings = Settings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
         self.topologies = self.settings.topologies(self.plan.recipe.microbatches)
@@ -192,7 +199,7 @@ def run(
     model_dir: str,
     dry_run: bool,
 ) -> int:
-    """Verifies the recipe that has been loaded; see `Verification`."""
+    """Verifies a recipe; see `Verification`."""
     verification = Verification(gin_files=gin_files, gin_params=gin_params, seed=seed, deterministic=deterministic)
     console = make_console(total_steps=verification.steps)
     console.plan(verification.describe())
