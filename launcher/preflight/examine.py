@@ -11,6 +11,7 @@ import keras
 
 from launcher import config, plan
 from launcher import strategy as strategy_lib
+from launcher.layers import walk
 from launcher.plan import RunPlan
 from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
 from launcher.preflight.compiler import Compilation, Compiler
@@ -22,7 +23,6 @@ from launcher.preflight.roofline import Roofline
 from launcher.preflight.topologies import Slice
 from launcher.preflight.user_lines import look_up, user_lines
 from launcher.recipe import Recipe
-from launcher.regularization import layers
 from launcher.verify.settings import Settings as VerifySettings
 
 
@@ -229,7 +229,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
 
 def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
-    groups = {int(size) for layer in layers(model) if (size := getattr(layer, "group_size", None))}
+    groups = {int(size) for layer, *_ in walk(model) if (size := getattr(layer, "group_size", None))}
     weight = getattr(resolved.recipe.task, "nominal_weight_per_example", None)
     task_notes = getattr(resolved.recipe.task, "notes", None)
     return ModelFacts(
