@@ -74,6 +74,12 @@ def owners(model: keras.layers.Layer) -> dict[int, Placed]:
     return found
 
 
+def group_size(layer: keras.layers.Layer) -> int | None:
+    """How many consecutive examples a layer takes its statistics over; None where it has no such groups."""
+    size = getattr(layer, "group_size", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
 def _parts(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
     """The layers that a layer is made of."""
     if isinstance(layer, keras.Model):

@@ -15,7 +15,7 @@ from launcher import strategy as strategy_lib
 from launcher.doctor.watch import Watch
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
-from launcher.layers import walk
+from launcher.layers import group_size, walk
 from launcher.optimizers import Optimizer
 from launcher.plan import RunPlan
 from launcher.train_step import StepConfig
@@ -124,7 +124,7 @@ def check_normalization(model: keras.Model, plan: RunPlan) -> None:
     """
     recipe = plan.recipe
     for layer, *_ in walk(model):
-        group = getattr(layer, "group_size", None)
+        group = group_size(layer)
         if group and plan.microbatch_size % group:
             raise UsageError(
                 f"layer {layer.name!r} takes its statistics over groups of {group} examples, which does not divide the "

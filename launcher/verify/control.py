@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import keras
 import numpy as np
@@ -30,8 +31,9 @@ import tensorflow as tf
 
 from launcher.as_written import as_written
 from launcher.data.pipeline import Batch, Data, Shard
-from launcher.layers import walk
+from launcher.layers import group_size, walk
 from launcher.optimizers import Optimizer
+from launcher.session import Session
 from launcher.verify.compare import EXACT, Deviation
 from launcher.verify.record import Record
 
@@ -42,17 +44,24 @@ _UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 _FLOAT32 = 2.0**-24
 
 
-@dataclasses.dataclass(frozen=True)
-class Permuted:
-    """Training data whose rows stand in another legal order in each batch.
+def install(built: Session) -> Data:
+    """Makes a session the control of its recipe; before it is traced.
 
-    Attributes:
-      data: of the recipe.
-      groups: numbers of consecutive examples that a layer of the model takes statistics over.
+    Returns:
+      What it is to train on.
     """
+    plan = built.plan
+    groups = {size for layer, *_ in walk(built.model) if (size := group_size(layer))}
+    _round_once_more(built.trainer.optimizer, roundoff(built.model, plan.wire_dtype), plan.seed)
+    return cast(Data, _Permuted(plan.data, sorted(groups)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Permuted:
+    """Training data whose rows stand in another legal order in each batch."""
 
     data: Data
-    groups: tuple[int, ...]
+    groups: Sequence[int]
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         size = shard.per_replica_batch_size
@@ -61,7 +70,7 @@ class Permuted:
             order = legal_order(size, self.groups, tf.stack([tf.constant(shard.seed, tf.int64), step]))
             return {name: tf.gather(tensor, order) for name, tensor in batch.items()}
 
-        return self.data.train_batches(shard).enumerate().map(permuted, num_parallel_calls=tf.data.AUTOTUNE)
+        return self.data.train_batches(shard).enumerate().map(permuted)
 
 
 @as_written
@@ -89,19 +98,14 @@ def _shuffled(rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.gather(rows, order, batch_dims=1)
 
 
-def groups_of(model: keras.Model) -> tuple[int, ...]:
-    """Numbers of consecutive examples that layers of a model take their statistics over."""
-    return tuple(sorted({int(size) for layer, *_ in walk(model) if (size := getattr(layer, "group_size", None))}))
-
-
 def roundoff(model: keras.Model, wire_dtype: tf.DType) -> float:
     """Half the distance from 1 to the next number, in the narrowest dtype that a gradient passes through."""
     dtypes = {wire_dtype.name, *(layer.compute_dtype for layer, *_ in walk(model))}
     return max(_UNIT_ROUNDOFF.get(dtype, _FLOAT32) for dtype in dtypes)
 
 
-def round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
-    """Makes an optimizer change each gradient element by a random share of up to `unit`; before it is traced."""
+def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
+    """Makes an optimizer change each gradient element by a random share of up to `unit`."""
     apply = optimizer.apply
 
     @as_written
@@ -143,11 +147,15 @@ def judge(deviations: tuple[Deviation, ...], baseline: Record) -> Control:
     if may_be_rounding(deviations, baseline):
         return Control(deviations=deviations)
     wrong = next(one for one in deviations if not one.within and not _grown(one, baseline))
-    return Control(deviations=deviations, void=wrong.sentence)
+    if wrong.quantity in EXACT:
+        why = "rounding decides there which steps overflow; bind a lower DynamicLossScale.initial_scale"
+    else:
+        why = "does the task or a layer of the model depend on an example's place in its batch?"
+    return Control(deviations=deviations, void=f"one replica with its rows permuted: {wrong.sentence}: {why}")
 
 
 def may_be_rounding(deviations: Sequence[Deviation], baseline: Record) -> bool:
-    """Whether rounding could have grown into these: no number is infinite, and the first update was like the other's."""
+    """Whether rounding could have grown into these: all are numbers, and none is there before the first update."""
     return all(one.within or _grown(one, baseline) for one in deviations)
 
 
