@@ -293,12 +293,13 @@ def _about_rounding(results: Sequence[Result]) -> list[str]:
     if not found:
         return []
     steps = [one.first_step for result in found for one in result.deviations if one.first_step is not None]
-    fewer = f"verify.steps = {min(steps) - 1}" if steps else "fewer verify.steps"
+    most = f" ({min(steps) - 1} at most)" if steps else ""
     return [
         f"amplified rounding in {', '.join(result.topology.name for result in found)}: out of tolerance, but within "
         f"{control_lib.FACTOR:g} times what one replica deviates from itself when only the rounding differs. This "
-        f"training multiplies rounding errors. To compare within the tolerances, bind {fewer}. A longer warm-up, a "
-        "smaller learning rate, an activation without a kink (GELU) or float32 make the training less sensitive"
+        f"training multiplies rounding errors. To compare within the tolerances, bind fewer verify.steps{most}. A "
+        "longer warm-up, a smaller learning rate, an activation without a kink (GELU) or, instead of 16 bits, float32 "
+        "make the training less sensitive"
     ]
 
 
