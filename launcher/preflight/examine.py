@@ -11,6 +11,7 @@ import keras
 
 from launcher import config, loading
 from launcher import strategy as strategy_lib
+from launcher.layers import group_size, walk
 from launcher.plan import RunPlan
 from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
 from launcher.preflight.compiler import Compilation, Compiler
@@ -21,7 +22,6 @@ from launcher.preflight.memory import Memory
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.topologies import Slice
 from launcher.preflight.user_lines import look_up, user_lines
-from launcher.regularization import layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -233,7 +233,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
 
 def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
-    groups = {int(size) for layer in layers(model) if (size := getattr(layer, "group_size", None))}
+    groups = {size for layer, *_ in walk(model) if (size := group_size(layer))}
     weight = getattr(resolved.recipe.task, "nominal_weight_per_example", None)
     task_notes = getattr(resolved.recipe.task, "notes", None)
     return ModelFacts(

@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 
 from launcher import cluster, config, farewell, loading, session  # noqa: E402
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
-from launcher.verify import dropout  # noqa: E402
+from launcher.verify import control, dropout  # noqa: E402
 from launcher.verify.processes import Job, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
 from launcher.verify.settings import Settings  # noqa: E402
@@ -60,7 +60,7 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
     built = session.build(resolved)
     if not Settings().dropout:  # the rest of it is the parent's
         dropout.turn_off(built.model)
-    batches = built.trainer.batches(resolved.data)
+    batches = built.trainer.batches(control.install(built) if job.control else resolved.data)
     built.trainer.trace(batches)
     config.check_all_used()
     return built, batches
