@@ -293,11 +293,10 @@ def _run_session(
                 gce.watch(os.environ, stop.notice)
                 controller.train()
         exit_code = EXIT_DONE
-    except LauncherError as error:
-        exit_code, error_text = error.exit_code, str(error)
-        raise
     except BaseException as error:
-        exit_code, error_text = failures.exit_code(error), f"{type(error).__name__}: {error}"
+        told = failures.explained(error)
+        exit_code = failures.exit_code(told)
+        error_text = str(told) if isinstance(told, LauncherError) else f"{type(error).__name__}: {error}"
         # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
         lost_devices = failures.is_peer_failure(error)
         raise
