@@ -489,7 +489,8 @@ def _as_usage_error(error: Exception) -> Exception:
     frames = traceback.extract_tb(original.__traceback__)
     if isinstance(original, TypeError) and frames and frames[-1].filename == gin.config.__file__:
         return UsageError(f"{original}: bind the parameter, or take the binding away")
-    return failures.explained(error)
+    problem = failures.explained(error)
+    return problem if isinstance(problem, Exception) else error
 
 
 def clean_message(error: BaseException) -> str:

@@ -98,8 +98,8 @@ def summary(error: BaseException) -> str:
         rest = error.msg
     lines = [line.strip() for line in rest.splitlines()]
     telling = [line for line in lines if not _AROUND.match(line) and not _FRAME.match(line)]
-    paragraph = itertools.dropwhile(lambda line: not line, telling)
-    paragraph = itertools.takewhile(lambda line: line and not line.startswith("[["), paragraph)  # [[{{node ...}}]]
+    begun = itertools.dropwhile(lambda line: not line, telling)
+    paragraph = itertools.takewhile(lambda line: line and not line.startswith("[["), begun)  # [[{{node ...}}]]
     first = re.sub(r"^\(\d+\) [A-Z_]+:\s+", "", " ".join(paragraph))
     if len(first) > _MOST_CHARACTERS:
         first = f"{first[:_MOST_CHARACTERS]} ..."
@@ -131,7 +131,9 @@ def _places(error: BaseException) -> list[Place]:
 def _keys_there(error: BaseException) -> str:
     """For an unknown key of a dict that the user's function was given, such as a batch: the keys there are."""
     key = re.match(r"KeyError: '(.*)'", summary(error))
-    for frame, line in _frames(error) if key else ():
+    if key is None:
+        return ""
+    for frame, line in _frames(error):
         place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
         if place.is_ours or (place.is_library and not place.is_rewritten):
             continue

@@ -162,7 +162,7 @@ def open_data(task: Task) -> Data:
     Raises:
       UsageError: it is not what `Data` describes.
     """
-    data = task.data()
+    data: Any = task.data()
     needed = ("num_train_examples", "num_eval_examples", "check", "train_batches", "eval_batches")
     if all(hasattr(data, name) for name in needed):
         return data
