@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import config, drill, failures, installation, progress
+from launcher import config, drill, failures, installation, progress, user_code
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.tensorflow_import import import_tensorflow
 
@@ -158,17 +158,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from launcher import modes
 
         return modes.run(options)
-    except LauncherError as error:
-        progress.record_error(os.environ, config.unwrap(error), error.exit_code)
-        print(f"error: {config.clean_message(error)}", file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except Exception as error:  # ours: the whole traceback, and whether a retry can help
+    except Exception as raised:
+        error = failures.explained(raised)
         code = failures.exit_code(error)
         progress.record_error(os.environ, error, code)
-        traceback.print_exc()
+        is_told = isinstance(error, LauncherError)
+        if not is_told or os.environ.get(user_code.TRACEBACK) == "1":  # ours: the whole traceback
+            traceback.print_exc()
+        if is_told:
+            print(f"error: {error}", file=sys.stderr)
         return code
 
 

@@ -277,11 +277,12 @@ def _summarised(mode: str, resolved: RunPlan, reporter: Reporter, stopwatch: Sto
         yield standing
         exit_code = EXIT_DONE
     except BaseException as error:
-        exit_code = failures.exit_code(error)
-        error_text = str(error) if isinstance(error, LauncherError) else f"{type(error).__name__}: {error}"
+        told = failures.explained(error)
+        exit_code = failures.exit_code(told)
+        error_text = str(told) if isinstance(told, LauncherError) else f"{type(error).__name__}: {error}"
         # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
         lost_devices = failures.is_peer_failure(error)
-        is_ours = standing.start is not None or not isinstance(error, UsageError)
+        is_ours = standing.start is not None or not isinstance(told, UsageError)
         raise
     finally:
         if mode == "eval" or not is_ours:
