@@ -261,6 +261,12 @@ class Controller:
         for offset in np.flatnonzero(records.finite == 0):
             last = offset + 1 == len(records.finite)
             after = self._trainer.loss_scale if last else records.loss_scale[offset + 1]
+            if records.weight[offset] == 0:
+                self._reporter.note(
+                    f"step {records.first_step + offset} skipped: all weights of its batch are 0, so there is nothing "
+                    "to learn from; the loss scale stays as it is"
+                )
+                continue
             self._reporter.note(
                 f"step {records.first_step + offset} skipped: gradients were not finite; "
                 f"loss scale {records.loss_scale[offset]:g} -> {after:g}; "

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from launcher import assets, config, failures, gce, layer_policies, plan, session, starting_point, tpu_runtime, wire
+from launcher import (
+    assets,
+    config,
+    failures,
+    gce,
+    layer_policies,
+    plan,
+    session,
+    starting_point,
+    statistics,
+    tpu_runtime,
+    wire,
+)
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
 from launcher.doctor import precision_report
@@ -65,6 +79,7 @@ def run(options: Any) -> int:
         keep_every_hours=recipe.keep_checkpoint_every_hours,
         is_chief=cluster.is_chief,
         run={"seed": resolved.seed, "global_batch_size": recipe.global_batch_size},
+        scaling=built.trainer.scaling,
     )
     with stopwatch.phase("checkpoint"):
         restore = starting_point.restore_from_chief if handed_over else starting_point.restore
@@ -205,7 +220,7 @@ def _dry_run(resolved: RunPlan) -> int:
     session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
     config.check_all_used()
-    lines = describe(resolved, model)
+    lines = describe(resolved, model, session.forward_assigns(resolved, model))
     try:
         resolved.data.check()
     except UsageError as error:
@@ -215,19 +230,25 @@ def _dry_run(resolved: RunPlan) -> int:
     return EXIT_DONE
 
 
-def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
-    """The plan with what only the built model can tell."""
+def describe(
+    resolved: RunPlan, model: keras.Model, assigned: Sequence[keras.Variable], unused: Collection[int] = ()
+) -> dict[str, str]:
+    """The plan with what only the built model can tell.
+
+    Args:
+      resolved: the plan.
+      model: built.
+      assigned: what a forward pass assigns besides trained weights.
+      unused: positions of the trained variables that the loss does not depend on, as far as is known.
+    """
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     lines = resolved.describe()
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
     if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = layer_policies.describe(overrides)
-    payload = wire.payload_bytes(sizes, resolved.wire_dtype.name)
-    sent = wire.ring_bytes(payload, resolved.strategy.num_replicas)
-    lines["wire"] = (
-        f"{resolved.wire_dtype.name}: {payload / 2**20:.2f} MiB of gradients a step, "
-        f"{sent / 2**20:.2f} MiB sent by each replica"
-    )
+    moving = [math.prod(variable.shape) for variable in assigned if statistics.is_moving(variable)]
+    sent = [size for index, size in enumerate(sizes) if index not in unused]
+    lines["wire"] = wire.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
     task_notes = getattr(resolved.recipe.task, "notes", None)
     more = task_notes(model, resolved.strategy.accelerator) if task_notes is not None else ()
     for number, note in enumerate((*resolved.notes, *more), start=1):
@@ -279,12 +300,16 @@ def _run_session(
         assets.save(model_dir, resolved.recipe.task)
     exit_code, error_text, lost_devices = EXIT_FAILED, None, False
     try:
-        reporter.plan({**describe(resolved, built.model), **tpu_runtime.describe(built.strategy)})
+        trainer = built.trainer
+        lines = describe(resolved, built.model, trainer.statistics, trainer.replica_step.unused)
+        reporter.plan({**lines, **tpu_runtime.describe(built.strategy)})
         if mode != "eval":
             # What an attempt that died had logged past its last checkpoint is about to happen again.
             reporter.truncate_after(-1 if start.step is None else start.step)
         if start.step is not None:
             reporter.note(f"restored step {start.step} from {model_dir}")
+        for note in (*start.notes, *trainer.notes) if mode != "eval" else ():
+            reporter.note(note)
         stopwatch.end_startup()
         if mode == "eval":
             controller.evaluate()
