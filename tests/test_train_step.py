@@ -107,8 +107,9 @@ def numpy_run(scenario: str, clip: float | None = None):
         mean = [gradient / total if total else gradient for gradient in sums]
         norm = np.sqrt(sum((gradient**2).sum() for gradient in mean))
         shrink = min(1.0, clip / norm) if clip and norm else 1.0
-        velocity = [MOMENTUM * v + LEARNING_RATE * g * shrink for v, g in zip(velocity, mean, strict=True)]
-        weights = [weight - v for weight, v in zip(weights, velocity, strict=True)]
+        if total:  # else nothing is learnt, and the velocity carries the weights no further
+            velocity = [MOMENTUM * v + LEARNING_RATE * g * shrink for v, g in zip(velocity, mean, strict=True)]
+            weights = [weight - v for weight, v in zip(weights, velocity, strict=True)]
         rows.append((loss, total, correct, norm))
     return np.array(rows).T, weights
 
@@ -120,7 +121,7 @@ def assert_equals_numpy(made, records, scenario, clip=None):
     np.testing.assert_allclose(records.metrics["accuracy"], correct, rtol=1e-6)
     np.testing.assert_array_equal(records.metrics["examples"], np.full(STEPS, BATCH))
     np.testing.assert_allclose(records.gradient_norm, norm, rtol=2e-5)
-    np.testing.assert_array_equal(records.finite, np.ones(STEPS))
+    np.testing.assert_array_equal(records.finite, weight > 0)
     for variable, expected in zip(made.model.weights, weights, strict=True):
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-5, err_msg=variable.path)
     assert_replicas_equal(made)
