@@ -256,8 +256,8 @@ class ReplicaStep:
         before = ScaleState(*(tf.convert_to_tensor(variable) for variable in counters.scale))
         after = self._loss_scale.update(before, judged.finite)
         for variable, old, new in zip(counters.scale, before, after, strict=True):
-            # Gradients of nothing tell nothing of the scale.
-            variable.assign(tf.where(judged.empty, old, new))
+            # Gradients of nothing tell nothing of the scale. A scale that is fixed is not made to look as if it moved.
+            variable.assign(old if new is old else tf.where(judged.empty, old, new))
         counters.step.assign_add(1)
         counters.skipped.assign_add(tf.where(judged.applied, tf.constant(0, tf.int64), tf.constant(1, tf.int64)))
 
