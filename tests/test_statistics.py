@@ -46,10 +46,6 @@ def in_functions(variable):
     tf.function(lambda: tf.function(lambda: in_a_loop(variable))())()
 
 
-def by_resource(variable):
-    tf.raw_ops.AssignAddVariableOp(resource=variable.value.handle, value=tf.constant(1.0))
-
-
 def only_read(variable):
     tf.function(lambda: tf.while_loop(lambda i: i < variable, lambda i: (i + 1.0,), [tf.constant(0.0)]))()
 
@@ -72,7 +68,6 @@ MODELS = {
     "loop": (lambda x: Counting(in_a_loop, name="layer")(x), {"layer/seen"}),
     "branch": (lambda x: Counting(in_a_branch, name="layer")(x), {"layer/seen"}),
     "functions": (lambda x: Counting(in_functions, name="layer")(x), {"layer/seen"}),
-    "by resource": (lambda x: Counting(by_resource, name="layer")(x), {"layer/seen"}),
     "only read": (lambda x: Counting(only_read, name="layer")(x), set()),
     "dropout, whose seed is no statistic": (lambda x: keras.layers.Dropout(0.5)(x), set()),
 }
