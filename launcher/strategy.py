@@ -1,7 +1,7 @@
 """Which devices train, and the tf.distribute strategy over them.
 
-`plan` decides from flags, environment and the devices that are there, and touches none of them; `build` configures
-the devices and makes the strategy.
+`plan` decides from flags, environment and the devices that are there, and touches none of them; `configure` sets up
+those of this process, and `build` makes the strategy over them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from launcher import installation
 from launcher import tpu as tpu_lib
 from launcher.cluster import Cluster
+from launcher.cluster.exposure import public_address_notes
 from launcher.devices import (
     FLOAT16_CAPABILITY,
     Devices,
@@ -54,6 +56,11 @@ class StrategyPlan:
     compute_capability: tuple[int, int] | None = None
     tpu: str | None = None
     gpu_options: GpuOptions = dataclasses.field(default_factory=GpuOptions)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether it is on a TPU that this machine does not have."""
+        return self.kind == "tpu" and self.tpu is None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,8 +152,9 @@ def _plan_mirrored(request: _Request, why: str) -> StrategyPlan:
         return _on_gpus("mirrored", _checked_gpus(request), request, why)
     if request.replicas is None:
         raise UsageError(
-            "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs 'tf-launcher[cuda]' and a "
-            "driver). --replicas=N makes N logical CPU devices to mirror over; --strategy=one_device needs nothing"
+            "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs a driver and "
+            f"{installation.command('cuda')}). --replicas=N makes N logical CPU devices to mirror over; "
+            "--strategy=one_device needs nothing"
         )
     return _on_cpus("mirrored", request.replicas, request, why)
 
@@ -171,7 +179,8 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
         local = _on_cpus("multi_worker", 1, request, why)
         has = "no GPU"
     assumed = f"each of the {cluster.num_workers} workers is taken to have {has}, as this one"
-    notes = [assumed, *_shared_host_notes(request), *local.notes]
+    exposed = public_address_notes(cluster.workers)
+    notes = [assumed, *_shared_host_notes(request), *exposed, *local.notes]
     return dataclasses.replace(local, num_replicas=cluster.num_workers * local.local_replicas, notes=tuple(notes))
 
 
@@ -196,6 +205,19 @@ def _plan_tpu(request: _Request, why: str) -> StrategyPlan:
         notes=found.notes,
         tpu=found.name,
         gpu_options=request.gpu_options,
+    )
+
+
+def absent_tpu(replicas: int | None, *, why: str) -> StrategyPlan:
+    """A plan for a TPU that is not here, of `replicas` cores or one: it can be shown, not built."""
+    count = replicas or 1
+    return StrategyPlan(
+        kind="tpu",
+        num_replicas=count,
+        local_replicas=count,
+        why=why,
+        devices=tuple(f"TPU:{index}" for index in range(count)),
+        accelerator="tpu",
     )
 
 
@@ -243,7 +265,7 @@ def _on_cpus(kind: str, count: int, request: _Request, why: str) -> StrategyPlan
         notes.append(f"{count} logical CPU devices share this machine's cores: for trying out, not for speed")
     if request.devices.tpu_chips and not request.devices.tpus:
         chips = ", ".join(request.devices.tpu_chips)
-        notes.append(f"if this is a TPU VM ({chips}): TensorFlow lists no TPU device, install 'tf-launcher[tpu]'")
+        notes.append(f"if this is a TPU VM ({chips}): TensorFlow lists no TPU device, {installation.command('tpu')}")
     return StrategyPlan(
         kind=kind,
         num_replicas=count,
@@ -275,8 +297,16 @@ def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
     return "mixed_float16", f"auto: {found}, Tensor Cores from 7.0"
 
 
+def configure(plan: StrategyPlan) -> None:
+    """Sets this process's devices up; before anything else uses TensorFlow's devices."""
+    if plan.accelerator == "gpu":
+        configure_gpus(plan.local_replicas, plan.gpu_options)
+    if plan.accelerator == "cpu" and plan.kind == "mirrored":
+        configure_logical_cpus(plan.local_replicas)
+
+
 def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
-    """Configures this process's devices and makes the strategy; before anything else uses TensorFlow's devices.
+    """Sets this process's devices up and makes the strategy; before anything else uses TensorFlow's devices.
 
     Under several workers, waits until all of them are there.
 
@@ -291,8 +321,7 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
     if plan.kind == "tpu":
         assert plan.tpu is not None
         return tpu_lib.connect(plan.tpu, plan.num_replicas)
-    if plan.accelerator == "gpu":
-        configure_gpus(plan.local_replicas, plan.gpu_options)
+    configure(plan)
     if plan.kind == "one_device":
         return tf.distribute.OneDeviceStrategy(f"/{plan.devices[0]}")
     if plan.kind == "mirrored":
@@ -304,7 +333,6 @@ def _build_mirrored(plan: StrategyPlan) -> tf.distribute.Strategy:
     devices = list(plan.devices)
     if plan.accelerator == "gpu":
         return tf.distribute.MirroredStrategy(devices)
-    configure_logical_cpus(plan.local_replicas)
     # Logical devices share memory: one adds up what TensorFlow's default, a ring of collectives, would pass around in
     # up to five times the time. Nor can collectives of two strategies in one process get into each other's way.
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())

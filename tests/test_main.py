@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gin
 import pytest
+from places import SMALL_DIGITS
 
 from launcher import main as entry
 from launcher.errors import PeerError
@@ -25,18 +26,23 @@ def tf_config(**task):
 
 @pytest.fixture
 def refused(capsys, tmp_path, monkeypatch):
-    """Runs main() and returns its message, having checked that it is one, with exit code 64 and nothing written."""
+    """Runs main(); returns its message, having checked that it is one, with exit code 64 and nothing else written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
-    def run(*args, recipe="resnet_cpu.gin", code=64):
+    def run(*args, recipe="resnet_cpu.gin", code=64, summarised=False):
         before = sorted(tmp_path.rglob("*"))
         files = [f"--gin_file={recipe}"] if recipe else []
         assert entry.main(["launcher", *files, "--model_dir=out", *args]) == code
         printed = capsys.readouterr()
         assert printed.err.startswith("error: ")
         assert "Traceback" not in printed.err
-        assert sorted(tmp_path.rglob("*")) == before
+        written = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
+        if written:  # by a run that had found its place in the folder
+            assert [path.name for path in written] == ["out", "report.html", "summary.json"]
+            told = json.loads(Path("out/summary.json").read_text())
+            assert (told["status"], told["exit_code"], f"error: {told['error']}\n") == ("failed", code, printed.err)
+        assert bool(written) == summarised
         return printed.err
 
     return run
@@ -49,7 +55,6 @@ def refused(capsys, tmp_path, monkeypatch):
         (["--gin_param=trian.steps = 3"], ["trian", "train"]),
         (["--gin_param=train.stepz = 3"], ["stepz", "steps"]),
         (["--gin_param=train.steps = %STEPZ"], ["STEPZ"]),
-        (["--gin_param=adam.learning_rate = 0.1"], ["adam.learning_rate", "never"]),
         (["--gin_param=train.steps = 'ten'"], ["train.steps", "'ten'", "int"]),
         (["--gin_param=train.steps = -3"], ["train.steps", "-3"]),
         (["--gin_param=train.steps"], ["train.steps"]),
@@ -59,7 +64,6 @@ def refused(capsys, tmp_path, monkeypatch):
         (["--gin_param=image_data.name = 'digit'"], ["digit", "digits"]),
         (["--gin_param=image_data.name = 'tfds:nonesuch'"], ["nonesuch"]),
         (["--gin_param=resnet.depth = 19"], ["19", "18"]),
-        (["--gin_param=train.best_metric = 'acuracy'"], ["acuracy", "accuracy"]),
         (["--strategy=tpu"], ["no TPU", "--strategy=auto"]),
         (["--strategy=mirrored"], ["mirrored", "--replicas"]),
         (["--strategy=multi_worker"], ["TF_CONFIG"]),
@@ -79,6 +83,45 @@ def test_a_mistake_is_one_message_with_the_value_and_the_way_out(refused, args, 
     message = refused(*args, recipe=recipe)
     for part in said:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("binding", "said"),
+    [
+        ("adam.learning_rate = 0.1", ["adam.learning_rate", "never"]),
+        ("train.best_metric = 'acuracy'", ["acuracy", "accuracy"]),
+    ],
+)
+def test_a_mistake_that_shows_when_the_step_is_traced_is_in_the_summary_too(refused, binding, said):
+    message = refused(f"--gin_param={binding}", summarised=True)
+    for part in said:
+        assert part in message
+
+
+@gin.configurable
+class TaskWithoutAModel:
+    def __init__(self, data):
+        self.data = lambda: data
+
+    def loss(self, model, batch, training):
+        raise NotImplementedError
+
+    def model(self):
+        raise RuntimeError("no model today")
+
+
+def test_a_failure_before_the_first_step_is_summarised_but_for_an_evaluation(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "launcher", "--gin_file=resnet_cpu.gin", "--gin_param=train.task = @TaskWithoutAModel()",
+        "--gin_param=TaskWithoutAModel.data = @image_data()",
+    ]  # fmt: skip
+    assert entry.main([*command, "--mode=eval", "--model_dir=evaluated"]) == 70
+    assert entry.main([*command, "--model_dir=trained"]) == 70
+    assert not Path("evaluated").exists()
+    told = json.loads(Path("trained/summary.json").read_text())
+    assert (told["status"], told["exit_code"], told["step"]) == ("failed", 70, 0)
+    assert told["error"].startswith("RuntimeError: no model today")
 
 
 @pytest.mark.parametrize(
@@ -113,16 +156,16 @@ def test_model_dir_in_the_way_or_not_writable(refused, tmp_path):
         assert "locked" in refused(f"--model_dir={tmp_path}/locked/run")
 
 
-SMALL = ("--gin_param=train.steps = 2", "--gin_param=train.global_batch_size = 32", "--gin_param=resnet.depth = 8")
+SMALL = (f"--gin_file={SMALL_DIGITS}", "--gin_param=train.steps = 2")
 
 
 def test_checkpoint_of_another_model_is_refused_and_kept(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ["launcher", "--gin_file=resnet_cpu.gin", "--model_dir=out", "--mode=train"]
+    command = ["launcher", "--model_dir=out", "--mode=train"]
     assert entry.main([*command, *SMALL]) == 0
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert entry.main([*command, *SMALL, "--gin_param=resnet.depth = 20"]) == 64
+    assert entry.main([*command, *SMALL, "--gin_param=mlp.units = 16"]) == 64
     message = capsys.readouterr().err
     assert "another model" in message
     assert "--model_dir" in message
@@ -133,7 +176,7 @@ def test_loss_that_stays_non_finite_at_the_floor_ends_the_run_with_70(capsys, tm
     monkeypatch.chdir(tmp_path)
     code = entry.main(
         [
-            "launcher", "--gin_file=resnet_cpu.gin", "--model_dir=out", *SMALL, "--gin_param=train.steps = 40",
+            "launcher", "--model_dir=out", *SMALL, "--gin_param=train.steps = 40",
             "--gin_param=train.loss_scale = @FixedLossScale()", "--gin_param=FixedLossScale.scale = 1e38",
             "--gin_param=train.precision = 'mixed_float16'", "--gin_param=train.max_skips_at_floor = 5",
         ]
@@ -149,10 +192,14 @@ def test_loss_that_stays_non_finite_at_the_floor_ends_the_run_with_70(capsys, tm
 
 def test_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert entry.main(["launcher", "--gin_file=resnet_tpu.gin", "--strategy=one_device", "--dry_run"]) == 0
-    printed = capsys.readouterr().out
-    for part in ("25,557,032", "8192 = 1 replicas", "mixed_bfloat16", "14,075"):
+    bindings = ["--gin_file=resnet_tpu.gin", "--gin_param=train.log_every = 5"]
+    assert entry.main(["launcher", *bindings, "--dry_run"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for part in ("25,557,032", "8192 = 256 replicas x 1 microbatches x 32", "mixed_bfloat16", "14,075"):
         assert part in printed
+    assert "NOT HERE: no TPU found" in printed
+    compiles = "python -m launcher.main --mode=preflight --tpu_type=v5litepod-256 --gin_file=resnet_tpu.gin"
+    assert f"{compiles} '--gin_param=train.log_every = 5'" in printed
     assert list(tmp_path.iterdir()) == []
 
 
