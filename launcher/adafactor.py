@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ class Adafactor(keras.optimizers.Optimizer):
         R = beta R + (1 - beta) mean of s over columns        C = beta C + (1 - beta) mean of s over rows
         V = R C / mean(R)                            of a matrix; V = beta V + (1 - beta) s of a vector
         u = g / sqrt(V),    u = u / max(1, rms(u) / clip_threshold)
-        w = w - max(scale_epsilon, rms(w)) * learning_rate * u
+        w = w - learning_rate * (max(scale_epsilon, rms(w)) * u + layer_decay * w)
 
     Of tensors with more axes, the last two are those of the matrix. With means in place of the paper's sums the factors
     are the same. The learning rate is the paper's rho, a relative step: its own choice is `min(1e-2, 1 / sqrt(t))`.
@@ -31,6 +32,8 @@ class Adafactor(keras.optimizers.Optimizer):
       epsilon: added to squared gradients.
       scale_epsilon: the least root mean square that a variable counts for, so that zeros can move.
       clip_threshold: the largest root mean square of an update, before the learning rate.
+      layer_decay: weight decay. Not the paper's; as in its implementations, rms(w) is taken before it.
+      exclude: regular expressions searched for in variables' paths; a match is not decayed.
       name: prefix of the slots' names.
     """
 
@@ -41,6 +44,8 @@ class Adafactor(keras.optimizers.Optimizer):
         epsilon: float = 1e-30,
         scale_epsilon: float = 1e-3,
         clip_threshold: float = 1.0,
+        layer_decay: float = 0.0,
+        exclude: Sequence[str] = (),
         name: str = "adafactor",
         **kwargs: Any,
     ):
@@ -49,12 +54,15 @@ class Adafactor(keras.optimizers.Optimizer):
         self.epsilon = epsilon
         self.scale_epsilon = scale_epsilon
         self.clip_threshold = clip_threshold
+        self.layer_decay = layer_decay
+        self.exclude = tuple(exclude)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the moments: of rows and of columns, or of each element of a vector."""
         if self.built:
             return
         super().build(variables)
+        self._decayed = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
         self._moments = [self._made(variable) for variable in variables]
 
     def _made(self, variable: keras.Variable) -> list[keras.Variable]:
@@ -70,7 +78,8 @@ class Adafactor(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         """Updates one variable and its moments."""
-        moments = self._moments[self._get_variable_index(variable)]
+        index = self._get_variable_index(variable)
+        moments = self._moments[index]
         weight = tf.convert_to_tensor(variable)
         gradient = tf.cast(gradient, weight.dtype)
         count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
@@ -88,13 +97,15 @@ class Adafactor(keras.optimizers.Optimizer):
         update /= tf.maximum(1.0, _rms(update) / self.clip_threshold)
         for moment, value in zip(moments, new, strict=True):
             self.assign(moment, value)
-        size = tf.maximum(_rms(weight), self.scale_epsilon)
-        self.assign_sub(variable, size * tf.cast(learning_rate, weight.dtype) * update)
+        update *= tf.maximum(_rms(weight), self.scale_epsilon)
+        if self._decayed[index] and self.layer_decay:
+            update += self.layer_decay * weight
+        self.assign_sub(variable, tf.cast(learning_rate, weight.dtype) * update)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         config = super().get_config()
-        for key in ("decay", "epsilon", "scale_epsilon", "clip_threshold"):
+        for key in ("decay", "epsilon", "scale_epsilon", "clip_threshold", "layer_decay", "exclude"):
             config[key] = getattr(self, key)
         return config
 

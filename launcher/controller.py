@@ -274,6 +274,12 @@ class Controller:
             step, before = records.first_step + int(offset), records.loss_scale[offset]
             last = offset + 1 == len(records.finite)
             after = self._trainer.loss_scale if last else records.loss_scale[offset + 1]
+            if records.weight[offset] == 0:
+                self._reporter.note(
+                    f"step {step} skipped: all weights of its batch are 0, so there is nothing to learn from; the loss "
+                    "scale stays as it is"
+                )
+                continue
             moved = [f"loss scale {before:g} -> {after:g}"] if before != after else []
             if math.isfinite(records.loss[offset]):
                 what = "gradients were not finite"

@@ -41,9 +41,9 @@ class MovingAverage:
             )
 
     @property
-    def variables(self) -> dict[str, tf.Variable]:
-        """The averages by the path of what they average: what a checkpoint holds."""
-        return {source.path: average for source, average in zip(self._sources, self._averages, strict=True)}
+    def variables(self) -> list[tuple[keras.Variable, tf.Variable]]:
+        """What is averaged, with its average."""
+        return list(zip(self._sources, self._averages, strict=True))
 
     @as_written
     def update(self, updates: tf.Tensor) -> None:

@@ -24,12 +24,16 @@ class Judged(NamedTuple):
     Attributes:
       gradients: float32, of the mean loss over the true weight of the global batch.
       norm: float32 scalar, their global norm.
-      finite: bool scalar, whether they may be applied.
+      finite: bool scalar, whether they are finite, which is what a loss scale learns from.
+      empty: bool scalar, whether the global batch has no weight, so that there is no mean loss.
+      applied: bool scalar, whether they may be applied: finite and not of an empty batch.
     """
 
     gradients: list[tf.Tensor]
     norm: tf.Tensor
     finite: tf.Tensor
+    empty: tf.Tensor
+    applied: tf.Tensor
 
 
 @as_written
@@ -106,4 +110,5 @@ def judge(
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
     gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
     norm = tf.linalg.global_norm(gradients)
-    return Judged(gradients, norm, tf.math.is_finite(norm))
+    finite, empty = tf.math.is_finite(norm), tf.equal(true_weight, 0.0)
+    return Judged(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -31,6 +32,7 @@ from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.serving import export, predict
 from launcher.starting_point import StartingPoint
+from launcher.statistics import is_moving
 from launcher.trainer import Trainer
 from launcher.verify import command as verify
 
@@ -91,6 +93,7 @@ def _train(options: Any) -> int:
             keep_every_hours=recipe.keep_checkpoint_every_hours,
             is_chief=cluster.is_chief,
             run={"seed": resolved.seed, "global_batch_size": recipe.global_batch_size},
+            scaling=built.trainer.scaling,
         )
         with stopwatch.phase("checkpoint"):
             restore = starting_point.restore_from_chief if handed_over else starting_point.restore
@@ -196,11 +199,12 @@ def _dry_run(resolved: RunPlan, options: Any) -> int:
     config.check_all_used(traced=False)
     if resolved.strategy.is_absent:
         where = _slice_for(resolved, model, options.replicas)
-        lines = describe(lowering.for_replicas(resolved, where.num_replicas), model)
+        pod = lowering.for_replicas(resolved, where.num_replicas)
+        lines = describe(pod, model, session.forward_assigns(pod, model))
         lines["shown for"] = where.describe()
         lines["preflight"] = f"whether it fits there, and how fast it can be: {preflight.command_line(options, where)}"
     else:
-        lines = describe(resolved, model)
+        lines = describe(resolved, model, session.forward_assigns(resolved, model))
     try:
         resolved.data.check()
     except UsageError as error:
@@ -222,19 +226,25 @@ def _slice_for(resolved: RunPlan, model: keras.Model, replicas: int | None) -> S
     raise UsageError(f"--replicas={replicas}: no slice of TPU v5e has so many; leave it out to plan for the largest")
 
 
-def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
-    """The plan with what only the built model can tell."""
+def describe(
+    resolved: RunPlan, model: keras.Model, assigned: Sequence[keras.Variable], unused: Collection[int] = ()
+) -> dict[str, str]:
+    """The plan with what only the built model can tell.
+
+    Args:
+      resolved: the plan.
+      model: built.
+      assigned: what a forward pass assigns besides trained weights.
+      unused: positions of the trained variables that the loss does not depend on, as far as is known.
+    """
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     lines = resolved.describe()
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
     if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = layer_policies.describe(overrides)
-    payload = wire.payload_bytes(sizes, resolved.wire_dtype.name)
-    sent = wire.ring_bytes(payload, resolved.strategy.num_replicas)
-    lines["wire"] = (
-        f"{resolved.wire_dtype.name}: {payload / 2**20:.2f} MiB of gradients a step, "
-        f"{sent / 2**20:.2f} MiB sent by each replica"
-    )
+    moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
+    sent = [size for index, size in enumerate(sizes) if index not in unused]
+    lines["wire"] = wire.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
     task_notes = getattr(resolved.recipe.task, "notes", None)
     more = task_notes(model, resolved.strategy.accelerator) if task_notes is not None else ()
     for number, note in enumerate((*resolved.notes, *more), start=1):
@@ -347,12 +357,16 @@ def _run_session(
     if is_chief:
         _make_model_dir(model_dir)
         assets.save(model_dir, resolved.recipe.task)
-    reporter.plan({**describe(resolved, built.model), **tpu_runtime.describe(built.strategy)})
+    trainer = built.trainer
+    lines = describe(resolved, built.model, trainer.statistics, trainer.replica_step.unused)
+    reporter.plan({**lines, **tpu_runtime.describe(built.strategy)})
     if mode != "eval":
         # What an attempt that died had logged past its last checkpoint is about to happen again.
         reporter.truncate_after(-1 if start.step is None else start.step)
     if start.step is not None:
         reporter.note(f"restored step {start.step} from {model_dir}")
+    for note in (*start.notes, *trainer.notes) if mode != "eval" else ():
+        reporter.note(note)
     stopwatch.end_startup()
     if mode == "eval":
         controller.evaluate()

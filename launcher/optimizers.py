@@ -127,16 +127,18 @@ class Optimizer:
         """
         return tf.cast(self._schedule(step, self._total_steps), tf.float32)
 
-    def apply(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> None:
+    def apply(self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor) -> None:
         """Updates this replica's weights; in replica context, also inside `tf.cond`.
 
         Args:
           gradients: one for each variable given to `build`; reduced, unscaled and clipped float32 tensors, equal on
-            every replica.
+            every replica. None leaves the variable and its slots alone, as Keras does: no update and no decay.
           step: as in `learning_rate`.
         """
         rate = self.learning_rate(step)
         for gradient, variable, decayed in zip(gradients, self._updated, self._decayed, strict=True):
+            if gradient is None:
+                continue
             if decayed:
                 decay = self._weight_decay * tf.convert_to_tensor(variable)
                 if self._decoupled:
@@ -375,7 +377,8 @@ def adafactor(
         1e-2 and 10,000 steps of warm-up is the paper's own.
       decay: how fast the decay rate of the second moments rises to 1.
       clip_threshold: the largest root mean square of an update, before the learning rate.
-      weight_decay: part of a weight, times the learning rate, that each step takes away.
+      weight_decay: part of a weight, times the learning rate, that each step takes away; of the weight before the
+        step, whose size the update is relative to as well.
       exclude_from_decay: see `Optimizer`.
 
     Returns:
@@ -386,12 +389,11 @@ def adafactor(
     """
     _check_rates("adafactor", decay=decay)
     _check_epsilon("adafactor", clip_threshold, "clip_threshold")
+    _check_not_negative("adafactor", weight_decay=weight_decay)
+    exclude = checked_patterns(exclude_from_decay)
     return Optimizer(
-        Adafactor(decay=decay, clip_threshold=clip_threshold),
+        Adafactor(decay=decay, clip_threshold=clip_threshold, layer_decay=weight_decay, exclude=exclude),
         learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        decoupled=True,
-        exclude_from_decay=exclude_from_decay,
     )
 
 

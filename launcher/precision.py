@@ -12,6 +12,7 @@ import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 import gin
+import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
@@ -162,6 +163,42 @@ def resolve_loss_scale(requested: Any, policy: str) -> LossScale:
     raise UsageError(
         f"train.loss_scale = {requested!r}: expected 'auto', 'none', @DynamicLossScale() or @FixedLossScale() "
         "(with the parentheses)"
+    )
+
+
+def recorded(policy: str, loss_scale: LossScale) -> dict[str, Any]:
+    """What a checkpoint records beside the state of a loss scale, to be compared when a run goes on; plain JSON.
+
+    Args:
+      policy: one of `POLICIES`.
+      loss_scale: of any class; its attributes that are numbers, strings or None count as its arguments.
+    """
+    arguments = {
+        name: value
+        for name, value in sorted(getattr(loss_scale, "__dict__", {}).items())
+        if value is None or isinstance(value, (bool, int, float, str))
+    }
+    return {"policy": policy, "loss_scale": {"kind": type(loss_scale).__name__, "arguments": arguments}}
+
+
+def could_have_left(loss_scale: LossScale, state: ScaleState, skipped_steps: int) -> bool:
+    """Whether a loss scale can have come to a state, for checkpoints that do not record which one did.
+
+    Args:
+      loss_scale: of a class of the user's, it is taken to.
+      state: numbers.
+      skipped_steps: of the run that left the state.
+    """
+    if isinstance(loss_scale, FixedLossScale):
+        return bool(state.scale == np.float32(loss_scale.scale) and state.hysteresis_left == 0)
+    if not isinstance(loss_scale, DynamicLossScale):
+        return True
+    fallen = state.scale < np.float32(loss_scale.initial_scale) or state.hysteresis_left < loss_scale.hysteresis
+    return bool(
+        np.float32(loss_scale.floor) <= state.scale <= np.float32(loss_scale.ceiling)
+        and state.hysteresis_left <= loss_scale.hysteresis
+        and state.finite_steps < loss_scale.growth_interval
+        and (skipped_steps > 0 or not fallen)
     )
 
 

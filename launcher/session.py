@@ -10,8 +10,10 @@ import keras
 import tensorflow as tf
 
 import models
-from launcher import initial_values, layer_policies
+from launcher import initial_values, layer_policies, statistics
 from launcher import strategy as strategy_lib
+from launcher.data import batch_spec
+from launcher.data.pipeline import Shard
 from launcher.doctor.watch import Watch
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
@@ -67,6 +69,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         loss_scale=plan.loss_scale,
         config=step_config(plan),
         total_steps=plan.total_steps,
+        forward_assigns=forward_assigns(plan, model),
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
     )
@@ -79,6 +82,23 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         jit_compile=plan.jit_compile,
     )
     return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator)
+
+
+def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
+    """What a microbatch of the plan assigns in the model besides trained weights; see `statistics.assigned`."""
+    shard = Shard(
+        global_batch_size=plan.recipe.global_batch_size,
+        num_replicas=plan.strategy.num_replicas,
+        first_replica=0,
+        local_replicas=1,
+        seed=plan.seed,
+    )
+
+    def spec() -> batch_spec.BatchSpec:
+        whole = batch_spec.of_one_replica(plan.data, shard)
+        return {key: tf.TensorSpec([plan.microbatch_size, *one.shape[1:]], one.dtype) for key, one in whole.items()}
+
+    return statistics.assigned(plan.recipe.task, model, spec)
 
 
 def watch(session: Session) -> Watch | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,10 +33,12 @@ class StartingPoint:
     Attributes:
       step: steps done; None for a run that starts anew.
       best: what the run has to beat.
+      notes: what a person should know of how it goes on.
     """
 
     step: int | None = None
     best: Best | None = None
+    notes: tuple[str, ...] = ()
 
 
 def restore(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
@@ -76,10 +79,58 @@ def _read(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> tupl
     newest = store.latest()
     if newest is None:
         return StartingPoint(), {}
-    store.check_compatible(newest, trainer.specs())
     if same_order:
         store.check_same_run(newest)
-    return StartingPoint(step=newest, best=store.best_record()), store.read(newest)
+    state = read(store, trainer, newest)
+    note = _settle_loss_scale(state, store.manifest(newest).get("scaling"), trainer)
+    return StartingPoint(step=newest, best=store.best_record(), notes=(note,) if note else ()), state
+
+
+def read(store: CheckpointStore, trainer: Trainer, step: int) -> dict[str, np.ndarray]:
+    """The state at a step of the store, for `Trainer.restore`.
+
+    What this run does not average is left out. What it averages and the other did not starts at the weight itself.
+
+    Raises:
+      UsageError: the checkpoint is of another model.
+      CheckpointReadError: it cannot be read.
+    """
+    specs, stand_ins = trainer.specs(), trainer.stand_ins()
+    store.check_compatible(step, specs, stand_ins)
+    found = store.read(step)
+    return {
+        name: found[name] if name in found else found[stand_ins[name]].astype(dtype)
+        for name, (_, dtype) in specs.items()
+    }
+
+
+def _settle_loss_scale(
+    state: dict[str, np.ndarray], recorded: Mapping[str, Any] | None, trainer: Trainer
+) -> str | None:
+    """Puts the recipe's own loss scale in place of the state of another one; says what it did, unless all is the same.
+
+    Args:
+      state: as read.
+      recorded: what the checkpoint says of its loss scale; None from a version that did not say.
+      trainer: what goes on.
+    """
+    if recorded == trainer.scaling:
+        return None
+    at = float(state["loss_scale/scale"])
+    if recorded is None and trainer.could_have_scaled(state):
+        return f"the checkpoint does not record its loss scale; going on at {at:g}, which this run's can have come to"
+    state.update(trainer.initial_loss_scale())
+    was = "of another loss scale" if recorded is None else f"of {_shown(recorded)}"
+    return (
+        f"the checkpoint's loss scale {at:g} is {was}; this run starts with its own: {_shown(trainer.scaling)} at "
+        f"{float(state['loss_scale/scale']):g}"
+    )
+
+
+def _shown(scaling: Mapping[str, Any]) -> str:
+    loss_scale = scaling["loss_scale"]
+    arguments = ", ".join(f"{name}={value}" for name, value in loss_scale["arguments"].items())
+    return f"{loss_scale['kind']}({arguments}) under {scaling['policy']}"
 
 
 def _hand_out(
@@ -106,4 +157,4 @@ def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
     if told["step"] is None:
         return StartingPoint(), {}
     best = told["best"] and Best(**told["best"])
-    return StartingPoint(step=told["step"], best=best), wire.arrays(trainer.specs())
+    return StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"])), wire.arrays(trainer.specs())

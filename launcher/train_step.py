@@ -20,9 +20,11 @@ from launcher import gradients, overflow
 from launcher.as_written import as_written
 from launcher.clipping import Clipping
 from launcher.ema import MovingAverage
+from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
 from launcher.regularization import Penalty
+from launcher.statistics import is_moving, seed_states
 from launcher.tasks.base import Task, loss_sums
 
 Batch = dict[str, tf.Tensor]
@@ -65,7 +67,7 @@ class StepReport(NamedTuple):
 
     Attributes:
       loss: sum of weighted losses over the global batch, regularisation included.
-      weight: sum of weights over the global batch.
+      weight: sum of weights over the global batch; 0 skips the step whatever its gradients are.
       metrics: sums of the task's weighted metrics, in the order of `ReplicaStep.metric_names`.
       gradient_norm: global norm of the mean gradient, before clipping.
       finite: 1 when the update was applied, 0 when it was skipped.
@@ -103,7 +105,13 @@ class ReplicaStep:
     """The training step of one replica, to be run by `strategy.run`.
 
     Args:
+      statistics: variables that the model's forward pass assigns, see `launcher.statistics`.
       watch: what else the loss is differentiated by; see `first_microbatch`.
+
+    Attributes:
+      metric_names: of the task, once the step is traced.
+      unused: positions of the trained variables that the loss does not depend on, once the step is traced. They are not
+        reduced and not updated, so that neither momentum nor weight decay moves them.
     """
 
     def __init__(
@@ -116,6 +124,7 @@ class ReplicaStep:
         counters: Counters,
         ema: MovingAverage,
         config: StepConfig,
+        statistics: Sequence[keras.Variable],
         watch: Watch | None = None,
     ):
         self._task = task
@@ -127,10 +136,11 @@ class ReplicaStep:
         self._ema = ema
         self._config = config
         self._weights = list(model.trainable_variables)
-        self._moving = moving_statistics(model)
-        self._counts = counts(model)
+        self._moving = [variable for variable in statistics if is_moving(variable)]
+        self._counts = [variable for variable in statistics if not is_moving(variable)]
         self._seeds = seed_states(model)
         self.metric_names: tuple[str, ...] = ()
+        self.unused: frozenset[int] = frozenset()
         self._forward_backward: Any = self._differentiate  # or a tf.function of it
         if config.jit_compile:
             self._forward_backward = tf.function(self._differentiate, jit_compile=True)
@@ -146,7 +156,8 @@ class ReplicaStep:
         counts_before = [tf.convert_to_tensor(variable.value) for variable in self._counts]
         local = self._accumulate(batch, scale, step, moving_before)
 
-        wire = [tf.cast(gradient, config.wire_dtype) for gradient in local.gradients]
+        used = [index for index in range(len(self._weights)) if index not in self.unused]
+        wire = [tf.cast(local.gradients[index], config.wire_dtype) for index in used]
         sums = [local.loss, local.weight, *local.metrics]
         reduced = gradients.reduce_sum([*wire, *local.moving, *sums], bucket_bytes=config.bucket_bytes)
         reduced_wire, rest = reduced[: len(wire)], reduced[len(wire) :]
@@ -164,28 +175,34 @@ class ReplicaStep:
         moving_after = [old + delta / parts for old, delta in zip(moving_before, moving_deltas, strict=True)]
 
         def apply() -> tf.Tensor:
-            weights = [tf.cast(variable.value, tf.float32) for variable in self._weights]
+            weights = [tf.cast(self._weights[index].value, tf.float32) for index in used]
             clipped = config.clipping.apply(judged.gradients, judged.norm, weights)
-            self._optimizer.apply(clipped, tf.cast(step, tf.float32))
+            of_used = dict(zip(used, clipped, strict=True))
+            of_all = [of_used.get(index) for index in range(len(self._weights))]
+            self._optimizer.apply(of_all, tf.cast(step, tf.float32))
             for variable, old, new in zip(self._moving, moving_before, moving_after, strict=True):
                 # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever.
                 variable.value.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, old))
             self._ema.update(step - tf.convert_to_tensor(self._counters.skipped))
             return tf.zeros([overflow.num_scalars(len(self._weights))])
 
+        def name() -> tf.Tensor:
+            by_index = dict(zip(used, judged.gradients, strict=True))
+            return overflow.pack(overflow.flags([by_index.get(i, tf.zeros([])) for i in range(len(self._weights))]))
+
         # Looked at only where nothing is applied, so that a finite step pays nothing for it.
-        non_finite = tf.cond(judged.finite, apply, lambda: overflow.pack(overflow.flags(judged.gradients)))
+        non_finite = tf.cond(judged.applied, apply, name)
         for variable, before in zip(self._counts, counts_before, strict=True):
             # Counted once a microbatch so far; a step counts once, a skipped one not at all.
             counted = (tf.convert_to_tensor(variable.value) - before) // config.microbatches
-            variable.value.assign(before + tf.where(judged.finite, counted, tf.zeros_like(counted)))
-        self._advance(judged.finite)
+            variable.value.assign(before + tf.where(judged.applied, counted, tf.zeros_like(counted)))
+        self._advance(judged)
         return StepReport(
             loss=loss,
             weight=weight,
             metrics=metrics,
             gradient_norm=judged.norm,
-            finite=tf.cast(judged.finite, tf.float32),
+            finite=tf.cast(judged.applied, tf.float32),
             loss_scale=scale,
             learning_rate=learning_rate,
             non_finite=tuple(tf.unstack(non_finite)),
@@ -234,13 +251,15 @@ class ReplicaStep:
         summed = gradients.reduce_sum(sent, bucket_bytes=self._config.bucket_bytes)
         return tf.concat([rows, overflow.flags(summed)[None, :]], axis=0)
 
-    def _advance(self, finite: tf.Tensor) -> None:
+    def _advance(self, judged: gradients.Judged) -> None:
         counters = self._counters
         before = ScaleState(*(tf.convert_to_tensor(variable) for variable in counters.scale))
-        for variable, value in zip(counters.scale, self._loss_scale.update(before, finite), strict=True):
-            variable.assign(value)
+        after = self._loss_scale.update(before, judged.finite)
+        for variable, old, new in zip(counters.scale, before, after, strict=True):
+            # Gradients of nothing tell nothing of the scale. A scale that is fixed is not made to look as if it moved.
+            variable.assign(old if new is old else tf.where(judged.empty, old, new))
         counters.step.assign_add(1)
-        counters.skipped.assign_add(tf.where(finite, tf.constant(0, tf.int64), tf.constant(1, tf.int64)))
+        counters.skipped.assign_add(tf.where(judged.applied, tf.constant(0, tf.int64), tf.constant(1, tf.int64)))
 
     def _accumulate(
         self, batch: Batch, scale: tf.Tensor, step: tf.Tensor, moving_before: Sequence[tf.Tensor]
@@ -311,11 +330,23 @@ class ReplicaStep:
             if self._config.penalty is not None:
                 loss += weight * self._config.penalty(self._model)
             scaled = loss / self._config.nominal_weight * scale
-        found, watched = tape.gradient(scaled, (variables, sources), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        found, watched = tape.gradient(scaled, (variables, sources))
         self.metric_names = tuple(sorted(metrics))
+        self.unused = frozenset(index for index, gradient in enumerate(found) if gradient is None)
+        if len(self.unused) == len(variables):
+            raise UsageError(
+                "the loss depends on no trained variable: does the task's loss() call the model that it is given, and "
+                "return a loss computed from its outputs?"
+            )
         return (
-            [gradients.dense(gradient) for gradient in found],
-            [tf.convert_to_tensor(gradient) for gradient in watched],
+            [
+                tf.zeros(variable.shape) if gradient is None else gradients.dense(gradient)
+                for gradient, variable in zip(found, variables, strict=True)
+            ],
+            [
+                tf.zeros_like(source) if gradient is None else tf.convert_to_tensor(gradient)
+                for gradient, source in zip(watched, sources, strict=True)
+            ],
             loss,
             weight,
             tuple(metrics[name] for name in self.metric_names),
@@ -364,31 +395,3 @@ def _num_replicas() -> int:
     return tf.distribute.get_replica_context().num_replicas_in_sync
 
 
-def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Variables a forward pass moves: floating-point, not trained. Frozen weights are among them and never move."""
-    seeds = {id(variable) for variable in seed_states(model)}
-    return [
-        variable
-        for variable in model.non_trainable_variables
-        if id(variable) not in seeds and tf.dtypes.as_dtype(variable.dtype).is_floating
-    ]
-
-
-def counts(model: keras.Model) -> list[keras.Variable]:
-    """Whole numbers that a forward pass moves, such as a layer's own count of steps."""
-    seeds = {id(variable) for variable in seed_states(model)}
-    return [
-        variable
-        for variable in model.non_trainable_variables
-        if id(variable) not in seeds and tf.dtypes.as_dtype(variable.dtype).is_integer
-    ]
-
-
-def seed_states(model: keras.Model) -> list[keras.Variable]:
-    """States of the model's seed generators: in Keras 3 they are variables but not weights."""
-    weights = {id(variable) for variable in model.weights}
-    return [
-        variable
-        for variable in model.variables
-        if id(variable) not in weights and variable.path.endswith("seed_generator_state")
-    ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher import gradients, initial_values, overflow
+from launcher import gradients, initial_values, overflow, precision, statistics
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import WEIGHT, Data
 from launcher.ema import MovingAverage
@@ -17,7 +17,11 @@ from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
 from launcher.tasks.base import Task, loss_sums, mean_weight
-from launcher.train_step import Batch, Counters, ReplicaStep, StepConfig, Watch, moving_statistics
+from launcher.train_step import Batch, Counters, ReplicaStep, StepConfig, Watch
+
+# Prefixes of names in a checkpoint.
+_MODEL, _SCALE = "model/", "loss_scale/"
+_SHOWN = 3
 
 
 class StepRecords(NamedTuple):
@@ -55,6 +59,7 @@ class Trainer:
       loss_scale: see `launcher.precision`.
       config: what one step does.
       total_steps: length of the run, for the schedules.
+      forward_assigns: what the model's forward pass assigns, see `launcher.statistics`; None for all that it could.
       measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
     """
 
@@ -68,6 +73,7 @@ class Trainer:
         loss_scale: LossScale,
         config: StepConfig,
         total_steps: int,
+        forward_assigns: Sequence[keras.Variable] | None = None,
         measure_input_wait: bool = True,
     ):
         self.strategy = strategy
@@ -77,11 +83,15 @@ class Trainer:
         # Step and loss scale after the last call of `train`, for when the devices are gone.
         self.last_seen: tuple[int, float] | None = None
         self._float_keys: tuple[str, ...] = ()
+        self.statistics = statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
+        # What a checkpoint says of the loss scale's state, which is another one's where any of this differs.
+        self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         with initial_values.scope(strategy):
             optimizer.build(model.trainable_variables, total_steps)
             self.counters = _make_counters(loss_scale.initial())
-            self.ema = MovingAverage([*model.trainable_variables, *moving_statistics(model)], config.ema_decay)
+            moving = filter(statistics.is_moving, self.statistics)
+            self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay)
             self.ema.build()
         self._task, self._loss_scale = task, loss_scale
         self.replica_step = self.step_of(model)
@@ -94,6 +104,8 @@ class Trainer:
 
     def step_of(self, model: keras.Model, watch: Watch | None = None) -> ReplicaStep:
         """This run's step on a model of the same task; see `ReplicaStep`. Only the run's own model can be trained."""
+        assigned = {id(variable) for variable in self.statistics}
+        pairs = zip(self.model.weights, model.weights, strict=True)
         return ReplicaStep(
             task=self._task,
             model=model,
@@ -102,6 +114,7 @@ class Trainer:
             counters=self.counters,
             ema=self.ema,
             config=self.config,
+            statistics=[other for mine, other in pairs if id(mine) in assigned],
             watch=watch,
         )
 
@@ -134,6 +147,18 @@ class Trainer:
             start_step=self.step if start_step is None else start_step,
         )
         return iter(batches)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of the step, once it is traced."""
+        paths = [self.model.trainable_variables[index].path for index in sorted(self.replica_step.unused)]
+        if not paths:
+            return []
+        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+        return [
+            f"the loss does not depend on {', '.join(paths[:_SHOWN])}{more}: neither updated nor decayed; if that is "
+            "meant, set trainable = False on such layers, which saves the memory of the optimizer's slots"
+        ]
 
     def trace(self, batches: Iterator) -> tuple[str, ...]:
         """Builds the graph of `train` and runs nothing, so that a task's mistakes show before anything is written.
@@ -295,14 +320,36 @@ class Trainer:
             "counters/skipped": self.counters.skipped,
         }
         for field, variable in zip(ScaleState._fields, self.counters.scale, strict=True):
-            named[f"loss_scale/{field}"] = variable
+            named[f"{_SCALE}{field}"] = variable
         for prefix, variables in (("model", self.model.weights), ("optimizer", self.optimizer.variables)):
             for variable in variables:
                 name = unique_name(f"{prefix}/{variable.path}", named)
                 named[name] = variable
-        for path, average in self.ema.variables.items():
-            named[unique_name(f"ema/{path}", named)] = average
+        names = {id(variable): name for name, variable in named.items()}
+        for source, average in self.ema.variables:
+            named[_average_of(names[id(source)])] = average
         return named
+
+    def stand_ins(self) -> dict[str, str]:
+        """What another run may have averaged although this one does not, or the other way round, as each run averages
+        what its own forward pass moves: names of the averages of untrained weights, and the weights that stand in.
+        """
+        trained = {id(variable) for variable in self.model.trainable_variables}
+        return {
+            _average_of(name): name
+            for name, variable in self.variables().items()
+            if name.startswith(_MODEL) and id(variable) not in trained
+        }
+
+    def initial_loss_scale(self) -> dict[str, np.ndarray]:
+        """The part of a snapshot that is the state of the loss scale, as a run starts with it."""
+        state = self._loss_scale.initial()
+        return {f"{_SCALE}{name}": np.array(value) for name, value in zip(state._fields, state, strict=True)}
+
+    def could_have_scaled(self, state: Mapping[str, np.ndarray]) -> bool:
+        """Whether this run's loss scale could have left a snapshot; for checkpoints that do not say which one did."""
+        fields = {name: state[f"{_SCALE}{name}"].item() for name in ScaleState._fields}
+        return precision.could_have_left(self._loss_scale, ScaleState(**fields), int(state["counters/skipped"]))
 
     def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every variable of the state, by name."""
@@ -344,6 +391,10 @@ class Trainer:
 def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
     # Without the copy, a value that was not made inside the replica cannot be reduced.
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+
+
+def _average_of(name: str) -> str:
+    return f"ema/{name.removeprefix(_MODEL)}"
 
 
 def unique_name(name: str, taken: Mapping[str, object]) -> str:

@@ -61,6 +61,21 @@ def payload_bytes(sizes: Sequence[int], dtype: str) -> int:
     return sum(sizes) * _DTYPES[dtype].itemsize
 
 
+def describe(gradients: Sequence[int], dtype: str, moving: Sequence[int], num_replicas: int) -> str:
+    """One line on what each step reduces; the loss, the weight and the metrics, a number each, are left out.
+
+    Args:
+      gradients: number of elements of each gradient.
+      dtype: what they are cast to.
+      moving: number of elements of each moving statistic, which travel in float32.
+      num_replicas: among which they are reduced.
+    """
+    payload, statistics = payload_bytes(gradients, dtype), payload_bytes(moving, "float32")
+    beside = f" and {statistics / 2**20:.2f} MiB of moving statistics in float32" if moving else ""
+    sent = ring_bytes(payload + statistics, num_replicas) / 2**20
+    return f"{dtype}: {payload / 2**20:.2f} MiB of gradients{beside} a step, {sent:.2f} MiB sent by each replica"
+
+
 def ring_bytes(payload: int, num_replicas: int) -> int:
     """Bytes each replica sends (and receives) to reduce `payload` bytes around a ring: 2 (n - 1) / n of it."""
     return round(2 * (num_replicas - 1) / num_replicas * payload)

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from launcher import gradients
 from launcher.data.distributed import distribute_batches
-from launcher.train_step import moving_statistics
+from launcher.statistics import is_moving
 
 METRICS = 2
 SETTINGS = {
@@ -68,7 +68,7 @@ def planned(made) -> Counter:
     """How many collectives of which dtype and size one replica should take part in a step."""
     recipe, wire = made.plan.recipe, made.plan.wire_dtype
     weights = [variable.value.shape.num_elements() for variable in made.model.trainable_variables]
-    moving = [variable.value.shape.num_elements() for variable in moving_statistics(made.model)]
+    moving = [variable.value.shape.num_elements() for variable in filter(is_moving, made.trainer.statistics)]
     sizes = [*weights, *moving, *[1] * (2 + METRICS)]
     dtypes = [wire] * len(weights) + [tf.float32] * (len(sizes) - len(weights))
     buckets = gradients.plan_buckets(sizes, dtypes, recipe.bucket_bytes)

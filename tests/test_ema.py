@@ -36,7 +36,7 @@ def test_average_follows_its_recurrence_and_is_equal_on_replicas(replicas):
             np.testing.assert_allclose(state[f"ema/{name}"], expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
     assert any(name.endswith("moving_mean") for name in expected)
     if replicas > 1:
-        for average in trainer.ema.variables.values():
+        for _, average in trainer.ema.variables:
             copies = [copy.numpy() for copy in average.values]
             np.testing.assert_array_equal(copies[0], copies[1])
 

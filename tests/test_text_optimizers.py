@@ -34,8 +34,10 @@ def rms(x):
 
 
 def paper(w, g, state, rate, t, *, decay=0.8, threshold=1.0, weight_decay=0.0):
-    """Algorithms 4 and 5 of Shazeer and Stern 2018 for one variable, with sums as they are written there."""
-    w = w - rate * weight_decay * w
+    """Algorithms 4 and 5 of Shazeer and Stern 2018 for one variable, with sums as they are written there.
+
+    Decay is not in them; T5X and PyTorch take rms(w) before it.
+    """
     beta = 1 - t**-decay
     squares = g * g + 1e-30
     if g.ndim == 1:
@@ -47,7 +49,7 @@ def paper(w, g, state, rate, t, *, decay=0.8, threshold=1.0, weight_decay=0.0):
         second = state["r"][..., :, None] * state["c"][..., None, :] / state["r"].sum(axis=-1)[..., None, None]
     update = g / np.sqrt(second)
     update /= max(1.0, rms(update) / threshold)
-    return w - max(1e-3, rms(w)) * rate * update
+    return w - max(1e-3, rms(w)) * rate * update - rate * weight_decay * w
 
 
 def trained(optimizer):

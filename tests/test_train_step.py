@@ -19,6 +19,7 @@ from small_run import (
     train,
 )
 
+from launcher import optimizers
 from launcher.errors import UsageError
 from launcher.precision import DynamicLossScale, FixedLossScale
 
@@ -107,8 +108,9 @@ def numpy_run(scenario: str, clip: float | None = None):
         mean = [gradient / total if total else gradient for gradient in sums]
         norm = np.sqrt(sum((gradient**2).sum() for gradient in mean))
         shrink = min(1.0, clip / norm) if clip and norm else 1.0
-        velocity = [MOMENTUM * v + LEARNING_RATE * g * shrink for v, g in zip(velocity, mean, strict=True)]
-        weights = [weight - v for weight, v in zip(weights, velocity, strict=True)]
+        if total:  # else nothing is learnt, and the velocity carries the weights no further
+            velocity = [MOMENTUM * v + LEARNING_RATE * g * shrink for v, g in zip(velocity, mean, strict=True)]
+            weights = [weight - v for weight, v in zip(weights, velocity, strict=True)]
         rows.append((loss, total, correct, norm))
     return np.array(rows).T, weights
 
@@ -120,7 +122,7 @@ def assert_equals_numpy(made, records, scenario, clip=None):
     np.testing.assert_allclose(records.metrics["accuracy"], correct, rtol=1e-6)
     np.testing.assert_array_equal(records.metrics["examples"], np.full(STEPS, BATCH))
     np.testing.assert_allclose(records.gradient_norm, norm, rtol=2e-5)
-    np.testing.assert_array_equal(records.finite, np.ones(STEPS))
+    np.testing.assert_array_equal(records.finite, weight > 0)
     for variable, expected in zip(made.model.weights, weights, strict=True):
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-5, err_msg=variable.path)
     assert_replicas_equal(made)
@@ -383,3 +385,73 @@ def test_a_weight_or_a_metric_may_be_a_number_of_python(replicas, microbatches, 
     np.testing.assert_array_equal(records.weight, [8.0, 8.0])
     np.testing.assert_array_equal(records.metrics["half"], np.full(2, 0.5 * replicas * microbatches))
     np.testing.assert_array_equal(made.model.weights[0].numpy(), [[2.0], [2.0]])
+
+
+# --------------------------------------------------------------------------------- nothing to learn from, nothing to do
+
+
+def network_with_a_spare_layer() -> keras.Model:
+    model = network()
+    spare = keras.layers.Dense(CLASSES, name="spare")(model.layers[0].output)
+    return keras.Model(model.inputs, [model.outputs[0], spare])
+
+
+def of_the_first_output(model, batch, training):
+    return cross_entropy(lambda x, training: model(x, training=training)[0], batch, training)
+
+
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("make", [optimizers.adamw, optimizers.lamb, optimizers.momentum])
+def test_a_weight_that_the_loss_does_not_use_is_named_and_neither_updated_nor_decayed(replicas, microbatches, make):
+    task = GivenTask(batches(), network_with_a_spare_layer, of_the_first_output)
+
+    def optimizer():
+        return make(learning_rate=0.1, weight_decay=0.1, exclude_from_decay=())
+
+    made = build(task, replicas, microbatches, optimizer=optimizer)
+    before = made.trainer.snapshot()
+    train(made)
+    after = made.trainer.snapshot()
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert not [name for name in moved if "spare" in name]
+    assert {"hidden", "logits"} <= {name.split("/")[-2] for name in moved if name.endswith("/kernel")}
+    (note,) = made.trainer.notes
+    assert "spare/kernel" in note and "spare/bias" in note and "logits" not in note
+    assert_replicas_equal(made)
+
+
+def test_a_loss_that_uses_no_weight_is_refused():
+    def loss(model, batch, training):
+        return tf.reduce_sum(batch["x"]), tf.reduce_sum(batch["weight"]), {}
+
+    made = build(GivenTask(batches(), network, loss))
+    with pytest.raises(UsageError, match="depends on no trained variable"):
+        train(made)
+
+
+@pytest.mark.parametrize("padding", [0.0, np.nan, np.inf])
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (2, 2)])
+def test_a_batch_without_weight_moves_nothing_but_the_count_of_steps(replicas, microbatches, padding):
+    given = batches("a step of only padding")
+    given["x"][2] = padding
+    made = build(
+        GivenTask(given, network, cross_entropy),
+        replicas,
+        microbatches,
+        optimizer=lambda: optimizers.adamw(learning_rate=0.1, weight_decay=0.1),
+        loss_scale=DynamicLossScale(growth_interval=3),
+        ema_decay=0.5,
+    )
+    source = made.trainer.batches(made.plan.data)
+    made.trainer.train(source, 2)
+    before = made.trainer.snapshot()
+    records = made.trainer.train(source, 1)
+    after = made.trainer.snapshot()
+    assert (records.weight.tolist(), records.finite.tolist()) == ([0], [0])
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == {
+        "counters/step",
+        "counters/skipped",
+    }
+    assert after["loss_scale/finite_steps"] == 2
+    made.trainer.train(source, 1)
+    assert made.trainer.loss_scale == 2 * DynamicLossScale().initial_scale, "the third finite step makes it grow"

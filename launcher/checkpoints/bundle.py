@@ -27,6 +27,7 @@ def write_checkpoint(
     state: Mapping[str, np.ndarray],
     metrics: Mapping[str, float],
     run: Mapping[str, int],
+    scaling: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes one checkpoint durably and commits it.
 
@@ -36,7 +37,7 @@ def write_checkpoint(
     Args:
         directory: The store's directory, made when it is missing.
         step, state, metrics: As for `CheckpointStore.save`; a metric that is not finite is recorded as null.
-        run: As for `CheckpointStore`.
+        run, scaling: As for `CheckpointStore`.
 
     Returns:
         The committed folder.
@@ -65,6 +66,7 @@ def write_checkpoint(
             "time": time.time(),
             "metrics": {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()},
             "run": dict(run),
+            "scaling": scaling,
             "files": files,
             "tensors": {name: described(array) for name, array in arrays.items()},
         }

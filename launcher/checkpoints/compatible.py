@@ -13,7 +13,10 @@ from launcher.errors import UsageError
 
 
 def check_same_model(
-    manifest: Mapping[str, Any], expected: Mapping[str, tuple[Sequence[int], Any]], directory: Path
+    manifest: Mapping[str, Any],
+    expected: Mapping[str, tuple[Sequence[int], Any]],
+    directory: Path,
+    stand_ins: Mapping[str, str],
 ) -> None:
     """Refuses the checkpoint of another model.
 
@@ -21,15 +24,18 @@ def check_same_model(
         manifest: The checkpoint's.
         expected: Shape and dtype (NumPy's, TensorFlow's or a name) of every array the model needs, by name.
         directory: Where the checkpoint lies, for the message.
+        stand_ins: Names that may be missing or left over, each with the name of what stands in for it.
 
     Raises:
         UsageError: Names are missing or unexpected, or shapes or dtypes differ; at most five of each are shown.
     """
     found = manifest["tensors"]
     wanted = {name: {"shape": list(size), "dtype": _dtype_name(dtype)} for name, (size, dtype) in expected.items()}
+    missing = [name for name in wanted if name not in found and name not in stand_ins]
+    unexpected = [name for name in found if name not in wanted and name not in stand_ins]
     differences = {
-        "missing": [f"{name} {_show(wanted[name])}" for name in wanted if name not in found],
-        "unexpected": [f"{name} {_show(found[name])}" for name in found if name not in wanted],
+        "missing": [f"{name} {_show(wanted[name])}" for name in missing],
+        "unexpected": [f"{name} {_show(found[name])}" for name in unexpected],
         "different": [
             f"{name} is {_show(found[name])} in the checkpoint, {_show(wanted[name])} in the model"
             for name in wanted

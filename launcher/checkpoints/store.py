@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class CheckpointStore:
         keep_every_hours: Keep besides, for ever, checkpoints written at least so many hours apart; 0 for none.
         is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once. Kept as an attribute.
         run: What must not change when the run goes on, by name; recorded in every manifest.
+        scaling: What the state of the loss scale belongs to, see `launcher.precision`; recorded in every manifest.
 
     Raises:
         UsageError: `keep` is below 1 or `directory` is a URL.
@@ -49,6 +51,7 @@ class CheckpointStore:
         keep_every_hours: float = 0,
         is_chief: bool = True,
         run: Mapping[str, int] | None = None,
+        scaling: Mapping[str, Any] | None = None,
     ):
         if keep < 1:
             raise UsageError(f"The number of checkpoints to keep is {keep}; it must be at least 1.")
@@ -62,6 +65,7 @@ class CheckpointStore:
         self._keep_every_hours = keep_every_hours
         self.is_chief = is_chief
         self._run = dict(run or {})
+        self._scaling = scaling
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
     def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
@@ -89,7 +93,7 @@ class CheckpointStore:
                 return str(folder)
             _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
         self._remove_leftovers()
-        write_checkpoint(self._directory, step, state, metrics or {}, self._run)
+        write_checkpoint(self._directory, step, state, metrics or {}, self._run, self._scaling)
         self._whole[step] = True
         self._retire()
         return str(folder)
@@ -155,7 +159,7 @@ class CheckpointStore:
         return read_checkpoint(self._folder(step), self.manifest(step)["tensors"])
 
     def manifest(self, step: int) -> dict[str, Any]:
-        """Returns what is recorded of a checkpoint: step, time (Unix seconds), metrics, run, files, tensors.
+        """Returns what is recorded of a checkpoint: step, time (Unix seconds), metrics, run, scaling, files, tensors.
 
         Raises:
             CheckpointReadError: There is no such checkpoint (any more), or its manifest is damaged.
@@ -165,18 +169,24 @@ class CheckpointStore:
         except (Damage, OSError) as damage:
             raise CheckpointReadError(f"The checkpoint {self._folder(step)} cannot be read: {damage}.") from damage
 
-    def check_compatible(self, step: int, expected: Mapping[str, tuple[Sequence[int], Any]]) -> None:
+    def check_compatible(
+        self,
+        step: int,
+        expected: Mapping[str, tuple[Sequence[int], Any]],
+        stand_ins: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Refuses a checkpoint that was written by another model.
 
         Args:
             step: A step of this store.
             expected: Shape and dtype (NumPy's, TensorFlow's or a name) of every array the model needs, by name.
+            stand_ins: Names that may be missing or left over, each with the name of what stands in for it.
 
         Raises:
             UsageError: Names are missing or unexpected, or shapes or dtypes differ; at most five of each are shown.
             CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
         """
-        check_same_model(self.manifest(step), expected, self._directory)
+        check_same_model(self.manifest(step), expected, self._directory, stand_ins)
 
     def check_same_run(self, step: int) -> None:
         """Refuses a checkpoint of a run that was begun with another `run`; what was not recorded is not compared.

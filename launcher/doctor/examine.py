@@ -221,7 +221,7 @@ def _wire(probe: Probe, own: int, others: Sequence[int]) -> list[WireCost]:
 def _memory(built: Session, probe: Probe) -> list[Memory]:
     trained = {id(variable) for variable in built.model.trainable_variables}
     weights = [variable for variable in built.model.weights if id(variable) not in trained]
-    slots = [*built.trainer.optimizer.variables, *built.trainer.ema.variables.values()]
+    slots = [*built.trainer.optimizer.variables, *(average for _, average in built.trainer.ema.variables)]
     # Under float32, the pass itself tells nothing of 16 bits.
     is_wide = built.plan.policy == "float32"
     narrow = {

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from launcher import assets, session
+from launcher import assets, session, starting_point
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
 from launcher.plan import RunPlan
@@ -38,8 +38,7 @@ def trained(
     if use_assets is not None:
         use_assets(assets.read(model_dir))
     made = session.build(plan)
-    store.check_compatible(step, made.trainer.specs())
-    made.trainer.restore(store.read(step))
+    made.trainer.restore(starting_point.read(store, made.trainer, step))
     averaged = (
         made.trainer.ema.in_place_of_weights(made.strategy) if plan.recipe.evaluate_ema else contextlib.nullcontext()
     )

@@ -18,7 +18,7 @@ import tensorflow as tf
 from places import ROOT
 
 from launcher import gradients
-from launcher.train_step import moving_statistics, seed_states
+from launcher.statistics import is_moving, seed_states
 
 RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 _EXAMPLES = 32  # on a replica: as many as the ResNets' normalisation takes together
@@ -49,7 +49,7 @@ def fewer(recipe: str) -> tuple[str, ...]:
 def planned(made) -> Counter:
     """The reductions that `gradients.plan_buckets` makes of this model's gradients, statistics and sums."""
     recipe, wire = made.plan.recipe, made.plan.wire_dtype
-    weights, moving = made.model.trainable_variables, moving_statistics(made.model)
+    weights, moving = made.model.trainable_variables, list(filter(is_moving, made.trainer.statistics))
     sizes = [variable.value.shape.num_elements() for variable in (*weights, *moving)]
     sizes += [1] * (2 + len(made.trainer.replica_step.metric_names))
     dtypes = [wire] * len(weights) + [tf.float32] * (len(sizes) - len(weights))
