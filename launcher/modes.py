@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -10,7 +11,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import assets, config, failures, gce, layer_policies, plan, session, starting_point, tpu_runtime, wire
+from launcher import (
+    assets,
+    config,
+    failures,
+    gce,
+    layer_policies,
+    lease,
+    plan,
+    session,
+    starting_point,
+    tpu_runtime,
+    wire,
+)
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
 from launcher.doctor import precision_report
@@ -34,9 +47,14 @@ from launcher.verify.settings import Settings as VerifySettings
 
 def run(options: Any) -> int:
     """Runs the mode that the parsed flags ask for; returns the exit code."""
+    with contextlib.ExitStack() as leases:
+        return _run(options, leases)
+
+
+def _run(options: Any, leases: contextlib.ExitStack) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     if options.mode == "verify":
-        return _verify(options)
+        return _verify(options, leases)
     if options.mode == "export_step":
         return _export_step(options)
     if options.mode == "preflight":
@@ -58,6 +76,9 @@ def run(options: Any) -> int:
         handed_over = options.restore_from_chief and cluster.num_workers > 1
         if cluster.is_chief or not handed_over:
             check_model_dir(model_dir)
+        # What an evaluation writes stands beside what a training does, and workers other than the chief write nothing.
+        writes_to = model_dir if cluster.is_chief and options.mode != "eval" else None
+        held = leases.enter_context(lease.held(writes_to, environ=os.environ, say=print))
         built = session.build(resolved)
     store = CheckpointStore(
         os.path.join(model_dir, "checkpoints"),
@@ -65,6 +86,7 @@ def run(options: Any) -> int:
         keep_every_hours=recipe.keep_checkpoint_every_hours,
         is_chief=cluster.is_chief,
         run={"seed": resolved.seed, "global_batch_size": recipe.global_batch_size},
+        before_write=held.verify,
     )
     with stopwatch.phase("checkpoint"):
         restore = starting_point.restore_from_chief if handed_over else starting_point.restore
@@ -73,7 +95,7 @@ def run(options: Any) -> int:
         assets.check(model_dir, recipe.task)
     if options.mode == "eval" and start.step is None:
         raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
-    return _run_session(options.mode, built, store, start, model_dir, stopwatch)
+    return _run_session(options.mode, built, store, start, model_dir, stopwatch, held)
 
 
 def _resolve(options: Any) -> RunPlan:
@@ -142,7 +164,7 @@ def _preflight(options: Any) -> int:
         return preflight.run(preflight.request(options), dry_run=options.dry_run)
 
 
-def _verify(options: Any) -> int:
+def _verify(options: Any, leases: contextlib.ExitStack) -> int:
     for flag in ("strategy", "replicas", "tpu"):
         if getattr(options, flag) is not None:
             raise UsageError(
@@ -152,12 +174,14 @@ def _verify(options: Any) -> int:
     with config.usage_errors():
         import_builtins()
         config.load(options.gin_file, options.gin_param)
+        model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
+        leases.enter_context(lease.held(None if options.dry_run else model_dir, environ=os.environ, say=print))
         return verify.run(
             gin_files=options.gin_file,
             gin_params=options.gin_param,
             seed=options.seed,
             deterministic=options.deterministic,
-            model_dir=check_model_dir(options.model_dir or default_model_dir(options.gin_file)),
+            model_dir=model_dir,
             dry_run=options.dry_run,
         )
 
@@ -242,6 +266,7 @@ def _run_session(
     start: StartingPoint,
     model_dir: str,
     stopwatch: Stopwatch,
+    held: lease.Lease,
 ) -> int:
     resolved = built.plan
     is_chief = resolved.cluster.is_chief
@@ -257,6 +282,7 @@ def _run_session(
             on_error=resolved.recipe.on_checkpoint_error,
             warn=reporter.note,
             best=start.best,
+            may_write=held.check,
         ),
         reporter=reporter,
         stopwatch=stopwatch,
@@ -274,6 +300,7 @@ def _run_session(
                 controller.prepare()
         # After the step is traced: a task may call configurables of its own in loss().
         config.check_all_used()
+    held.verify()
     if is_chief:
         _make_model_dir(model_dir)
         assets.save(model_dir, resolved.recipe.task)
@@ -314,8 +341,8 @@ def _run_session(
             loss_scale=loss_scale,
             seconds=stopwatch.seconds(),
         )
-        if mode == "eval":
-            # The summary and the report tell of the training, which may even be going on beside us.
+        if mode == "eval" or held.ask():
+            # The summary and the report tell of the training, which may even be going on beside us, or of another run.
             reporter.close()
         else:
             reporter.finish(summary)
