@@ -263,7 +263,12 @@ def _acquire(folder: Path, joins: str | None, supervises: str | None, say: Calla
                             continue
                     if life is _Life.ALIVE and not same_job:
                         raise _refusal(folder, found, path)
-                mine = _claim(descriptor, job, supervises is not None, is_locked is True)
+                try:
+                    mine = _claim(descriptor, job, supervises is not None, is_locked is True)
+                except OSError:
+                    if found is None:
+                        path.unlink()
+                    raise
                 if is_locked is None:
                     time.sleep(_SETTLE_SECONDS)
                     now = _read_path(path)
