@@ -93,17 +93,20 @@ def test_a_job_whose_folder_another_run_has_taken_over_stops_and_writes_nothing(
 
 
 def test_a_temporary_folder_that_is_full_silences_nobody(launch, small_disk):
-    """The first attempt fails, so that the second finds it full from the beginning."""
-    wait = [fault("exit_when_sent", rank=1, step=2, name="filled", code=75)]
-    options = {"faults": wait, "checkpoint": True, "steps": 8, "hosts": True, "env": {"TMPDIR": str(small_disk)}}
-    job = launch("--start_timeout=20", **options)
+    """It fills up in the first attempt, and the second finds it full; both are heard."""
+    faults = [
+        fault("exit_when_sent", rank=1, step=2, name="filled", code=75),
+        fault("read_next_batch", rank=1, attempt=2, step=5),
+    ]
+    flags = ("--start_timeout=60", "--stall_timeout=5")
+    job = launch(*flags, faults=faults, checkpoint=True, steps=8, hosts=True, env={"TMPDIR": str(small_disk)})
     job.until(lambda: (job.model_dir / "checkpoints/step_00000002").exists())
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "filler").write_bytes(bytes(9 << 20))
     (job.model_dir / "filled").touch()
-    finished = job.wait()
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "stuck" not in finished.stdout and "did not start" not in finished.stdout
+    assert job.wait().returncode == 0
+    assert job.error(2)["what"].startswith("is stuck: no progress for ")
+    assert "at step 5" in job.error(2)["what"] and "read_next_batch" in job.error(2)["what"]
 
 
 def test_a_temporary_folder_without_room_is_named(launch, small_disk):
