@@ -119,6 +119,10 @@ class Lease:
         """Whether another run was seen to have taken the lease over."""
         return bool(self._lost)
 
+    def keeps(self, descriptor: int) -> bool:
+        """Whether the lease is held by this open file."""
+        return self._descriptor == descriptor
+
     def check(self) -> None:
         """Returns at once, or within two seconds when this process was suspended, also when the file system hangs.
 
@@ -234,56 +238,67 @@ def held(
 
 def _acquire(folder: Path, joins: str | None, supervises: str | None, say: Callable[[str], None]) -> Lease:
     path, made = folder / FILE_NAME, _missing(folder)
-    job = supervises or joins or uuid.uuid4().hex[:12]
+    deadline = time.monotonic() + _CONTENTION_SECONDS
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + _CONTENTION_SECONDS
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            kept = False
-            try:
-                is_locked = _lock(descriptor)
-                found = _read(descriptor)
-                life = _Life.GONE if found is None else _life(found, is_locked, os.fstat(descriptor).st_dev)
-                if is_locked is False and life is _Life.GONE:
-                    # Whoever has the lock is about to say who it is.
-                    if time.monotonic() > deadline:
-                        raise UsageError(f"--model_dir={folder}: another run is just starting there ({path} is locked)")
-                    time.sleep(_TURN_SECONDS)
-                    continue
-                if not _is_at(descriptor, path):
-                    continue  # released meanwhile
-                if found is not None:
-                    if found.job == job and found.supervises and life is not _Life.GONE:
-                        return Lease(path, found)
-                    same_job = found.job == job and joins is not None
-                    if life is _Life.UNKNOWN and not same_job:
-                        life = _watch(path, found, say)
-                        if not _is_at(descriptor, path):
-                            continue
-                    if life is _Life.ALIVE and not same_job:
-                        raise _refusal(folder, found, path)
+            folder.mkdir(parents=True, exist_ok=True)
+            lease = None
+            with contextlib.suppress(FileNotFoundError):  # the folder was removed again by whoever had made it
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
                 try:
-                    mine = _claim(descriptor, job, supervises is not None, is_locked is True)
-                except OSError:
-                    if found is None:
-                        path.unlink()
-                    raise
-                if is_locked is None:
-                    time.sleep(_SETTLE_SECONDS)
-                    now = _read_path(path)
-                    if now is not None and now != mine:
-                        raise _refusal(folder, now, path)
-                if found is not None:
-                    say(f"took over {path} from {found}, which is gone")
-                kept = True
-                return Lease(path, mine, descriptor, made)
-            finally:
-                if not kept:
-                    _close(descriptor)
+                    lease = _take(descriptor, path, joins, supervises, made, say)
+                finally:
+                    if lease is None or not lease.keeps(descriptor):
+                        _close(descriptor)
+            if lease is not None:
+                return lease
+            if time.monotonic() > deadline:
+                raise UsageError(f"--model_dir={folder}: another run is just starting there ({path} is locked)")
+            time.sleep(_TURN_SECONDS)
     except OSError as error:
         _remove_empty(made)
         raise _write_error(folder, error) from error
+
+
+def _take(
+    descriptor: int,
+    path: Path,
+    joins: str | None,
+    supervises: str | None,
+    made: tuple[Path, ...],
+    say: Callable[[str], None],
+) -> Lease | None:
+    """Takes or joins the lease; None where another process is just taking or releasing it: to be tried again."""
+    job = supervises or joins or uuid.uuid4().hex[:12]
+    is_locked = _lock(descriptor)
+    found = _read(descriptor)
+    life = _Life.GONE if found is None else _life(found, is_locked, os.fstat(descriptor).st_dev)
+    if (is_locked is False and life is _Life.GONE) or not _is_at(descriptor, path):
+        return None
+    if found is not None:
+        if found.job == job and found.supervises and life is not _Life.GONE:
+            return Lease(path, found)
+        is_earlier_attempt = found.job == joins
+        if life is _Life.UNKNOWN and not is_earlier_attempt:
+            life = _watch(path, found, say)
+            if not _is_at(descriptor, path):
+                return None
+        if life is _Life.ALIVE and not is_earlier_attempt:
+            raise _refusal(found, path)
+    try:
+        mine = _claim(descriptor, job, supervises is not None, is_locked is True)
+    except OSError:
+        if found is None:
+            path.unlink()
+        raise
+    if is_locked is None:
+        time.sleep(_SETTLE_SECONDS)
+        now = _read_path(path)
+        if now is not None and now != mine:
+            raise _refusal(now, path)
+    if found is not None:
+        say(f"took over {path} from {found}, which is gone")
+    return Lease(path, mine, descriptor, made)
 
 
 def _watch(path: Path, holder: Holder, say: Callable[[str], None]) -> _Life:
@@ -344,13 +359,13 @@ def _claim(descriptor: int, job: str, supervises: bool, locked: bool) -> Holder:
     return holder
 
 
-def _refusal(folder: Path, holder: Holder, path: Path) -> UsageError:
+def _refusal(holder: Holder, path: Path) -> UsageError:
     beat = ""
     with contextlib.suppress(OSError):
         beat = f", last heartbeat {max(0.0, time.time() - path.stat().st_mtime):.0f} s ago"
     return UsageError(
-        f"--model_dir={folder}: another run writes to it: {holder}{beat}. Wait until it has ended, stop it, or choose "
-        "another --model_dir"
+        f"--model_dir={path.parent}: another run writes to it: {holder}{beat}. Wait until it has ended, stop it, or "
+        "choose another --model_dir"
     )
 
 
