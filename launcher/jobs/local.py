@@ -50,7 +50,7 @@ class LocalBackend:
         self._console = console
         self._environ = environ
         self._make_tee = make_tee or self._tee_to_console
-        self._gpus = _divide_gpus(_visible_gpus(environ), job.workers)
+        self._gpus = _divide_gpus(visible_gpus(environ), job.workers)
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
         self._spare_files: list[tuple[Path, Path]] = []
@@ -295,7 +295,7 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
     )
 
 
-def _visible_gpus(environ: Mapping[str, str]) -> list[str]:
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     """GPUs that this job may use, as CUDA_VISIBLE_DEVICES names them."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
