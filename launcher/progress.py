@@ -191,10 +191,11 @@ def _read(path: Path) -> dict[str, Any] | None:
     """The record that a file holds; None where there is none, or one that is just being written."""
     try:
         with open(path, "rb", buffering=0) as file:
-            checksum = file.read(_CHECKSUM_BYTES)
-            if not checksum.strip():
+            found = file.read(_REPORT_BYTES)  # all of a report at once, which is seldom half of one then
+            if not found.strip():
                 return None
-            content = file.read()
+            found += file.read()
+            checksum, content = found[:_CHECKSUM_BYTES], found[_CHECKSUM_BYTES:]
             return dict(json.loads(content)) if int(checksum, 16) == zlib.crc32(content) else None
     except (OSError, ValueError):
         return None
