@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher import config, modes, plan, session
+from launcher import config, loading, plan, session
 from launcher import strategy as strategy_lib
 from launcher.cluster import resolve
 from launcher.recipe import Recipe
@@ -13,7 +13,7 @@ from launcher.recipe import Recipe
 def build(gin_file: str, bindings: Sequence[str], seed: int = 0) -> session.Session:
     """A session on one CPU or GPU of this process, as `launcher.main` would build it with these --gin_params."""
     config.reset()
-    modes.import_builtins()
+    loading.import_builtins()
     config.load([gin_file], bindings)
     resolved = plan.resolve(Recipe(), environ={}, replicas=1, seed=seed)
     resolved.data.check()

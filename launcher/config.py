@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -39,6 +39,7 @@ from launcher.names import advice, nearest
 
 __all__ = [
     "Config",
+    "bound",
     "check_all_used",
     "clean_message",
     "find_file",
@@ -83,7 +84,9 @@ class _Loaded:
 _loaded = _Loaded()
 
 
-def load(gin_files: Sequence[str], gin_params: Sequence[str] = ()) -> Config:
+def load(
+    gin_files: Sequence[str], gin_params: Sequence[str] = (), *, before_imports: Callable[[], None] = lambda: None
+) -> Config:
     """Replaces gin's configuration by these files and then these bindings, all checked.
 
     The modules whose configurables the files bind must have been imported, unless the files import them.
@@ -91,18 +94,24 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str] = ()) -> Config:
     Args:
       gin_files: looked for along `search_path()`, read in order; a later binding overrides an earlier one.
       gin_params: bindings such as "train.steps = 30", applied last.
+      before_imports: called before the first module is imported, if any is; until it returns, bindings are in effect
+        that need no import.
 
     Raises:
       UsageError: a file, name, parameter, macro or import is unknown, a value has the wrong type, or something required
-        is missing. Nothing has been called then.
+        is missing. Nothing but `before_imports` has been called then.
     """
     reset()
     files: list[str] = []
     statements = [statement for name in gin_files for statement in read_file(find_file(name), opened=files)]
     statements += [read_param(param) for param in gin_params]
-    for statement in statements:
-        if isinstance(statement, Import):
-            _import(statement)
+    imports = [statement for statement in statements if isinstance(statement, Import)]
+    if imports:
+        _bind_known([statement for statement in statements if isinstance(statement, Binding)])
+        before_imports()
+        reset()
+    for wanted in imports:
+        _import(wanted)
     for order, statement in enumerate(statements):
         if isinstance(statement, Binding):
             _bind(dataclasses.replace(statement, order=order))
@@ -120,6 +129,39 @@ def reset() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ binding
+
+
+def bound(parameter: str, default: Any) -> Any:
+    """What a parameter such as "train.strategy" is bound to, before anything is called; `default` if it is not.
+
+    Raises:
+      UsageError: that is no plain value, and only a call would tell.
+    """
+    for (scope, selector, arg), binding in _loaded.bound.items():
+        if scope or selector == _MACRO or f"{_short(selector)}.{arg}" != parameter:
+            continue
+        value = replace_names(binding.value, functools.partial(_value_of, binding))
+        if names_in(value):
+            raise UsageError(f"{binding}: must be a plain value, as it is needed before anything is called")
+        return value
+    return default
+
+
+def _bind_known(bindings: Sequence[Binding]) -> None:
+    """Binds and checks, of those that last, the bindings that need none of the modules still to be imported."""
+    last = {binding.name: binding for binding in bindings}
+
+    def is_known(binding: Binding, through: tuple[str, ...] = ()) -> bool:
+        registry = internals().registry
+        selectors = [name.selector for name in names_in(binding.value, "@")] + ([binding.selector] * bool(binding.arg))
+        macros = [name.scoped for name in names_in(binding.value, "%") if not _constant(name, binding)]
+        return all(len(registry.matching_selectors(selector)) == 1 for selector in selectors) and all(
+            macro in last and macro not in through and is_known(last[macro], (*through, macro)) for macro in macros
+        )
+
+    for binding in filter(is_known, last.values()):
+        _bind(binding)
+    _check_values()
 
 
 def _import(wanted: Import) -> None:
@@ -290,22 +332,29 @@ def _problem_with_value(key: _Key, binding: Binding, parameter: bound_types.Para
 # ------------------------------------------------------------------------------------------------------ what was used
 
 
-def check_all_used() -> None:
+def check_all_used(*, traced: bool = True) -> None:
     """Refuses bindings that nothing has used; call it when everything has been built.
+
+    Args:
+      traced: as in `unused_bindings`.
 
     Raises:
       UsageError: naming each of `unused_bindings()`.
     """
-    unused = unused_bindings()
+    unused = unused_bindings(traced=traced)
     if unused:
         raise UsageError("bound but never used: " + "\n  ".join(unused if len(unused) == 1 else ["", *unused]))
 
 
-def unused_bindings() -> list[str]:
+def unused_bindings(*, traced: bool = True) -> list[str]:
     """Bindings and macros that no call has consumed so far: each with its place and why nothing used it.
 
     What only an overridden binding referred to is not among them: on a recipe with `train.optimizer = @momentum`,
     `--gin_param 'train.optimizer = @adam'` must work although the recipe binds `momentum.learning_rate` as well.
+
+    Args:
+      traced: whether the training step has been traced; without that, only Launcher's own names are looked at: what a
+        user's module makes configurable may be for its loss() or its training batches.
     """
     operative = {call: set(values) for call, values in list(internals().operative.items())}
     used = set()
@@ -320,8 +369,13 @@ def unused_bindings() -> list[str]:
     return [
         f"{binding.name} = {binding.value!r} ({binding.where}): {_why_unused(key, operative, used)}"
         for key, binding in _loaded.bound.items()
-        if key not in used and binding.order > replaced.get(_target(*key[:2]), -1)
+        if key not in used and (traced or _is_launchers(key[1])) and binding.order > replaced.get(_target(*key[:2]), -1)
     ]
+
+
+def _is_launchers(selector: str) -> bool:
+    module = getattr(internals().registry[selector].wrapped, "__module__", "")
+    return module.partition(".")[0] in ("launcher", "models")
 
 
 def used_as(parameter: str, value: Any) -> tuple[str, ...]:

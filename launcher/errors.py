@@ -20,7 +20,7 @@ class LauncherError(Exception):
 
 
 class UsageError(LauncherError):
-    """Bad flags, gin, environment or input: exit 64, nothing was written."""
+    """Bad flags, gin, environment or input: exit 64, nothing was trained."""
 
     exit_code = EXIT_USAGE
 

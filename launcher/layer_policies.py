@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.layers import Placed, walk
 from launcher.names import advice
 from launcher.precision import POLICIES
 
@@ -37,12 +38,6 @@ class Override(NamedTuple):
     path: str
     policy: str
     pattern: str
-
-
-class _Found(NamedTuple):
-    path: str
-    layer: keras.layers.Layer
-    around: tuple[int, ...]  # places in the list of the layers that this one is a part of, the outermost first
 
 
 def check(overrides: Mapping[str, str]) -> None:
@@ -130,23 +125,23 @@ def describe(overrides: list[Override]) -> str:
     return "; ".join(texts)
 
 
-def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[_Found, Override]]:
+def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Placed, Override]]:
     layers = _layers(model)
     unused = dict.fromkeys(overrides)
-    chosen: list[str | None] = []
+    chosen: dict[int, str | None] = {}
     for found in layers:
         matching = _matching(found.path, overrides)
         for pattern in matching:
             unused.pop(pattern, None)
-        inherited = next((chosen[place] for place in reversed(found.around) if chosen[place]), None)
-        chosen.append(matching[0] if matching else inherited)
+        inherited = next((chosen[id(one)] for one in reversed(found.around) if chosen.get(id(one))), None)
+        chosen[id(found.layer)] = matching[0] if matching else inherited
     for pattern in unused:
         paths = {found.path for found in layers}
         inside = any(re.fullmatch(f".*/({pattern})", path) for path in paths)
         hint = f"; did you mean {f'.*/{pattern}'!r}?" if inside else advice(pattern, paths)
         raise UsageError(f"{BINDING}: {pattern!r} matches the whole path of no layer of {model.name}{hint}")
-    for found, named_by in zip(layers, chosen, strict=True):
-        if named_by is not None:
+    for found in layers:
+        if (named_by := chosen[id(found.layer)]) is not None:
             yield found, Override(path=found.path, policy=overrides[named_by], pattern=named_by)
 
 
@@ -161,39 +156,11 @@ def _matching(path: str, overrides: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _layers(model: keras.Model) -> list[_Found]:
-    """All layers that compute in floating point, each once and after those around it; the first is the model."""
-    found: list[_Found] = []
-    seen: set[int] = set()
-
-    def visit(layer: keras.layers.Layer, path: str, around: tuple[int, ...]) -> None:
-        if id(layer) in seen or isinstance(layer, keras.layers.InputLayer):
-            return
-        seen.add(id(layer))
-        if keras.backend.is_float_dtype(layer.compute_dtype):
-            found.append(_Found(path, layer, around))
-            around = (*around, len(found) - 1)
-        parts = list(_parts(layer))
-        # What has nothing to build, such as an activation, is given no path by Keras: it stands beside those that have.
-        beside = next((part.path for part in parts if part.path), f"{path}/")
-        for part in parts:
-            visit(part, part.path or f"{beside.rpartition('/')[0]}/{part.name}".lstrip("/"), around)
-
-    visit(model, model.path or model.name, ())
-    return found
-
-
-def _parts(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
-    """The layers that a layer is made of; only models have a public list of them, others keep them in attributes."""
-    return _held(layer.layers if isinstance(layer, keras.Model) else vars(layer))
-
-
-def _held(value: Any) -> Iterator[keras.layers.Layer]:
-    if isinstance(value, keras.layers.Layer):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _held(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _held(part)
+def _layers(model: keras.Model) -> list[Placed]:
+    """The layers that compute in floating point."""
+    return [
+        found
+        for found in walk(model)
+        if keras.backend.is_float_dtype(found.layer.compute_dtype)
+        and not isinstance(found.layer, keras.layers.InputLayer)
+    ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import dataclasses
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,16 +19,16 @@ from launcher import (
     gce,
     layer_policies,
     lease,
-    plan,
+    loading,
     session,
     starting_point,
     tpu_runtime,
     wire,
 )
+from launcher import cluster as cluster_lib
 from launcher.checkpoints import CheckpointStore, Saver
-from launcher.controller import Controller
+from launcher.controller import Controller, Outcome
 from launcher.doctor import precision_report
-from launcher.doctor.settings import Settings as PrecisionSettings
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
 from launcher.farewell import chief_last
 from launcher.model_dir import check_model_dir, default_model_dir
@@ -35,85 +36,92 @@ from launcher.plan import RunPlan
 from launcher.preemption import StopRequest
 from launcher.preflight import command as preflight
 from launcher.preflight import export_step, lowering
+from launcher.preflight.chips import V5E
+from launcher.preflight.topologies import SLICES, Slice
 from launcher.progress import Progress
-from launcher.recipe import Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.serving import export, predict
 from launcher.starting_point import StartingPoint
 from launcher.trainer import Trainer
 from launcher.verify import command as verify
-from launcher.verify.settings import Settings as VerifySettings
 
 
 def run(options: Any) -> int:
     """Runs the mode that the parsed flags ask for; returns the exit code."""
-    with contextlib.ExitStack() as leases:
-        return _run(options, leases)
-
-
-def _run(options: Any, leases: contextlib.ExitStack) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     if options.mode == "verify":
-        return _verify(options, leases)
+        return _verify(options)
     if options.mode == "export_step":
         return _export_step(options)
     if options.mode == "preflight":
         return _preflight(options)
     if options.mode == "precision_report":
         return _precision_report(options)
-    if options.mode in ("predict", "export") and not options.dry_run:
+    if options.dry_run:
+        with config.usage_errors():
+            return _dry_run(_resolve(options, connect=False), options)
+    if options.mode in ("predict", "export"):
         return _serve(options)
-    stopwatch = Stopwatch()
-    with config.usage_errors():
-        resolved = _resolve(options)
-        if options.dry_run:
-            return _dry_run(resolved)
-        resolved.data.check()
-        if check_task := getattr(resolved.recipe.task, "check", None):
-            check_task()
-        model_dir = options.model_dir or default_model_dir(options.gin_file)
-        recipe, cluster = resolved.recipe, resolved.cluster
-        handed_over = options.restore_from_chief and cluster.num_workers > 1
-        if cluster.is_chief or not handed_over:
-            check_model_dir(model_dir)
-        # What an evaluation writes stands beside what a training does, and workers other than the chief write nothing.
-        writes_to = model_dir if cluster.is_chief and options.mode != "eval" else None
-        held = leases.enter_context(lease.held(writes_to, environ=os.environ, say=print))
-        built = session.build(resolved)
-    store = CheckpointStore(
-        os.path.join(model_dir, "checkpoints"),
-        keep=recipe.keep_checkpoints,
-        keep_every_hours=recipe.keep_checkpoint_every_hours,
-        is_chief=cluster.is_chief,
-        run={"seed": resolved.seed, "global_batch_size": recipe.global_batch_size},
-        before_write=held.verify,
-    )
-    with stopwatch.phase("checkpoint"):
-        restore = starting_point.restore_from_chief if handed_over else starting_point.restore
-        start = restore(store, built.trainer, same_order=options.mode != "eval")
-    if start.step is not None and (cluster.is_chief or not handed_over):
-        assets.check(model_dir, recipe.task)
-    if options.mode == "eval" and start.step is None:
-        raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
-    with chief_last(cluster):
-        return _run_session(options.mode, built, store, start, model_dir, stopwatch, held)
+    model_dir = options.model_dir or default_model_dir(options.gin_file)
+    cluster = cluster_lib.resolve(os.environ)
+    if cluster.is_chief or not _is_handed_over(options, cluster):
+        check_model_dir(model_dir)
+    # What an evaluation writes stands beside what a training does, and workers other than the chief write nothing.
+    writes_to = model_dir if cluster.is_chief and options.mode != "eval" else None
+    with lease.held(writes_to, environ=os.environ, say=print) as held:
+        return _train(options, cluster, model_dir, held)
 
 
-def _resolve(options: Any) -> RunPlan:
-    import_builtins()
-    config.load(options.gin_file, options.gin_param)
-    VerifySettings()  # a recipe may say how it is to be verified
-    PrecisionSettings()  # and examined
-    return plan.resolve(
-        Recipe(),
+def _is_handed_over(options: Any, cluster: cluster_lib.Cluster) -> bool:
+    return options.restore_from_chief and cluster.num_workers > 1
+
+
+def _resolve(options: Any, *, connect: bool = True) -> RunPlan:
+    return loading.resolve(
+        options.gin_file,
+        options.gin_param,
         environ=os.environ,
         strategy=options.strategy,
         replicas=options.replicas,
         tpu=options.tpu,
         seed=options.seed,
         deterministic=options.deterministic,
+        connect=connect,
     )
+
+
+def _train(options: Any, cluster: cluster_lib.Cluster, model_dir: str, held: lease.Lease) -> int:
+    stopwatch = Stopwatch()
+    handed_over = _is_handed_over(options, cluster)
+    with config.usage_errors():
+        resolved = _resolve(options)
+        resolved.data.check()
+        if check_task := getattr(resolved.recipe.task, "check", None):
+            check_task()
+    reporter = Reporter(model_dir=model_dir, total_steps=resolved.total_steps, is_chief=cluster.is_chief)
+    with chief_last(cluster), _summarised(options.mode, resolved, reporter, stopwatch, held) as standing:
+        with config.usage_errors():
+            built = session.build(resolved)
+        recipe = resolved.recipe
+        store = CheckpointStore(
+            os.path.join(model_dir, "checkpoints"),
+            keep=recipe.keep_checkpoints,
+            keep_every_hours=recipe.keep_checkpoint_every_hours,
+            is_chief=cluster.is_chief,
+            run={"seed": resolved.seed, "global_batch_size": recipe.global_batch_size},
+            before_write=held.verify,
+        )
+        with stopwatch.phase("checkpoint"):
+            restore = starting_point.restore_from_chief if handed_over else starting_point.restore
+            start = restore(store, built.trainer, same_order=options.mode != "eval")
+        if start.step is not None and (cluster.is_chief or not handed_over):
+            assets.check(model_dir, recipe.task)
+        if options.mode == "eval" and start.step is None:
+            raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
+        standing.start, standing.trainer = start, built.trainer
+        _run_session(options.mode, built, store, standing, reporter, model_dir, stopwatch, held)
+    return EXIT_DONE
 
 
 def _serve(options: Any) -> int:
@@ -142,9 +150,9 @@ def _export_step(options: Any) -> int:
     options.strategy, options.replicas = "one_device", None
     model_dir = options.model_dir or default_model_dir(options.gin_file)
     with config.usage_errors():
-        resolved = _resolve(options)
+        resolved = _resolve(options, connect=False)
         if options.dry_run:
-            return _dry_run(lowering.for_replicas(resolved, num_replicas))
+            return _dry_run(lowering.for_replicas(resolved, num_replicas), options)
         export_dir = options.export_dir or os.path.join(model_dir, "export_step")
         done = export_step.run(resolved, model_dir=model_dir, export_dir=export_dir, num_replicas=num_replicas)
     print(f"exported the step after step {done.step} for {done.num_replicas} replicas to {export_dir}")
@@ -161,23 +169,20 @@ def _preflight(options: Any) -> int:
                 f"--{flag}={getattr(options, flag)}: --mode=preflight compiles for the slices that --tpu_type names, "
                 "whatever this machine has; leave it out"
             )
-    import_builtins()
     with config.usage_errors():
         return preflight.run(preflight.request(options), dry_run=options.dry_run)
 
 
-def _verify(options: Any, leases: contextlib.ExitStack) -> int:
+def _verify(options: Any) -> int:
     for flag in ("strategy", "replicas", "tpu"):
         if getattr(options, flag) is not None:
             raise UsageError(
                 f"--{flag}={getattr(options, flag)}: --mode=verify compares topologies of its own; bind them, such as "
                 "--gin_param='verify.replicas = (2, 4)'"
             )
-    with config.usage_errors():
-        import_builtins()
-        config.load(options.gin_file, options.gin_param)
-        model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
-        leases.enter_context(lease.held(None if options.dry_run else model_dir, environ=os.environ, say=print))
+    model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
+    writes_to = None if options.dry_run else model_dir
+    with lease.held(writes_to, environ=os.environ, say=print), config.usage_errors():
         return verify.run(
             gin_files=options.gin_file,
             gin_params=options.gin_param,
@@ -196,11 +201,9 @@ def _precision_report(options: Any) -> int:
                 "say on how many replicas with --replicas"
             )
     with config.usage_errors():
-        import_builtins()
-        config.load(options.gin_file, options.gin_param)
-        VerifySettings()
         return precision_report.run(
             gin_files=options.gin_file,
+            gin_params=options.gin_param,
             replicas=options.replicas,
             seed=options.seed,
             model_dir=options.model_dir or default_model_dir(options.gin_file),
@@ -208,30 +211,18 @@ def _precision_report(options: Any) -> int:
         )
 
 
-def import_builtins() -> None:
-    """Makes the names that recipes may bind known to gin."""
-    for name in (
-        "launcher.data.images",
-        "launcher.data.text.corpus",
-        "launcher.data.text.pairs",
-        "launcher.tasks.image_classification",
-        "launcher.tasks.language_modelling",
-        "launcher.tasks.translation",
-        "models.amplified",
-        "models.lstm",
-        "models.mlp",
-        "models.resnet",
-        "models.transformer",
-    ):
-        importlib.import_module(name)
-
-
-def _dry_run(resolved: RunPlan) -> int:
+def _dry_run(resolved: RunPlan, options: Any) -> int:
     model = session.build_model(resolved)
     session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
-    config.check_all_used()
-    lines = describe(resolved, model)
+    config.check_all_used(traced=False)
+    if resolved.strategy.is_absent:
+        where = _slice_for(resolved, model, options.replicas)
+        lines = describe(lowering.for_replicas(resolved, where.num_replicas), model)
+        lines["shown for"] = where.describe()
+        lines["preflight"] = f"whether it fits there, and how fast it can be: {preflight.command_line(options, where)}"
+    else:
+        lines = describe(resolved, model)
     try:
         resolved.data.check()
     except UsageError as error:
@@ -239,6 +230,18 @@ def _dry_run(resolved: RunPlan) -> int:
     reporter = Reporter(model_dir="", total_steps=resolved.total_steps, is_chief=resolved.cluster.is_chief)
     reporter.plan(lines)
     return EXIT_DONE
+
+
+def _slice_for(resolved: RunPlan, model: keras.Model, replicas: int | None) -> Slice:
+    """The largest TPU v5e slice, of so many replicas if they are given, among which the batch can be divided."""
+    slices = [where for where in SLICES.values() if where.chip is V5E and replicas in (None, where.num_replicas)]
+    for where in sorted(slices, key=lambda where: -where.num_replicas):
+        try:
+            session.check_normalization(model, lowering.for_replicas(resolved, where.num_replicas))
+        except UsageError:
+            continue
+        return where
+    raise UsageError(f"--replicas={replicas}: no slice of TPU v5e has so many; leave it out to plan for the largest")
 
 
 def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
@@ -261,19 +264,83 @@ def describe(resolved: RunPlan, model: keras.Model) -> dict[str, str]:
     return lines
 
 
+@dataclasses.dataclass
+class _Standing:
+    """How far a run has come, for its summary.
+
+    Attributes:
+      start: what it goes on from; None until the folder is known to be this run's.
+      trainer: None until then, too.
+      outcome: its last measurements.
+    """
+
+    start: StartingPoint | None = None
+    trainer: Trainer | None = None
+    outcome: Outcome = dataclasses.field(default_factory=Outcome)
+
+    def read(self, lost_devices: bool) -> tuple[int, float | None]:
+        """Steps done and the loss scale; without devices to ask, what they said last."""
+        if self.start is None or self.trainer is None:
+            return 0, None
+        if not lost_devices:
+            return self.trainer.step, self.trainer.loss_scale
+        return self.trainer.last_seen or (self.start.step or 0, None)
+
+
+@contextlib.contextmanager
+def _summarised(
+    mode: str, resolved: RunPlan, reporter: Reporter, stopwatch: Stopwatch, held: lease.Lease
+) -> Iterator[_Standing]:
+    """Writes how the run inside ends to summary.json, whatever ends it.
+
+    All but a user's mistake that shows before the run has found its place in the folder, which may be another run's, and
+    a run whose folder another one has taken over.
+    """
+    standing = _Standing()
+    exit_code, error_text, lost_devices, is_ours = EXIT_FAILED, None, False, True
+    try:
+        yield standing
+        exit_code = EXIT_DONE
+    except BaseException as error:
+        exit_code = failures.exit_code(error)
+        error_text = str(error) if isinstance(error, LauncherError) else f"{type(error).__name__}: {error}"
+        # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
+        lost_devices = failures.is_peer_failure(error)
+        is_ours = standing.start is not None or not isinstance(error, UsageError)
+        raise
+    finally:
+        if mode == "eval" or not is_ours or held.ask():
+            # Summary and report tell of the training, which may even be going on beside an evaluation.
+            reporter.close()
+        else:
+            step, loss_scale = standing.read(lost_devices)
+            summary = make_summary(
+                exit_code=exit_code,
+                error=error_text,
+                metrics={"train": standing.outcome.train, "eval": standing.outcome.evaluation},
+                step=step,
+                strategy=resolved.strategy.kind,
+                num_replicas=resolved.strategy.num_replicas,
+                policy=resolved.policy,
+                loss_scale=loss_scale,
+                seconds=stopwatch.seconds(),
+            )
+            reporter.finish(summary)
+
+
 def _run_session(
     mode: str,
     built: session.Session,
     store: CheckpointStore,
-    start: StartingPoint,
+    standing: _Standing,
+    reporter: Reporter,
     model_dir: str,
     stopwatch: Stopwatch,
     held: lease.Lease,
-) -> int:
-    resolved = built.plan
+) -> None:
+    resolved, start = built.plan, standing.start or StartingPoint()
     is_chief = resolved.cluster.is_chief
     stop = StopRequest()
-    reporter = Reporter(model_dir=model_dir, total_steps=resolved.total_steps, is_chief=is_chief)
     controller = Controller(
         trainer=built.trainer,
         evaluator=built.evaluator,
@@ -296,66 +363,30 @@ def _run_session(
         stop_requested=stop,
         after_first_step=lambda: _save_operative_config(model_dir, reporter) if is_chief else None,
     )
+    standing.outcome = controller.outcome
     with config.usage_errors():
         if mode != "eval":
             with layer_policies.explained(resolved.recipe.precision_overrides):
                 controller.prepare()
         # After the step is traced: a task may call configurables of its own in loss().
-        config.check_all_used()
+        config.check_all_used(traced=mode != "eval")
     held.verify()
     if is_chief:
         _make_model_dir(model_dir)
         assets.save(model_dir, resolved.recipe.task)
-    exit_code, error_text, lost_devices = EXIT_FAILED, None, False
-    try:
-        reporter.plan({**describe(resolved, built.model), **tpu_runtime.describe(built.strategy)})
-        if mode != "eval":
-            # What an attempt that died had logged past its last checkpoint is about to happen again.
-            reporter.truncate_after(-1 if start.step is None else start.step)
-        if start.step is not None:
-            reporter.note(f"restored step {start.step} from {model_dir}")
-        stopwatch.end_startup()
-        if mode == "eval":
-            controller.evaluate()
-        else:
-            with stop.installed():
-                gce.watch(os.environ, stop.notice)
-                controller.train()
-        exit_code = EXIT_DONE
-    except LauncherError as error:
-        exit_code, error_text = error.exit_code, str(error)
-        raise
-    except BaseException as error:
-        exit_code, error_text = failures.exit_code(error), f"{type(error).__name__}: {error}"
-        # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
-        lost_devices = failures.is_peer_failure(error)
-        raise
-    finally:
-        step, loss_scale = _standing(built.trainer, start, lost_devices)
-        summary = make_summary(
-            exit_code=exit_code,
-            error=error_text,
-            metrics={"train": controller.outcome.train, "eval": controller.outcome.evaluation},
-            step=step,
-            strategy=resolved.strategy.kind,
-            num_replicas=resolved.strategy.num_replicas,
-            policy=resolved.policy,
-            loss_scale=loss_scale,
-            seconds=stopwatch.seconds(),
-        )
-        if mode == "eval" or held.ask():
-            # The summary and the report tell of the training, which may even be going on beside us, or of another run.
-            reporter.close()
-        else:
-            reporter.finish(summary)
-    return exit_code
-
-
-def _standing(trainer: Trainer, start: StartingPoint, lost_devices: bool) -> tuple[int, float | None]:
-    """Steps done and the loss scale; without devices to ask, what they said last."""
-    if not lost_devices:
-        return trainer.step, trainer.loss_scale
-    return trainer.last_seen or (start.step or 0, None)
+    reporter.plan({**describe(resolved, built.model), **tpu_runtime.describe(built.strategy)})
+    if mode != "eval":
+        # What an attempt that died had logged past its last checkpoint is about to happen again.
+        reporter.truncate_after(-1 if start.step is None else start.step)
+    if start.step is not None:
+        reporter.note(f"restored step {start.step} from {model_dir}")
+    stopwatch.end_startup()
+    if mode == "eval":
+        controller.evaluate()
+    else:
+        with stop.installed():
+            gce.watch(os.environ, stop.notice)
+            controller.train()
 
 
 def _save_operative_config(model_dir: str, reporter: Reporter) -> None:

@@ -31,6 +31,7 @@ class RunPlan:
       seed: base of all random numbers.
       deterministic: whether two runs on one topology must be bitwise equal.
       stands_for: how many workers each one does the work of, in as many times the recipe's microbatches.
+      made: the strategy, where it had to be made before the recipe's own modules were imported; else None.
     """
 
     recipe: Recipe
@@ -46,6 +47,7 @@ class RunPlan:
     seed: int
     deterministic: bool = False
     stands_for: int = 1
+    made: tf.distribute.Strategy | None = None
 
     @property
     def per_replica_batch_size(self) -> int:

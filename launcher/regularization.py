@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.layers import owners
 
 # What a penalty is meant for: kernels and embeddings, not biases or the gains and offsets of normalisation.
 _PENALISED = ("kernel", "embeddings")
@@ -23,6 +24,10 @@ _PENALISED = ("kernel", "embeddings")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Penalty:
     """Sum over layers of l2[type] * sum(w ** 2) + l1[type] * sum(|w|), over kernels and embeddings.
+
+    A kernel counts once, by the innermost layer around it whose type is named: {'Dense': 1e-4} means every Dense
+    layer, also those inside a block of one's own, {'Block': 1e-4} every kernel inside a Block, and both together mean
+    the Dense layers by the one and what else a Block holds by the other.
 
     Attributes:
       l2: coefficient by the layer's class name, e.g. {'Conv2D': 1e-4, 'Dense': 1e-3}.
@@ -44,7 +49,7 @@ class Penalty:
         Raises:
           UsageError: naming the types it has.
         """
-        known = {type(layer).__name__ for layer in layers(model) if list(_penalised(layer))}
+        known = {layer_type for _, types in _penalised(model) for layer_type in types}
         for layer_type in (*self.l2, *self.l1):
             if layer_type not in known:
                 raise UsageError(
@@ -55,27 +60,20 @@ class Penalty:
     def __call__(self, model: keras.Model) -> tf.Tensor:
         """The penalty as a float32 scalar."""
         total = tf.constant(0.0)
-        for layer in layers(model):
-            l2, l1 = (rates.get(type(layer).__name__, 0.0) for rates in (self.l2, self.l1))
-            for variable in _penalised(layer):
-                weight = tf.cast(tf.convert_to_tensor(variable.value), tf.float32)
-                if l2:
-                    total += l2 * tf.reduce_sum(tf.square(weight))
-                if l1:
-                    total += l1 * tf.reduce_sum(tf.abs(weight))
+        for variable, types in _penalised(model):
+            l2, l1 = (next((rates[one] for one in types if one in rates), 0.0) for rates in (self.l2, self.l1))
+            weight = tf.cast(tf.convert_to_tensor(variable.value), tf.float32)
+            if l2:
+                total += l2 * tf.reduce_sum(tf.square(weight))
+            if l1:
+                total += l1 * tf.reduce_sum(tf.abs(weight))
         return total
 
 
-def layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """All layers of a model, those of models inside it too."""
-    for layer in getattr(model, "layers", []):
-        yield layer
-        yield from layers(layer)
-
-
-def _penalised(layer: keras.layers.Layer) -> Iterator[keras.Variable]:
-    if getattr(layer, "layers", None):
-        return  # a model: its layers are asked one by one
-    for variable in layer.trainable_variables:
+def _penalised(model: keras.Model) -> Iterator[tuple[keras.Variable, list[str]]]:
+    """Each weight that a penalty is meant for, and the types of the layers around it, the innermost first."""
+    holders = owners(model)
+    for variable in model.trainable_variables:
         if variable.path.rsplit("/", 1)[-1] in _PENALISED:
-            yield variable
+            layer, _, around = holders[id(variable)]
+            yield variable, [type(one).__name__ for one in (layer, *reversed(around[1:]))]  # not by the model itself

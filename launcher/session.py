@@ -15,9 +15,9 @@ from launcher import strategy as strategy_lib
 from launcher.doctor.watch import Watch
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
+from launcher.layers import group_size, walk
 from launcher.optimizers import Optimizer
 from launcher.plan import RunPlan
-from launcher.regularization import layers
 from launcher.train_step import StepConfig
 from launcher.trainer import Trainer
 
@@ -41,10 +41,11 @@ def build(plan: RunPlan) -> Session:
     Raises:
       UsageError: the devices or the model refuse.
     """
+    if plan.made is not None:
+        return build_on(plan.made, plan)
     if plan.deterministic:
         tf.config.experimental.enable_op_determinism()
-    strategy = strategy_lib.build(plan.strategy, plan.cluster)
-    return build_on(strategy, plan)
+    return build_on(strategy_lib.build(plan.strategy, plan.cluster), plan)
 
 
 def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
@@ -123,8 +124,8 @@ def check_normalization(model: keras.Model, plan: RunPlan) -> None:
         TensorFlow allows no collective.
     """
     recipe = plan.recipe
-    for layer in layers(model):
-        group = getattr(layer, "group_size", None)
+    for layer, *_ in walk(model):
+        group = group_size(layer)
         if group and plan.microbatch_size % group:
             raise UsageError(
                 f"layer {layer.name!r} takes its statistics over groups of {group} examples, which does not divide the "

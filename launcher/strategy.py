@@ -1,7 +1,7 @@
 """Which devices train, and the tf.distribute strategy over them.
 
-`plan` decides from flags, environment and the devices that are there, and touches none of them; `build` configures
-the devices and makes the strategy.
+`plan` decides from flags, environment and the devices that are there, and touches none of them; `configure` sets up
+those of this process, and `build` makes the strategy over them.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class StrategyPlan:
     compute_capability: tuple[int, int] | None = None
     tpu: str | None = None
     gpu_options: GpuOptions = dataclasses.field(default_factory=GpuOptions)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether it is on a TPU that this machine does not have."""
+        return self.kind == "tpu" and self.tpu is None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,6 +208,19 @@ def _plan_tpu(request: _Request, why: str) -> StrategyPlan:
     )
 
 
+def absent_tpu(replicas: int | None, *, why: str) -> StrategyPlan:
+    """A plan for a TPU that is not here, of `replicas` cores or one: it can be shown, not built."""
+    count = replicas or 1
+    return StrategyPlan(
+        kind="tpu",
+        num_replicas=count,
+        local_replicas=count,
+        why=why,
+        devices=tuple(f"TPU:{index}" for index in range(count)),
+        accelerator="tpu",
+    )
+
+
 _PLANNERS = {
     "one_device": _plan_one_device,
     "mirrored": _plan_mirrored,
@@ -279,8 +297,16 @@ def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
     return "mixed_float16", f"auto: {found}, Tensor Cores from 7.0"
 
 
+def configure(plan: StrategyPlan) -> None:
+    """Sets this process's devices up; before anything else uses TensorFlow's devices."""
+    if plan.accelerator == "gpu":
+        configure_gpus(plan.local_replicas, plan.gpu_options)
+    if plan.accelerator == "cpu" and plan.kind == "mirrored":
+        configure_logical_cpus(plan.local_replicas)
+
+
 def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
-    """Configures this process's devices and makes the strategy; before anything else uses TensorFlow's devices.
+    """Sets this process's devices up and makes the strategy; before anything else uses TensorFlow's devices.
 
     Under several workers, waits until all of them are there.
 
@@ -295,8 +321,7 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
     if plan.kind == "tpu":
         assert plan.tpu is not None
         return tpu_lib.connect(plan.tpu, plan.num_replicas)
-    if plan.accelerator == "gpu":
-        configure_gpus(plan.local_replicas, plan.gpu_options)
+    configure(plan)
     if plan.kind == "one_device":
         return tf.distribute.OneDeviceStrategy(f"/{plan.devices[0]}")
     if plan.kind == "mirrored":
@@ -308,7 +333,6 @@ def _build_mirrored(plan: StrategyPlan) -> tf.distribute.Strategy:
     devices = list(plan.devices)
     if plan.accelerator == "gpu":
         return tf.distribute.MirroredStrategy(devices)
-    configure_logical_cpus(plan.local_replicas)
     # Logical devices share memory: one adds up what TensorFlow's default, a ring of collectives, would pass around in
     # up to five times the time. Nor can collectives of two strategies in one process get into each other's way.
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())

@@ -21,6 +21,12 @@ from launcher.errors import UsageError
 from launcher.tpu_runtime import Resolver, check_host, check_version, hosts_of_this_slice, runtime_version
 
 _ANSWER_SECONDS = 10.0
+
+
+class NoTpuError(UsageError):
+    """A TPU is asked for, and this machine neither has nor names one."""
+
+
 _GRPC = "grpc://"
 
 
@@ -56,11 +62,12 @@ def plan(*, tpu: str | None, replicas: int | None, devices: Devices, environ: Ma
       environ: the process's environment variables.
 
     Raises:
-      UsageError: there is no such TPU here, or this is not the host to run on.
+      NoTpuError: there is no TPU here.
+      UsageError: it cannot be driven from here, or not with so many cores.
     """
     name = named(tpu, environ)
     if name is None and not devices.tpus and not devices.tpu_chips:
-        raise UsageError(
+        raise NoTpuError(
             "no TPU found: neither --tpu nor TPU_NAME names one and TensorFlow lists no TPU device. On a TPU VM, "
             f"{installation.command('tpu')}; for a pod, pass --tpu=NODE_NAME; without a TPU, use --strategy=auto"
         )
@@ -72,7 +79,7 @@ def plan(*, tpu: str | None, replicas: int | None, devices: Devices, environ: Ma
 
 def _plan_local(replicas: int | None, devices: Devices) -> TpuPlan:
     if not devices.tpus and not devices.tpu_chips:
-        raise UsageError(
+        raise NoTpuError(
             "--tpu=local (or TPU_NAME=local): this machine has no TPU. Run on a TPU VM, or use --strategy=auto"
         )
     # A TensorFlow that lists no core may still find them when it connects; somebody has to say how many.

@@ -63,10 +63,10 @@ def test_a_number_that_is_no_multiple_of_the_workers_is_refused():
 
 
 def test_the_operative_configuration_keeps_the_microbatches_of_the_recipe():
-    from launcher import modes
+    from launcher import loading
     from launcher.recipe import Recipe
 
-    modes.import_builtins()
+    loading.import_builtins()
     config.load(["resnet_cpu.gin"], ["train.microbatches = 2"])
     resolved = plan.resolve(Recipe(), environ={elastic.FULL_WORKERS: "2"}, replicas=1)
     assert resolved.recipe.microbatches == 4

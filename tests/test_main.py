@@ -26,18 +26,23 @@ def tf_config(**task):
 
 @pytest.fixture
 def refused(capsys, tmp_path, monkeypatch):
-    """Runs main() and returns its message, having checked that it is one, with exit code 64 and nothing written."""
+    """Runs main(); returns its message, having checked that it is one, with exit code 64 and nothing else written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
-    def run(*args, recipe="resnet_cpu.gin", code=64):
+    def run(*args, recipe="resnet_cpu.gin", code=64, summarised=False):
         before = sorted(tmp_path.rglob("*"))
         files = [f"--gin_file={recipe}"] if recipe else []
         assert entry.main(["launcher", *files, "--model_dir=out", *args]) == code
         printed = capsys.readouterr()
         assert printed.err.startswith("error: ")
         assert "Traceback" not in printed.err
-        assert sorted(tmp_path.rglob("*")) == before
+        written = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
+        if written:  # by a run that had found its place in the folder
+            assert [path.name for path in written] == ["out", "report.html", "summary.json"]
+            told = json.loads(Path("out/summary.json").read_text())
+            assert (told["status"], told["exit_code"], f"error: {told['error']}\n") == ("failed", code, printed.err)
+        assert bool(written) == summarised
         return printed.err
 
     return run
@@ -50,7 +55,6 @@ def refused(capsys, tmp_path, monkeypatch):
         (["--gin_param=trian.steps = 3"], ["trian", "train"]),
         (["--gin_param=train.stepz = 3"], ["stepz", "steps"]),
         (["--gin_param=train.steps = %STEPZ"], ["STEPZ"]),
-        (["--gin_param=adam.learning_rate = 0.1"], ["adam.learning_rate", "never"]),
         (["--gin_param=train.steps = 'ten'"], ["train.steps", "'ten'", "int"]),
         (["--gin_param=train.steps = -3"], ["train.steps", "-3"]),
         (["--gin_param=train.steps"], ["train.steps"]),
@@ -60,7 +64,6 @@ def refused(capsys, tmp_path, monkeypatch):
         (["--gin_param=image_data.name = 'digit'"], ["digit", "digits"]),
         (["--gin_param=image_data.name = 'tfds:nonesuch'"], ["nonesuch"]),
         (["--gin_param=resnet.depth = 19"], ["19", "18"]),
-        (["--gin_param=train.best_metric = 'acuracy'"], ["acuracy", "accuracy"]),
         (["--strategy=tpu"], ["no TPU", "--strategy=auto"]),
         (["--strategy=mirrored"], ["mirrored", "--replicas"]),
         (["--strategy=multi_worker"], ["TF_CONFIG"]),
@@ -80,6 +83,45 @@ def test_a_mistake_is_one_message_with_the_value_and_the_way_out(refused, args, 
     message = refused(*args, recipe=recipe)
     for part in said:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("binding", "said"),
+    [
+        ("adam.learning_rate = 0.1", ["adam.learning_rate", "never"]),
+        ("train.best_metric = 'acuracy'", ["acuracy", "accuracy"]),
+    ],
+)
+def test_a_mistake_that_shows_when_the_step_is_traced_is_in_the_summary_too(refused, binding, said):
+    message = refused(f"--gin_param={binding}", summarised=True)
+    for part in said:
+        assert part in message
+
+
+@gin.configurable
+class TaskWithoutAModel:
+    def __init__(self, data):
+        self.data = lambda: data
+
+    def loss(self, model, batch, training):
+        raise NotImplementedError
+
+    def model(self):
+        raise RuntimeError("no model today")
+
+
+def test_a_failure_before_the_first_step_is_summarised_but_for_an_evaluation(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "launcher", "--gin_file=resnet_cpu.gin", "--gin_param=train.task = @TaskWithoutAModel()",
+        "--gin_param=TaskWithoutAModel.data = @image_data()",
+    ]  # fmt: skip
+    assert entry.main([*command, "--mode=eval", "--model_dir=evaluated"]) == 70
+    assert entry.main([*command, "--model_dir=trained"]) == 70
+    assert not Path("evaluated").exists()
+    told = json.loads(Path("trained/summary.json").read_text())
+    assert (told["status"], told["exit_code"], told["step"]) == ("failed", 70, 0)
+    assert told["error"].startswith("RuntimeError: no model today")
 
 
 @pytest.mark.parametrize(
@@ -173,10 +215,14 @@ def test_loss_that_stays_non_finite_at_the_floor_ends_the_run_with_70(capsys, tm
 
 def test_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert entry.main(["launcher", "--gin_file=resnet_tpu.gin", "--strategy=one_device", "--dry_run"]) == 0
-    printed = capsys.readouterr().out
-    for part in ("25,557,032", "8192 = 1 replicas", "mixed_bfloat16", "14,075"):
+    bindings = ["--gin_file=resnet_tpu.gin", "--gin_param=train.log_every = 5"]
+    assert entry.main(["launcher", *bindings, "--dry_run"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for part in ("25,557,032", "8192 = 256 replicas x 1 microbatches x 32", "mixed_bfloat16", "14,075"):
         assert part in printed
+    assert "NOT HERE: no TPU found" in printed
+    compiles = "python -m launcher.main --mode=preflight --tpu_type=v5litepod-256 --gin_file=resnet_tpu.gin"
+    assert f"{compiles} '--gin_param=train.log_every = 5'" in printed
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,10 +15,11 @@ import sys
 import numpy as np
 import psutil
 import pytest
+from building import build_session
 
 from launcher.errors import TrainingError, UsageError
 from launcher.reporting.console import make_console
-from launcher.verify import command, processes, record, table
+from launcher.verify import command, control, processes, record, table
 from launcher.verify.compare import QUANTITIES, compare, not_finite
 from launcher.verify.processes import Died, Job, Refused
 from launcher.verify.record import Record, digest
@@ -210,6 +211,89 @@ def test_a_topology_that_died_fails_and_one_that_does_not_apply_passes():
         command.judge([refused])
 
 
+def judged(found: Record, other_rounding: Record) -> table.Result:
+    """The result of a topology beside a control."""
+    (result,) = results(found)
+    own = control.judge(compare(made(), other_rounding, TOLERANCES), made())
+    return dataclasses.replace(result, control=own)
+
+
+def late(share: float) -> Record:
+    """A record whose loss deviates in the last step."""
+    return made(loss=made().loss * np.array([1.0, 1.0, 1.0, 1.0 + share]))
+
+
+def test_a_deviation_that_one_replica_has_from_itself_is_amplified_rounding_and_passes():
+    for own in (3e-5, 6e-6):  # within its tolerance or not
+        result = judged(late(2e-5), late(own))
+        assert result.verdict == "amplified rounding"
+        command.judge([result])
+    (remark,) = result.remarks
+    assert remark.startswith("mirrored 2: amplified rounding: loss off by 2e-05 at step 4")
+    assert remark.endswith("the control is off by 6.0e-06")
+
+
+def test_a_larger_one_or_one_in_another_quantity_stays_exceeded_and_says_what_to_do():
+    weights = state(**{"model/dense/kernel": np.float32([[0.5, 7.0]])})
+    for result in (judged(late(1.3e-4), late(3e-5)), judged(weights, late(3e-5)), judged(late(2e-5), made())):
+        assert result.verdict == "EXCEEDED"
+        with pytest.raises(TrainingError, match=r"Rounding does not explain it: .* fewer verify.steps, or with train"):
+            command.judge([result])
+
+
+def test_only_what_may_have_grown_from_rounding_is_put_to_the_control():
+    at_once = made(loss=made().loss * (1 + 2e-5))
+    other_skips = made(finite=np.array([1.0, 1.0, 0.0, 1.0]))
+    other_bits = made(digests=({"model/dense/kernel": "a"}, {"model/dense/kernel": "b"}))
+    infinite = state(**{"model/dense/kernel": np.float32([[np.inf, 1]])})
+    for found in (at_once, other_skips, other_bits, infinite):
+        (result,) = results(found)
+        assert not command.may_be_rounding(result, made())
+    assert command.may_be_rounding(results(late(2e-5))[0], made())
+    # Where the first step is skipped, nothing has been updated before the second.
+    skipped = made(finite=np.array([0.0, 1.0, 1.0, 1.0]))
+    second = made(loss=made().loss * np.array([1.0, 1.001, 1.0, 1.0]), finite=skipped.finite)
+    assert not control.may_be_rounding(compare(skipped, second, TOLERANCES), skipped)
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        (made(loss=made().loss * 1.1), "depend on an example's place in its batch"),
+        (made(finite=np.array([1.0, 1.0, 0.0, 1.0])), "rounding decides there which steps overflow"),
+    ],
+)
+def test_a_control_with_the_defect_in_it_excuses_nothing(own, why):
+    result = judged(late(2e-5), own)
+    assert result.verdict == "EXCEEDED"
+    with pytest.raises(TrainingError, match=f"the control cannot be used: .*{why}"):
+        command.judge([result])
+
+
+@pytest.mark.parametrize("groups", [(), (4,), (2, 4), (4, 6)])
+def test_the_rows_of_a_group_stay_together_in_the_control(groups):
+    order = np.asarray(control.legal_order(24, groups, [0, 7]))
+    assert sorted(order) == list(range(24))
+    assert order.tolist() != list(range(24))
+    for size in groups:
+        for rows in order.reshape(-1, size):
+            assert len({row // size for row in rows}) == 1
+    assert order.tolist() != np.asarray(control.legal_order(24, groups, [0, 8])).tolist()
+
+
+def test_the_first_step_of_the_control_is_that_of_the_recipe_also_with_groups():
+    params = ["train.steps = 2", "train.global_batch_size = 32", "resnet.depth = 8", "resnet.norm_group_size = 8"]
+    plain = build_session("resnet_cpu.gin", params)
+    expected = plain.trainer.train(plain.trainer.batches(plain.plan.data), 2)
+    built = build_session("resnet_cpu.gin", params)
+    data = control.install(built)
+    found = built.trainer.train(built.trainer.batches(data), 2)
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
+    np.testing.assert_allclose(found.gradient_norm, expected.gradient_norm, rtol=1e-4)
+    first, other = (next(built.trainer.batches(one, start_step=0))["label"] for one in (built.plan.data, data))
+    assert not np.array_equal(first, other), "else this test shows nothing"
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -323,6 +407,16 @@ import tensorflow as tf
 
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 
+ORIGIN = tf.zeros([8])  # TensorFlow is in use from here on, in every process that is to set it up
+
+
+def logistic(values):
+    # Doubles a small difference 12 times.
+    values = tf.sigmoid(values)
+    for _ in range(12):
+        values = 4 * values * (1 - values)
+    return values
+
 
 @gin.configurable
 class Points:
@@ -348,12 +442,17 @@ class Points:
             layers.append(keras.layers.BatchNormalization(name="norm"))
         if self.fault == "dropout":
             layers.append(keras.layers.Dropout(0.5, name="drop"))
+        if self.fault == "chaos":
+            layers.append(keras.layers.Activation(logistic, name="chaos"))
         return keras.Sequential([*layers, keras.layers.Dense(2, name="last")])
 
     def loss(self, model, batch, training):
         logits, weight = model(batch["x"], training=training), batch["weight"]
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], tf.cast(logits, tf.float32))
         total = tf.reduce_mean(losses) if self.fault == "mean" else tf.reduce_sum(losses * weight)
+        if self.fault == "drift":  # the loss has the right value and, on all replicas but the first, a wrong gradient
+            replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+            total += 6e-4 * replica * (total - tf.stop_gradient(total))
         return total, tf.reduce_sum(weight), {}
 """
 
@@ -365,6 +464,7 @@ train.steps = 6
 train.global_batch_size = 12
 adam.learning_rate = 0.01
 verify.replicas = 2
+precision_report.batches = 3
 """
 
 
@@ -418,6 +518,22 @@ def test_a_task_that_depends_on_the_topology_is_found_out(run_launcher, recipe, 
     written = json.loads((tmp_path / "runs/points/verify.json").read_text())
     assert not written["within_tolerance"]
     assert not written["topologies"][0]["deviations"][quantity.replace(" ", "_")]["within"]
+
+
+@pytest.mark.heavy
+def test_training_that_amplifies_rounding_is_verified_and_a_small_mistake_in_it_is_not(run_launcher, recipe, tmp_path):
+    finished = run_launcher(*recipe, *only_mirrored("chaos"))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "amplified rounding in mirrored 2" in finished.stdout
+    written = json.loads((tmp_path / "runs/points/verify.json").read_text())
+    assert written["verified"]
+    assert not written["within_tolerance"]
+    assert written["topologies"][0]["verdict"] == "amplified rounding"
+    assert written["control"]["deviations"]["loss"]["value"] > 0
+
+    finished = run_launcher(*recipe, *only_mirrored("drift"), "--gin_param=train.steps = 40")
+    assert finished.returncode == 70, finished.stdout
+    assert "Rounding does not explain it" in finished.stderr
 
 
 @pytest.mark.heavy

@@ -141,7 +141,13 @@ def examine(built: Session, settings: Settings, scale: float, say: Callable[[str
         verdict=verdict,
         overflows=statistics.first_overflows([one for one in gradients if one.is_16_bit]),
         wire=_wire(probe, plan.strategy.num_replicas, settings.wire_replicas),
-        findings=lint.lint(built, outputs=probe.outputs, model_outputs=probe.model_outputs, graph=probe.graph(batch)),
+        findings=lint.lint(
+            built,
+            outputs=probe.outputs,
+            model_outputs=probe.model_outputs,
+            graph=probe.graph(batch),
+            seen=[one.path for one in gradients if one.kind == "activation"],
+        ),
         memory=_memory(built, probe),
         examples=plan.microbatch_size,
     )

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from launcher.doctor import spies
 from launcher.doctor.spies import Output
+from launcher.layers import walk
 from launcher.precision import DynamicLossScale
 from launcher.preflight.costs import MatrixOp, Source
 from launcher.session import Session
@@ -52,6 +53,7 @@ def lint(
     outputs: Mapping[str, Sequence[Output]],
     model_outputs: Sequence[Output],
     graph: tf.compat.v1.GraphDef,
+    seen: Iterable[str],
 ) -> list[Finding]:
     """Looks for everything, the worst first.
 
@@ -60,6 +62,7 @@ def lint(
       outputs: what each leaf layer gave, by its path.
       model_outputs: what the model gave.
       graph: of a training pass.
+      seen: paths of the leaf layers whose gradients by their outputs were seen in it.
     """
     policy = built.plan.policy
     found = [
@@ -71,6 +74,7 @@ def lint(
         *overrides(built.model, policy),
         *padding(built.model, outputs, tpu="bfloat16" in policy or built.plan.strategy.accelerator == "tpu"),
         *odd_batch(built.plan.microbatch_size, policy),
+        *unseen(built.model, seen),
     ]
     return sorted(found, key=lambda one: one.level != "warn")
 
@@ -206,14 +210,15 @@ def needless_scale(loss_scale: Any, policy: str) -> Iterator[Finding]:
 def overrides(model: keras.Model, policy: str) -> Iterator[Finding]:
     """Layers that compute in another dtype than the policy's."""
     expected = keras.dtype_policies.get(policy).compute_dtype
-    for layer in spies.nested(model):
+    for found in walk(model):
+        layer = found.layer
         if isinstance(layer, (keras.layers.InputLayer, keras.Model)) or layer.compute_dtype == expected:
             continue
-        if next(spies.nested(layer), None) is None:
+        if found.is_leaf:
             yield Finding(
                 rule="dtype override",
                 level="info",
-                path=layer.path or layer.name,
+                path=found.path,
                 text=f"computes in {layer.compute_dtype}, the policy in {expected}",
                 fix="right for outputs, softmax and sums over many; elsewhere, leave dtype to the policy",
             )

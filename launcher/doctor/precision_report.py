@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher import config, plan, precision, session, starting_point
+from launcher import config, loading, precision, session, starting_point
 from launcher.checkpoints import CheckpointStore
 from launcher.doctor import page, record, words
 from launcher.doctor.examine import examine
@@ -15,18 +15,25 @@ from launcher.doctor.settings import Settings
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.model_dir import check_model_dir
 from launcher.plan import RunPlan
-from launcher.recipe import Recipe
 from launcher.reporting import strict_json
 from launcher.reporting.console import make_console
 
 JSON_NAME, PAGE_NAME = "precision.json", "precision.html"
 
 
-def run(*, gin_files: Sequence[str], replicas: int | None, seed: int | None, model_dir: str, dry_run: bool) -> int:
-    """Reports on the recipe that has been loaded; prints it and writes precision.json and precision.html.
+def run(
+    *,
+    gin_files: Sequence[str],
+    gin_params: Sequence[str],
+    replicas: int | None,
+    seed: int | None,
+    model_dir: str,
+    dry_run: bool,
+) -> int:
+    """Reports on a recipe; prints it and writes precision.json and precision.html.
 
     Args:
-      gin_files: the recipe, loaded already.
+      gin_files, gin_params: the recipe.
       replicas: GPUs, or logical CPU devices where there is no GPU; one by default.
       seed: as `--seed`; None for the recipe's.
       model_dir: where the two files go; of its newest checkpoint the weights are taken, if it has one.
@@ -35,8 +42,17 @@ def run(*, gin_files: Sequence[str], replicas: int | None, seed: int | None, mod
     Raises:
       UsageError: the recipe cannot be built, its data is not there, or the folder cannot be written.
     """
+    resolved = loading.resolve(
+        gin_files,
+        gin_params,
+        # The machine may have neither the TPU nor the cluster that the recipe is for.
+        environ={},
+        strategy="mirrored" if replicas is not None and replicas > 1 else "one_device",
+        replicas=replicas,
+        seed=seed,
+        connect=not dry_run,
+    )
     settings = Settings()
-    resolved = _resolve(settings, replicas, seed)
     own = resolved.policy
     resolved = _under(settings.policy_for(own), resolved)
     console = make_console(total_steps=settings.batches)
@@ -73,12 +89,6 @@ def run(*, gin_files: Sequence[str], replicas: int | None, seed: int | None, mod
     console.note(f"written: {os.path.join(model_dir, JSON_NAME)} and {PAGE_NAME}")
     console.close()
     return EXIT_DONE
-
-
-def _resolve(settings: Settings, replicas: int | None, seed: int | None) -> RunPlan:
-    # The machine may have neither the TPU nor the cluster that the recipe is for.
-    kind = "mirrored" if replicas is not None and replicas > 1 else "one_device"
-    return plan.resolve(Recipe(), environ={}, strategy=kind, replicas=replicas, seed=seed)
 
 
 def _under(policy: str, resolved: RunPlan) -> RunPlan:

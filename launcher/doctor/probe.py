@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from launcher import gradients
 from launcher.doctor import shadow, spies
 from launcher.doctor.spies import Output, Spies
+from launcher.layers import owners
 from launcher.session import Session
 from launcher.train_step import Batch, ReplicaStep
 
@@ -111,9 +111,9 @@ class Probe:
     @property
     def weights(self) -> list[Tensor]:
         """The rows of `weight_counts`."""
-        owners = _compute_dtypes(self.model)
+        holders = owners(self.model)
         return [
-            Tensor(path=variable.path, dtype=owners.get(id(variable), "float32"))
+            Tensor(path=variable.path, dtype=holders[id(variable)].layer.compute_dtype)
             for variable in self.model.trainable_variables
         ]
 
@@ -213,11 +213,3 @@ def _compare(expected: list[tf.Tensor], found: list[tf.Tensor]) -> Compared:
         errors.append(tf.where(equal, 0.0, tf.norm(other - one) / norm))
         norms.append(norm * size)
     return Compared(tf.stack(cosines), tf.stack(errors), tf.stack(norms))
-
-
-def _compute_dtypes(model: keras.Model) -> dict[int, str]:
-    """The dtype that the innermost layer computes in that holds a variable, by the variable's id."""
-    found: dict[int, str] = {}
-    for layer in (model, *spies.nested(model)):
-        found.update({id(variable): layer.compute_dtype for variable in layer.trainable_variables})
-    return found

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from launcher import initial_values, session
-from launcher.doctor import spies
 from launcher.errors import UsageError
+from launcher.layers import walk
 from launcher.plan import RunPlan
 
 
@@ -27,7 +27,7 @@ def build(strategy: tf.distribute.Strategy, plan: RunPlan) -> keras.Model:
             model = session.build_model(dataclasses.replace(plan, policy="float32"))
     finally:
         keras.config.set_dtype_policy(policy)
-    for layer in (model, *spies.nested(model)):
+    for layer, *_ in walk(model):
         if layer.compute_dtype != "float32":
             layer.dtype_policy = "float32"
     return model

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from launcher.doctor import exponents
+from launcher.layers import walk
 from launcher.trainer import unique_name
 from models.transformer.layers import Dropout
 
@@ -209,51 +210,22 @@ def _identity(value: tf.Tensor, token: tf.Tensor, place: int) -> tf.Tensor:
     return spy(value, token)
 
 
-def nested(model: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
-    """Every layer inside a model once, parents first, also those held as attributes or in lists and dicts."""
-    return _below(model, {id(model)}, through=lambda layer: True)
-
-
 def named_leaves(model: keras.Model) -> dict[str, keras.layers.Layer]:
     """The layers that have spies, by their paths."""
     named: dict[str, keras.layers.Layer] = {}
-    for layer in _leaves(model):
-        named[unique_name(layer.path or layer.name, named)] = layer
+    for layer, path in _leaves(model):
+        named[unique_name(path, named)] = layer
     return named
 
 
-def _leaves(model: keras.Model) -> Iterator[keras.layers.Layer]:
+def _leaves(model: keras.Model) -> Iterator[tuple[keras.layers.Layer, str]]:
     # The layers inside a recurrent one run in a loop, which a token made outside of it cannot leave.
-    for layer in _below(model, {id(model)}, through=lambda layer: not isinstance(layer, keras.layers.RNN)):
+    for found in walk(model, enter=lambda layer: not isinstance(layer, keras.layers.RNN)):
         # Masking hands its mask on with the very tensor that it returns.
-        if isinstance(layer, (keras.layers.InputLayer, keras.layers.Masking, keras.Model)):
+        if isinstance(found.layer, (keras.layers.InputLayer, keras.layers.Masking, keras.Model)):
             continue
-        if isinstance(layer, keras.layers.RNN) or next(nested(layer), None) is None:
-            yield layer
-
-
-def _below(
-    layer: keras.layers.Layer, seen: set[int], through: Callable[[keras.layers.Layer], bool]
-) -> Iterator[keras.layers.Layer]:
-    for value in [getattr(layer, "layers", ()), *vars(layer).values()]:
-        for one in _held(value):
-            if id(one) in seen:
-                continue
-            seen.add(id(one))
-            yield one
-            if through(one):
-                yield from _below(one, seen, through)
-
-
-def _held(value: Any) -> Iterator[keras.layers.Layer]:
-    if isinstance(value, keras.layers.Layer):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _held(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _held(one)
+        if isinstance(found.layer, keras.layers.RNN) or found.is_leaf:
+            yield found.layer, found.path
 
 
 def _weights_of(layers: Iterable[keras.layers.Layer]) -> set[int]:

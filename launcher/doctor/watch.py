@@ -23,6 +23,7 @@ from launcher.doctor.exponents import NUM_BINS
 from launcher.doctor.spies import Spies
 from launcher.doctor.statistics import Gradient
 from launcher.errors import TrainingError
+from launcher.layers import owners, walk
 from launcher.train_step import Batch
 from launcher.trainer import Trainer, unique_name
 
@@ -112,12 +113,10 @@ class Watch:
     def _describe_tensors(self) -> list[tuple[str, str, str]]:
         """Path, kind and dtype under the run's policies of the gradients by weights and by spied layers' outputs."""
         model = self._trainer.model
-        dtypes: dict[int, str] = {}
-        for layer in (model, *spies.nested(model)):
-            dtypes.update({id(variable): layer.compute_dtype for variable in layer.trainable_variables})
+        holders = owners(model)
         named: dict[str, tuple[str, str]] = {}
         for variable in model.trainable_variables:
-            named[unique_name(variable.path, named)] = "weight", dtypes.get(id(variable), "float32")
+            named[unique_name(variable.path, named)] = "weight", holders[id(variable)].layer.compute_dtype
         for path, layer in zip(self._spies.paths, self._spies.layers, strict=True):
             named[unique_name(f"{path}:output", named)] = "activation", layer.compute_dtype
         return [(path, *rest) for path, rest in named.items()]
@@ -165,9 +164,7 @@ def summarise(seen: list[Gradient], scale: float) -> Sample:
 def in_float32(model: keras.Model) -> Iterator[None]:
     """Every layer computes in float32 in what is traced inside."""
     changed = [
-        (layer, layer.dtype_policy)
-        for layer in (model, *spies.nested(model))
-        if layer.compute_dtype in ("float16", "bfloat16")
+        (layer, layer.dtype_policy) for layer, *_ in walk(model) if layer.compute_dtype in ("float16", "bfloat16")
     ]
     for layer, _ in changed:
         layer.dtype_policy = "float32"

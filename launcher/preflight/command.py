@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from launcher.preflight.compiler import Compiler, default_cache_dir
 from launcher.preflight.examine import Case, Examiner
 from launcher.preflight.progress_line import ProgressLine
 from launcher.preflight.report import Entry, Tried
+from launcher.preflight.topologies import Slice
 from launcher.preflight.units import bytes_text
 from launcher.reporting import strict_json
 from launcher.reporting.console import Console, make_console
@@ -82,6 +84,14 @@ def request(options: Any) -> Request:
         cache_dir=options.preflight_cache or default_cache_dir(os.environ),
         timeout_seconds=options.preflight_timeout,
     )
+
+
+def command_line(options: Any, where: Slice) -> str:
+    """The command that compiles the recipe of the parsed flags for a slice."""
+    given = [f"--gin_file={name}" for name in options.gin_file] + [f"--gin_param={one}" for one in options.gin_param]
+    given += [f"--{name}={value}" for name in ("data_dir", "seed") if (value := getattr(options, name)) is not None]
+    program = ["python", "-m", "launcher.main", "--mode=preflight", f"--tpu_type={where.accelerator_type}"]
+    return shlex.join([*program, *given])
 
 
 def _batch_size(text: str) -> int:

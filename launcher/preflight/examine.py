@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import keras
 
-from launcher import config, plan
+from launcher import config, loading
 from launcher import strategy as strategy_lib
+from launcher.layers import group_size, walk
 from launcher.plan import RunPlan
 from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
 from launcher.preflight.compiler import Compilation, Compiler
@@ -21,9 +22,6 @@ from launcher.preflight.memory import Memory
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.topologies import Slice
 from launcher.preflight.user_lines import look_up, user_lines
-from launcher.recipe import Recipe
-from launcher.regularization import layers
-from launcher.verify.settings import Settings as VerifySettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,8 +197,6 @@ def resolve(
     case: Case, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, deterministic: bool
 ) -> RunPlan:
     """Loads the recipe with the case's changes and resolves it as on the slice, which need not be there."""
-    config.load(gin_files, [*gin_params, *case.changes])
-    VerifySettings()  # a recipe may say how it is to be verified
     where = case.where
     replicas = tuple(f"TPU:{index}" for index in range(where.num_replicas))
     slice_ = strategy_lib.StrategyPlan(
@@ -212,7 +208,15 @@ def resolve(
         accelerator="tpu",
     )
     # The machine's own cluster and devices are not those of the run.
-    return plan.resolve(Recipe(), environ={}, seed=seed, deterministic=deterministic, on=slice_)
+    return loading.resolve(
+        gin_files,
+        [*gin_params, *case.changes],
+        environ={},
+        seed=seed,
+        deterministic=deterministic,
+        on=slice_,
+        connect=False,
+    )
 
 
 def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFacts, dict[str, str]]:
@@ -229,7 +233,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
 
 def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
-    groups = {int(size) for layer in layers(model) if (size := getattr(layer, "group_size", None))}
+    groups = {size for layer, *_ in walk(model) if (size := group_size(layer))}
     weight = getattr(resolved.recipe.task, "nominal_weight_per_example", None)
     task_notes = getattr(resolved.recipe.task, "notes", None)
     return ModelFacts(

@@ -15,14 +15,15 @@ from pathlib import Path
 import tensorflow as tf
 
 from launcher import devices as devices_lib
-from launcher import plan
+from launcher import loading
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
-from launcher.recipe import Recipe
 from launcher.reporting import strict_json
 from launcher.reporting.console import Console, make_console
 from launcher.reporting.summary import versions
+from launcher.verify import control as control_lib
 from launcher.verify import processes, record, table
-from launcher.verify.compare import compare, not_finite
+from launcher.verify.compare import Deviation, compare, not_finite
+from launcher.verify.control import Control
 from launcher.verify.processes import Died, Job, Refused
 from launcher.verify.record import Record
 from launcher.verify.settings import ONE_REPLICA, Settings, Topology
@@ -44,7 +45,7 @@ class Verification:
     """One recipe, about to be verified.
 
     Args:
-      gin_files, gin_params: the recipe, loaded already.
+      gin_files, gin_params: the recipe.
       seed: as `--seed`; None for the recipe's.
       deterministic: as `--deterministic`.
     """
@@ -52,9 +53,17 @@ class Verification:
     def __init__(
         self, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, deterministic: bool = False
     ):
-        self.settings = Settings()
         # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
-        self.plan = plan.resolve(Recipe(), environ={}, strategy="one_device", seed=seed, deterministic=deterministic)
+        self.plan = loading.resolve(
+            gin_files,
+            gin_params,
+            environ={},
+            strategy="one_device",
+            seed=seed,
+            deterministic=deterministic,
+            connect=False,
+        )
+        self.settings = Settings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
         self.topologies = self.settings.topologies(self.plan.recipe.microbatches)
@@ -89,14 +98,19 @@ class Verification:
         with _terminable(), tempfile.TemporaryDirectory(prefix="verify-") as folder:
             baseline = self._baseline(Path(folder), console)
             results = [self._compare(topology, baseline, Path(folder), console) for topology in self.topologies]
+            suspects = [result for result in results if not result.within and may_be_rounding(result, baseline)]
+            control = self._control(baseline, Path(folder), console) if suspects else None
+        results = [dataclasses.replace(one, control=control) if one in suspects else one for one in results]
         table.show(results, self.tolerances, console)
-        self._write(model_dir, results)
+        self._write(model_dir, results, control)
         judge(results)
         compared = sum(result.refused is None for result in results)
         console.note(
             f"verified: {compared} of {len(results)} topologies train as one replica does over {self.steps} steps in "
             f"{self.plan.policy}"
         )
+        for line in _about_rounding(results):
+            console.note(line)
         return EXIT_DONE
 
     def _baseline(self, folder: Path, console: Console) -> Record:
@@ -129,8 +143,25 @@ class Verification:
         started = time.monotonic()
         result = self._result(topology, baseline, folder)
         seconds = time.monotonic() - started
-        console.note(f"{topology.name}: {seconds:.0f} s" + ("" if result.within else f", {result.verdict}"))
+        console.note(f"{topology.name}: {seconds:.0f} s" + _so_far(result))
         return dataclasses.replace(result, seconds=seconds)
+
+    def _control(self, baseline: Record, folder: Path, console: Console) -> Control:
+        """Trains one replica once more with nothing changed but the rounding."""
+        if self.settings.dropout:
+            return Control(void="with verify.dropout = True, masks go by an example's place in the batch")
+        started = time.monotonic()
+        try:
+            found = self._train(ONE_REPLICA, folder, control=True)
+        except (Refused, Died) as failure:
+            return Control(void=f"it failed: {failure}")
+        control = control_lib.judge(compare(baseline, found, self.tolerances), baseline)
+        figures = ", ".join(f"{one.quantity} {one.text}" for one in control.deviations if one.value is not None)
+        console.note(
+            f"control (one replica, the rows of each batch permuted, gradients rounded once more): "
+            f"{time.monotonic() - started:.0f} s, {figures}"
+        )
+        return control
 
     def _result(self, topology: Topology, baseline: Record, folder: Path) -> Result:
         try:
@@ -141,7 +172,7 @@ class Verification:
             return Result(topology=topology, seconds=0.0, died=str(death))
         return Result(topology=topology, seconds=0.0, deviations=compare(baseline, found, self.tolerances))
 
-    def _train(self, topology: Topology, folder: Path) -> Record:
+    def _train(self, topology: Topology, folder: Path, *, control: bool = False) -> Record:
         policy, microbatches = self.plan.policy, topology.microbatches
         job = Job(
             gin_files=self._gin_files,
@@ -155,7 +186,8 @@ class Verification:
             strategy=topology.strategy,
             replicas=topology.replicas if topology.replicas > 1 else None,
             steps=self.steps,
-            folder=str(folder / topology.name.replace(" ", "-")),
+            folder=str(folder / ("control" if control else topology.name.replace(" ", "-"))),
+            control=control,
         )
         os.mkdir(job.folder)
         paths = processes.run(job, topology, num_gpus=self._num_gpus, timeout_seconds=self.settings.timeout_seconds)
@@ -164,8 +196,9 @@ class Verification:
             path.unlink()
         return found
 
-    def _write(self, model_dir: str, results: Sequence[Result]) -> None:
+    def _write(self, model_dir: str, results: Sequence[Result], control: Control | None) -> None:
         content = {
+            "verified": all(result.verified for result in results),
             "within_tolerance": all(result.within for result in results),
             "recipe": list(self._gin_files),
             "gin_params": list(self._gin_params),
@@ -173,6 +206,7 @@ class Verification:
             "steps": self.steps,
             "tolerances": dataclasses.asdict(self.tolerances),
             "topologies": table.as_json(results),
+            "control": table.control_as_json(control),
             "versions": versions(),
         }
         try:
@@ -192,7 +226,7 @@ def run(
     model_dir: str,
     dry_run: bool,
 ) -> int:
-    """Verifies the recipe that has been loaded; see `Verification`."""
+    """Verifies a recipe; see `Verification`."""
     verification = Verification(gin_files=gin_files, gin_params=gin_params, seed=seed, deterministic=deterministic)
     console = make_console(total_steps=verification.steps)
     console.plan(verification.describe())
@@ -225,7 +259,7 @@ def judge(results: Sequence[Result]) -> None:
     """
     if all(result.refused is not None for result in results):
         raise UsageError("no other topology can be built for this recipe, so nothing was verified; see the reasons")
-    failed = [result for result in results if not result.within]
+    failed = [result for result in results if not result.verified]
     if not failed:
         return
     died = [result for result in failed if result.died is not None]
@@ -233,11 +267,54 @@ def judge(results: Sequence[Result]) -> None:
         raise TrainingError(f"not verified: {died[0].topology.name} failed; its last words are above")
     offenders = [(one, result) for result in failed for one in result.deviations if not one.within]
     worst, result = max(offenders, key=lambda pair: pair[0].excess)
-    advice = _AT_ONCE if any(one.first_step == 1 for one, _ in offenders) else ""
     raise TrainingError(
         f"{len(failed)} of {len(results)} topologies do not train as one replica does. "
-        f"The worst offender is {result.topology.name}: {worst.sentence}{advice}"
+        f"The worst offender is {result.topology.name}: {worst.sentence}{_advice(offenders)}"
     )
+
+
+def may_be_rounding(result: Result, baseline: Record) -> bool:
+    """Whether a topology that deviates needs the control's word."""
+    return bool(result.deviations) and control_lib.may_be_rounding(result.deviations, baseline)
+
+
+def _advice(offenders: Sequence[tuple[Deviation, Result]]) -> str:
+    """What to do about deviations that rounding does not explain."""
+    if any(one.first_step == 1 for one, _ in offenders):
+        return _AT_ONCE
+    asked = [result.control for _, result in offenders if result.control is not None]
+    if not asked:
+        return ""
+    if asked[0].void:
+        return f". Whether that is rounding cannot be told, because the control cannot be used: {asked[0].void}"
+    return (
+        f". Rounding does not explain it: one replica deviates from itself less than 1/{control_lib.FACTOR:g} as far "
+        "when only the rounding differs. Verify again with fewer verify.steps, or with train.precision = 'float32': "
+        "rounding shrinks with them, a mistake in the task does not"
+    )
+
+
+def _about_rounding(results: Sequence[Result]) -> list[str]:
+    """What people should know where only rounding exceeds the tolerances."""
+    found = [result for result in results if result.is_rounding]
+    if not found:
+        return []
+    steps = [one.first_step for result in found for one in result.deviations if one.first_step is not None]
+    most = f" ({min(steps) - 1} at most)" if steps else ""
+    return [
+        f"amplified rounding in {', '.join(result.topology.name for result in found)}: out of tolerance, but within "
+        f"{control_lib.FACTOR:g} times what one replica deviates from itself when only the rounding differs. This "
+        f"training multiplies rounding errors. To compare within the tolerances, bind fewer verify.steps{most}. A "
+        "longer warm-up, a smaller learning rate, an activation without a kink (GELU) or, instead of 16 bits, float32 "
+        "make the training less sensitive"
+    ]
+
+
+def _so_far(result: Result) -> str:
+    """What is known of a topology before the control, which is trained last and only where it is needed."""
+    if result.within and result.refused is None:
+        return ""
+    return ", out of tolerance" if result.deviations else f", {result.verdict}"
 
 
 def _choose_devices(settings: Settings, topologies: Sequence[Topology]) -> tuple[int, str]:

@@ -38,6 +38,7 @@ class Job:
       strategy, replicas: as `--strategy` and `--replicas` would say.
       steps: how many to train.
       folder: where `record_path` and `refusal_path` are.
+      control: whether this is the control; see `launcher.verify.control`.
     """
 
     gin_files: tuple[str, ...]
@@ -48,6 +49,7 @@ class Job:
     replicas: int | None
     steps: int
     folder: str
+    control: bool = False
 
     @property
     def path(self) -> Path:

@@ -10,8 +10,12 @@ from typing import Any, TextIO
 
 from launcher.reporting.console import Console
 from launcher.verify.compare import QUANTITIES, Deviation
+from launcher.verify.control import FACTOR, Control
 from launcher.verify.settings import Topology
 from launcher.verify.tolerances import Tolerances
+
+# What the table, which fits into 80 characters, has room for.
+_SHORT = {"amplified rounding": "rounding"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,7 @@ class Result:
       deviations: its distance from one replica; empty when it could not be had:
       refused: the reason why the recipe cannot be built on it, or
       died: how its processes ended.
+      control: what rounding alone does to this training, where that had to be asked.
     """
 
     topology: Topology
@@ -31,11 +36,22 @@ class Result:
     deviations: tuple[Deviation, ...] = ()
     refused: str | None = None
     died: str | None = None
+    control: Control | None = None
 
     @property
     def within(self) -> bool:
-        """Whether nothing speaks against the topology."""
+        """Whether every deviation is within its tolerance."""
         return self.died is None and all(deviation.within for deviation in self.deviations)
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether what exceeds its tolerance does so in the control, too."""
+        return not self.within and self.control is not None and self.control.explains(self.deviations)
+
+    @property
+    def verified(self) -> bool:
+        """Whether nothing speaks against the topology."""
+        return self.within or self.is_rounding
 
     @property
     def verdict(self) -> str:
@@ -43,6 +59,8 @@ class Result:
             return "not applicable"
         if self.died is not None:
             return "failed"
+        if self.is_rounding:
+            return "amplified rounding"
         return "within" if self.within else "EXCEEDED"
 
     @property
@@ -52,7 +70,13 @@ class Result:
             return [f"{self.topology.name}: not applicable: {self.refused}"]
         if self.died is not None:
             return [f"{self.topology.name}: {self.died}"]
-        return [f"{self.topology.name}: {one.sentence}" for one in self.deviations if not one.within]
+        verdict = "amplified rounding: " if self.is_rounding else ""
+        return [f"{self.topology.name}: {verdict}{self._sentence(one)}" for one in self.deviations if not one.within]
+
+    def _sentence(self, one: Deviation) -> str:
+        same = {} if self.control is None else {other.quantity: other for other in self.control.deviations}
+        beside = f"; the control is off by {same[one.quantity].text}" if one.quantity in same else ""
+        return f"{one.sentence}{beside}"
 
 
 def show(results: Sequence[Result], tolerances: Tolerances, console: Console, stream: TextIO | None = None) -> None:
@@ -76,16 +100,18 @@ def show(results: Sequence[Result], tolerances: Tolerances, console: Console, st
 def _rows(results: Sequence[Result], tolerances: Tolerances) -> list[list[str]]:
     """The heading, a row for each quantity, and the verdicts."""
     limits = _tolerance_texts(tolerances)
-    found = [{one.quantity: _text(one) for one in result.deviations} for result in results]
+    found = [{one.quantity: _text(result, one) for one in result.deviations} for result in results]
     return [
         ["deviation", "tolerance", *(result.topology.name for result in results)],
         *([name, limits[name], *(texts.get(name, "") for texts in found)] for name in QUANTITIES),
-        ["verdict", "", *(result.verdict for result in results)],
+        ["verdict", "", *(_SHORT.get(result.verdict, result.verdict) for result in results)],
     ]
 
 
-def _text(deviation: Deviation) -> str:
-    return deviation.text if deviation.within else f"{deviation.text} !"
+def _text(result: Result, deviation: Deviation) -> str:
+    if deviation.within:
+        return deviation.text
+    return f"{deviation.text} ~" if result.is_rounding else f"{deviation.text} !"
 
 
 def _tolerance_texts(tolerances: Tolerances) -> dict[str, str]:
@@ -113,7 +139,7 @@ def _show_rich(rows: list[list[str]], stream: TextIO) -> None:
         table.add_row(
             *(Text(cell, style="red" if cell.endswith("!") else "") for cell in row), end_section=row is body[-1]
         )
-    styles = {"within": "bold green", "not applicable": "yellow", "verdict": "bold"}
+    styles = {"within": "bold green", "rounding": "bold green", "not applicable": "yellow", "verdict": "bold"}
     table.add_row(*(Text(cell, style=styles.get(cell, "bold red")) for cell in verdicts))
     RichConsole(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False).print(table)
 
@@ -127,16 +153,27 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
             "verdict": result.verdict.lower(),
             "reason": result.refused or result.died,
             "seconds": round(result.seconds, 1),
-            "deviations": {
-                one.quantity.replace(" ", "_"): {
-                    "value": one.value,
-                    "tolerance": one.tolerance,
-                    "within": one.within,
-                    "where": one.where,
-                    "first_step": one.first_step,
-                }
-                for one in result.deviations
-            },
+            "deviations": _deviations_as_json(result.deviations),
         }
         for result in results
     ]
+
+
+def control_as_json(control: Control | None) -> dict[str, Any] | None:
+    """The same of the control; None where there was none."""
+    if control is None:
+        return None
+    return {"factor": FACTOR, "void": control.void, "deviations": _deviations_as_json(control.deviations)}
+
+
+def _deviations_as_json(deviations: Sequence[Deviation]) -> dict[str, Any]:
+    return {
+        one.quantity.replace(" ", "_"): {
+            "value": one.value,
+            "tolerance": one.tolerance,
+            "within": one.within,
+            "where": one.where,
+            "first_step": one.first_step,
+        }
+        for one in deviations
+    }

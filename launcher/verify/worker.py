@@ -18,10 +18,9 @@ import_tensorflow()  # before the others, which import it as Python does: slower
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from launcher import cluster, config, farewell, modes, plan, session  # noqa: E402
+from launcher import cluster, config, farewell, loading, session  # noqa: E402
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
-from launcher.recipe import Recipe  # noqa: E402
-from launcher.verify import dropout  # noqa: E402
+from launcher.verify import control, dropout  # noqa: E402
 from launcher.verify.processes import Job, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
 from launcher.verify.settings import Settings  # noqa: E402
@@ -49,11 +48,9 @@ def main(argv: list[str]) -> int:
 
 
 def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
-    modes.import_builtins()
-    config.load(job.gin_files, job.gin_params)
-    settings = Settings()  # the rest of it is the parent's
-    resolved = plan.resolve(
-        Recipe(),
+    resolved = loading.resolve(
+        job.gin_files,
+        job.gin_params,
         environ=environ,
         strategy=job.strategy,
         replicas=job.replicas,
@@ -61,9 +58,9 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
         deterministic=job.deterministic,
     )
     built = session.build(resolved)
-    if not settings.dropout:
+    if not Settings().dropout:  # the rest of it is the parent's
         dropout.turn_off(built.model)
-    batches = built.trainer.batches(resolved.data)
+    batches = built.trainer.batches(control.install(built) if job.control else resolved.data)
     built.trainer.trace(batches)
     config.check_all_used()
     return built, batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import gin
@@ -241,3 +242,46 @@ def test_a_file_that_is_not_text_is_refused(folder):
     Path("binary.gin").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=r"binary.gin cannot be read"):
         config.load(["binary.gin"])
+
+
+MODULE = """\
+import gin
+
+from launcher import config
+
+SEEN = config.bound("job.steps", None)
+
+
+@gin.configurable
+def {name}(*, far: int = 1):
+    return far
+"""
+
+
+def test_bindings_that_need_no_import_are_in_effect_before_the_first(module):
+    name, seen = "a_module_of_ones_own", []
+    module(name, MODULE.format(name=name))
+
+    def before_imports():
+        assert name not in sys.modules
+        seen.append((config.bound("job.steps", None), config.bound("job.rate", 5.0), config.bound(f"{name}.far", None)))
+
+    text = f"{BASE}import {name}\n{name}.far = 2\nSTEPS = 20\njob.steps = %STEPS\njob.rate = @{name}()\n"
+    write("recipe.gin", text)
+    config.load(["recipe.gin"], before_imports=before_imports)
+    assert seen == [(20, 5.0, None)]
+    assert sys.modules[name].SEEN is None
+    assert job()["rate"] == 2
+
+
+def test_what_is_wrong_without_an_import_is_refused_before_the_first(module):
+    module("another_module_of_ones_own", MODULE.format(name="another_module_of_ones_own"))
+    write("recipe.gin", f"{BASE}import another_module_of_ones_own\njob.stepz = 3\n")
+
+    def before_imports():
+        pytest.fail("called")
+
+    with pytest.raises(UsageError, match="stepz"):
+        config.load(["recipe.gin"], before_imports=before_imports)
+    write("recipe.gin", BASE)
+    config.load(["recipe.gin"], before_imports=before_imports)

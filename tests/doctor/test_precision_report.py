@@ -22,6 +22,8 @@ SMALL = (
     "--gin_param=mlp.units = 16",
     "--gin_param=train.global_batch_size = 16",
     "--gin_param=train.steps = 4",
+    "--gin_param=verify.steps = 3",
+    "--gin_param=gpu.tf32 = False",
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launcher import config, modes, plan
+from launcher import config, loading, plan
 from launcher.plan import RunPlan
 from launcher.preflight import export_step
 from launcher.recipe import Recipe
@@ -26,7 +26,7 @@ SMALL_RESNET = (
 
 def plan_of(recipe: str, params: Sequence[str] = ()) -> RunPlan:
     """As `--mode=export_step` resolves it."""
-    modes.import_builtins()
+    loading.import_builtins()
     config.load([recipe], params)
     return plan.resolve(Recipe(), environ={}, strategy="one_device")
 

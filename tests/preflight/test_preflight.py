@@ -12,7 +12,12 @@ from launcher import main as entry
 from launcher.errors import EXIT_DONE, EXIT_USAGE
 from launcher.preflight import advice, costs, hlo, memory, refusals, roofline, topologies
 
-SMALL = ("--gin_file=mlp_fashion.gin", "--gin_param=mlp.units = 256", "--gin_param=mlp.layers = 1")
+SMALL = (
+    "--gin_file=mlp_fashion.gin",
+    "--gin_param=mlp.units = 256",
+    "--gin_param=mlp.layers = 1",
+    *("--gin_param=verify.steps = 3", "--gin_param=precision_report.batches = 3", "--gin_param=gpu.tf32 = False"),
+)
 
 
 @pytest.fixture(scope="session")

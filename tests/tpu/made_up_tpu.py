@@ -13,7 +13,7 @@ from unittest import mock
 
 import tensorflow as tf
 
-from launcher import config, modes, plan, session
+from launcher import config, loading, plan, session
 from launcher import strategy as strategy_lib
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Shard
@@ -95,7 +95,7 @@ class _OneCopy:
 
 def resolve(recipe: str, params: Sequence[str], num_replicas: int) -> plan.RunPlan:
     """The recipe's plan for the TPU of a machine that has one of so many cores."""
-    modes.import_builtins()
+    loading.import_builtins()
     config.load([recipe], params)
     tpu = Devices(tpus=tuple(f"/physical_device:TPU:{index}" for index in range(num_replicas)))
     with mock.patch.object(strategy_lib, "discover", return_value=tpu):

@@ -50,13 +50,14 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
     """Loads the recipe; None without one."""
     if not request["gin_files"]:
         return None
-    from launcher import modes
-    from launcher.recipe import Recipe
+    from launcher import devices, loading
+
+    def set_up() -> None:
+        # Before the recipe's own modules use them, as a training does.
+        devices.configure_gpus(len(devices.discover().gpus), devices.GpuOptions())
 
     with config.usage_errors():
-        modes.import_builtins()
-        config.load(request["gin_files"], request["gin_params"])
-        recipe = request["recipe"] = Recipe()
+        recipe = request["recipe"] = loading.load(request["gin_files"], request["gin_params"], before_imports=set_up)
     return {"precision": recipe.precision, "strategy": recipe.strategy}
 
 
