@@ -293,8 +293,8 @@ def _summarised(
 ) -> Iterator[_Standing]:
     """Writes how the run inside ends to summary.json, whatever ends it.
 
-    All but a user's mistake that shows before the run has found its place in the folder, which may be another run's; and
-    not where another run has taken the folder over.
+    All but a user's mistake that shows before the run has found its place in the folder, which may be another run's.
+    Nothing is written where another run has taken the folder over.
     """
     standing = _Standing()
     exit_code, error_text, lost_devices, is_ours = EXIT_FAILED, None, False, True
