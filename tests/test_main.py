@@ -173,6 +173,29 @@ def test_checkpoint_of_another_model_is_refused_and_kept(capsys, tmp_path, monke
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
+def test_checkpoints_that_cannot_be_read_are_a_retry_and_when_none_is_whole_nothing_is_trained(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["launcher", "--gin_file=resnet_cpu.gin", "--model_dir=out", "--mode=train", *SMALL]
+    assert entry.main(command) == 0
+    metrics = Path("out/metrics.jsonl").read_bytes()
+    manifest = Path("out/checkpoints/step_00000002/manifest.json")
+    manifest.rename("whole")
+    manifest.symlink_to("/proc/self/mem")  # answers as a disk that fails: EIO
+    assert entry.main(command) == 75
+    assert "step_00000002 cannot be read: Input/output error" in capsys.readouterr().err
+    manifest.unlink()
+    assert entry.main(command) == 70
+    printed = capsys.readouterr()
+    assert "No checkpoint in out/checkpoints is whole:\n  step_00000002: manifest.json is missing\n" in printed.err
+    assert "Traceback" not in printed.err and "step 1/" not in printed.out
+    assert Path("out/metrics.jsonl").read_bytes() == metrics
+    Path("whole").rename(manifest)
+    assert entry.main(command) == 0
+    assert "already trained to step 2 of 2" in capsys.readouterr().out
+
+
 def test_loss_that_stays_non_finite_at_the_floor_ends_the_run_with_70(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = entry.main(

@@ -170,7 +170,7 @@ class Agent:
         commands = tuple(self._command(message["attempt"], wanted) for wanted in message["workers"])
         try:
             self._workers = self._backend.start(commands)
-        except OSError as error:
+        except (OSError, LauncherError) as error:
             self._outgoing.send({"is": "not_started", "why": str(error)})
 
     def _command(self, attempt: int, wanted: Mapping[str, Any]) -> Command:

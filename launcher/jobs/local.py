@@ -9,14 +9,14 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from launcher import progress
+from launcher import lease, progress
 from launcher.cluster import without_peers
 from launcher.errors import UsageError
 from launcher.jobs import guard
-from launcher.jobs.job import Command, Job, Worker, describe
+from launcher.jobs.job import Command, Job, NotReady, Worker, describe
 from launcher.jobs.output import Console, LogFile, Tee
 from launcher.ports import free_ports
 from launcher.progress import ErrorRecord, Report
@@ -53,6 +53,7 @@ class LocalBackend:
         self._gpus = _divide_gpus(visible_gpus(environ), job.workers)
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
+        self._spare_files: list[tuple[Path, Path]] = []
         self._guard: subprocess.Popen[bytes] | None = None
 
     @property
@@ -82,8 +83,17 @@ class LocalBackend:
         return tuple(found)
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
-        """Starts one attempt's workers."""
+        """Starts one attempt's workers.
+
+        Raises:
+          NotReady: the temporary folder has no room for what they report.
+        """
+        with self._using_scratch():
+            self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._start_guard()
+        with self._using_scratch():
+            for command in commands:
+                self._make_files(command)
         try:
             for command in commands:
                 # A worker that is told its place must not hear of another one from a scheduler.
@@ -115,6 +125,7 @@ class LocalBackend:
             if worker.output.fileno() in self._selector.get_map():
                 self._selector.unregister(worker.output)
             worker.close()
+        self._spare_files += [(worker.command.progress_file, worker.command.error_file) for worker in self._workers]
         self._workers = []
         self._tell_guard()
 
@@ -132,10 +143,29 @@ class LocalBackend:
     def _tee_to_console(self, command: Command) -> Tee:
         return Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console))
 
+    def _make_files(self, command: Command) -> None:
+        """Makes room for what a worker reports, or gives it that of an earlier attempt's worker."""
+        if self._spare_files:
+            spare_progress, spare_error = self._spare_files.pop()
+            spare_progress.replace(command.progress_file)
+            spare_error.replace(command.error_file)
+        progress.make_files(command.progress_file, command.error_file)
+
+    @contextlib.contextmanager
+    def _using_scratch(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise NotReady(
+                f"the temporary folder {self._job.scratch.parent} cannot take what the workers report: "
+                f"{error.strerror or error}; make room there, or set TMPDIR to another folder, then run the same "
+                "command again",
+                0,
+            ) from error
+
     def _start_guard(self) -> None:
         if self._guard is not None and self._guard.poll() is None:
             return
-        self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, self._job.identity, str(self._job.scratch)],
             stdin=subprocess.PIPE,
@@ -255,6 +285,7 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
             **environ,
             "PYTHONUNBUFFERED": "1",
             guard.JOB: job.identity,
+            lease.JOB: job.identity,
             progress.PROGRESS_FILE: str(reports),
             progress.ERROR_FILE: str(errors),
         },

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import elastic
+from launcher import elastic, lease
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker
@@ -200,6 +200,7 @@ class RemoteBackend:
                         {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
                     ),
                     "PYTHONUNBUFFERED": "1",
+                    lease.JOB: job.identity,
                     **fewer,
                 },
                 log=job.logs / f"attempt_{attempt}" / f"worker_{rank}.log",

@@ -18,6 +18,7 @@ from launcher.jobs.observer import NoObserver, Observer
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
+from launcher.lease import Lease, LeaseLostError
 
 _TURN_SECONDS = 0.05
 # How long the others may take to show their part after the first failure, before they are killed: an error that was
@@ -36,13 +37,15 @@ class Supervisor:
       job: what to run.
       backend: where.
       console: where it says what happens.
+      held: the lease of the job's folder.
       observer: is told of the attempts; None for nobody.
     """
 
-    def __init__(self, *, job: Job, backend: Backend, console: Console, observer: Observer | None = None):
+    def __init__(self, *, job: Job, backend: Backend, console: Console, held: Lease, observer: Observer | None = None):
         self._job = job
         self._backend = backend
         self._console = console
+        self._held = held
         self._observer = observer or NoObserver()
         self._signals: list[int] = []
         self._attempts = 0
@@ -131,6 +134,11 @@ class Supervisor:
             outcomes = _outcomes(workers)
             if self._signals:
                 return self._stop(workers)
+            try:
+                self._held.check()
+            except LeaseLostError as error:
+                self._console.error(str(error))
+                return Verdict(action=Action.STOP, exit_code=EXIT_FAILED), outcomes
             if all(outcome.exit_code == EXIT_DONE for outcome in outcomes):
                 return judge(outcomes), outcomes
             if any(outcome.code == EXIT_PREEMPTED for outcome in outcomes):
@@ -279,13 +287,16 @@ class Supervisor:
 
     def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
         error, beside = self._first_error, ""
-        if verdict.action is Action.DONE:
+        if self._held.ask():
+            pass  # the folder is another run's now
+        elif verdict.action is Action.DONE:
             self._error_files.clear()
         elif error is not None and verdict.exit_code == EXIT_USAGE and self._attempts == 1:
             self._error_files.remove_logs(logs)
         elif error is not None:
             beside = self._error_files.write(error, exit_code=verdict.exit_code)
-        if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and not self._job.member:
+        may_summarise = not self._job.member and not self._held.is_lost
+        if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and may_summarise:
             first_error.ensure_summary(
                 Path(self._job.model_dir),
                 since=self._started_at,

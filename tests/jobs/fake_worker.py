@@ -294,6 +294,7 @@ def main():
         if SETTINGS["checkpoint"] and RANK == 0:
             progress.report(phase="checkpoint", step=step)
             save_or_fail(step)
+            progress.report(phase="train", step=step)
         if stopping:
             say(f"saved at step {step}")
             return 42

@@ -53,6 +53,74 @@ def test_a_mistake_in_the_flags_leaves_nothing_behind(run_job):
     assert not (job.model_dir / "logs").exists() and not (job.model_dir / "error.json").exists()
 
 
+def test_a_second_job_in_the_same_folder_is_refused_before_it_writes_anything(launch):
+    first = launch(faults=[fault("read_next_batch", rank=rank) for rank in (0, 1)])
+    first.until(lambda: all("reading a batch" in first.log(1, rank) for rank in (0, 1)))
+    before = sorted(first.model_dir.rglob("*"))
+    second = launch()
+    finished = second.wait()
+    assert finished.returncode == 64
+    assert finished.stdout == ""
+    assert finished.stderr.startswith(f"error: --model_dir={first.model_dir}: another run writes to it: supervisor ")
+    assert f"supervisor {first.started.process.pid} on " in finished.stderr
+    assert sorted(first.model_dir.rglob("*")) == before
+    first.started.process.send_signal(signal.SIGTERM)
+    first.wait()
+    assert not (first.model_dir / "lease.json").exists()
+
+
+def test_a_job_whose_supervisor_was_killed_is_taken_over(launch):
+    first = launch(faults=[fault("read_next_batch", rank=rank) for rank in (0, 1)])
+    first.until(lambda: all("reading a batch" in first.log(1, rank) for rank in (0, 1)))
+    first.started.process.kill()
+    first.started.process.wait()
+    finished = launch().wait()
+    assert finished.returncode == 0
+    assert f"/lease.json from supervisor {first.started.process.pid} on " in finished.stdout
+
+
+def test_a_job_whose_folder_another_run_has_taken_over_stops_and_writes_nothing(launch):
+    job = launch(faults=[fault("read_next_batch", rank=rank) for rank in (0, 1)])
+    job.until(lambda: all("reading a batch" in job.log(1, rank) for rank in (0, 1)))
+    path = job.model_dir / "lease.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "job": "another", "host": "elsewhere", "boot": "-"}))
+    finished = job.wait()
+    assert finished.returncode == 70
+    assert "lease.json was taken over by supervisor " in finished.stderr and "on elsewhere since" in finished.stderr
+    assert job.running() == []
+    assert not (job.model_dir / "error.json").exists() and not (job.model_dir / "summary.json").exists()
+    assert json.loads(path.read_text())["host"] == "elsewhere"
+
+
+def test_a_temporary_folder_that_is_full_silences_nobody(launch, small_disk):
+    """It fills up in the first attempt, and the second finds it full; both are heard."""
+    faults = [
+        fault("exit_when_sent", rank=1, step=2, name="filled", code=75),
+        fault("read_next_batch", rank=1, attempt=2, step=5),
+    ]
+    flags = ("--start_timeout=60", "--stall_timeout=5")
+    job = launch(*flags, faults=faults, checkpoint=True, steps=8, hosts=True, env={"TMPDIR": str(small_disk)})
+    job.until(lambda: (job.model_dir / "checkpoints/step_00000002").exists())
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(bytes(9 << 20))
+    (job.model_dir / "filled").touch()
+    assert job.wait().returncode == 0
+    assert job.error(2)["what"].startswith("is stuck: no progress for ")
+    assert "at step 5" in job.error(2)["what"] and "read_next_batch" in job.error(2)["what"]
+
+
+def test_a_temporary_folder_without_room_is_named(launch, small_disk):
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(bytes(9 << 20))
+    (small_disk / "filler").open("r+b").truncate((8 << 20) - 16384)  # room enough for Python to choose the folder
+    job = launch(env={"TMPDIR": str(small_disk)})
+    finished = job.wait()
+    assert finished.returncode == 75
+    assert f"error: the temporary folder {small_disk} cannot take what the workers report: No space" in finished.stderr
+    assert not job.model_dir.exists()
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
+
+
 def test_a_failed_job_whose_chief_could_not_say_so_has_a_summary(run_job):
     job, _ = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=70)])
     summary = json.loads((job.model_dir / "summary.json").read_text())
