@@ -74,6 +74,7 @@ def define_flags() -> flags.FlagValues:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, runs the job and returns its exit code."""
     argv = list(sys.argv if argv is None else argv)
+    console = Console()
     try:
         options = define_flags()
         rest = _parse(options, argv)
@@ -86,7 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if make is None:
             return _apply(options, job, argv[1:])
         drill = drill_plan.make_plan(options, job)
-        console = Console()
         backend = make(options, job, console)
         if options.dry_run:
             sys.stdout.write(backend.plan(job.next_attempt()))
@@ -97,8 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Supervisor(job=job, backend=backend, console=console).run()
     except LauncherError as error:
         flush_standard_streams()
-        sys.stderr.write(f"error: {error}\n")
+        console.error(f"error: {error}")
         return error.exit_code
+    finally:
+        console.close()
 
 
 def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
