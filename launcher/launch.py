@@ -22,6 +22,7 @@ from pathlib import Path
 from absl import flags
 
 from launcher import main as worker
+from launcher import preemption
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.jobs import backends, drill_plan, drills, kubernetes, member
 from launcher.jobs.job import Job
@@ -203,4 +204,6 @@ def _usage_error(error: flags.Error) -> UsageError:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    preemption.ignore_repeats()
+    sys.exit(code)

@@ -107,6 +107,12 @@ def hear_again() -> None:
         signal.signal(signal.SIGTERM, _leave)
 
 
+def ignore_repeats() -> None:
+    """From here on, what asks this process to stop is ignored: it is about to end with an exit code of its own."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _listen(source: int) -> None:
     while numbers := os.read(source, 64):
         if signal.SIGTERM in numbers:

@@ -1,7 +1,7 @@
 """What workers print, to two places: the supervisor's own output, with a prefix, and a log of each worker's own.
 
-Nothing here waits for a disk, a terminal or the reader of a pipe: processes write (`launcher.jobs.writer`), and what they
-do not take is kept up to a limit, then dropped, counted and said.
+Nothing here waits for a disk, a terminal or the reader of a pipe: processes write (`launcher.jobs.writer`), and what
+they do not take is kept up to a limit, then dropped, counted and said.
 """
 
 from __future__ import annotations

@@ -401,5 +401,7 @@ def _listening(signals: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        # Repeats of a signal that has been heard must not end this process with another exit code than the job's.
+        if not signals:
+            for number, handler in before.items():
+                signal.signal(number, handler)
