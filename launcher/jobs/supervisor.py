@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -89,6 +91,8 @@ class Supervisor:
         self._started_at = time.time()
         self._first_error = None
         try:
+            if number > 1:
+                self._check_folder()
             self._backend.prepare(lambda: bool(self._signals))
             if self._signals:
                 return Verdict(action=Action.STOP, exit_code=128 + self._signals[0])
@@ -133,17 +137,27 @@ class Supervisor:
         self._why_no_more = "no worker can be started here"
         return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
 
+    def _check_folder(self) -> None:
+        """Whether the folder that earlier attempts have written to still lets itself be written to.
+
+        Raises:
+          NotReady: it does not, and no worker could save.
+        """
+        folder = self._job.model_dir
+        if why := self._on_disk("to be written to", lambda: _why_not_writable(folder)):
+            advice = "make it writable and run the same command again"
+            raise NotReady(f"--model_dir={folder} cannot be written to any more: {why}; {advice}", 0, may_pass=False)
+
     def _account_for_the_living(self, workers: Sequence[Worker], verdict: Verdict) -> Verdict:
         """Gives up where a worker of the attempt still runs: the next one would share its devices and its files."""
         living = {worker.command.rank: worker.unkillable for worker in workers if worker.unkillable}
         for rank, why in living.items():
             self._console.note(f"worker {rank} {why}")
-        if not living or verdict.action is Action.DONE:
+        if not living or verdict.action in (Action.DONE, Action.GIVE_UP):
             return verdict
         (rank, why), *_ = living.items()
-        self._why_no_more = f"worker {rank} {why}"
-        cause = verdict.cause or Outcome(rank=rank, trouble=why)
-        return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
+        self._why_no_more = f"the next attempt would share what worker {rank} still holds"
+        return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=Outcome(rank=rank, trouble=why))
 
     def _watch(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
         """Turns until the attempt is over, one way or the other."""
@@ -343,6 +357,14 @@ class Supervisor:
             error=error.headline,
             step=self._step,
         )
+
+
+def _why_not_writable(folder: str) -> str:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:  # a disk that is full or fails may be better soon, and a worker says what it wanted
+        return str(error.strerror) if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else ""
 
 
 def _newest_step(model_dir: Path) -> int:
