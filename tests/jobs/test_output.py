@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
+import re
 
 import pytest
 
+from launcher.jobs import output
 from launcher.jobs.output import Console, LogFile, Tee
 
 
@@ -65,3 +68,34 @@ def test_a_full_disk_stops_the_log_and_not_the_console(tmp_path, capfd):
     assert [line for line in lines if line.startswith("[worker")] == ["[worker 3] one", "[worker 3] two"]
     (said,) = [line for line in lines if line.startswith("[launcher]")]
     assert said.startswith("[launcher] no more is logged to ") and "No space left" in said
+
+
+def test_a_log_that_takes_nothing_stops_nothing_and_is_said_to_be_incomplete(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(output, "_PATIENCE_SECONDS", 0.5)
+    os.mkfifo(tmp_path / "worker_3.log")  # whoever opens it waits for a reader
+    console = Console()
+    tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console))
+    for _ in range(100):
+        tee.feed(b"x" * 65535 + b"\n")
+    tee.close()
+    console.close()
+    lines = capfd.readouterr().out.splitlines()
+    assert sum(line.startswith("[worker 3] ") for line in lines) == 100
+    assert any("worker_3.log for now; what does not fit is left out" in line for line in lines)
+    assert lines[-1].startswith("[launcher] the logs are not complete: the disk did not take ")
+
+
+def test_what_is_left_out_of_a_log_is_counted_there(tmp_path, console, eventually):
+    path = tmp_path / "worker_3.log"
+    os.mkfifo(path)
+    log = LogFile(path, console)
+    for _ in range(100):
+        log.write(b"x" * 65536)
+    with open(path, "rb") as file, concurrent.futures.ThreadPoolExecutor(1) as reader:
+        read = reader.submit(file.read)
+        console.finish_logs()
+        log.write(b"later\n")
+        console.finish_logs()
+        content = read.result()
+    found = re.search(rb"\n\[launcher\] (\d+) bytes are missing here", content)
+    assert found and content.count(b"x") + int(found[1]) == 100 * 65536
