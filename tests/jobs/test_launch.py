@@ -305,7 +305,17 @@ def test_workers_end_when_supervisor_and_guard_are_killed_in_one_moment(launch, 
     eventually(lambda: not job.running())
 
 
-def test_an_interpreter_that_is_gone_at_a_restart_is_one_message(fake_environment, tmp_path, eventually):
+@pytest.fixture
+def ended():
+    """A list of processes, of which none is left at the end."""
+    processes = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_an_interpreter_that_is_gone_at_a_restart_is_one_message(fake_environment, tmp_path, eventually, ended):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     environ = fake_environment(faults=HANGING)
     environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], *filter(None, sys.path)])
@@ -314,6 +324,7 @@ def test_an_interpreter_that_is_gone_at_a_restart_is_one_message(fake_environmen
         [tmp_path / "venv" / "bin" / "python", "-m", "launcher.launch", *flags],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ}, cwd=tmp_path,
     )  # fmt: skip
+    ended.append(process)
     log = tmp_path / "run" / "logs" / "attempt_1" / "worker_1.log"
     eventually(lambda: log.exists() and "reading a batch" in log.read_text())
     shutil.rmtree(tmp_path / "venv")
@@ -371,9 +382,10 @@ def logs_are_written(tmp_path):
     return all(log.exists() and log.stat().st_size > 40 * 100_000 for log in logs)
 
 
-def test_an_output_that_nobody_reads_stops_nothing(fake_environment, tmp_path, eventually):
+def test_an_output_that_nobody_reads_stops_nothing(fake_environment, tmp_path, eventually, ended):
     source, target = os.pipe()
     process = start_with_stdout(target, fake_environment, tmp_path)
+    ended.append(process)
     os.close(target)
     eventually(lambda: logs_are_written(tmp_path))
     process.terminate()
@@ -383,10 +395,11 @@ def test_an_output_that_nobody_reads_stops_nothing(fake_environment, tmp_path, e
     assert said.startswith("[launcher] nobody read ")
 
 
-def test_an_output_that_does_not_wait_gets_every_line(fake_environment, tmp_path, eventually):
+def test_an_output_that_does_not_wait_gets_every_line(fake_environment, tmp_path, eventually, ended):
     source, target = os.pipe()
     os.set_blocking(target, False)
     process = start_with_stdout(target, fake_environment, tmp_path)
+    ended.append(process)
     os.close(target)
     with open(source, "rb") as file:
         reader = concurrent.futures.ThreadPoolExecutor(1)
@@ -412,3 +425,19 @@ def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job(fake_environ
     process.stdout.close()
     assert process.wait(60) == 0
     assert (tmp_path / "run" / "logs" / "attempt_1" / "worker_1.log").read_text().endswith("done\n")
+
+
+REPEATS = """
+import os, signal, sys
+from launcher import preemption
+stop = preemption.StopRequest()
+with stop.installed():
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(42 if stop() else 1)
+"""
+
+
+def test_without_a_supervisor_repeats_within_seconds_are_one_request():
+    assert subprocess.run([sys.executable, "-c", REPEATS], check=False).returncode == 42
