@@ -93,8 +93,8 @@ def test_what_is_left_out_of_a_log_is_counted_there(tmp_path, console, eventuall
     log = LogFile(path, console)
     for _ in range(100):
         log.write(b"x" * 65536)
-    with open(path, "rb") as file, concurrent.futures.ThreadPoolExecutor(1) as reader:
-        read = reader.submit(file.read)
+    with concurrent.futures.ThreadPoolExecutor(1) as reader:
+        read = reader.submit(path.read_bytes)
 
         def catches_up():
             console.turn()
