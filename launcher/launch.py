@@ -98,7 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Supervisor(job=job, backend=backend, console=console).run()
     except LauncherError as error:
         flush_standard_streams()
-        console.error(f"error: {error}")
+        if console.is_used:
+            console.error(f"error: {error}")
+        else:  # nothing runs that could be held up
+            sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     finally:
         console.close()

@@ -121,6 +121,11 @@ class Console:
         self._unseen = 0
 
     @property
+    def is_used(self) -> bool:
+        """Whether anything has been written."""
+        return bool(self._writers)
+
+    @property
     def is_behind(self) -> bool:
         """Whether more is better not read now, because there is a lot to write that is being taken."""
         return any(one.is_behind for one in self._writers.values())
