@@ -10,13 +10,19 @@ VERSION = re.search(r'__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8")
 
 # TensorFlow comes by extra, because three distributions provide the one module `tensorflow` and no one of them fits
 # every machine. Without an extra, `python -m launcher.main` names them.
-CPU = ["tensorflow-cpu>=2.20"]
+# tensorflow-cpu has wheels for x86-64 only; elsewhere `tensorflow` itself is built for CPUs.
+_X86 = "platform_machine == 'x86_64' or platform_machine == 'AMD64'"
+_NOT_X86 = "platform_machine != 'x86_64' and platform_machine != 'AMD64'"
+CPU = [f"tensorflow-cpu>=2.20; {_X86}", f"tensorflow>=2.20; {_NOT_X86}"]
 KUBERNETES = ["PyYAML>=6.0"]  # python -m launcher.launch --backend=kubernetes
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
 REPORT = ["matplotlib>=3.8"]  # the curves of report.html
 # The TPU compiler, which needs no TPU; what is private in them is named in launcher/preflight/tpu_compiler.py. No
-# wheels for Python 3.10.
-PREFLIGHT = ["jax>=0.10.2; python_version >= '3.11'", "libtpu>=0.0.51; python_version >= '3.11'"]
+# wheels for Python 3.10, and of libtpu none but for Linux on x86-64.
+PREFLIGHT = [
+    "jax>=0.10.2; python_version >= '3.11'",
+    "libtpu>=0.0.51; python_version >= '3.11' and sys_platform == 'linux' and platform_machine == 'x86_64'",
+]
 TEXT = [
     "babel>=2.12",  # names of days, months and currencies in spoken_numbers
     "num2words>=0.5.12",  # its numbers in words

@@ -24,7 +24,7 @@ from absl import flags
 from launcher import main as worker
 from launcher import preemption
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
-from launcher.jobs import backends, drill_plan, drills, kubernetes, member
+from launcher.jobs import backends, drill_plan, drills, kubernetes, member, private_network
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
@@ -88,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if make is None:
             return _apply(options, job, argv[1:])
         drill = drill_plan.make_plan(options, job)
+        network = _private_network(options, job) if kind.flags == private_network.FLAGS else None  # before any thread
+        if network:
+            console.note(network)
         backend = make(options, job, console)
         if options.dry_run:
             sys.stdout.write(backend.plan(job.next_attempt()))
@@ -151,6 +154,15 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         scratch=Path(tempfile.gettempdir(), f"launcher-{identity}"),
         member=member.rank(os.environ) if options.backend == "member" else None,
     )
+
+
+def _private_network(options: flags.FlagValues, job: Job) -> str | None:
+    """Enters a network of the job's own where that is wanted; returns what to say of it."""
+    if options.dry_run:
+        return None
+    recipe = worker.define_flags()
+    _parse_worker(recipe, job.arguments)
+    return private_network.enter(options.private_network, job, recipe, os.environ)
 
 
 def _apply(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:

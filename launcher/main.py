@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import config, drill, failures, preemption, progress
+from launcher import config, drill, failures, installation, preemption, progress
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.tensorflow_import import import_tensorflow
 
@@ -239,9 +239,7 @@ def _require_tensorflow() -> None:
         if (error.name or "").split(".")[0] != "tensorflow":
             raise
         raise UsageError(
-            "TensorFlow is not installed. Choose the extra for this machine: "
-            "pip install 'tf-launcher[cpu]', 'tf-launcher[cuda]' (NVIDIA GPUs) or 'tf-launcher[tpu]' (Cloud TPU VMs); "
-            "in a checkout, pip install -e '.[cpu]' and so on"
+            f"TensorFlow is not installed. Choose the extra for this machine: {installation.tensorflow_command()}"
         ) from None
 
 

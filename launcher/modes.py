@@ -16,6 +16,7 @@ from launcher.controller import Controller
 from launcher.doctor import precision_report
 from launcher.doctor.settings import Settings as PrecisionSettings
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
+from launcher.farewell import chief_last
 from launcher.model_dir import check_model_dir, default_model_dir
 from launcher.plan import RunPlan
 from launcher.preemption import StopRequest
@@ -73,7 +74,8 @@ def run(options: Any) -> int:
         assets.check(model_dir, recipe.task)
     if options.mode == "eval" and start.step is None:
         raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
-    return _run_session(options.mode, built, store, start, model_dir, stopwatch)
+    with chief_last(cluster):
+        return _run_session(options.mode, built, store, start, model_dir, stopwatch)
 
 
 def _resolve(options: Any) -> RunPlan:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from launcher import peers
+from launcher import installation, peers
 from launcher import tpu as tpu_lib
 from launcher.cluster import Cluster
+from launcher.cluster.exposure import public_address_notes
 from launcher.devices import (
     FLOAT16_CAPABILITY,
     Devices,
@@ -146,8 +147,9 @@ def _plan_mirrored(request: _Request, why: str) -> StrategyPlan:
         return _on_gpus("mirrored", _checked_gpus(request), request, why)
     if request.replicas is None:
         raise UsageError(
-            "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs 'tf-launcher[cuda]' and a "
-            "driver). --replicas=N makes N logical CPU devices to mirror over; --strategy=one_device needs nothing"
+            "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs a driver and "
+            f"{installation.command('cuda')}). --replicas=N makes N logical CPU devices to mirror over; "
+            "--strategy=one_device needs nothing"
         )
     return _on_cpus("mirrored", request.replicas, request, why)
 
@@ -172,7 +174,8 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
         local = _on_cpus("multi_worker", 1, request, why)
         has = "no GPU"
     assumed = f"each of the {cluster.num_workers} workers is taken to have {has}, as this one"
-    notes = [assumed, *_shared_host_notes(request), *local.notes]
+    exposed = public_address_notes(cluster.workers)
+    notes = [assumed, *_shared_host_notes(request), *exposed, *local.notes]
     return dataclasses.replace(local, num_replicas=cluster.num_workers * local.local_replicas, notes=tuple(notes))
 
 
@@ -244,7 +247,7 @@ def _on_cpus(kind: str, count: int, request: _Request, why: str) -> StrategyPlan
         notes.append(f"{count} logical CPU devices share this machine's cores: for trying out, not for speed")
     if request.devices.tpu_chips and not request.devices.tpus:
         chips = ", ".join(request.devices.tpu_chips)
-        notes.append(f"if this is a TPU VM ({chips}): TensorFlow lists no TPU device, install 'tf-launcher[tpu]'")
+        notes.append(f"if this is a TPU VM ({chips}): TensorFlow lists no TPU device, {installation.command('tpu')}")
     return StrategyPlan(
         kind=kind,
         num_replicas=count,

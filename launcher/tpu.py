@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
+from launcher import installation
 from launcher.devices import Devices
 from launcher.errors import UsageError
 from launcher.tpu_runtime import Resolver, check_host, check_version, hosts_of_this_slice, runtime_version
@@ -61,7 +62,7 @@ def plan(*, tpu: str | None, replicas: int | None, devices: Devices, environ: Ma
     if name is None and not devices.tpus and not devices.tpu_chips:
         raise UsageError(
             "no TPU found: neither --tpu nor TPU_NAME names one and TensorFlow lists no TPU device. On a TPU VM, "
-            "install 'tf-launcher[tpu]'; for a pod, pass --tpu=NODE_NAME; without a TPU, use --strategy=auto"
+            f"{installation.command('tpu')}; for a pod, pass --tpu=NODE_NAME; without a TPU, use --strategy=auto"
         )
     name = name or "local"
     if environ.get("TPU_WORKER_HOSTNAMES"):
@@ -78,8 +79,9 @@ def _plan_local(replicas: int | None, devices: Devices) -> TpuPlan:
     count = len(devices.tpus) or replicas
     if count is None:
         raise UsageError(
-            f"TPU chips are here ({', '.join(devices.tpu_chips)}), but TensorFlow lists no TPU device: install "
-            "'tf-launcher[tpu]' and end other programs that hold them, or say --replicas=N (cores) to try all the same"
+            f"TPU chips are here ({', '.join(devices.tpu_chips)}), but TensorFlow lists no TPU device: "
+            f"{installation.command('tpu')} and end other programs that hold them, or say --replicas=N (cores) to try "
+            "all the same"
         )
     if replicas not in (None, count):
         raise UsageError(f"--replicas={replicas}, but the TPU of this machine has {count} cores; leave --replicas out")
@@ -129,7 +131,8 @@ def connect(name: str, num_replicas: int, environ: Mapping[str, str] = os.enviro
         cause = str(error).splitlines()[0]
         raise UsageError(
             f"TPU {name!r} cannot be initialised ({type(error).__name__}: {cause}). Check that the TPU's TensorFlow is "
-            f"{tf.__version__} as here, that 'tf-launcher[tpu]' is installed and that no other program holds the TPU"
+            f"{tf.__version__} as here, that {installation.command('tpu')} was run and that no other program holds the "
+            "TPU"
         ) from error
     strategy = tf.distribute.TPUStrategy(resolver)
     if strategy.num_replicas_in_sync != num_replicas:

@@ -13,6 +13,7 @@ Nothing is done again until setup.py or pyproject.toml changes.
 Environment:
   VENV     the virtual environment (default: .venv beside the checkout)
   PYTHON   the interpreter that makes it, 3.10 to 3.13 (default: the first that fits of python3, python3.13 ... 3.10)
+  CONSTRAINTS   a file of versions to install, such as constraints.txt, with which the tests passed (default: the newest)
 
   --dry_run   print what would run, run nothing
   --help      show this text
@@ -99,8 +100,15 @@ elif ! supported "$python"; then
   fail "$venv holds $("$python" --version), and Launcher needs Python 3.10 to 3.13; remove it or set VENV=DIR"
 fi
 
+constraints=()
+if [[ -n "${CONSTRAINTS:-}" ]]; then
+  [[ -f "$CONSTRAINTS" ]] || fail "CONSTRAINTS=$CONSTRAINTS: there is no such file; constraints.txt beside setup.py is one"
+  constraints=(--constraint "$CONSTRAINTS")
+fi
+
 # What was installed, and from what: the same again is nothing to do. The extra `test` brings cpu and demo along.
-wanted="$(cd -- "$root" && printf '%s\n' "$root" | cat - setup.py pyproject.toml | sha256sum | cut -d ' ' -f 1)"
+wanted="$(cd -- "$root" && printf '%s\n' "$root" | cat - setup.py pyproject.toml)$([[ -z "${CONSTRAINTS:-}" ]] || cat -- "$CONSTRAINTS")"
+wanted="$(printf '%s\n' "$wanted" | sha256sum | cut -d ' ' -f 1)"
 covering=("$extras")
 [[ "$extras" =~ ^(cpu|demo|cpu,demo)$ ]] && covering+=(test)
 for each in "${covering[@]}"; do
@@ -113,7 +121,7 @@ done
 install=("$python" -m pip install --disable-pip-version-check --progress-bar off --quiet)
 run "${install[@]}" --upgrade pip # the one that comes with Python 3.10 does not find the versions that fit, for hours
 export PYTHONWARNINGS=ignore # setuptools warns at length of every editable installation
-run "${install[@]}" -e "${root}[${extras}]"
+run "${install[@]}" "${constraints[@]}" -e "${root}[${extras}]"
 if [[ -z "$dry_run" ]]; then
   printf '%s\n' "$wanted" >"$venv/launcher-$extras.installed"
 fi

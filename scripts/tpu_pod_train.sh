@@ -10,7 +10,8 @@ Installs Launcher on every host of the Cloud TPU node NAME with scripts/tpu_vm_s
 python -m launcher.launch --backend=tpu_vm with the FLAGs, which starts launcher.main on host 0, watches it and restarts
 it, and in the end fetches the logs of all hosts. --model_dir is a folder of host 0, such as /mnt/disks/runs/resnet.
 
-  --source=WHERE         a checkout of Launcher: gs://BUCKET/FOLDER or the URL of a git repository
+  --source=WHERE         a checkout of Launcher: gs://BUCKET/FOLDER or the URL of a git repository; a token in it, as in
+                         https://TOKEN@HOST/launcher.git, is neither printed nor logged
   --ref=REF              with a git repository: branch, tag or commit (default: HEAD)
   --zone=ZONE, --project=PROJECT   default: those gcloud is set to
   --home=FOLDER          on the hosts (default: /opt/launcher)
@@ -85,12 +86,13 @@ fi
 
 # https://cloud.google.com/sdk/gcloud/reference/compute/tpus/tpu-vm/scp and /ssh
 ssh=(gcloud compute tpus tpu-vm ssh "$node" "${place[@]}" --worker=all --quiet)
-install=(sudo bash /tmp/tpu_vm_startup.sh --install_only "--home=$home" "--source=$source_url")
+# By a pipe: sudo writes its command line to the log of the host, and --source may hold a token.
+install=(sudo bash /tmp/tpu_vm_startup.sh --install_only "--home=$home" --source=-)
 [[ -z "$ref" ]] || install+=("--ref=$ref")
 ((tpu_hosts == 1)) || install+=("--tf_version=$tf_version")
 run gcloud compute tpus tpu-vm scp "$folder/tpu_vm_startup.sh" "$node:/tmp/tpu_vm_startup.sh" "${place[@]}" \
   --worker=all --quiet || try_later "the hosts cannot be reached; gcloud's words are above"
-run "${ssh[@]}" "--command=$(printf '%q ' "${install[@]}")" ||
+run "${ssh[@]}" "--command=printf %s $(printf '%q' "$source_url") | $(printf '%q ' "${install[@]}")" ||
   try_later "the hosts could not all be set up; what they said is above, and in $home/startup.log there"
 
 # Of every host a file here, named after its number, whatever the training came to.

@@ -7,25 +7,36 @@
 dry_run="" tpu_family="" tpu_hosts=0 tpu_replicas=0
 place=() # --zone and --project, as given
 
+# What may be shown of a text: a URL's user and password or token are nobody's business, nor what a log is for.
+public() {
+  sed -E 's#(://)[^/@[:space:]]*@#\1HIDDEN@#g' <<<"$*"
+}
+
 fail() {
-  printf 'error: %s\n' "$*" >&2
+  printf 'error: %s\n' "$(public "$*")" >&2
   exit 64
 }
 
 # Ends with 75: nothing is wrong with what was asked for, and later it may work.
 try_later() {
-  printf 'error: %s\n' "$*" >&2
+  printf 'error: %s\n' "$(public "$*")" >&2
   exit 75
 }
 
 say() {
-  printf '%s\n' "$*" >&2
+  public "$*" >&2
 }
 
+# A command as a shell would read it, but for tokens in URLs and the values of --env.
 show() {
-  printf '+'
-  printf ' %q' "$@"
-  printf '\n'
+  local word before="" line="+"
+  for word in "$@"; do
+    [[ "$before" != --env || "$word" != *=* ]] || word="${word%%=*}=HIDDEN"
+    [[ "$word" != --env=*=* ]] || word="--env=$(cut -d = -f 2 <<<"$word")=HIDDEN"
+    line+=" $(printf '%q' "$word")"
+    before="$word"
+  done
+  public "$line"
 }
 
 run() {

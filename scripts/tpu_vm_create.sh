@@ -18,7 +18,8 @@ where training stopped. Without, the node is only made: see scripts/tpu_pod_trai
   --valid_until=DURATION   with --queued: gives up after so long, such as 6h
   --wait=SECONDS           with --queued: waits here until the node is there
   --recreate               a node that was preempted or failed is deleted first
-  --source=WHERE           a checkout of Launcher: gs://BUCKET/FOLDER or the URL of a git repository
+  --source=WHERE           a checkout of Launcher: gs://BUCKET/FOLDER or the URL of a git repository. It is kept in the
+                           node's metadata, where whoever may see the node can read a token in it
   --ref=REF                with a git repository: branch, tag or commit (default: HEAD)
   --save_to=gs://...       with --source: where the run's files are kept; what a preempted node leaves for the next one
   --gcloud_flag=FLAG       passed on to gcloud's create, such as --gcloud_flag=--network=NET; may repeat

@@ -19,7 +19,7 @@ HOME/status.json says how it stands, HOME/startup.log what was printed. Its "sta
   done         it ended with 0; nothing is started any more
   failed       with 64 or 70, which a retry would not help; nothing is started until the job is another one
 
-  --source=WHERE       gs://BUCKET/FOLDER or the URL of a git repository
+  --source=WHERE       gs://BUCKET/FOLDER or the URL of a git repository; - reads it from standard input
   --ref=REF            branch, tag or commit (default: HEAD)
   --tf_version=X.Y.Z   the TensorFlow to install, which on a pod must be that of the node's image
   --node=NAME, --replicas=N, --worker=N, --hosts=A,B   the node, its cores, this host's number, all hosts' addresses
@@ -41,21 +41,26 @@ install_only="" foreground="" dry_run="" phase="" job=""
 flags=()
 export HOME="${HOME:-/root}" # a start-up script has none
 
+# What may be shown or kept of a text: a URL's user and password or token are not for logs.
+public() {
+  sed -uE 's#(://)[^/@[:space:]]*@#\1HIDDEN@#g'
+}
+
 say() {
-  printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
-  [[ ! -d "$home" || -n "$dry_run" ]] || printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*" >>"$home/startup.log"
+  local line
+  line="$(printf '%s %s' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*" | public)"
+  printf '%s\n' "$line"
+  [[ ! -d "$home" || -n "$dry_run" ]] || printf '%s\n' "$line" >>"$home/startup.log"
 }
 
 fail() {
   phase=""
-  printf 'error: %s\n' "$*" >&2
+  printf 'error: %s\n' "$*" | public >&2
   exit 64
 }
 
 show() {
-  printf '+'
-  printf ' %q' "$@"
-  printf '\n'
+  { printf '+' && printf ' %q' "$@" && printf '\n'; } | public
 }
 
 # Runs a command with its output in the log too.
@@ -63,12 +68,12 @@ logged() {
   if [[ -n "$dry_run" ]]; then
     show "$@"
   else
-    "$@" 2>&1 | tee -a "$home/startup.log"
+    "$@" 2>&1 | public | tee -a "$home/startup.log"
   fi
 }
 
 text() {
-  printf '%s' "$1" | tr -d '\000-\037' | sed -e 's/\\/\\\\/g' -e 's/"/\\"/g'
+  printf '%s' "$1" | public | tr -d '\000-\037' | sed -e 's/\\/\\\\/g' -e 's/"/\\"/g'
 }
 
 # status STATE EXIT_CODE MESSAGE: for people and the other scripts; there whole or not at all.
@@ -92,7 +97,7 @@ stop() {
   else
     status waiting "$1" "$2; the next boot tries again"
   fi
-  printf 'error: %s\n' "$2" >&2
+  printf 'error: %s\n' "$2" | public >&2
   exit "$1"
 }
 
@@ -144,7 +149,8 @@ fetch() {
 
 # A run that goes on after a boot goes on with the code it began with: what is installed is not fetched again.
 install() {
-  local key="$source_url ${ref:-HEAD} $tf_version" library constraint=()
+  local key library constraint=()
+  key="$(public <<<"$source_url ${ref:-HEAD} $tf_version")"
   if [[ -f "$home/installed" && "$(<"$home/installed")" == "$key" ]]; then
     say "installed already: $key"
     return
@@ -262,6 +268,7 @@ while (($#)); do
     --dry_run) dry_run=1 ;;
     --foreground) foreground=1 ;;
     --install_only) install_only=1 ;;
+    --source=-) IFS= read -r source_url || [[ -n "$source_url" ]] || fail "--source=-: nothing came from standard input" ;;
     --source=*) source_url="${1#*=}" ;;
     --home=* | --ref=* | --tf_version=* | --node=* | --replicas=* | --worker=* | --hosts=* | --save_to=* | --save_every=* | --tpu_wait=*)
       name="${1%%=*}"

@@ -5,3 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+
+SMALL_DIGITS = str(ROOT / "tests" / "small_digits.gin")
+"""A recipe of two layers, for tests whose subject is not the network."""

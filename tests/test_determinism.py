@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from places import SMALL_DIGITS
 
 from launcher.checkpoints import CheckpointStore
 
@@ -13,10 +14,8 @@ def test_two_deterministic_runs_on_two_replicas_are_bitwise_equal(run_launcher, 
     states = []
     for name in ("first", "second"):
         finished = run_launcher(
-            "--gin_file=resnet_cpu.gin", "--mode=train", f"--model_dir={tmp_path}/{name}", "--replicas=2",
-            "--deterministic", "--gin_param=train.steps = 10", "--gin_param=train.global_batch_size = 64",
-            "--gin_param=resnet.depth = 8",
-            "--gin_param=train.precision = 'mixed_float16'",
+            f"--gin_file={SMALL_DIGITS}", "--mode=train", f"--model_dir={tmp_path}/{name}", "--replicas=2",
+            "--deterministic", "--gin_param=train.steps = 10", "--gin_param=train.precision = 'mixed_float16'",
         )  # fmt: skip
         assert finished.returncode == 0, finished.stderr
         states.append(CheckpointStore(f"{tmp_path}/{name}/checkpoints").read(10))

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from places import SMALL_DIGITS
 
 from launcher import gce
 from launcher.checkpoints import CheckpointStore
@@ -150,9 +151,8 @@ def test_a_preempted_machine_saves_the_step_and_exits_42(
     start_launcher, server: MetadataServer, tmp_path: Path
 ) -> None:
     started = start_launcher(
-        "--gin_file=resnet_cpu.gin", f"--model_dir={tmp_path}/run", "--mode=train",
+        f"--gin_file={SMALL_DIGITS}", f"--model_dir={tmp_path}/run", "--mode=train",
         *("--gin_param=train.steps = 100000", "--gin_param=train.checkpoint_every = 5"),
-        *("--gin_param=train.global_batch_size = 32", "--gin_param=resnet.depth = 8"),
         env={"GCE_METADATA_HOST": server.address, "http_proxy": "http://127.0.0.1:9"},
     )  # fmt: skip
     store = CheckpointStore(f"{tmp_path}/run/checkpoints")

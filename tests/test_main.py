@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gin
 import pytest
+from places import SMALL_DIGITS
 
 from launcher import main as entry
 from launcher.errors import PeerError
@@ -113,16 +114,16 @@ def test_model_dir_in_the_way_or_not_writable(refused, tmp_path):
         assert "locked" in refused(f"--model_dir={tmp_path}/locked/run")
 
 
-SMALL = ("--gin_param=train.steps = 2", "--gin_param=train.global_batch_size = 32", "--gin_param=resnet.depth = 8")
+SMALL = (f"--gin_file={SMALL_DIGITS}", "--gin_param=train.steps = 2")
 
 
 def test_checkpoint_of_another_model_is_refused_and_kept(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ["launcher", "--gin_file=resnet_cpu.gin", "--model_dir=out", "--mode=train"]
+    command = ["launcher", "--model_dir=out", "--mode=train"]
     assert entry.main([*command, *SMALL]) == 0
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert entry.main([*command, *SMALL, "--gin_param=resnet.depth = 20"]) == 64
+    assert entry.main([*command, *SMALL, "--gin_param=mlp.units = 16"]) == 64
     message = capsys.readouterr().err
     assert "another model" in message
     assert "--model_dir" in message
@@ -133,7 +134,7 @@ def test_loss_that_stays_non_finite_at_the_floor_ends_the_run_with_70(capsys, tm
     monkeypatch.chdir(tmp_path)
     code = entry.main(
         [
-            "launcher", "--gin_file=resnet_cpu.gin", "--model_dir=out", *SMALL, "--gin_param=train.steps = 40",
+            "launcher", "--model_dir=out", *SMALL, "--gin_param=train.steps = 40",
             "--gin_param=train.loss_scale = @FixedLossScale()", "--gin_param=FixedLossScale.scale = 1e38",
             "--gin_param=train.precision = 'mixed_float16'", "--gin_param=train.max_skips_at_floor = 5",
         ]

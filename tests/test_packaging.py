@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import setuptools
+from packaging.requirements import Requirement
+
+from launcher import installation
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("launcher", "models", "gin_configs", "setup.py", "pyproject.toml")
@@ -79,13 +87,15 @@ def test_the_wheel_brings_tensorflow_by_extra_alone(wheel):
     required = [line for line in fields.get_all("Requires-Dist") if "extra ==" not in line]
     assert required
     assert not [line for line in required if re.match(r"tensorflow(?!-datasets)", line)]
+    required_by_extras = [line for line in fields.get_all("Requires-Dist") if line.startswith("tensorflow")]
     by_extra = {
-        extra: re.split(r"[<>=\[ ]", line)[0]
-        for line in fields.get_all("Requires-Dist")
-        if line.startswith("tensorflow")
-        for extra in re.findall(r"extra == ['\"](cpu|cuda|tpu)['\"]", line)
+        extra: {
+            Requirement(line).name for line in required_by_extras if f'extra == "{extra}"' in line.replace("'", '"')
+        }
+        for extra in ("cpu", "cuda", "tpu")
     }
-    assert by_extra == {"cpu": "tensorflow-cpu", "cuda": "tensorflow", "tpu": "tensorflow-tpu"}
+    cpu = {"tensorflow-cpu", "tensorflow"}  # which of them, the machine says
+    assert by_extra == {"cpu": cpu, "cuda": {"tensorflow"}, "tpu": {"tensorflow-tpu"}}
 
 
 def test_tensorflow_datasets_needs_no_tensorflow():
@@ -125,3 +135,89 @@ def test_without_tensorflow_help_and_the_list_of_recipes_still_come(run_launcher
     listed = run_launcher(env=without_tensorflow, timeout=60)
     assert listed.returncode == 0, listed.stderr
     assert "resnet_cpu.gin" in listed.stdout
+
+
+def setup_arguments() -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", lambda **keywords: seen.update(keywords))
+        runpy.run_path(str(ROOT / "setup.py"))
+    return seen
+
+
+def installs(command: str) -> None:
+    """Fails where pip would refuse the command, which is not run to its end and needs no network."""
+    words = shlex.split(command)
+    assert words[words.index("install") - 1] == "pip"
+    dry = ["--dry-run", "--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words[words.index("install") :], *dry],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_checkout_is_told_to_install_more_of_itself():
+    said = installation.command("text")
+    assert shlex.split(said)[-3:] == ["install", "-e", f"{ROOT}[text]"]
+    assert f"{ROOT}[cpu]" in installation.tensorflow_command()
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        ({"url": "file://{wheel}", "archive_info": {}}, ["{wheel}[text]"]),
+        (
+            {"url": "https://me:secret@example.com/l.git", "vcs_info": {"vcs": "git", "commit_id": COMMIT}},
+            [f"tf-launcher[text] @ git+https://example.com/l.git@{COMMIT}"],
+        ),
+        ({"url": "https://example.com/l.whl", "archive_info": {}}, ["tf-launcher[text] @ https://example.com/l.whl"]),
+        ({"url": "file:///gone/l.whl", "archive_info": {}}, None),
+        (None, None),
+    ],
+)
+def test_an_installed_copy_is_told_to_install_more_from_where_it_came(wheel, tmp_path, origin, said):
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    if origin is not None:
+        (info,) = (tmp_path / "site").glob("*.dist-info")
+        (info / "direct_url.json").write_text(json.dumps(origin).replace("{wheel}", str(wheel)))
+    done = subprocess.run(
+        [sys.executable, "-c", "from launcher import installation; print(installation.command('text'))"],
+        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wanted = [word.replace("{wheel}", str(wheel)) for word in said or setup_arguments()["extras_require"]["text"]]
+    assert shlex.split(done.stdout)[-len(wanted) - 1 :] == ["install", *wanted]
+    if said is None or "{wheel}" in said[0]:
+        installs(done.stdout)
+
+
+def test_extras_name_what_has_wheels_for_the_machine():
+    required = [Requirement(line) for line in setup_arguments()["extras_require"]["test"]]
+
+    def names(**machine):
+        return {one.name for one in required if one.marker is None or one.marker.evaluate(machine)}
+
+    linux = names(sys_platform="linux", platform_machine="x86_64", python_version="3.11")
+    assert "tensorflow-cpu" in linux and "libtpu" in linux and "tensorflow" not in linux
+    for system, machine in (("linux", "aarch64"), ("darwin", "arm64")):
+        there = names(sys_platform=system, platform_machine=machine, python_version="3.11")
+        assert "tensorflow" in there and "jax" in there
+        assert not there & {"tensorflow-cpu", "libtpu"}
+
+
+def test_the_versions_in_constraints_are_ones_that_setup_admits():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = dict(line.split("==") for line in lines)
+    arguments = setup_arguments()
+    for line in (*arguments["install_requires"], *arguments["extras_require"]["test"]):
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(pinned[wanted.name.lower()]), line

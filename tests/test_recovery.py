@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from places import SMALL_DIGITS
 
 from launcher.checkpoints import CheckpointStore, find_damage
 
-STEPS = 40
+STEPS = 400
 FLAGS = (
-    "--gin_file=resnet_cpu.gin",
+    f"--gin_file={SMALL_DIGITS}",
     f"--gin_param=train.steps = {STEPS}",
     "--gin_param=train.checkpoint_every = 5",
     "--gin_param=train.log_every = 1",
-    "--gin_param=train.global_batch_size = 64",
-    "--gin_param=resnet.depth = 8",
+    "--gin_param=train.steps_per_loop = 1",
 )
 
 

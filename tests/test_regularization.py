@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from building import build_session
+from places import SMALL_DIGITS
 
 from launcher.errors import UsageError
 from launcher.regularization import Penalty
@@ -33,12 +34,12 @@ def test_a_layer_type_the_model_does_not_have_is_refused_with_those_it_has():
 
 
 def first_steps(replicas, microbatches, penalty):
-    params = ["train.steps = 4", "train.global_batch_size = 32", "resnet.depth = 8", "resnet.norm_group_size = 8"]
+    params = ["train.steps = 4", "train.global_batch_size = 32"]
     params.append(f"train.microbatches = {microbatches}")
     if penalty:
-        params += ["train.penalty = @penalty()", "penalty.l2 = {'Conv2D': 0.01, 'Dense': 0.02}"]
-    made = build_session("resnet_cpu.gin", params, replicas)
-    value = float(Penalty(l2={"Conv2D": 0.01, "Dense": 0.02})(made.model))
+        params += ["train.penalty = @penalty()", "penalty.l2 = {'Dense': 0.02}"]
+    made = build_session(SMALL_DIGITS, params, replicas)
+    value = float(Penalty(l2={"Dense": 0.02})(made.model))
     records = made.trainer.train(made.trainer.batches(made.plan.data), 4)
     return records.loss / records.weight, made.trainer.snapshot(), value
 

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from places import SMALL_DIGITS
 
 from launcher.checkpoints import CheckpointStore, find_damage
 
 FLAGS = (
-    "--gin_file=resnet_cpu.gin",
+    f"--gin_file={SMALL_DIGITS}",
     "--mode=train",
     "--gin_param=train.steps = 100000",
     "--gin_param=train.checkpoint_every = 5",
     "--gin_param=train.log_every = 1",
     "--gin_param=train.global_batch_size = 16",
-    "--gin_param=resnet.norm_group_size = 16",
-    "--gin_param=resnet.depth = 8",
+    "--gin_param=mlp.units = 1024",  # files larger than the limit below
 )
 
 

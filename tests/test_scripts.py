@@ -108,6 +108,17 @@ def test_ci_runs_the_command_of_the_readme():
     assert "scripts/test.sh" in (ROOT / ".ci" / "run").read_text()
 
 
+def test_versions_are_those_of_constraints_only_where_they_are_asked_for(venv, log):
+    tested = str(ROOT / "constraints.txt")
+    for environ in ({}, {"CONSTRAINTS": tested}, {"CONSTRAINTS": tested}):
+        assert run("install.sh", "cpu", VENV=venv, **environ).returncode == 0
+    newest, constrained = log.read_text().splitlines()  # the same again is nothing to do
+    assert "--constraint" not in newest
+    assert f"--constraint {tested} -e" in constrained
+    done = run("install.sh", "cpu", VENV=venv, CONSTRAINTS="nonesuch.txt")
+    assert done.returncode == 1 and "CONSTRAINTS=nonesuch.txt" in done.stderr
+
+
 def test_quickstart_from_any_folder_prints_the_accuracy_and_where_the_results_are(venv, log, tmp_path):
     (tmp_path / "else where").mkdir()
     done = run("quickstart.sh", "--model_dir=my run", "--seed=1", cwd=tmp_path / "else where", VENV=venv)

@@ -158,7 +158,7 @@ def test_the_network_is_not_asked_for_a_plan(monkeypatch):
         ({"replicas": 2}, "for trying out, not for speed"),
         ({"cluster": TWO}, "each of the 2 workers is taken to have no GPU"),
         ({"cluster": TWO, "devices": gpus(A100, A100)}, "each of the 2 workers is taken to have 2 GPU(s)"),
-        ({"devices": CHIPS}, "install 'tf-launcher[tpu]'"),
+        ({"devices": CHIPS}, "[tpu]"),
         ({"tpu": "node", "replicas": 8}, "TPU_LOAD_LIBRARY=0"),
     ],
 )

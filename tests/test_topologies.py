@@ -14,7 +14,7 @@ from launcher.checkpoints import CheckpointStore
 
 STEPS = 50
 RECIPE = "resnet_cpu.gin"
-PARAMS = (f"train.steps = {STEPS}", "cosine.decay_steps = 281")  # the recipe's own length
+PARAMS = (f"train.steps = {STEPS}", "cosine.decay_steps = 281", "resnet.depth = 8")  # the recipe's own length
 
 
 def curve_and_state(replicas=1, microbatches=1, params=(), steps=STEPS):
@@ -74,7 +74,7 @@ def replica_copies(variable: keras.Variable):
     ],
 )
 def test_replicas_of_a_run_stay_bitwise_equal_in_every_policy(policy):
-    *_, made = curve_and_state(2, params=[f"train.precision = '{policy}'", "resnet.depth = 8"], steps=10)
+    *_, made = curve_and_state(2, params=[f"train.precision = '{policy}'", "train.global_batch_size = 64"], steps=4)
     for variable in [*made.model.weights, *made.trainer.optimizer.variables]:
         copies = replica_copies(variable)
         assert len(copies) == 2
@@ -83,7 +83,7 @@ def test_replicas_of_a_run_stay_bitwise_equal_in_every_policy(policy):
 
 
 def test_synchronised_norm_on_replicas_is_local_norm_on_the_global_batch():
-    whole = ("resnet.norm_group_size = None", "resnet.depth = 8")
+    whole = ("resnet.norm_group_size = None",)
     losses, state, _ = curve_and_state(1, params=whole, steps=20)
     assert_same_run(
         *curve_and_state(2, params=(*whole, "resnet.synchronized_norm = True"), steps=20)[:2], (losses, state)

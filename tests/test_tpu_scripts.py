@@ -198,6 +198,15 @@ def test_the_job_travels_in_the_metadata_with_commas_and_spaces(run, gcloud):
     assert f"--metadata-from-file=startup-script={ROOT}/scripts/tpu_vm_startup.sh" in words
 
 
+def test_a_token_in_the_source_is_not_shown(run, gcloud):
+    token = "--source=https://me:s3cret@example.com/launcher.git"
+    done = run("tpu_vm_create.sh", "--dry_run", "--node=n", "--type=v5litepod-16", token, "--", "--gin_file=x.gin")
+    assert done.returncode == 0 and "https://HIDDEN@example.com/launcher.git" in done.stdout
+    mistake = run("tpu_vm_create.sh", "--node=n", "--type=v4-8", token.replace("https", "htps"), "--", "--gin_file=x")
+    assert mistake.returncode == 64 and "HIDDEN@" in mistake.stderr
+    assert "s3cret" not in done.stdout + done.stderr + mistake.stdout + mistake.stderr
+
+
 @pytest.mark.parametrize("state", ["READY", "CREATING", "REPAIRING"])
 def test_a_node_that_exists_is_left_as_it_is(run, gcloud, state):
     gcloud.answers({(*NODE, "describe"): [says(state)]})
@@ -308,7 +317,7 @@ def test_what_gcloud_says_of_other_errors_is_shown_and_nothing_done(run, gcloud)
 
 
 def test_a_machine_without_gcloud_is_told_what_to_install(run, tmp_path):
-    for tool in ("bash", "dirname", "env", "sort", "head"):
+    for tool in ("bash", "dirname", "env", "sort", "head", "sed"):
         (tmp_path / tool).symlink_to(f"/bin/{tool}" if os.path.exists(f"/bin/{tool}") else f"/usr/bin/{tool}")
     done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8", path=str(tmp_path))
     assert done.returncode == 64 and "there is no gcloud on PATH" in done.stderr

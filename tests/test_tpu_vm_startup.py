@@ -208,6 +208,18 @@ def test_what_cannot_be_fetched_now_is_for_the_next_boot(host):
     assert "installing failed" in done.stderr and host.calls == []
 
 
+def test_a_token_in_the_source_is_neither_printed_nor_kept(host):
+    source = "--source=https://me:s3cret@127.0.0.1:1/launcher.git"
+    dry = host.run(source, "--dry_run", "--install_only")
+    assert dry.returncode == 0 and "https://HIDDEN@127.0.0.1:1/launcher.git" in dry.stdout
+    done = host.run(source, "--", "--gin_file=x.gin")
+    assert done.returncode == 75 and "https://HIDDEN@127.0.0.1:1/launcher.git" in done.stdout
+    kept = [path.read_text() for path in host.home.rglob("*") if path.is_file() and path.suffix != ".sample"]
+    assert len(kept) >= 2
+    for text in (dry.stdout, dry.stderr, done.stdout, done.stderr, *kept):
+        assert "s3cret" not in text
+
+
 def test_a_source_without_launcher_is_a_mistake(host):
     (host.repository / "scripts" / "install.sh").rename(host.repository / "other")
     host.commit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from launcher import installation
 from launcher.data.catalog import DIGITS
 from launcher.errors import UsageError
 
@@ -18,8 +19,7 @@ def check() -> None:
         if (error.name or "").split(".")[0] != "sklearn":
             raise
         raise UsageError(
-            "image_data.name = 'digits' needs scikit-learn, which holds the images: "
-            "pip install 'tf-launcher[demo]', or pip install '.[demo]' in a checkout"
+            f"image_data.name = 'digits' needs scikit-learn, which holds the images: {installation.command('demo')}"
         ) from None
 
 

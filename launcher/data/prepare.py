@@ -32,6 +32,7 @@ from typing import Any
 
 from absl import flags
 
+from launcher import installation
 from launcher.data import catalog, debian, tfds
 from launcher.data.text import help_pages
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError
@@ -44,9 +45,9 @@ _NOT_WRITABLE = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.E
 
 # Need no preparation, so a user may well ask for it.
 _ALWAYS_THERE = {
-    "digits": "it comes with scikit-learn (pip install 'tf-launcher[demo]')",
+    "digits": f"it comes with scikit-learn ({installation.command('demo')})",
     "python_docs": "it comes with Python",
-    "spoken_numbers": "its phrases are made up by packages (pip install 'tf-launcher[text]')",
+    "spoken_numbers": f"its phrases are made up by packages ({installation.command('text')})",
     "synthetic": "its images are made up while training",
 }
 
@@ -159,16 +160,18 @@ def _find_archives(
     """The folder of the original files; None if TFDS is to download them."""
     urls = builder.url_infos or {}
     expected = {info.filename or url.rsplit("/", 1)[-1]: info.checksum for url, info in urls.items()}
-    by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
+    by_hand = tfds.by_hand_instructions(builder)
     if archives is not None:
-        # One of them is enough to go on: TFDS registers the files of all configurations together.
-        if not archives.is_dir() or (expected and not any((archives / file).is_file() for file in expected)):
+        # One of them is enough to go on: TFDS registers the files of all configurations together. Of files to be
+        # downloaded by hand it need not know any.
+        known = not expected or by_hand or any((archives / file).is_file() for file in expected)
+        if not archives.is_dir() or not known:
             raise UsageError(f"--archives={archives} must be a folder with {', '.join(sorted(expected)) or by_hand}")
         return archives
     if work.exists():  # an earlier call got this far
         return work
-    if by_hand and all(file in by_hand for file in expected):
-        raise UsageError(_by_hand_message(name, builder))
+    if by_hand:
+        raise UsageError(_by_hand_message(name, by_hand))
     url = next(iter(urls), None)
     if url is None:
         return None
@@ -188,8 +191,7 @@ def _find_archives(
     )
 
 
-def _by_hand_message(name: str, builder: Any) -> str:
-    words = " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
+def _by_hand_message(name: str, words: str) -> str:
     return (
         f"{name} has to be downloaded by hand. {words} Put the files into one folder (manual_dir) and run: "
         f"python -m launcher.data.prepare {name} --archives=FOLDER"
@@ -250,8 +252,9 @@ def _readable_errors(name: str, builder: Any, root: Path) -> Iterator[None]:
             raise PeerError(f"the download failed, run the same command again to go on: {error}") from None
         if isinstance(error, OSError) and _is_in_the_way(error, root):
             raise UsageError(f"--data_dir={root} cannot be written ({error}); choose another folder") from None
-        if builder.MANUAL_DOWNLOAD_INSTRUCTIONS and kind in ("AssertionError", "FileNotFoundError", "NotFoundError"):
-            raise UsageError(f"{_by_hand_message(name, builder)}\n({error})") from None
+        by_hand = tfds.by_hand_instructions(builder)
+        if by_hand and kind in ("AssertionError", "FileNotFoundError", "NotFoundError"):
+            raise UsageError(f"{_by_hand_message(name, by_hand)}\n({error})") from None
         raise
 
 

@@ -38,6 +38,9 @@ _SHUFFLE_BUFFER = 256
 # Files of one stream read in turn.
 _OPEN_FILES = 4
 
+# TensorFlow takes global seeds modulo this number.
+_GLOBAL_SEEDS = 2**31 - 1
+
 
 class StreamedImages:
     """`Data` from a prepared TFDS image set, without holding it in memory.
@@ -165,6 +168,10 @@ class StreamedImages:
 
         @tf.autograph.experimental.do_not_convert  # TFDS's functions are wrapped in a way it only warns about
         def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
+            # An operation's seed is paired with the global seed of its graph, which would come from the process. This
+            # sets it for this function's graph alone. It must not be 0: TensorFlow then asks in Python whether the
+            # other one is 0 as well, and those below are tensors.
+            tf.random.set_seed(seed % _GLOBAL_SEEDS or 1)
             words = example_seeds(seed=seed, epoch=epoch[tf.newaxis], index=tf.constant([stream], tf.int64))[0]
             file_seed, buffer_seed = tf.unstack(tf.cast(words, tf.int64))
             examples = self._read(

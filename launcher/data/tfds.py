@@ -82,8 +82,7 @@ def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "ima
     """Raises UsageError, with the command to run, unless the data set is prepared and has the splits."""
     if not is_prepared(builder):
         by_hand, command = "", f"python -m launcher.data.prepare {full_name(builder)} --data_dir={data_dir()}"
-        if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-            words = " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
+        if words := by_hand_instructions(builder):
             by_hand = f" Its files have to be downloaded by hand: {words}"
             command += " --archives=FOLDER_WITH_THE_FILES"
         raise UsageError(
@@ -91,6 +90,37 @@ def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "ima
         )
     for split in splits:
         num_examples(builder, split, binding=binding)
+
+
+def by_hand_instructions(builder: Any) -> str:
+    """What a person has to download for this configuration of a data set; "" if TFDS downloads all of it.
+
+    TFDS's instructions are for a whole data set. WMT 2014's are about Czech, Hindi and Russian, not about German. So
+    the builder is asked for its splits, with a download manager that downloads nothing.
+    """
+    words = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
+    if not words:
+        return ""
+    try:
+        builder._split_generators(_NoDownloads())  # what every TFDS data set defines
+    except Exception:  # it asked for files of the user's, or needs to read what it downloads: nothing says it does not
+        return words
+    return ""
+
+
+class _NoDownloads:
+    """Takes the place of `tfds.download.DownloadManager` and hands out a path at which nothing is."""
+
+    @property
+    def manual_dir(self) -> Any:
+        raise FileNotFoundError("a folder with files of the user's")
+
+    def download(self, urls: Any) -> Any:
+        import tree  # TFDS needs it too
+
+        return tree.map_structure(lambda url: "not-downloaded", urls)
+
+    download_and_extract = extract = download
 
 
 def full_name(builder: Any) -> str:
@@ -123,24 +153,30 @@ def num_examples(builder: Any, split: str, *, binding: str = "image_data") -> in
 
 
 def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Facts:
-    """What is known of a TFDS image set: from the catalog, or else from its builder.
+    """What is known of a TFDS image set: from its builder; from the catalog only while the set is not prepared.
 
     Args:
       name: as TFDS writes it.
-      train_split, eval_split: instead of the usual ones; the builder is opened to count their examples.
+      train_split, eval_split: instead of the usual ones.
 
     Raises:
       UsageError: no such data set, or it does not hold labelled 8-bit images.
     """
     known = TFDS.get(name)
-    if known is not None and train_split is None and eval_split is None:
+    usual_splits = train_split is None and eval_split is None
+    try:
+        builder = open_builder(name)
+    except UsageError:
+        if known is not None and usual_splits:  # planned where TFDS is not installed
+            return known
+        raise
+    prepared = is_prepared(builder)
+    if known is not None and usual_splits and not prepared:
         return known
-    builder = open_builder(name)
     splits = builder.info.splits
     if eval_split is None:
         eval_split = known.eval_split if known else next((s for s in ("test", "validation") if s in splits), "test")
     train_split = train_split or "train"
-    prepared = is_prepared(builder)
     image_shape, num_classes = _image_features(builder)
     channels = image_shape[2]
     return Facts(

@@ -76,7 +76,7 @@ class Agent:
         for line in lines:
             message = protocol.decode(line)
             if message is None or (self._backend is None and message.get("do") not in ("hello", "ping", "close")):
-                self._end(EXIT_FAILED, f"{line[:200]!r} is not understood")
+                self._end(EXIT_FAILED, f"a line of {len(line)} bytes is not understood")
             elif self._exit_code is None:
                 self._obey(message)
         if self._exit_code is None and self._incoming.is_closed:

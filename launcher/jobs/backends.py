@@ -10,7 +10,7 @@ from absl import flags
 
 from launcher import main as worker
 from launcher.errors import UsageError
-from launcher.jobs import kubernetes, member, remote_flags, tpu_vm
+from launcher.jobs import kubernetes, member, private_network, remote_flags, tpu_vm
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import Console
@@ -50,7 +50,7 @@ def chosen(options: flags.FlagValues) -> Kind:
     for name in FLAGS:
         if options[name].present and name not in kind.flags:
             readers = " or ".join(f"--backend={other}" for other, it in KINDS.items() if name in it.flags)
-            given = options[name].value
+            given = options[name].value if name != "env" else list(map(remote_flags.shown, options.env))
             raise UsageError(f"--{name}={given} goes with {readers}, this is --backend={options.backend}")
     return kind
 
@@ -104,7 +104,7 @@ def _make_tpu_vm(options: flags.FlagValues, job: Job, console: Console) -> Backe
 
 
 KINDS: Mapping[str, Kind] = {
-    "local": Kind(says="all on this host", num_workers=_one_or_given, make=_make_local),
+    "local": Kind(says="all on this host", num_workers=_one_or_given, make=_make_local, flags=private_network.FLAGS),
     "member": Kind(
         says="one on this host, which finds its peers in the environment (TF_CONFIG, a Slurm task, a pod), each with a "
         "supervisor of its own",
@@ -140,6 +140,7 @@ def define_flags(values: flags.FlagValues) -> None:
     """Adds --backend, and the flags that not every backend reads."""
     says = "; ".join(f"{name}, {kind.says}" for name, kind in KINDS.items())
     flags.DEFINE_string("backend", "local", f"Where workers run: {says}.", flag_values=values)
+    private_network.define_flags(values)
     remote_flags.define(values)
     kubernetes.define_flags(values)
     tpu_vm.define_flags(values)

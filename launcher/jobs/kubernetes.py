@@ -11,6 +11,7 @@ exit codes of its pods:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import re
@@ -23,6 +24,7 @@ from typing import Any
 
 from absl import flags
 
+from launcher import installation
 from launcher.cluster.kubernetes import DEFAULT_PORT
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LauncherError, UsageError
 from launcher.jobs.job import Job
@@ -41,8 +43,9 @@ _KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?")
 _WORD = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _DRY_RUN = "--dry_run"
 _TPU = "google.com/tpu"
+_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"  # which the controller gives to every pod of a JobSet
 _ANNOTATIONS = {
-    "JOBSET_NAME": "jobset.sigs.k8s.io/jobset-name",
+    "JOBSET_NAME": _NAME_LABEL,
     "REPLICATED_JOB_NAME": "jobset.sigs.k8s.io/replicatedjob-name",
 }
 
@@ -133,11 +136,10 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
 
 def manifest(job: Job, where: Pods) -> dict[str, Any]:
     """The JobSet."""
-    metadata = {"name": where.name, **({"namespace": where.namespace} if where.namespace else {})}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": metadata,
+        "metadata": _metadata(where),
         "spec": {
             # Workers look for each other before they are ready, and none is ready before it has found the others.
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
@@ -156,8 +158,26 @@ def manifest(job: Job, where: Pods) -> dict[str, Any]:
     }
 
 
+def network_policy(where: Pods) -> dict[str, Any]:
+    """Lets nobody but the pods of this JobSet connect to them: TensorFlow's server does what anybody asks it to.
+
+    Among them every port is open. NCCL chooses its own.
+    """
+    pods = {"matchLabels": {_NAME_LABEL: where.name}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(where),
+        "spec": {
+            "podSelector": pods,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": copy.deepcopy(pods)}]}],
+        },
+    }
+
+
 def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
-    """The manifest as a file that a person can read and keep.
+    """The manifests as a file that a person can read and keep.
 
     Args:
       job: what is run.
@@ -171,11 +191,11 @@ def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
         import yaml
     except ModuleNotFoundError:
         raise UsageError(
-            "--backend=kubernetes needs PyYAML: pip install 'tf-launcher[kubernetes]', or '.[kubernetes]' in a checkout"
+            f"--backend=kubernetes needs PyYAML, which is not installed: {installation.command('kubernetes')}"
         ) from None
     words = [shlex.quote(word) for word in arguments if word != _DRY_RUN]
     command = " \\\n    ".join([f"python -m launcher.launch {_DRY_RUN}", *words])
-    selector = f"jobset.sigs.k8s.io/jobset-name={where.name},batch.kubernetes.io/job-completion-index=0"
+    selector = f"{_NAME_LABEL}={where.name},batch.kubernetes.io/job-completion-index=0"
     namespace = f" --namespace={where.namespace}" if where.namespace else ""
     header = f"""\
 A JobSet: {job.workers} pod(s) that train one model together. Rendered by
@@ -186,12 +206,16 @@ To start, watch and end it, where this file is FILE:
 
     kubectl{namespace} apply -f FILE
     kubectl{namespace} logs --follow --selector={selector}
-    kubectl{namespace} delete jobset {where.name}
+    kubectl{namespace} delete jobset,networkpolicy {where.name}
 
-The cluster needs the JobSet controller, and the claim {where.volume_claim} a volume that all pods can write to.
+The cluster needs the JobSet controller, and the claim {where.volume_claim} a volume that all pods can write to. Only
+pods of this job may connect to its pods: TensorFlow's server asks nobody who they are. That needs a network plugin
+that enforces a NetworkPolicy; on others, let only people you trust into the cluster.
 """
     comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
-    return comment + str(yaml.safe_dump(manifest(job, where), sort_keys=False, width=120))
+    # The policy first, to be in force before there is a pod.
+    documents = (network_policy(where), manifest(job, where))
+    return comment + str(yaml.safe_dump_all(documents, sort_keys=False, width=120))
 
 
 def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
@@ -211,6 +235,10 @@ def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
     if done.returncode:
         raise LauncherError(f"kubectl apply ended with exit code {done.returncode}; what it said stands above")
     return EXIT_DONE
+
+
+def _metadata(where: Pods) -> dict[str, str]:
+    return {"name": where.name, **({"namespace": where.namespace} if where.namespace else {})}
 
 
 def _job(job: Job, where: Pods) -> dict[str, Any]:

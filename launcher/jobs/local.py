@@ -61,7 +61,7 @@ class LocalBackend:
         self._environ = environ
         self._make_tee = make_tee or self._tee_to_console
         self._while_waiting = while_waiting
-        self._gpus = _divide_gpus(_visible_gpus(environ), job.workers)
+        self._gpus = _divide_gpus(visible_gpus(environ), job.workers)
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
         self._guard: subprocess.Popen[bytes] | None = None
@@ -335,7 +335,7 @@ def _die_with(parent: int) -> Callable[[], None]:
     return before_exec
 
 
-def _visible_gpus(environ: Mapping[str, str]) -> list[str]:
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     """GPUs that this job may use, as CUDA_VISIBLE_DEVICES names them."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:

@@ -38,6 +38,7 @@ class RemoteBackend:
       transport: how hosts are reached.
       agent: what runs on each.
       environ: variables that workers get from this host.
+      hidden: what is shown in the place of some of their values.
       min_workers: go on with so many, when hosts are not there.
       connect_timeout_seconds: how long to try to reach a host before an attempt.
     """
@@ -50,6 +51,7 @@ class RemoteBackend:
         transport: Transport,
         agent: AgentCommand,
         environ: Mapping[str, str],
+        hidden: Mapping[str, str],
         min_workers: int,
         connect_timeout_seconds: float,
     ):
@@ -58,6 +60,7 @@ class RemoteBackend:
         self._transport = transport
         self._agent = agent
         self._environ = environ
+        self._hidden = hidden
         self._min_workers = min_workers
         self._connect_timeout = connect_timeout_seconds
         self._sites = Sites(identity=job.identity, console=console, transport=transport, agent=agent, environ=environ)
@@ -98,7 +101,8 @@ class RemoteBackend:
             argv = self._transport.argv(site.host, self._agent.words(f"{self._job.identity}-{site.number}-0"))
             lines.append(f"# agent on {site.host.name}, {site.host.slots} worker(s)\n{shlex.join(argv)}\n")
         for command, seat in zip(self._commands(attempt, seats), seats, strict=True):
-            lines.append(f"# worker {command.rank} on {seat.site.host.name}, log: {command.log}\n{command}\n")
+            shown = dataclasses.replace(command, environ={**command.environ, **self._hidden})
+            lines.append(f"# worker {command.rank} on {seat.site.host.name}, log: {command.log}\n{shown}\n")
         return "".join(lines)
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:

@@ -24,6 +24,8 @@ REMOTE_FLAGS = ("remote_python", "remote_dir", "env", "min_workers", "connect_ti
 # What a person sets for a job rather than for a host, and names that begin like this.
 _PASSED_ON = ("TF_CPP_MIN_LOG_LEVEL", "TF_XLA_FLAGS", "XLA_FLAGS", "TFDS_DATA_DIR", "PYTHONPATH")
 _PASSED_ON_PREFIXES = ("NCCL_",)
+# Stands for the value of a variable that --env names: passwords and tokens are passed on by it.
+HIDDEN = "HIDDEN"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -122,9 +124,16 @@ def make_backend(
             environ=needed,
         ),
         environ={**passed_on, **(needed_there or {})},
+        hidden={item.partition("=")[0]: HIDDEN for item in options.env},
         min_workers=least,
         connect_timeout_seconds=options.connect_timeout,
     )
+
+
+def shown(item: str) -> str:
+    """What may be shown of a value of --env."""
+    name, is_set, _ = item.partition("=")
+    return f"{name}={HIDDEN}" if is_set else name
 
 
 def _passed_on(wanted: list[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -135,8 +144,8 @@ def _passed_on(wanted: list[str], environ: Mapping[str, str]) -> dict[str, str]:
     for item in wanted:
         name, is_set, value = item.partition("=")
         if not _VARIABLE.fullmatch(name):
-            raise UsageError(f"--env={item}: {name!r} is not the name of a variable; write NAME or NAME=VALUE")
+            raise UsageError(f"--env={shown(item)}: {name!r} is not the name of a variable; write NAME or NAME=VALUE")
         if not is_set and name not in environ:
-            raise UsageError(f"--env={item}: {name} is not set here; set it, or write --env={name}=VALUE")
+            raise UsageError(f"--env={name}: {name} is not set here; set it, or write --env={name}=VALUE")
         found[name] = value if is_set else environ[name]
     return found

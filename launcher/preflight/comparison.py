@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher import installation
 from launcher.errors import UsageError
 from launcher.preflight.chips import GIB
 from launcher.preflight.examine import Finding
@@ -63,7 +64,7 @@ def require_matplotlib() -> None:
     except ImportError:
         raise UsageError(
             "a comparison of several slices or batch sizes is drawn with matplotlib, which is not installed: "
-            "pip install 'tf-launcher[report]', or leave out --model_dir for the table alone"
+            f"{installation.command('report')}, or leave out --model_dir for the table alone"
         ) from None
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import os
 from typing import Any
 
+from launcher import installation
 from launcher.errors import UsageError
 
 
@@ -44,7 +45,7 @@ def load() -> JaxParts:
     except ImportError:
         raise UsageError(
             "JAX is not installed, which makes a portable program of a training step: "
-            "pip install 'tf-launcher[preflight]', or pip install -e '.[preflight]' in a checkout"
+            f"{installation.command('preflight')}"
         ) from None
     try:
         from jax.extend import mlir

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 
+from launcher import installation
 from launcher.errors import UsageError
 
 
@@ -26,7 +27,7 @@ def _metrics(binding: str) -> types.ModuleType:
         if (error.name or "").split(".")[0] != "sacrebleu":
             raise
         raise UsageError(
-            f"{binding} needs sacrebleu, which is not installed: pip install 'tf-launcher[text]', "
-            "or pip install '.[text]' in a checkout; translation.decode = 'never' does without"
+            f"{binding} needs sacrebleu, which is not installed: {installation.command('text')}; "
+            "translation.decode = 'never' does without"
         ) from None
     return sacrebleu.metrics

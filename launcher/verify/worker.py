@@ -18,7 +18,7 @@ import_tensorflow()  # before the others, which import it as Python does: slower
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from launcher import cluster, config, modes, plan, session  # noqa: E402
+from launcher import cluster, config, farewell, modes, plan, session  # noqa: E402
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
 from launcher.recipe import Recipe  # noqa: E402
 from launcher.verify import dropout  # noqa: E402
@@ -43,7 +43,8 @@ def main(argv: list[str]) -> int:
     except UsageError as error:
         job.refusal_path(peers.index).write_text(config.clean_message(error), "utf-8")
         return error.exit_code
-    _train(job, built, batches, is_chief=peers.is_chief).save(job.record_path(peers.index))
+    with farewell.chief_last(peers):
+        _train(job, built, batches, is_chief=peers.is_chief).save(job.record_path(peers.index))
     return EXIT_DONE
 
 

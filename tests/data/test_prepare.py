@@ -59,6 +59,19 @@ def test_files_needed_by_hand_are_asked_for_before_anything_is_written(empty_dat
     assert not empty_data_dir.exists()
 
 
+def test_a_configuration_with_files_of_the_users_is_refused_before_others_are_downloaded(empty_data_dir, monkeypatch):
+    monkeypatch.setattr(prepare_module, "_probe", lambda url: pytest.fail(f"asked for {url}"))
+    with pytest.raises(UsageError, match=r"cs-en has to be downloaded by hand.*--archives=FOLDER"):
+        prepare("wmt14_translate/cs-en")
+    assert not empty_data_dir.exists()
+
+
+def test_a_configuration_without_such_files_is_downloaded(empty_data_dir, monkeypatch):
+    monkeypatch.setattr(prepare_module, "_probe", lambda url: "no network")
+    with pytest.raises(PeerError, match=r"wmt14_translate/de-en cannot be downloaded.*no network"):
+        prepare("wmt14_translate/de-en")
+
+
 def test_files_still_missing_in_the_users_folder_are_named(empty_data_dir, tmp_path):
     with pytest.raises(UsageError, match=r"(?s)by hand.*icons\.npy"):
         prepare("launcher_test_icons", archives=tmp_path)

@@ -4,10 +4,12 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
 from tiny_tfds import PHOTOS_TEST, PHOTOS_TRAIN
 
-from launcher.data import tfds
+from launcher.data import catalog, tfds
+from launcher.data.catalog import Facts
 from launcher.data.images import ImageData, image_data
 from launcher.data.stream import num_streams
 from launcher.errors import UsageError
@@ -27,6 +29,47 @@ def test_a_prepared_set_tells_its_shape_classes_and_counts(photos):
     assert (data.image_shape, data.num_classes) == ((10, 10, 3), 300)
     assert (data.num_train_examples, data.num_eval_examples) == (PHOTOS_TRAIN, PHOTOS_TEST)
     data.check()
+
+
+@pytest.fixture
+def catalogued(monkeypatch):
+    """What the catalog says of the photos; they are otherwise."""
+    facts = Facts(
+        image_shape=(9, 9, 3),
+        num_classes=2,
+        num_train_examples=1_000_000,
+        num_eval_examples=50_000,
+        mean=(0.25,) * 3,
+        std=(0.5,) * 3,
+    )
+    monkeypatch.setitem(catalog.TFDS, "launcher_test_photos", facts)
+    return facts
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_a_prepared_set_says_of_itself_counts_and_not_the_catalog(photos, catalogued, streamed):
+    data = _data(photos, streamed=streamed)
+    assert (data.image_shape, data.num_classes) == ((10, 10, 3), 300)
+    assert (data.num_train_examples, data.num_eval_examples) == (PHOTOS_TRAIN, PHOTOS_TEST)
+    with pytest.raises(UsageError, match="differ in size"):
+        image_data(name=photos)
+    (batch,) = global_batches(data.eval_batches, hosts=1, replicas=1, batch=PHOTOS_TEST, steps=1)
+    assert sorted(batch["label"]) == list(range(PHOTOS_TEST))
+    pixels = (batch["image"] * catalogued.std[0] + catalogued.mean[0]) * 255
+    np.testing.assert_allclose(pixels, np.rint(pixels), atol=1e-3)  # what only the catalog knows is still from there
+
+
+def test_the_catalog_serves_while_a_set_is_not_prepared(empty_data_dir, catalogued):
+    data = image_data(name="tfds:launcher_test_photos")
+    assert (data.image_shape, data.num_classes) == (catalogued.image_shape, catalogued.num_classes)
+    assert (data.num_train_examples, data.num_eval_examples) == (1_000_000, 50_000)
+
+
+def test_the_catalog_serves_where_tfds_is_not_installed(catalogued, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    assert image_data(name="tfds:launcher_test_photos").num_train_examples == 1_000_000
+    with pytest.raises(UsageError, match="tensorflow_datasets is missing"):
+        image_data(name="tfds:launcher_test_photos", train_split="train[:9]")
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -145,6 +188,25 @@ def test_a_resumed_stream_goes_on_where_it_was(photos, undisturbed, start_step):
     assert_same(resumed, undisturbed["imagenet"][start_step:])
 
 
+@pytest.mark.parametrize("global_seed", [0, 1])
+def test_the_order_of_a_stream_is_the_runs_whatever_tensorflows_global_seed_is(photos, undisturbed, global_seed):
+    tf.random.set_seed(global_seed)
+    batches = global_batches(
+        _data(photos, streamed=True, augmentation="imagenet").train_batches, hosts=1, replicas=1, batch=BATCH, steps=12
+    )
+    assert_same(batches, undisturbed["imagenet"][:12])
+
+
+@pytest.mark.parametrize("seed", [0, 2**31 - 1])
+def test_a_seed_that_is_zero_to_tensorflow_shuffles_a_stream(photos, seed):
+    tf.random.set_seed(seed)
+    batches = global_batches(
+        _data(photos, streamed=True).train_batches, hosts=1, replicas=1, batch=BATCH, steps=50, seed=seed
+    )
+    labels = joined(batches, "label")
+    assert len(set(labels)) == len(labels) and labels.tolist() != sorted(labels)
+
+
 def test_another_seed_gives_another_stream(photos, undisturbed):
     other = global_batches(
         _data(photos, streamed=True, augmentation="small").train_batches,
@@ -199,6 +261,15 @@ def test_a_set_that_is_not_prepared_says_how_to_prepare_it(empty_data_dir):
 def test_a_set_to_be_downloaded_by_hand_says_so(empty_data_dir):
     with pytest.raises(UsageError, match=r"by hand: manual_dir should contain icons.npy, drawn.*--archives="):
         image_data(name="tfds:launcher_test_icons", eval_split="train[:5]").check()
+
+
+@pytest.mark.parametrize(("pair", "by_hand"), [("de-en", False), ("fr-en", False), ("cs-en", True), ("ru-en", True)])
+def test_only_configurations_that_need_it_are_to_be_downloaded_by_hand(empty_data_dir, pair, by_hand):
+    name = f"wmt14_translate/{pair}"
+    with pytest.raises(UsageError) as caught:
+        tfds.check_prepared(tfds.open_builder(name), ())
+    assert ("by hand" in str(caught.value), "--archives=" in str(caught.value)) == (by_hand, by_hand)
+    assert f"python -m launcher.data.prepare {name} --data_dir={empty_data_dir}" in str(caught.value)
 
 
 def test_fashion_mnist_not_prepared_names_its_command(empty_data_dir):

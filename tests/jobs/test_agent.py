@@ -225,7 +225,7 @@ def test_nothing_is_left_when_the_head_is_gone_or_the_agent_or_their_understandi
     assert head.process.wait(60) != 0
     eventually(lambda: not any(map(is_running, numbers)) and not list(tmp_path.glob("launcher-*")))
     if end is say_nonsense:
-        assert b"'nonsense' is not understood" in head.process.stderr.read()
+        assert b"a line of 8 bytes is not understood" in head.process.stderr.read()
 
 
 @pytest.mark.heavy

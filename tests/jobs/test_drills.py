@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from places import SMALL_DIGITS
 
 from launcher import drill, progress
 from launcher import launch as entry
@@ -231,13 +232,11 @@ def test_a_checkpoint_that_finds_the_disk_full_leaves_the_older_ones_and_nothing
 
 TRAINING = (
     "--workers=2",
-    "--gin_file=resnet_cpu.gin",
+    f"--gin_file={SMALL_DIGITS}",
     "--gin_param=train.steps = 30",
-    "--gin_param=train.global_batch_size = 64",
     "--gin_param=train.steps_per_loop = 1",
     "--gin_param=train.checkpoint_every = 5",
     "--gin_param=train.evaluate_every = 0",
-    "--gin_param=resnet.depth = 8",
 )
 
 

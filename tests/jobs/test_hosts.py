@@ -93,7 +93,7 @@ def run(capsys, tmp_path, monkeypatch):
         (["--backend=ssh", "--hosts=a", "--ssh_command=/no/ssh"], ["/no/ssh", "--ssh_command"]),
         (["--backend=ssh", "--hosts=a", "--ssh_command=ssh 'x"], ["--ssh_command=ssh 'x", "quot"]),
         (["--backend=ssh", "--hosts=a", "--connect_timeout=0"], ["--connect_timeout=0"]),
-        (["--backend=ssh", "--hosts=a", "--env=1=2"], ["--env=1=2", "'1'"]),
+        (["--backend=ssh", "--hosts=a", "--env=1=2"], ["--env=1=HIDDEN", "'1'"]),
         (["--backend=ssh", "--hosts=a", "--env=NO_SUCH_NAME"], ["NO_SUCH_NAME", "not set"]),
         (["--backend=ssh", "--hosts=a,b,c,d", "--min_workers=3"], ["--min_workers=3", "1, 2"]),
         (["--backend=ssh", "--hosts=a,b", "--min_workers=0"], ["--min_workers=0"]),
@@ -136,11 +136,26 @@ def test_dry_run_prints_what_would_run_on_every_host_and_connects_to_none(run, t
             "cluster": {"worker": addresses},
             "task": {"type": "worker", "index": rank},
         }
-        assert (variables["MINE"], variables["OTHER"], variables["NCCL_DEBUG"]) == ("a b", "1", "INFO")
+        # Values of --env may be passwords: they reach the workers, and are not printed.
+        assert (variables["MINE"], variables["OTHER"], variables["NCCL_DEBUG"]) == ("HIDDEN", "HIDDEN", "INFO")
         assert words[count:] == ["/p y", "-m", "launcher.main", "--gin_file=x.gin", "--model_dir=out"]
     assert [line.split(",")[0] for line in lines if line.startswith("# worker")] == [
         "# worker 0 on me@a", "# worker 1 on me@a", "# worker 2 on b", "# worker 3 on b",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--backend=ssh", "--hosts=a", "--env=TOKEN=s3cret", "--env=T=s3cret", "--dry_run"],
+        ["--backend=ssh", "--hosts=a", "--env=not-a-name=s3cret"],
+        ["--backend=local", "--env=TOKEN=s3cret"],
+    ],
+)
+def test_values_of_env_are_shown_nowhere(run, flags):
+    code, printed = run(*flags)
+    assert code == (0 if "--dry_run" in flags else 64)
+    assert "s3cret" not in printed.out + printed.err and "HIDDEN" in printed.out + printed.err
 
 
 def test_the_head_and_its_agents_start_without_tensorflow_and_numpy():

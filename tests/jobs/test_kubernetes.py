@@ -64,7 +64,8 @@ def render(run, validator):
     def call(*flags):
         code, printed = run("--dry_run", *FLAGS, *flags)
         assert code == 0, printed.err
-        manifest = yaml.safe_load(printed.out)
+        policy, manifest = yaml.safe_load_all(printed.out)
+        assert policy["kind"] == "NetworkPolicy" and policy["metadata"] == manifest["metadata"]
         validator.validate(manifest)
         return manifest
 
@@ -113,6 +114,27 @@ def test_every_pod_finds_its_place_and_the_names_under_which_jobset_publishes_th
         found = cluster.resolve(environment(manifest, index))
         assert (found.source, found.index) == ("kubernetes", index)
         assert found.workers == tuple(f"digits-worker-0-{pod}.digits:2222" for pod in range(3))
+
+
+def selects(selector, labels):
+    """As the API reads a label selector; an empty one selects everything."""
+    assert set(selector) <= {"matchLabels"}
+    return all(labels.get(name) == value for name, value in selector.get("matchLabels", {}).items())
+
+
+def test_only_pods_of_the_same_job_may_connect_to_its_pods(run):
+    _, printed = run("--dry_run", *FLAGS, "--job_name=digits", "--workers=2")
+    policy = yaml.safe_load(printed.out.split("\n---\n")[0])
+    assert policy["apiVersion"] == "networking.k8s.io/v1"
+    spec = policy["spec"]
+    ours, others = {"jobset.sigs.k8s.io/jobset-name": "digits"}, {"jobset.sigs.k8s.io/jobset-name": "letters"}
+    assert selects(spec["podSelector"], ours) and not selects(spec["podSelector"], others)
+    assert spec["policyTypes"] == ["Ingress"]  # what they read from outside stays as it is
+    (rule,) = spec["ingress"]
+    (peer,) = rule["from"]
+    assert set(rule) == {"from"} and set(peer) == {"podSelector"}  # pods of this namespace, on any port
+    assert selects(peer["podSelector"], ours)
+    assert not selects(peer["podSelector"], others) and not selects(peer["podSelector"], {})
 
 
 def what_follows(manifest, exit_code, conditions=()):
@@ -205,7 +227,8 @@ def test_the_manifest_in_scripts_is_valid_and_what_its_header_says_would_render(
     code, printed = run(*flags)
     assert code == 0
     assert printed.out == text, "render it again with the command in its header"
-    validator.validate(yaml.safe_load(text))
+    _, manifest = yaml.safe_load_all(text)
+    validator.validate(manifest)
 
 
 @pytest.mark.parametrize("path", ["spec.netwrok", "spec.replicatedJobs.0.template.spec.template.spec.containers.0.cmd"])

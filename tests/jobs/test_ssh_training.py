@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sshd
+from places import SMALL_DIGITS
 
 from launcher.checkpoints import CheckpointStore
 
@@ -13,10 +14,8 @@ pytestmark = [pytest.mark.heavy, pytest.mark.skipif(bool(sshd.MISSING), reason=s
 A, B = "127.0.0.1", "127.0.0.2"
 STEPS = 6
 FLAGS = (
-    "--gin_file=resnet_cpu.gin",
+    f"--gin_file={SMALL_DIGITS}",
     f"--gin_param=train.steps = {STEPS}",
-    "--gin_param=train.global_batch_size = 64",
-    "--gin_param=resnet.depth = 8",
     "--mode=train",
     "--deterministic",
 )

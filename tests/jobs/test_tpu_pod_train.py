@@ -239,3 +239,14 @@ def test_a_dry_run_prints_the_commands_and_runs_none(tpu):
     assert f"--remote_python={slice_.folder}/opt/python" in launch
     assert "--output-directory=my logs" in commands[-1]
     assert slice_.told == [] and not (slice_.folder / "my logs").exists()
+
+
+def test_tokens_and_values_of_variables_are_not_shown(tpu):
+    flags = ("--source=https://me:s3cret@example.com/x.git", "--env=KEY=s3cret", "--env", "KEY=s3cret")
+    done = tpu().train("--dry_run", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+    assert "HIDDEN@example.com/x.git" in done.stdout and "--env=KEY=HIDDEN" in done.stdout
+    (setup,) = [line for line in done.stdout.splitlines() if "--install_only" in line]
+    # sudo writes its command line to a log of the host.
+    assert "example.com" not in setup.split("sudo")[1]

@@ -164,10 +164,10 @@ def test_a_compiler_that_is_missing_or_too_old_is_refused_with_the_extra_to_inst
     monkeypatch.setattr(versions.importlib.metadata, "version", version)
     assert versions.require() == installed
     installed["libtpu"] = "0.0.9"
-    with pytest.raises(UsageError, match=r"libtpu 0\.0\.9 is too old, .*pip install 'tf-launcher\[preflight\]'"):
+    with pytest.raises(UsageError, match=r"libtpu 0\.0\.9 is too old, .*pip install -e .*\[preflight\]"):
         versions.require()
     del installed["libtpu"]
-    with pytest.raises(UsageError, match=r"libtpu is not installed.*pip install 'tf-launcher\[preflight\]'"):
+    with pytest.raises(UsageError, match=r"libtpu is not installed.*pip install -e .*\[preflight\]"):
         versions.require()
 
 

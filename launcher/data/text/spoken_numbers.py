@@ -20,6 +20,7 @@ import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from launcher import installation
 from launcher.data.text import storage
 from launcher.errors import UsageError
 
@@ -70,7 +71,7 @@ class SpokenNumbers:
                     raise
                 raise UsageError(
                     f"text_pairs.name = 'spoken_numbers' needs {package}, which is not installed: "
-                    "pip install 'tf-launcher[text]', or pip install '.[text]' in a checkout"
+                    f"{installation.command('text')}"
                 ) from None
 
     def digest(self) -> str:

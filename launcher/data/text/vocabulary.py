@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from launcher import installation
 from launcher.data.text import storage
 from launcher.errors import UsageError
 
@@ -45,8 +46,7 @@ def _sentencepiece(binding: str = "a subword vocabulary") -> types.ModuleType:
         if error.name != "sentencepiece":
             raise
         raise UsageError(
-            f"{binding} needs sentencepiece, which is not installed: pip install 'tf-launcher[text]', "
-            "or pip install '.[text]' in a checkout"
+            f"{binding} needs sentencepiece, which is not installed: {installation.command('text')}"
         ) from None
     return sentencepiece
 

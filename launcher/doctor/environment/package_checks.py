@@ -6,10 +6,11 @@ import platform
 import struct
 from collections.abc import Iterator
 
+from launcher import installation
 from launcher.doctor.environment import packages as packages_lib
 from launcher.doctor.environment.context import Context
 from launcher.doctor.environment.finding import Finding, fail, ok, warn
-from launcher.doctor.environment.packages import EXTRAS, OPTIONAL, PYTHONS, REQUIRED, TENSORFLOWS, Packages
+from launcher.doctor.environment.packages import OPTIONAL, PYTHONS, REQUIRED, TENSORFLOWS, Packages
 
 # What TensorFlow is made of beside our own requirements; each one's requirements are looked at.
 _LOOKED_AT = ("keras", "tensorflow-datasets", "jax", "jaxlib", "h5py", "tensorboard", "typeguard", "rich")
@@ -36,9 +37,13 @@ def tensorflow_package(context: Context) -> Iterator[Finding]:
 
 def tensorflow_findings(found: Packages) -> Iterator[Finding]:
     """Of any set of packages."""
-    name, there = "tensorflow_package", found.tensorflows()
+    name, there, anew = "tensorflow_package", found.tensorflows(), installation.tensorflow_command()
     if not there:
-        yield fail(name, "TensorFlow is not installed", f"choose the extra for this machine: {EXTRAS}")
+        yield fail(
+            name,
+            "TensorFlow is not installed",
+            f"choose the extra for this machine: {anew}",
+        )
         return
     seen = " and ".join(map(str, there))
     if len(there) > 1:
@@ -46,10 +51,14 @@ def tensorflow_findings(found: Packages) -> Iterator[Finding]:
         yield fail(
             name,
             f"{seen} are installed at once and overwrite each other's files",
-            f"pip uninstall -y {both}, then install one of them anew: {EXTRAS}",
+            f"pip uninstall -y {both}, then install one of them anew: {anew}",
         )
     elif there[0].name == "tensorflow-gpu":
-        yield fail(name, f"{seen}: that distribution has been withdrawn", f"pip uninstall -y tensorflow-gpu; {EXTRAS}")
+        yield fail(
+            name,
+            f"{seen}: that distribution has been withdrawn",
+            f"pip uninstall -y tensorflow-gpu; {anew}",
+        )
     elif not packages_lib.fits(there[0].version, TENSORFLOWS):
         yield fail(
             name, f"{seen} is too old, {TENSORFLOWS} is needed", f"pip install --upgrade '{there[0].name}>=2.20'"
@@ -115,4 +124,4 @@ def _misfits(found: Packages) -> Iterator[Finding]:
         )
     jax, jaxlib = found.get("jax"), found.get("jaxlib")
     if jax and not jaxlib:
-        yield warn("packages", f"{jax} without jaxlib cannot be imported", "pip install 'tf-launcher[preflight]'")
+        yield warn("packages", f"{jax} without jaxlib cannot be imported", installation.command("preflight"))

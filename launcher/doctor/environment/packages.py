@@ -46,7 +46,6 @@ PROVIDERS = (
     "tf-nightly-tpu",
     "intel-tensorflow",
 )
-EXTRAS = "pip install 'tf-launcher[cpu]', 'tf-launcher[cuda]' (NVIDIA GPUs) or 'tf-launcher[tpu]' (Cloud TPU VMs)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,29 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from launcher import installation
 from launcher.doctor.environment import child
 from launcher.doctor.environment import packages as packages_lib
 from launcher.doctor.environment.context import Context
 from launcher.doctor.environment.finding import Finding, Skip, fail, ok, warn
-from launcher.doctor.environment.packages import EXTRAS
 from launcher.errors import EXIT_FAILED, UsageError
 
 _UNKNOWN_FLAG = "Unknown flag in XLA_FLAGS"
 _ONEDNN = "oneDNN custom operations are on"
-_PREBUILT_CUDA = "pip install 'tf-launcher[cuda]', which brings the CUDA libraries that TensorFlow was built for"
 
 
 def tensorflow(context: Context) -> Iterator[Finding]:
     """That TensorFlow and Keras can be imported, in a process of its own: an import may crash."""
+    anew = installation.tensorflow_command()
     answer = context.tensorflow.answers.get("import")
     if answer is None:
         yield fail(
             "tensorflow",
             f"the process that imports TensorFlow {context.tensorflow.how}",
-            f"install it anew: {EXTRAS}; Illegal instruction (SIGILL): this CPU is too old for these wheels",
+            f"install it anew: {anew}; Illegal instruction (SIGILL): this CPU is too old for these wheels",
         )
     elif answer.refused or answer.error:
-        yield fail("tensorflow", f"cannot be imported: {answer.refused or answer.error}", f"install it anew: {EXTRAS}")
+        yield fail(
+            "tensorflow",
+            f"cannot be imported: {answer.refused or answer.error}",
+            f"install it anew: {anew}",
+        )
     else:
         values = answer.values
         seen = (
@@ -82,7 +86,7 @@ def devices(context: Context) -> Iterator[Finding]:
         yield warn(
             "devices",
             f"{', '.join(chips)} may be TPU chips, and TensorFlow lists no TPU device",
-            "on a TPU VM, pip install 'tf-launcher[tpu]', and end other programs that hold the chips",
+            f"on a TPU VM, {installation.command('tpu')}, and end other programs that hold the chips",
         )
     if not gpus:
         yield from _no_gpus(context, quiet=bool(tpus or chips))
@@ -109,12 +113,12 @@ def _no_gpus(context: Context, *, quiet: bool) -> Iterator[Finding]:
         yield warn(
             "devices",
             f"{len(there)} NVIDIA GPU(s), and this TensorFlow is built for CPUs only",
-            f"pip uninstall -y tensorflow-cpu, then {_PREBUILT_CUDA}",
+            f"pip uninstall -y tensorflow-cpu, then {_prebuilt_cuda()}",
         )
     elif there:
         missing = re.findall(r"Could not load dynamic library '([^']+)'", context.tensorflow.log)
         detail = f" ({', '.join(missing)} missing)" if missing else ""
-        yield fail("devices", f"{len(there)} NVIDIA GPU(s), none of which TensorFlow can use{detail}", _PREBUILT_CUDA)
+        yield fail("devices", f"{len(there)} NVIDIA GPU(s), none of which TensorFlow can use{detail}", _prebuilt_cuda())
     elif not quiet:
         yield ok("devices", "CPU only")
 
@@ -186,3 +190,7 @@ def strategy(context: Context) -> Iterator[Finding]:
         "strategy",
         f"{values['kind']} ({values['why']}), {replicas}, train.precision = 'auto' is {values['policy']}{notes}",
     )
+
+
+def _prebuilt_cuda() -> str:
+    return f"{installation.command('cuda')}, which brings the CUDA libraries that TensorFlow was built for"

@@ -1,0 +1,86 @@
+"""The chief leaves last.
+
+TensorFlow's coordination service lives in worker 0's process. A worker that still runs when that process is gone prints
+"Failed to send RPC to coordination service", and may end with another exit code than its own. So the chief ends when
+the others have: each of them holds its gRPC port open until its process is gone, and a connection to it ends with it.
+No part of TensorFlow is asked. That takes no private API, and a worker that was killed is not waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+from launcher.cluster import Cluster
+from launcher.errors import Preempted, TrainingError
+
+_WAIT_SECONDS = 30.0
+# Whoever asked for the end may kill what is left soon, and the chief is to end with its own exit code before that.
+_PREEMPTED_WAIT_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
+_SILENT_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def chief_last(cluster: Cluster) -> Iterator[None]:
+    """Has the chief wait for the end of all other workers where all of them leave the block for the same reason.
+
+    It waits 30 s at most, or 10 s when preempted. All leave for the same reason when they are done, preempted, or
+    cannot train any further. After any other exception the others may wait in a collective until this process is gone,
+    so it is not delayed.
+
+    Args:
+      cluster: all workers and which of them this process is.
+    """
+    try:
+        yield
+    except Preempted:
+        _wait_for_others(cluster, _PREEMPTED_WAIT_SECONDS)
+        raise
+    except TrainingError:
+        _wait_for_others(cluster, _WAIT_SECONDS)
+        raise
+    _wait_for_others(cluster, _WAIT_SECONDS)
+
+
+def _wait_for_others(cluster: Cluster, seconds: float) -> None:
+    if not cluster.is_chief:
+        return
+    began = time.monotonic()
+    told = False
+    for index, address in enumerate(cluster.workers[1:], start=1):
+        if not told and not _has_ended(address, began + _SILENT_SECONDS):
+            told = True
+            _say(f"worker {index} still runs; waiting up to {seconds:.0f} s for the others, worker 0 leaves last")
+        if told and not _has_ended(address, began + seconds):
+            _say(f"worker {index} still runs after {seconds:.0f} s; worker 0 leaves without it")
+            return
+
+
+def _has_ended(address: str, deadline: float) -> bool:
+    """Whether nobody listens at `address` any more, or stops to before `deadline` on the monotonic clock."""
+    host, _, port = address.rpartition(":")
+    left = max(0.01, deadline - time.monotonic())
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(left, _CONNECT_SECONDS))
+    except OSError:  # refused: it is gone; anything else: this host cannot tell
+        return True
+    with connection:
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            try:
+                if not connection.recv(4096):  # a server of gRPC says a few words of its own first
+                    return True
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+    return False
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

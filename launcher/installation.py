@@ -1,0 +1,79 @@
+"""The command that installs more of Launcher, for the way in which this copy was installed.
+
+No package index has Launcher, so its name alone does not do. Imports no TensorFlow: it may be what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+_NAME = "tf-launcher"
+_HERE = Path(__file__).resolve().parent
+
+
+def command(extra: str) -> str:
+    """What to type for an extra of setup.py, such as "text".
+
+    A checkout is named by its folder, a copy that pip fetched by where pip found it (PEP 610), and where neither is
+    known, the extra's packages are.
+    """
+    checkout = _HERE.parent
+    if (checkout / "setup.py").is_file() and (checkout / "pyproject.toml").is_file():
+        return f"{_pip()} install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    import importlib.metadata  # late: it takes as long as all else that a supervisor imports
+
+    try:
+        distribution = importlib.metadata.distribution(_NAME)
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return f"{_pip()} install '.[{extra}]' in a checkout of Launcher"
+    known = _from(origin, extra) if origin else None
+    return f"{_pip()} install {shlex.join([known] if known else _packages(distribution, extra))}"
+
+
+def tensorflow_command() -> str:
+    """What to type for TensorFlow, for each kind of machine."""
+    return f"{command('cpu')}, with [cuda] in the place of [cpu] for NVIDIA GPUs, or [tpu] on a Cloud TPU VM"
+
+
+def _from(origin: dict[str, Any], extra: str) -> str | None:
+    """A requirement of pip's, by what it wrote down when it installed this copy; None if that is no longer there."""
+    url = re.sub(r"^(https?://)[^/@]*@", r"\1", origin.get("url", ""))  # a token has no place in a message
+    if url.startswith("file:") and "vcs_info" not in origin:
+        path = unquote(urlsplit(url).path)
+        return f"{path}[{extra}]" if os.path.exists(path) else None
+    subdirectory = origin.get("subdirectory")
+    tail = f"#subdirectory={subdirectory}" if subdirectory else ""
+    if vcs := origin.get("vcs_info"):
+        return f"{_NAME}[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}{tail}"
+    return f"{_NAME}[{extra}] @ {url}{tail}"
+
+
+def _packages(distribution: Distribution, extra: str) -> list[str]:
+    from packaging.requirements import Requirement  # late: where it is missing, the doctor says so
+
+    found = []
+    for line in distribution.requires or ():
+        requirement = Requirement(line)
+        if requirement.marker and requirement.marker.evaluate({"extra": extra}):
+            extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+            found.append(f"{requirement.name}{extras}{requirement.specifier}")
+    return found
+
+
+def _pip() -> str:
+    """`pip` where that is this interpreter's."""
+    found = shutil.which("pip")
+    same = found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)
+    return "pip" if same else f"{shlex.quote(sys.executable)} -m pip"

@@ -1,0 +1,124 @@
+"""A network namespace that holds one job of this host: TensorFlow's servers in it are out of everybody else's reach.
+
+TensorFlow's gRPC server listens on all interfaces, also for addresses of 127.0.0.1, and does what any client asks. In a
+namespace of its own a job has a loopback interface and nothing else. The supervisor enters it, and so does all that it
+starts. Linux only: by CAP_SYS_ADMIN, or else by a user namespace in which this user stays the same one.
+https://man7.org/linux/man-pages/man7/network_namespaces.7.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from launcher import gce, gin_files
+from launcher.errors import LauncherError, UsageError
+from launcher.jobs.job import Job
+from launcher.jobs.local import visible_gpus
+
+FLAGS = ("private_network",)
+
+_NEW_USER, _NEW_NET = 0x10000000, 0x40000000
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
+_NCCL = "NCCL_SOCKET_IFNAME"
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Adds the flag that only this backend reads."""
+    flags.DEFINE_enum(
+        "private_network", "auto", ["auto", "on", "off"],
+        "Whether the workers of this host get a network of their own, which reaches nothing outside, as TensorFlow's "
+        "servers obey everybody who reaches them. auto: where the kernel allows it and nothing is known to need more: "
+        "several workers on CPUs, a recipe that imports no module of yours, no URL, no TPU, not on Google's machines.",
+        flag_values=values,
+    )  # fmt: skip
+
+
+def enter(wanted: str, job: Job, recipe: Any, environ: MutableMapping[str, str]) -> str | None:
+    """Moves this process into a network of its own, if that is wanted; it must not have started a thread or a child.
+
+    Args:
+      wanted: "auto", "on" or "off".
+      job: what is about to run.
+      recipe: the workers' parsed flags.
+      environ: what workers inherit; NCCL is told to use the loopback interface, unless told otherwise.
+
+    Returns:
+      What to say of it; None where everything is as ever.
+
+    Raises:
+      UsageError: it was asked for by name, and the kernel refuses.
+    """
+    if wanted == "off" or job.workers == 1:
+        return None
+    if wanted == "auto" and (visible_gpus(environ) or _needs_network(job.arguments, recipe, environ)):
+        return None
+    refusal = _refusal()
+    if refusal and wanted == "on":
+        raise UsageError(
+            f"--private_network=on: {refusal}; leave it out, and let a firewall protect the workers' ports"
+        )
+    if refusal:
+        return None
+    _unshare()
+    environ.setdefault(_NCCL, "lo")
+    return "the workers have a network of their own, without a way out; --private_network=off gives them this host's"
+
+
+def _needs_network(arguments: Sequence[str], recipe: Any, environ: Mapping[str, str]) -> bool:
+    """Whether something is known to need more than the loopback interface, or what is needed is not known."""
+    if recipe.tpu or environ.get("TPU_NAME") or gce.on_gce(environ):
+        return True
+    if any("://" in text for text in (*arguments, environ.get("TFDS_DATA_DIR", ""))):
+        return True
+    try:
+        found = [each for name in recipe.gin_file for each in gin_files.read_file(gin_files.find_file(name), opened=[])]
+    except LauncherError:
+        return True
+    if any(isinstance(each, gin_files.Import) or "://" in str(each.value) for each in found):
+        return True
+    return any(text.lstrip().startswith("import ") for text in recipe.gin_param)
+
+
+def _refusal() -> str:
+    """Why this process cannot have a network of its own; tried in a child, as there is no way back. "" if it can."""
+    try:
+        child = os.fork()
+    except (OSError, AttributeError) as error:
+        return str(error)
+    if not child:
+        code = 1
+        try:
+            _unshare()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return "" if status == 0 else "this kernel, or the container around, allows this user no network namespace"
+
+
+def _unshare() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_NET):
+        user, group = os.geteuid(), os.getegid()
+        if user == 0:  # in a user namespace root would lose its right to other users' files
+            raise OSError(ctypes.get_errno(), "unshare")
+        if libc.unshare(_NEW_USER | _NEW_NET):
+            raise OSError(ctypes.get_errno(), "unshare")
+        for name, content in (
+            ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")
+        ):  # fmt: skip
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(content)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        # struct ifreq: the interface's name and its flags, in a room of 40 bytes
+        request = struct.pack("16sh22x", b"lo", 0)
+        (up,) = struct.unpack_from("h", fcntl.ioctl(any_socket, _GET_FLAGS, request), 16)
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh22x", b"lo", up | _UP))

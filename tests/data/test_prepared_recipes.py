@@ -1,0 +1,233 @@
+"""Every recipe that names a TFDS set trains, evaluates and resumes on one that TFDS's own builder has prepared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import real_sets
+from places import ROOT
+
+from launcher.checkpoints import CheckpointStore
+
+STEPS, SAVED, BATCH = 4, 2, 8
+
+# Models and batches for a CPU. What is bound to the data makes it take the path of a set too large for memory.
+_TRAIN = (
+    f"train.global_batch_size = {BATCH}",
+    f"train.steps_per_loop = {SAVED}",
+    "train.log_every = 1",
+    f"train.evaluate_every = {SAVED}",
+    f"train.checkpoint_every = {SAVED}",
+)
+_RESNET = (
+    "train.epochs = 0.75",  # 4.2 steps of the tiny set
+    "resnet.depth = 8",
+    "resnet.norm_group_size = 2",
+    "image_data.memory_limit_bytes = 0",
+    "cosine.peak = 0.01",
+)
+_TRANSLATION = (
+    f"train.steps = {STEPS}",
+    "train.eval_batch_size = 8",
+    "text_pairs.vocab_size = 290",
+    "text_pairs.max_length = 24",
+    "text_pairs.row_length = 48",
+    "text_pairs.memory_limit_bytes = 0",
+    "transformer.layers = 1",
+    "transformer.width = 16",
+    "transformer.heads = 2",
+    "transformer.hidden = 32",
+    "transformer.dropout = 0.0",  # its masks are drawn for each replica
+    "translation.decode_examples = 2",
+    "translation.beam_size = 1",
+)
+_LANGUAGE = (
+    f"train.steps = {STEPS}",
+    "text_corpus.vocab_size = 290",
+    "text_corpus.length = 24",
+    "text_corpus.memory_limit_bytes = 0",
+    "language_modelling.continuation_length = 8",
+    "language_model.layers = 1",
+    "language_model.width = 16",
+    "language_model.heads = 2",
+    "language_model.kv_heads = 1",
+    "language_model.hidden = 32",
+)
+_IMAGENET = (*_RESNET, "image_data.image_size = 16")
+_CIFAR = (*_RESNET, "image_data.name = 'tfds:cifar10'")
+
+RECIPES = {
+    "resnet_tpu": _IMAGENET,
+    "resnet_gpu": _IMAGENET,
+    "resnet_multiworker": _IMAGENET,
+    "resnet_cpu": _CIFAR,
+    "transformer_base_wmt": _TRANSLATION,
+    "transformer_big_wmt": _TRANSLATION,
+    "transformer_tpu": _TRANSLATION,
+    "lm_gpu": _LANGUAGE,
+    "lm_tpu": _LANGUAGE,
+}
+ONE, MIRRORED, WORKERS = "one device", "two mirrored replicas", "two workers"
+TOPOLOGIES = {
+    ONE: ("--strategy=one_device",),
+    MIRRORED: ("--strategy=mirrored", "--replicas=2"),
+    WORKERS: ("--strategy=multi_worker",),
+}
+# How far losses of two topologies may be apart: 16 bits round a sum differently in another order.
+TOLERANCE = {"float32": 1e-5, "mixed_bfloat16": 2e-2, "mixed_float16": 2e-3}
+
+
+@pytest.fixture(scope="session")
+def real_sets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which TFDS's own builders have prepared tiny sets."""
+    folder = tmp_path_factory.mktemp("real_sets")
+    real_sets.prepare(folder)
+    return folder
+
+
+@pytest.fixture
+def data_dir(real_sets_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TFDS_DATA_DIR", str(real_sets_dir))
+    return real_sets_dir
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a finished run has left in its folder."""
+
+    model_dir: Path
+
+    def events(self, split: str) -> list[dict]:
+        lines = (self.model_dir / "metrics.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["split"] == split]
+
+    @property
+    def losses(self) -> np.ndarray:
+        return np.array([event["loss"] for event in self.events("train")])
+
+    @property
+    def policy(self) -> str:
+        return json.loads((self.model_dir / "summary.json").read_text())["policy"]
+
+    def state(self) -> dict[str, np.ndarray]:
+        return CheckpointStore(str(self.model_dir / "checkpoints")).read(STEPS)
+
+    def stopped_early(self, model_dir: Path) -> Path:
+        """A copy as it was when the first of the two checkpoints had been written."""
+        shutil.copytree(self.model_dir, model_dir)
+        shutil.rmtree(model_dir / "checkpoints" / f"step_{STEPS:08}")
+        return model_dir
+
+
+Train = Callable[..., Run]
+
+
+@pytest.fixture
+def train(data_dir, run_launcher, run_workers, monkeypatch) -> Train:
+    """train(recipe, topology, seed, model_dir, *bindings, in_process=False, mode=...): a run of the command line."""
+
+    def run(recipe, topology, seed, model_dir, *bindings, in_process=False, mode="train_and_eval") -> Run:
+        flags = [f"--gin_file={recipe}.gin", f"--model_dir={model_dir}", f"--mode={mode}", *TOPOLOGIES[topology]]
+        flags += [f"--seed={seed}"] if seed else []  # 0 is every recipe's own
+        flags += [f"--gin_param={binding}" for binding in (*_TRAIN, *RECIPES[recipe], *bindings)]
+        if topology == WORKERS:
+            finished = run_workers(2, *flags)
+            assert [worker.returncode for worker in finished] == [0, 0], finished[0].stderr + finished[1].stderr
+        elif in_process:
+            from launcher import config
+            from launcher import main as entry
+
+            assert entry.main(["launcher", *flags]) == 0
+            config.reset()
+        else:
+            finished = run_launcher(*flags)
+            assert finished.returncode == 0, finished.stderr
+        return Run(Path(model_dir))
+
+    return run
+
+
+def assert_trained_on_the_prepared_set(run: Run, recipe: str) -> None:
+    assert [event["step"] for event in run.events("train")] == list(range(1, STEPS + 1))
+    assert np.isfinite(run.losses).all()
+    if recipe.startswith("resnet"):
+        assert [event["examples"] for event in run.events("eval")] == [real_sets.HELD_OUT_IMAGES] * 2
+
+
+def assert_same_losses(found: Run, expected: Run) -> None:
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=TOLERANCE[expected.policy])
+    for field in ("step", "examples"):
+        assert [e[field] for e in found.events("eval")] == [e[field] for e in expected.events("eval")]
+
+
+def assert_same_state(found: Run, expected: Run) -> None:
+    """Bit for bit."""
+    state, wanted = found.state(), expected.state()
+    assert state.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+    np.testing.assert_array_equal(found.losses, expected.losses)
+
+
+def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
+    folder = ROOT / "gin_configs"
+
+    def text(path: Path) -> str:
+        words = path.read_text()
+        return words + "".join(text(folder / name) for name in re.findall(r"^include '(.*)'", words, re.M))
+
+    found = {path.stem for path in folder.glob("*.gin") if "'tfds:" in text(path)}
+    assert found == set(RECIPES) - {"resnet_cpu"}
+
+
+# Every recipe, topology and seed; images and text on two topologies and resumed. XLA would double the time.
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("recipe", "topology", "seed", "more"),
+    [
+        ("resnet_multiworker", WORKERS, 0, "compare"),
+        ("resnet_gpu", ONE, 7, "resume"),
+        ("resnet_tpu", MIRRORED, 0, ""),
+        ("resnet_cpu", MIRRORED, 7, ""),
+        ("transformer_base_wmt", ONE, 0, ""),
+        ("transformer_big_wmt", MIRRORED, 7, ""),
+        ("transformer_tpu", ONE, 0, ""),
+        ("lm_gpu", ONE, 0, "resume"),
+        ("lm_tpu", MIRRORED, 7, "compare"),
+    ],
+)
+def test_a_recipe_trains_and_evaluates_on_its_prepared_set(train, tmp_path, recipe, topology, seed, more):
+    def run(name: str, topology: str, mode: str = "train_and_eval") -> Run:
+        return train(recipe, topology, seed, tmp_path / name, "train.jit_compile = False", in_process=True, mode=mode)
+
+    undisturbed = run("undisturbed", topology)
+    assert_trained_on_the_prepared_set(undisturbed, recipe)
+    if more == "resume":
+        undisturbed.stopped_early(tmp_path / "resumed")
+        assert_same_state(run("resumed", topology, "train"), undisturbed)
+    if more == "compare":
+        assert_same_losses(undisturbed, run("one device", ONE))
+
+
+@pytest.mark.heavy
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_agrees_with_itself_on_every_topology_and_when_it_is_resumed(train, tmp_path, recipe, seed):
+    runs = {}
+    bindings = ["train.jit_compile = False"] if seed else []  # with XLA where the recipe says so, once
+    for topology in TOPOLOGIES:
+        runs[topology] = run = train(recipe, topology, seed, tmp_path / topology, *bindings)
+        assert_trained_on_the_prepared_set(run, recipe)
+        model_dir = run.stopped_early(tmp_path / f"{topology}, resumed")
+        assert_same_state(train(recipe, topology, seed, model_dir, *bindings, mode="train"), run)
+        print(f"{recipe}.gin | {topology} | {seed} | 0 | {run.losses[-1]:.6f} | bitwise ({run.policy})", flush=True)
+    for run in runs.values():
+        assert_same_losses(run, runs[ONE])
