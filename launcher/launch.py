@@ -21,7 +21,7 @@ from pathlib import Path
 
 from absl import flags
 
-from launcher import lease
+from launcher import lease, preemption
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
 from launcher.jobs import backends, drill_plan, drills, kubernetes, member, private_network
@@ -75,6 +75,7 @@ def define_flags() -> flags.FlagValues:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, runs the job and returns its exit code."""
     argv = list(sys.argv if argv is None else argv)
+    console = Console()
     try:
         options = define_flags()
         rest = _parse(options, argv)
@@ -88,7 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _apply(options, job, argv[1:])
         drill = drill_plan.make_plan(options, job)
         network = _private_network(options, job) if kind.flags == private_network.FLAGS else None  # before any thread
-        console = Console()
         if network:
             console.note(network)
         backend = make(options, job, console)
@@ -106,8 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return Supervisor(job=job, backend=backend, console=console, held=held).run()
     except LauncherError as error:
         flush_standard_streams()
-        sys.stderr.write(f"error: {error}\n")
+        if console.is_used:
+            console.error(f"error: {error}")
+        else:  # nothing runs that could be held up
+            sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    finally:
+        console.close()
 
 
 def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
@@ -228,4 +233,6 @@ def _usage_error(error: flags.Error) -> UsageError:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    preemption.ignore_repeats()
+    sys.exit(code)

@@ -9,6 +9,7 @@ The gin file says what to train, the flags where and how. Without --gin_file, th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import config, drill, failures, installation, progress, user_code
+from launcher import config, drill, failures, installation, preemption, progress, user_code
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.tensorflow_import import import_tensorflow
 
@@ -153,11 +154,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_recipe_list())
             return EXIT_DONE
         drill.install(os.environ)
-        _require_tensorflow()
-        # Everything below imports TensorFlow, which takes seconds and may be missing.
-        from launcher import modes
+        trains = options.mode in ("train", "train_and_eval") and not options.dry_run
+        with preemption.before_training() if trains else contextlib.nullcontext():
+            _require_tensorflow()
+            # Everything below imports TensorFlow, which takes seconds and may be missing.
+            from launcher import modes
 
-        return modes.run(options)
+            return modes.run(options)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
