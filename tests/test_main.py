@@ -108,7 +108,7 @@ class TaskWithoutAModel:
         raise NotImplementedError
 
     def model(self):
-        raise RuntimeError("no model today")
+        raise PeerError("no model today")
 
 
 def test_a_failure_before_the_first_step_is_summarised_but_for_an_evaluation(capsys, tmp_path, monkeypatch):
@@ -117,12 +117,12 @@ def test_a_failure_before_the_first_step_is_summarised_but_for_an_evaluation(cap
         "launcher", "--gin_file=resnet_cpu.gin", "--gin_param=train.task = @TaskWithoutAModel()",
         "--gin_param=TaskWithoutAModel.data = @image_data()",
     ]  # fmt: skip
-    assert entry.main([*command, "--mode=eval", "--model_dir=evaluated"]) == 70
-    assert entry.main([*command, "--model_dir=trained"]) == 70
+    assert entry.main([*command, "--mode=eval", "--model_dir=evaluated"]) == 75
+    assert entry.main([*command, "--model_dir=trained"]) == 75
     assert not Path("evaluated").exists()
     told = json.loads(Path("trained/summary.json").read_text())
-    assert (told["status"], told["exit_code"], told["step"]) == ("failed", 70, 0)
-    assert told["error"].startswith("RuntimeError: no model today")
+    assert (told["status"], told["exit_code"], told["step"]) == ("failed", 75, 0)
+    assert told["error"] == "no model today"
 
 
 @pytest.mark.parametrize(

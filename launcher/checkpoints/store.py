@@ -99,9 +99,7 @@ class CheckpointStore:
                 return str(folder)
             _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
         self._remove_leftovers()
-        write_checkpoint(
-            self._directory, step, state, metrics or {}, self._run, self._scaling, before_commit=self.before_write
-        )
+        write_checkpoint(self._directory, step, state, metrics or {}, self._run, self._scaling, self.before_write)
         self._whole[step] = True
         self._retire()
         return str(folder)

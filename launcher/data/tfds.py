@@ -163,15 +163,12 @@ def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Fact
       UsageError: no such data set, or it does not hold labelled 8-bit images.
     """
     known = TFDS.get(name)
-    usual_splits = train_split is None and eval_split is None
-    try:
-        builder = open_builder(name)
-    except UsageError:
-        if known is not None and usual_splits:  # planned where TFDS is not installed
-            return known
-        raise
+    may_serve = known is not None and train_split is None and eval_split is None
+    if known is not None and may_serve and not _may_be_prepared(name):  # planned without TFDS, which takes a second
+        return known
+    builder = open_builder(name)
     prepared = is_prepared(builder)
-    if known is not None and usual_splits and not prepared:
+    if known is not None and may_serve and not prepared:
         return known
     splits = builder.info.splits
     if eval_split is None:
@@ -191,6 +188,11 @@ def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Fact
         train_split=train_split,
         eval_split=eval_split,
     )
+
+
+def _may_be_prepared(name: str) -> bool:
+    directory = data_dir()
+    return "://" in directory or os.path.isdir(os.path.join(directory, name.partition("/")[0]))
 
 
 def _image_features(builder: Any) -> tuple[tuple[int | None, int | None, int], int]:

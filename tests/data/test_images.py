@@ -82,7 +82,7 @@ def test_digits_can_be_scaled():
 
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(UsageError, match=r"tf-launcher\[demo\]"):
+    with pytest.raises(UsageError, match=r"pip install .*\[demo\]"):
         image_data(name="digits").check()
 
 
@@ -107,7 +107,8 @@ def test_synthetic_images_are_the_same_every_time_and_tell_their_class():
 # ------------------------------------------------------------------------------------------------- planning, no data
 
 
-def test_a_job_on_imagenet_is_planned_without_opening_it(monkeypatch):
+def test_a_job_on_imagenet_is_planned_without_opening_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(tfds, "module", lambda: pytest.fail("opened"))
     data = image_data(name="tfds:imagenet2012", image_size=224, augmentation="imagenet")
     assert (data.image_shape, data.num_classes) == ((224, 224, 3), 1000)

@@ -7,15 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import sshd
 from running import is_running
-
-from launcher.jobs import protocol
 
 pytestmark = pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING)
 
@@ -200,7 +197,7 @@ def test_a_host_that_fell_silent_is_named_although_its_peers_failed_first(launch
 
 
 @pytest.mark.heavy
-def test_a_terminal_that_is_not_read_from_holds_the_job_up_and_does_not_end_it(fake_environment, hosts, tmp_path):
+def test_a_terminal_that_is_not_read_from_holds_nothing_up(fake_environment, hosts, tmp_path):
     servers = hosts(A)
     flags = ["--backend=ssh", f"--hosts={A}", f"--ssh_command={servers.command()}", "--env=FAKE_WORKER", "--env=TMPDIR"]
     settings = {"hosts": True, "faults": [fault("print_much", rank=0)]}
@@ -211,14 +208,11 @@ def test_a_terminal_that_is_not_read_from_holds_the_job_up_and_does_not_end_it(f
         env={**os.environ, **fake_environment(**settings)},
         cwd=tmp_path,
     )
-    # Longer than the patience of either side: an agent that ended meanwhile would be seen.
-    agent_gone = time.monotonic() + 1.5 * protocol.AGENT_PATIENCE_SECONDS
-    while time.monotonic() < agent_gone:
-        assert process.poll() is None
-        time.sleep(0.1)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert printed.endswith(b"[launcher] job done: 1 attempt(s), 0 restart(s), exit code 0\n")
+    try:
+        assert process.wait(timeout=120) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_workers_that_save_on_a_signal_end_the_job_with_42(launch_on, tmp_path):
