@@ -393,5 +393,3 @@ class LocalSums(NamedTuple):
 @as_written
 def _num_replicas() -> int:
     return tf.distribute.get_replica_context().num_replicas_in_sync
-
-

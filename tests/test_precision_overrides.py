@@ -102,7 +102,9 @@ def test_parts_of_a_subclassed_model_change_alone_or_with_the_layer_around_them(
     assert all(np.isfinite(weight).all() for weight in weights_after(made, 1)), "tensors of both dtypes meet"
     named = layer_policies.in_effect(made.model, overrides)
     assert Override("transformer/encoder_block1/attention/query", "float32", "transformer/encoder_block1") in named
-    assert modes.describe(made.plan, made.model)["layer policies"].startswith("float32 in transformer/encoder_block1")
+    assert modes.describe(made.plan, made.model, made.trainer.statistics)["layer policies"].startswith(
+        "float32 in transformer/encoder_block1"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ bring your own model

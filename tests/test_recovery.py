@@ -130,7 +130,7 @@ def test_sigterm_to_one_worker_stops_all_at_the_same_saved_step(start_launcher, 
     assert_preempted(finished[0], tmp_path / "run")
 
 
-def test_second_sigterm_amid_saving_leaves_whole_checkpoints_only(start_launcher, tmp_path):
+def test_sigterms_in_a_row_are_one_request_and_leave_whole_checkpoints_only(start_launcher, tmp_path):
     often = ("--gin_param=train.checkpoint_every = 1", "--gin_param=train.keep_checkpoints = 50")
     endless = ("--gin_param=train.steps = 100000", "--mode=train")
     started = start_launcher(*FLAGS, f"--model_dir={tmp_path}/run", *endless, *often)
@@ -138,9 +138,9 @@ def test_second_sigterm_amid_saving_leaves_whole_checkpoints_only(start_launcher
     store = CheckpointStore(str(directory))
     started.wait_until(lambda: len(store.steps()) >= 3)
     started.send(signal.SIGTERM)
-    started.wait_until(lambda: "once more to end at once" in started.stderr)
+    started.wait_until(lambda: "SIGTERM: finishing the step and saving" in started.stderr)
     started.send(signal.SIGTERM)
-    started.wait()
+    assert_preempted(started.wait(), tmp_path / "run")
     folders = list(directory.glob("step_*"))
     assert len(folders) >= 3
     assert [find_damage(folder) for folder in folders] == [None] * len(folders)
