@@ -24,7 +24,7 @@ from absl import flags
 from launcher import lease, preemption
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
-from launcher.jobs import backends, drill_plan, drills, kubernetes, member, private_network
+from launcher.jobs import backends, disk, drill_plan, drills, kubernetes, member, private_network
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
@@ -98,7 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         flush_standard_streams()
         # Members share a folder: the chief's holds the lease for all.
         writes_to = None if job.member else job.model_dir
-        with lease.held(writes_to, environ={}, say=console.note, supervised_job=job.identity) as held:
+        with lease.held(
+            writes_to, environ={}, say=console.note, supervised_job=job.identity, isolate=disk.isolated
+        ) as held:
             if drill is not None:
                 return drills.run(
                     drill, job=job, make_backend=lambda: make(options, job, console), console=console, held=held

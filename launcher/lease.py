@@ -32,6 +32,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from launcher import failures
 from launcher.errors import LauncherError, PeerError, UsageError
@@ -85,6 +86,14 @@ class Holder:
         return f"{'supervisor' if self.supervises else 'process'} {self.process} on {self.host} since {since}"
 
 
+Isolate = Callable[[Callable[[], Any]], Any]
+_GONE = "gone"
+
+
+def _here(work: Callable[[], Any]) -> Any:
+    return work()
+
+
 class _Life(enum.Enum):
     ALIVE = "alive"
     GONE = "gone"
@@ -100,7 +109,9 @@ class Lease:
         holder: Holder | None = None,
         descriptor: int | None = None,
         made: tuple[Path, ...] = (),
+        isolate: Isolate = _here,
     ):
+        self._isolate = isolate
         self._path = path
         self._holder = holder
         self._descriptor = descriptor
@@ -109,7 +120,7 @@ class Lease:
         self._seen = _clock()
         self._is_looking = False
         self._asked, self._answered, self._over = threading.Event(), threading.Event(), threading.Event()
-        # A daemon, and the only one to touch the file but for `verify`: a file system that hangs, hangs this thread.
+        # A daemon, and with `verify` all that touches the file: a file system that hangs, hangs nothing else.
         self._beats = threading.Thread(target=self._beat, name="lease", daemon=True)
         if path is not None:
             self._beats.start()
@@ -169,33 +180,30 @@ class Lease:
             self._asked.clear()
             self._is_looking = True
             with contextlib.suppress(OSError):
-                self._look(path)
-                if self._descriptor is not None and not self._lost:
-                    os.utime(self._descriptor)
+                self._look(path, beats=self._descriptor is not None)
             self._is_looking = False
             self._answered.set()
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 self._look(path)
                 if not self._lost:
-                    path.unlink()
-                    _remove_empty(self._made)
+                    self._isolate(lambda: _remove(path, self._made))
             _close(self._descriptor)
 
-    def _look(self, path: Path) -> None:
-        """Raises OSError where nothing can be known for now."""
-        try:
-            found = _read_path(path)
-        except FileNotFoundError:
+    def _look(self, path: Path, *, beats: bool = False) -> None:
+        """Sees who holds the lease, and gives a heartbeat if that is this run; OSError where nothing can be known."""
+        mine = self._holder
+        assert mine is not None
+        answer = self._isolate(lambda: _seen_at(path, mine if beats else None))
+        if answer == _GONE:
             self._lost = (
                 f"{path} is gone: somebody has removed it, or another run took the lease over and has ended. This run "
                 "writes nothing more to the folder. Run again, or choose another --model_dir"
             )
             return
-        if found is None:
+        if answer is None:
             return  # being written
-        mine = self._holder
-        assert mine is not None
+        found = Holder(**answer)
         if found == mine or (self._descriptor is None and found.job == mine.job):
             self._seen = _clock()
             return
@@ -213,6 +221,7 @@ def held(
     environ: Mapping[str, str],
     say: Callable[[str], None],
     supervised_job: str | None = None,
+    isolate: Isolate = _here,
 ) -> Iterator[Lease]:
     """Holds the lease of a folder inside the block, and makes the folder if need be.
 
@@ -221,6 +230,8 @@ def held(
       environ: names the job of a supervised worker.
       say: takes a line for people: what is waited for, what was taken over.
       supervised_job: for a supervisor, the job whose workers share the lease.
+      isolate: calls a function that reads or writes the file while the lease is held, and returns what it returns,
+        which JSON can hold; for whoever must be able to end while the file system hangs, in another process.
 
     Raises:
       UsageError: another run writes to the folder, or nobody can.
@@ -229,14 +240,16 @@ def held(
     if model_dir is None or "://" in model_dir:
         yield Lease()
         return
-    lease = _acquire(Path(model_dir), environ.get(JOB), supervised_job, say)
+    lease = _acquire(Path(model_dir), environ.get(JOB), supervised_job, say, isolate)
     try:
         yield lease
     finally:
         lease.release()
 
 
-def _acquire(folder: Path, joins: str | None, supervises: str | None, say: Callable[[str], None]) -> Lease:
+def _acquire(
+    folder: Path, joins: str | None, supervises: str | None, say: Callable[[str], None], isolate: Isolate
+) -> Lease:
     path, made = folder / FILE_NAME, _missing(folder)
     deadline = time.monotonic() + _CONTENTION_SECONDS
     try:
@@ -246,7 +259,7 @@ def _acquire(folder: Path, joins: str | None, supervises: str | None, say: Calla
             with contextlib.suppress(FileNotFoundError):  # the folder was removed again by whoever had made it
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
                 try:
-                    lease = _take(descriptor, path, joins, supervises, made, say)
+                    lease = _take(descriptor, path, joins, supervises, made, say, isolate)
                 finally:
                     if lease is None or not lease.keeps(descriptor):
                         _close(descriptor)
@@ -267,6 +280,7 @@ def _take(
     supervises: str | None,
     made: tuple[Path, ...],
     say: Callable[[str], None],
+    isolate: Isolate,
 ) -> Lease | None:
     """Takes or joins the lease; None where another process is just taking or releasing it: to be tried again."""
     job = supervises or joins or uuid.uuid4().hex[:12]
@@ -277,7 +291,7 @@ def _take(
         return None
     if found is not None:
         if found.job == job and found.supervises and life is not _Life.GONE:
-            return Lease(path, found)
+            return Lease(path, found, isolate=isolate)
         is_earlier_attempt = found.job == joins
         if life is _Life.UNKNOWN and not is_earlier_attempt:
             life = _watch(path, found, say)
@@ -298,7 +312,7 @@ def _take(
             raise _refusal(now, path)
     if found is not None:
         say(f"took over {path} from {found}, which is gone")
-    return Lease(path, mine, descriptor, made)
+    return Lease(path, mine, descriptor, made, isolate)
 
 
 def _watch(path: Path, holder: Holder, say: Callable[[str], None]) -> _Life:
@@ -377,6 +391,22 @@ def _write_error(folder: Path, error: OSError) -> LauncherError:
 
 
 # ----------------------------------------------------------------------------------------------------------- the file
+
+
+def _seen_at(path: Path, beats: Holder | None) -> dict[str, Any] | str | None:
+    """Who holds the lease, `_GONE` where the file is, or None while it is written; a heartbeat where `beats` does."""
+    try:
+        found = _read_path(path)
+    except FileNotFoundError:
+        return _GONE
+    if found is not None and found == beats:
+        os.utime(path)
+    return None if found is None else dataclasses.asdict(found)
+
+
+def _remove(path: Path, made: tuple[Path, ...]) -> None:
+    path.unlink()
+    _remove_empty(made)
 
 
 def _read_path(path: Path) -> Holder | None:
