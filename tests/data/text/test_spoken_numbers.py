@@ -95,7 +95,7 @@ def test_the_pairs_are_the_same_every_time(held_out):
 @pytest.mark.parametrize("package", ["num2words", "babel"])
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=rf"needs {package}.*tf-launcher\[text\]"):
+    with pytest.raises(UsageError, match=rf"needs {package}.*pip install .*\[text\]"):
         SpokenNumbers().check()
 
 
