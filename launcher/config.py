@@ -13,19 +13,22 @@ import functools
 import importlib
 import os
 import re
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gin
 
-from launcher import bound_types
+from launcher import bound_types, failures, user_code
 from launcher.errors import LauncherError, UsageError
 from launcher.gin_files import (
     Binding,
     Import,
     Name,
+    defines,
     find_file,
     names_in,
     read_file,
@@ -55,6 +58,9 @@ __all__ = [
     "used_as",
 ]
 
+# Parameters that say the same thing in two ways: the one that is bound last counts.
+_RIVALS = (("launcher.recipe.train", "steps", "epochs"),)
+
 _MACRO = "gin.macro"  # gin keeps the macro NAME as the parameter `value` of gin.macro in scope NAME
 
 _Key = tuple[str, str, str]  # scope, complete selector, parameter
@@ -79,6 +85,7 @@ class _Loaded:
 
     bound: dict[_Key, Binding] = dataclasses.field(default_factory=dict)
     overridden: list[tuple[Binding, int]] = dataclasses.field(default_factory=list)  # and the order of what won
+    files: list[str] = dataclasses.field(default_factory=list)
 
 
 _loaded = _Loaded()
@@ -102,7 +109,7 @@ def load(
         is missing. Nothing but `before_imports` has been called then.
     """
     reset()
-    files: list[str] = []
+    files = _loaded.files
     statements = [statement for name in gin_files for statement in read_file(find_file(name), opened=files)]
     statements += [read_param(param) for param in gin_params]
     imports = [statement for statement in statements if isinstance(statement, Import)]
@@ -110,11 +117,13 @@ def load(
         _bind_known([statement for statement in statements if isinstance(statement, Binding)])
         before_imports()
         reset()
+        _loaded.files = files
     for wanted in imports:
         _import(wanted)
     for order, statement in enumerate(statements):
         if isinstance(statement, Binding):
             _bind(dataclasses.replace(statement, order=order))
+    _take_the_last_of_rivals()
     _check_macros()
     _check_required()
     _check_values()
@@ -167,13 +176,16 @@ def _bind_known(bindings: Sequence[Binding]) -> None:
 def _import(wanted: Import) -> None:
     if wanted.module.startswith("__gin__"):
         raise UsageError(f"{wanted.where}: {wanted.text}: not supported; decorate with @gin.configurable instead")
+    if wanted.folder and wanted.folder not in sys.path:
+        sys.path.insert(0, wanted.folder)  # for good: the module may import others beside it, also later
     try:
         importlib.import_module(wanted.module)
     except ModuleNotFoundError as error:
         if error.name and f"{wanted.module}.".startswith(f"{error.name}."):
+            beside = "" if wanted.folder in ("", os.getcwd()) else f"beside the gin file ({wanted.folder}), "
             raise UsageError(
-                f"{wanted.where}: no module named {wanted.module!r}; it was looked for in the working directory "
-                f"({os.getcwd()}), along PYTHONPATH and among the installed packages (sys.path)"
+                f"{wanted.where}: no module named {wanted.module!r}; it was looked for {beside}in the working "
+                f"directory ({os.getcwd()}), along PYTHONPATH and among the installed packages (sys.path)"
             ) from None
         raise UsageError(f"{wanted.where}: {wanted.text} failed: {_at_fault(error)}") from error
     except Exception as error:
@@ -182,8 +194,8 @@ def _import(wanted: Import) -> None:
 
 
 def _at_fault(error: Exception) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    return f"{type(error).__name__}: {error} ({frames[-1].filename} line {frames[-1].lineno})"
+    place = user_code.raised_at(error)
+    return f"{f'{place}: ' if place and not place.is_ours else ''}{user_code.summary(error)}"
 
 
 def _bind(binding: Binding) -> None:
@@ -220,7 +232,18 @@ def _configurable(selector: str, binding: Binding) -> Any:
         raise UsageError(f"{binding}: {selector!r} is ambiguous; write one of {names}")
     known = {_short(name) for name, _ in registry.items() if not name.startswith("gin.")}
     own = "" if nearest(selector, known) else "; if it is your own, import its module in the gin file"
-    raise UsageError(f"{binding}: nothing is named {selector!r}{advice(selector, known)}{own}")
+    raise UsageError(f"{binding}: nothing is named {selector!r}{_in_a_file(selector) or advice(selector, known) + own}")
+
+
+def _in_a_file(selector: str) -> str:
+    """What to do where a file beside the gin files or in the working directory defines the name; "" if none does."""
+    folders = dict.fromkeys([*(os.path.dirname(os.path.abspath(file)) for file in _loaded.files), os.getcwd()])
+    for path in (path for folder in folders for path in sorted(Path(folder).glob("*.py"))):
+        if defines(path, selector.rpartition(".")[2]):
+            if getattr(sys.modules.get(path.stem), "__file__", None) == str(path):
+                return f": {path.name} defines it, without @gin.configurable; put that above it"
+            return f": {path.name} defines it; add 'import {path.stem}' to the gin file"
+    return ""
 
 
 def _reference(binding: Binding, name: Name) -> Any:
@@ -241,6 +264,26 @@ def _constant(name: Name, binding: Binding) -> str | None:
 
 
 # -------------------------------------------------------------------------------------------------- checks before use
+
+
+def _take_the_last_of_rivals() -> None:
+    """Unbinds, of two parameters that say the same thing, the one that was bound first.
+
+    Raises:
+      UsageError: they stand in one file, or both in --gin_param, where nobody meant to override.
+    """
+    for selector, *arguments in _RIVALS:
+        found = [_loaded.bound[key] for arg in arguments if (key := ("", selector, arg)) in _loaded.bound]
+        both = sorted((binding for binding in found if binding.value is not None), key=lambda binding: binding.order)
+        if len(both) < 2:
+            continue
+        first, last = both
+        if first.source == last.source:
+            raise UsageError(
+                f"{first} and {last} say the same thing in two ways: take one away, or write "
+                f"{first.name} = None to let {last.arg} count"
+            )
+        _bind(dataclasses.replace(first, value=None, where=last.where, order=last.order))
 
 
 def _check_macros() -> None:
@@ -476,8 +519,9 @@ def save_operative(path: str) -> None:
 def usage_errors() -> Iterator[None]:
     """Turns what comes out of configurables that gin called into what the user did wrong.
 
-    Launcher's errors come out as they were raised, without gin's additions. A missing required binding, and arguments
-    that do not fit a configurable's signature, become a UsageError. All else passes unchanged.
+    Launcher's errors come out as they were raised, without gin's additions. A missing required binding, arguments that
+    do not fit a configurable's signature, and what the user's own Python raised become a UsageError. All else passes
+    unchanged.
     """
     try:
         yield
@@ -500,7 +544,8 @@ def _as_usage_error(error: Exception) -> Exception:
     frames = traceback.extract_tb(original.__traceback__)
     if isinstance(original, TypeError) and frames and frames[-1].filename == gin.config.__file__:
         return UsageError(f"{original}: bind the parameter, or take the binding away")
-    return error
+    problem = failures.explained(error)
+    return problem if isinstance(problem, Exception) else error
 
 
 def clean_message(error: BaseException) -> str:

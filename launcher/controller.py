@@ -26,6 +26,12 @@ from launcher.trainer import StepRecords, Trainer
 
 Event = dict[str, Any]
 
+_MOST_LOOKS = 3  # at the batches of skipped steps
+_MADE_BY_THE_MODEL = (
+    "its batch holds no such number, so the model or loss() made it: by an overflow, by a logarithm or root of 0 or, "
+    "on a GPU and with train.jit_compile, from a label that the model has no output for"
+)
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -88,6 +94,8 @@ class Controller:
         self._pending_since = 0.0
         self._saved_at = time.monotonic()
         self._sampled = False
+        self._looks_left = _MOST_LOOKS
+        self._bad_data: str | None = None
         self.outcome = Outcome()
 
     def prepare(self) -> None:
@@ -111,6 +119,7 @@ class Controller:
 
         Raises:
           TrainingError: gradients stayed non-finite at the smallest loss scale.
+          UsageError: the task's loss() returns means instead of sums.
           Preempted: a worker was asked to stop; all have, at the same step, which is saved.
           CheckpointWriteError: a checkpoint could not be written.
         """
@@ -128,6 +137,7 @@ class Controller:
                 self.evaluate()
             return
         self._take(1, phase="compile")
+        self._trainer.check_weight(self._data, float(self._pending[-1].weight[-1]))
         self._after_first_step()
         self._act(step + 1)
         while (step := trainer.step) < total:
@@ -190,8 +200,10 @@ class Controller:
             raise TrainingError(
                 f"gradients were not finite for {self._trainer.skips_at_floor} consecutive steps (to step {step}) at "
                 f"loss scale {self._trainer.loss_scale:g}, which cannot fall further: first in "
-                f"{self._trainer.name_non_finite(self._data)}. The weights are those of the last finite step. Lower "
-                "the learning rate, check the data for non-finite values, or train in float32"
+                f"{self._trainer.name_non_finite(self._data)}. "
+                + (f"{self._bad_data}. " if self._bad_data else "")
+                + "The weights are those of the last finite step. Lower the learning rate, check the data for "
+                "non-finite values, or train in float32"
             )
         if self._watch is not None and self._watch.is_due(step):
             self._sample(self._watch, step)
@@ -259,19 +271,33 @@ class Controller:
     def _note_skips(self, records: StepRecords) -> None:
         paths = [variable.path for variable in self._trainer.model.trainable_variables]
         for offset in np.flatnonzero(records.finite == 0):
+            step, before = records.first_step + int(offset), records.loss_scale[offset]
             last = offset + 1 == len(records.finite)
             after = self._trainer.loss_scale if last else records.loss_scale[offset + 1]
             if records.weight[offset] == 0:
                 self._reporter.note(
-                    f"step {records.first_step + offset} skipped: all weights of its batch are 0, so there is nothing "
-                    "to learn from; the loss scale stays as it is"
+                    f"step {step} skipped: all weights of its batch are 0, so there is nothing to learn from; the loss "
+                    "scale stays as it is"
                 )
                 continue
-            self._reporter.note(
-                f"step {records.first_step + offset} skipped: gradients were not finite; "
-                f"loss scale {records.loss_scale[offset]:g} -> {after:g}; "
-                f"not finite: {overflow.describe(paths, records.non_finite[offset])}"
-            )
+            moved = [f"loss scale {before:g} -> {after:g}"] if before != after else []
+            if math.isfinite(records.loss[offset]):
+                what = "gradients were not finite"
+                # Where the scale falls, gradients overflow now and then on good data.
+                why = [] if moved else self._look_for_cause(step)
+                why.append(f"not finite: {overflow.describe(paths, records.non_finite[offset])}")
+            else:
+                what, why = "the loss was not finite", self._look_for_cause(step, otherwise=_MADE_BY_THE_MODEL)
+            self._reporter.note("; ".join([f"step {step} skipped: {what}", *moved, *why]))
+
+    def _look_for_cause(self, step: int, otherwise: str = "") -> list[str]:
+        """What is not finite in the batch of a step; only a few times a run, as that batch has to be made once more."""
+        if not self._looks_left:
+            return []
+        self._looks_left -= 1
+        found = self._trainer.non_finite_in_batch(self._data, step)
+        self._bad_data = self._bad_data or found
+        return [why] if (why := found or otherwise) else []
 
 
 def summarise(parts: list[StepRecords]) -> Event:

@@ -1,7 +1,8 @@
 """Errors a user can act on, and the exit codes that a scheduler can act on.
 
 Whoever raises one of these promises that the message says what is wrong, the value seen and what to do;
-`launcher.main` prints it without a traceback. Every other exception is ours and keeps its traceback.
+`launcher.main` prints it without a traceback. What a user's own Python raised becomes one in
+`failures.explained`; every other exception is ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ class LauncherError(Exception):
 
     exit_code = EXIT_FAILED
 
+    # AutoGraph passes such an error on as it is, without "in user code:" and a stack around it (TensorFlow 2.20, 2.21).
+    ag_pass_through = True
+
 
 class UsageError(LauncherError):
-    """Bad flags, gin, environment or input: exit 64, nothing was trained."""
+    """Bad flags, gin, environment or input: exit 64. Nothing was written, unless only the training itself showed it."""
 
     exit_code = EXIT_USAGE
 

@@ -14,8 +14,8 @@ from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Data
 from launcher.decoding.evaluation import DecodingEvaluator
 from launcher.errors import UsageError
-from launcher.tasks.base import Decodes, Task
-from launcher.train_step import Batch, checked_sums
+from launcher.tasks.base import Decodes, Task, loss_sums
+from launcher.train_step import Batch
 
 
 class Evaluator:
@@ -109,6 +109,6 @@ class Evaluator:
         return gradients.reduce_sum([self._forward(batch)])[0]
 
     def _sums(self, batch: Batch) -> tf.Tensor:
-        loss, weight, metrics = checked_sums(self._task.loss(self._model, batch, False))
+        loss, weight, metrics = loss_sums(self._task, self._model, batch, False)
         self._metric_names = tuple(sorted(metrics))
         return tf.stack([loss, weight, *(metrics[name] for name in self._metric_names)])

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import sys
 
-from launcher import config
+from launcher import user_code
 from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError
+from launcher.gin_private import unwrap
 
 _PASSING = {
     getattr(errno, name)
@@ -35,6 +36,30 @@ _RESTARTED = (
 )
 
 
+# What TensorFlow raises of an operation whose inputs are wrong, rather than of a machine that cannot compute it.
+_WRONG_INPUT = ("InvalidArgumentError", "NotFoundError", "UnimplementedError")
+
+
+def explained(error: BaseException) -> BaseException:
+    """What a person is told: the LauncherError that an exception is or, raised by a user's own Python, stands for.
+
+    Returns:
+      A LauncherError, to be printed as its message; or `error` itself, which is ours or the machine's and keeps its
+      traceback.
+    """
+    original = unwrap(error)
+    if isinstance(original, LauncherError):
+        return original
+    if not isinstance(original, Exception) or exit_code(original) == EXIT_RETRY or isinstance(original, MemoryError):
+        return error
+    if _is_op_error(original) and type(original).__name__ not in _WRONG_INPUT:
+        return error
+    try:
+        return user_code.mistake(original) or error
+    except Exception:  # such as a frame of another form in another TensorFlow: the traceback says all
+        return error
+
+
 def exit_code(error: BaseException) -> int:
     """The exit code that DESIGN's contract gives an exception: its own if it has one, 75 where a retry can help."""
     if isinstance(error, LauncherError):
@@ -44,20 +69,28 @@ def exit_code(error: BaseException) -> int:
 
 def is_machine_failure(error: BaseException) -> bool:
     """Whether a disk or the network failed, which may pass, rather than that a file is missing or forbidden."""
-    original = config.unwrap(error)
+    original = unwrap(error)
     if isinstance(original, ConnectionError | TimeoutError):
         return True
     return isinstance(original, OSError) and original.errno in _PASSING
 
 
-def is_peer_failure(error: BaseException) -> bool:
-    """Whether TensorFlow says that another process went away, or came back without what it knew."""
+def _is_op_error(error: BaseException) -> bool:
     if "tensorflow" not in sys.modules:
         return False
     import tensorflow as tf  # so late because main has to start without it
+
+    return isinstance(error, tf.errors.OpError)
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether TensorFlow says that another process went away, or came back without what it knew."""
+    if not _is_op_error(error):
+        return False
+    import tensorflow as tf
 
     gone = tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.DeadlineExceededError
     # The work of one host is cancelled where that of another ends; this program cancels none.
     if isinstance(error, gone | tf.errors.CancelledError):
         return True
-    return isinstance(error, tf.errors.OpError) and any(words in str(error).lower() for words in _RESTARTED)
+    return any(words in str(error).lower() for words in _RESTARTED)

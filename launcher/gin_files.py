@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import io
 import os
@@ -90,6 +91,11 @@ class Binding:
     order: int = 0
 
     @property
+    def source(self) -> str:
+        """What it stands in: its file, or "--gin_param"."""
+        return self.where.rpartition(" line ")[0] or self.where
+
+    @property
     def name(self) -> str:
         return "/".join(filter(None, [self.scope, self.selector])) + (f".{self.arg}" if self.arg else "")
 
@@ -99,11 +105,17 @@ class Binding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Import:
-    """One `import module` or `from package import module`; `statement` is gin's own."""
+    """One `import module` or `from package import module`.
+
+    Attributes:
+      folder: of the gin file it stands in, where modules are looked for, too; "" for a recipe of Launcher's.
+      statement: gin's own.
+    """
 
     module: str
     text: str
     where: str
+    folder: str
     statement: Any
 
 
@@ -154,7 +166,16 @@ def read_file(path: str, *, opened: list[str], including: tuple[str, ...] = ()) 
         if isinstance(found, parser.BindingStatement):
             statements.append(_as_binding(found, where))
         elif isinstance(found, parser.ImportStatement):
-            statements.append(Import(module=found.module, text=found.format(), where=where, statement=found))
+            folder = os.path.dirname(os.path.abspath(path))
+            statements.append(
+                Import(
+                    module=found.module,
+                    text=found.format(),
+                    where=where,
+                    folder="" if Path(folder).is_relative_to(RECIPES) else folder,
+                    statement=found,
+                )
+            )
         elif isinstance(found, parser.IncludeStatement):
             try:
                 included = find_file(found.filename)
@@ -208,6 +229,17 @@ def _parse(text: str, path: str | None) -> Iterator[Any]:
     except tokenize.TokenError as error:
         problem, (line_number, _) = error.args
         raise UsageError(f"{_at(path, line_number)}{problem}; is a bracket or a quote left open?") from None
+
+
+def defines(path: Path, name: str) -> bool:
+    """Whether a Python file has a class or a function of this name at its outermost level."""
+    try:
+        text = path.read_text("utf-8")
+        statements = ast.parse(text).body if name in text else []
+    except (OSError, SyntaxError, ValueError):
+        return False
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    return any(isinstance(statement, kinds) and statement.name == name for statement in statements)
 
 
 def _at(path: str | None, line_number: int | None) -> str:

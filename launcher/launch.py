@@ -21,8 +21,9 @@ from pathlib import Path
 
 from absl import flags
 
+from launcher import lease, preemption
 from launcher import main as worker
-from launcher.errors import EXIT_DONE, LauncherError, UsageError
+from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
 from launcher.jobs import backends, drill_plan, drills, kubernetes, member, private_network
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
@@ -74,6 +75,7 @@ def define_flags() -> flags.FlagValues:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, runs the job and returns its exit code."""
     argv = list(sys.argv if argv is None else argv)
+    console = Console()
     try:
         options = define_flags()
         rest = _parse(options, argv)
@@ -87,7 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _apply(options, job, argv[1:])
         drill = drill_plan.make_plan(options, job)
         network = _private_network(options, job) if kind.flags == private_network.FLAGS else None  # before any thread
-        console = Console()
         if network:
             console.note(network)
         backend = make(options, job, console)
@@ -95,13 +96,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(backend.plan(job.next_attempt()))
             return EXIT_DONE
         flush_standard_streams()
-        if drill is not None:
-            return drills.run(drill, job=job, make_backend=lambda: make(options, job, console), console=console)
-        return Supervisor(job=job, backend=backend, console=console).run()
+        # Members share a folder: the chief's holds the lease for all.
+        writes_to = None if job.member else job.model_dir
+        with lease.held(writes_to, environ={}, say=console.note, supervised_job=job.identity) as held:
+            if drill is not None:
+                return drills.run(
+                    drill, job=job, make_backend=lambda: make(options, job, console), console=console, held=held
+                )
+            return Supervisor(job=job, backend=backend, console=console, held=held).run()
     except LauncherError as error:
         flush_standard_streams()
-        sys.stderr.write(f"error: {error}\n")
+        if console.is_used:
+            console.error(f"error: {error}")
+        else:  # nothing runs that could be held up
+            sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    finally:
+        console.close()
 
 
 def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
@@ -145,9 +156,18 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         stall_timeout_seconds=options.stall_timeout,
         start_timeout_seconds=options.start_timeout,
         grace_period_seconds=options.grace_period,
-        scratch=Path(tempfile.gettempdir(), f"launcher-{identity}"),
+        scratch=Path(_temporary_folder(), f"launcher-{identity}"),
         member=member.rank(os.environ) if options.backend == "member" else None,
     )
+
+
+def _temporary_folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise PeerError(
+            f"no temporary folder can be written to: {error.strerror}; make room in one, or set TMPDIR to another"
+        ) from None
 
 
 def _private_network(options: flags.FlagValues, job: Job) -> str | None:
@@ -213,4 +233,6 @@ def _usage_error(error: flags.Error) -> UsageError:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    preemption.ignore_repeats()
+    sys.exit(code)

@@ -9,6 +9,7 @@ The gin file says what to train, the flags where and how. Without --gin_file, th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import config, drill, failures, installation, progress
+from launcher import config, drill, failures, installation, preemption, progress, user_code
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.tensorflow_import import import_tensorflow
 
@@ -153,22 +154,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_recipe_list())
             return EXIT_DONE
         drill.install(os.environ)
-        _require_tensorflow()
-        # Everything below imports TensorFlow, which takes seconds and may be missing.
-        from launcher import modes
+        trains = options.mode in ("train", "train_and_eval") and not options.dry_run
+        with preemption.before_training() if trains else contextlib.nullcontext():
+            _require_tensorflow()
+            # Everything below imports TensorFlow, which takes seconds and may be missing.
+            from launcher import modes
 
-        return modes.run(options)
-    except LauncherError as error:
-        progress.record_error(os.environ, config.unwrap(error), error.exit_code)
-        print(f"error: {config.clean_message(error)}", file=sys.stderr)
-        return error.exit_code
+            return modes.run(options)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except Exception as error:  # ours: the whole traceback, and whether a retry can help
+    except Exception as raised:
+        error = failures.explained(raised)
         code = failures.exit_code(error)
         progress.record_error(os.environ, error, code)
-        traceback.print_exc()
+        is_told = isinstance(error, LauncherError)
+        if not is_told or os.environ.get(user_code.TRACEBACK) == "1":  # ours: the whole traceback
+            traceback.print_exc()
+        if is_told:
+            print(f"error: {error}", file=sys.stderr)
         return code
 
 

@@ -13,7 +13,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import assets, config, failures, gce, layer_policies, loading, session, starting_point, tpu_runtime, wire
+from launcher import (
+    assets,
+    config,
+    failures,
+    gce,
+    layer_policies,
+    lease,
+    loading,
+    session,
+    starting_point,
+    tpu_runtime,
+    wire,
+)
 from launcher import cluster as cluster_lib
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller, Outcome
@@ -53,7 +65,18 @@ def run(options: Any) -> int:
             return _dry_run(_resolve(options, connect=False), options)
     if options.mode in ("predict", "export"):
         return _serve(options)
-    return _train(options)
+    model_dir = options.model_dir or default_model_dir(options.gin_file)
+    cluster = cluster_lib.resolve(os.environ)
+    if cluster.is_chief or not _is_handed_over(options, cluster):
+        check_model_dir(model_dir)
+    # What an evaluation writes stands beside what a training does, and workers other than the chief write nothing.
+    writes_to = model_dir if cluster.is_chief and options.mode != "eval" else None
+    with lease.held(writes_to, environ=os.environ, say=print) as held:
+        return _train(options, cluster, model_dir, held)
+
+
+def _is_handed_over(options: Any, cluster: cluster_lib.Cluster) -> bool:
+    return options.restore_from_chief and cluster.num_workers > 1
 
 
 def _resolve(options: Any, *, connect: bool = True) -> RunPlan:
@@ -70,20 +93,16 @@ def _resolve(options: Any, *, connect: bool = True) -> RunPlan:
     )
 
 
-def _train(options: Any) -> int:
+def _train(options: Any, cluster: cluster_lib.Cluster, model_dir: str, held: lease.Lease) -> int:
     stopwatch = Stopwatch()
-    model_dir = options.model_dir or default_model_dir(options.gin_file)
-    cluster = cluster_lib.resolve(os.environ)
-    handed_over = options.restore_from_chief and cluster.num_workers > 1
-    if cluster.is_chief or not handed_over:
-        check_model_dir(model_dir)
+    handed_over = _is_handed_over(options, cluster)
     with config.usage_errors():
         resolved = _resolve(options)
         resolved.data.check()
         if check_task := getattr(resolved.recipe.task, "check", None):
             check_task()
     reporter = Reporter(model_dir=model_dir, total_steps=resolved.total_steps, is_chief=cluster.is_chief)
-    with chief_last(cluster), _summarised(options.mode, resolved, reporter, stopwatch) as standing:
+    with chief_last(cluster), _summarised(options.mode, resolved, reporter, stopwatch, held) as standing:
         with config.usage_errors():
             built = session.build(resolved)
         recipe = resolved.recipe
@@ -94,6 +113,7 @@ def _train(options: Any) -> int:
             is_chief=cluster.is_chief,
             run={"seed": resolved.seed, "global_batch_size": recipe.global_batch_size},
             scaling=built.trainer.scaling,
+            before_write=held.verify,
         )
         with stopwatch.phase("checkpoint"):
             restore = starting_point.restore_from_chief if handed_over else starting_point.restore
@@ -103,7 +123,7 @@ def _train(options: Any) -> int:
         if options.mode == "eval" and start.step is None:
             raise UsageError(f"--mode=eval: no checkpoint in {model_dir}; train first, or name another --model_dir")
         standing.start, standing.trainer = start, built.trainer
-        _run_session(options.mode, built, store, standing, reporter, model_dir, stopwatch)
+        _run_session(options.mode, built, store, standing, reporter, model_dir, stopwatch, held)
     return EXIT_DONE
 
 
@@ -163,13 +183,15 @@ def _verify(options: Any) -> int:
                 f"--{flag}={getattr(options, flag)}: --mode=verify compares topologies of its own; bind them, such as "
                 "--gin_param='verify.replicas = (2, 4)'"
             )
-    with config.usage_errors():
+    model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
+    writes_to = None if options.dry_run else model_dir
+    with lease.held(writes_to, environ=os.environ, say=print), config.usage_errors():
         return verify.run(
             gin_files=options.gin_file,
             gin_params=options.gin_param,
             seed=options.seed,
             deterministic=options.deterministic,
-            model_dir=check_model_dir(options.model_dir or default_model_dir(options.gin_file)),
+            model_dir=model_dir,
             dry_run=options.dry_run,
         )
 
@@ -276,10 +298,13 @@ class _Standing:
 
 
 @contextlib.contextmanager
-def _summarised(mode: str, resolved: RunPlan, reporter: Reporter, stopwatch: Stopwatch) -> Iterator[_Standing]:
+def _summarised(
+    mode: str, resolved: RunPlan, reporter: Reporter, stopwatch: Stopwatch, held: lease.Lease
+) -> Iterator[_Standing]:
     """Writes how the run inside ends to summary.json, whatever ends it.
 
     All but a user's mistake that shows before the run has found its place in the folder, which may be another run's.
+    Nothing is written where another run has taken the folder over.
     """
     standing = _Standing()
     exit_code, error_text, lost_devices, is_ours = EXIT_FAILED, None, False, True
@@ -287,14 +312,15 @@ def _summarised(mode: str, resolved: RunPlan, reporter: Reporter, stopwatch: Sto
         yield standing
         exit_code = EXIT_DONE
     except BaseException as error:
-        exit_code = failures.exit_code(error)
-        error_text = str(error) if isinstance(error, LauncherError) else f"{type(error).__name__}: {error}"
+        told = failures.explained(error)
+        exit_code = failures.exit_code(told)
+        error_text = str(told) if isinstance(told, LauncherError) else f"{type(error).__name__}: {error}"
         # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
         lost_devices = failures.is_peer_failure(error)
-        is_ours = standing.start is not None or not isinstance(error, UsageError)
+        is_ours = standing.start is not None or not isinstance(told, UsageError)
         raise
     finally:
-        if mode == "eval" or not is_ours:
+        if mode == "eval" or not is_ours or held.ask():
             # Summary and report tell of the training, which may even be going on beside an evaluation.
             reporter.close()
         else:
@@ -321,6 +347,7 @@ def _run_session(
     reporter: Reporter,
     model_dir: str,
     stopwatch: Stopwatch,
+    held: lease.Lease,
 ) -> None:
     resolved, start = built.plan, standing.start or StartingPoint()
     is_chief = resolved.cluster.is_chief
@@ -335,6 +362,7 @@ def _run_session(
             on_error=resolved.recipe.on_checkpoint_error,
             warn=reporter.note,
             best=start.best,
+            may_write=held.check,
         ),
         reporter=reporter,
         stopwatch=stopwatch,
@@ -353,6 +381,7 @@ def _run_session(
                 controller.prepare()
         # After the step is traced: a task may call configurables of its own in loss().
         config.check_all_used(traced=mode != "eval")
+    held.verify()
     if is_chief:
         _make_model_dir(model_dir)
         assets.save(model_dir, resolved.recipe.task)

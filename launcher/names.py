@@ -20,6 +20,11 @@ def advice(name: str, choices: Collection[str]) -> str:
     close = nearest(name, choices)
     if close:
         return f"; did you mean {close!r}?"
+    return f"; known: {listed(choices)}" if choices else ""
+
+
+def listed(choices: Collection[str]) -> str:
+    """The choices in alphabetical order, the first of them if there are many."""
     shown = sorted(choices)[:_SHOWN]
     more = f" and {len(choices) - len(shown)} more" if len(choices) > len(shown) else ""
-    return f"; known: {', '.join(shown)}{more}" if shown else ""
+    return f"{', '.join(shown)}{more}"

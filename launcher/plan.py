@@ -13,6 +13,7 @@ from launcher import strategy as strategy_lib
 from launcher.data.pipeline import Data
 from launcher.errors import UsageError
 from launcher.recipe import Recipe
+from launcher.tasks.base import open_data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ def resolve(
         raise UsageError(f"train.precision = {policy!r}: expected 'auto' or one of {', '.join(precision.POLICIES)}")
     # One layer in float16 is enough for gradients to underflow.
     in_float16 = "mixed_float16" in (policy, *recipe.precision_overrides.values())
-    data = recipe.task.data()
+    data = open_data(recipe.task)
     plan = RunPlan(
         recipe=recipe,
         data=data,

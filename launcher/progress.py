@@ -2,12 +2,17 @@
 
 A supervisor (`launcher.jobs`) names two files in the worker's environment and sends one signal. Without a supervisor,
 every function here does nothing. Imports no TensorFlow: it must work before that import, and after a failed one.
+
+The supervisor makes both files at their full size before it starts the worker, which overwrites them in place: a
+temporary folder that fills up later silences no worker. (A file system that copies on write, such as btrfs, may need
+room even for that.) A record carries a checksum, so that a reader never takes half of one for a whole one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import faulthandler
 import json
 import os
@@ -15,6 +20,7 @@ import signal
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +32,11 @@ PROGRESS_FILE = "LAUNCHER_PROGRESS_FILE"
 ERROR_FILE = "LAUNCHER_ERROR_FILE"
 
 _STDERR = 2
+_REPORT_BYTES = 1024
+_ERROR_BYTES = 64 * 1024
+# As JSON, a character may take six bytes.
+_MESSAGE_LENGTH, _TRACEBACK_LENGTH = 2_000, 8_000
+_CHECKSUM_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +77,7 @@ class ErrorRecord:
 class Progress:
     """Tells the supervisor, in one small file, how far this worker is.
 
-    A report costs the writing of a hundred bytes to a local temporary file, so every turn of a host loop may make one.
+    A report costs the writing of a kilobyte to a local temporary file, so every turn of a host loop may make one.
 
         progress = Progress(os.environ)
         progress.report(phase="train", step=120)
@@ -99,7 +110,23 @@ class Progress:
                 first_step=self._first_step,
                 drill_struck=drill.has_struck(),
             )
-            _replace(self._path, dataclasses.asdict(report))
+            _write(self._path, dataclasses.asdict(report), _REPORT_BYTES)
+
+
+def make_files(progress_file: Path, error_file: Path) -> None:
+    """Makes the files of a worker that is about to be started, empty and as large as they will ever be.
+
+    A file that is there already is emptied and keeps its room.
+
+    Raises:
+      OSError: there is no room for them, or another reason.
+    """
+    for path, size in ((progress_file, _REPORT_BYTES), (error_file, _ERROR_BYTES)):
+        # Written, not merely reserved: some file systems need room to turn the one into the other.
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+            if file.write(b" " * size) != size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
 
 
 def install_stack_dump(environ: Mapping[str, str]) -> None:
@@ -118,17 +145,17 @@ def record_error(environ: Mapping[str, str], error: BaseException, exit_code: in
     Only the first error of a process is kept, and a preemption (42) is none.
     """
     path = environ.get(ERROR_FILE)
-    if not path or exit_code in (EXIT_DONE, EXIT_PREEMPTED) or os.path.exists(path):
+    if not path or exit_code in (EXIT_DONE, EXIT_PREEMPTED) or read_error(Path(path)) is not None:
         return
     record = ErrorRecord(
         type=type(error).__name__,
-        message=str(error),
-        traceback="".join(traceback.format_exception(error)),
+        message=_shortened(str(error), _MESSAGE_LENGTH),
+        traceback=_shortened("".join(traceback.format_exception(error)), _TRACEBACK_LENGTH),
         exit_code=exit_code,
         time=time.time(),
         monotonic=time.monotonic(),
     )
-    _replace(path, dataclasses.asdict(record))
+    _write(path, dataclasses.asdict(record), _ERROR_BYTES)
 
 
 def read_report(path: Path) -> Report | None:
@@ -143,17 +170,32 @@ def read_error(path: Path) -> ErrorRecord | None:
     return None if record is None else ErrorRecord(**record)
 
 
-def _replace(path: str, record: Mapping[str, Any]) -> None:
-    temporary = f"{path}.{os.getpid()}"
-    # Being watched is a help, never a reason to fail: a full disk must not end the training that it describes.
+def _shortened(text: str, length: int) -> str:
+    """The beginning and the end of a text that is too long."""
+    half = length // 2
+    return text if len(text) <= length else f"{text[:half]}\n[...]\n{text[-half:]}"
+
+
+def _write(path: str, record: Mapping[str, Any], size: int) -> None:
+    content = json.dumps(record).encode().ljust(size - _CHECKSUM_BYTES)
+    # Being watched is a help, never a reason to fail: a disk that refuses must not end the training that it describes.
     with contextlib.suppress(OSError):
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(record, file)
-        os.replace(temporary, path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, b"%08x%b" % (zlib.crc32(content), content), 0)
+        finally:
+            os.close(descriptor)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """The record that a file holds; None where there is none, or one that is just being written."""
     try:
-        return dict(json.loads(path.read_bytes()))
+        with open(path, "rb", buffering=0) as file:
+            found = file.read(_REPORT_BYTES)  # all of a report at once, which is seldom half of one then
+            if not found.strip():
+                return None
+            found += file.read()
+            checksum, content = found[:_CHECKSUM_BYTES], found[_CHECKSUM_BYTES:]
+            return dict(json.loads(content)) if int(checksum, 16) == zlib.crc32(content) else None
     except (OSError, ValueError):
         return None

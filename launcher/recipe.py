@@ -15,6 +15,7 @@ from launcher.doctor.watch_settings import PrecisionWatch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.regularization import Penalty
+from launcher.tasks.base import check_task
 
 # Evaluation metrics of which less is better; of all others, more.
 LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
@@ -30,7 +31,7 @@ class Recipe:
       optimizer: builder called under the strategy's scope, a reference without parentheses, e.g. `@momentum`.
       global_batch_size: examples a step, over all replicas and microbatches.
       steps: length of the run in steps; or else
-      epochs: length in passes over the training examples.
+      epochs: length in passes over the training examples. Of the two, the one that is bound last counts.
       microbatches: parts each replica's batch is split in, to fit a larger batch in the same memory.
       steps_per_loop: steps the device takes before the host looks again.
       strategy: what `--strategy` means when the flag is not given.
@@ -102,12 +103,7 @@ class Recipe:
     eval_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("data", "model", "loss"):
-            if not callable(getattr(self.task, name, None)):
-                raise UsageError(
-                    f"train.task = {self.task!r} is not a task: it has no method {name}(). "
-                    "Bind an object, with parentheses: train.task = @image_classification()"
-                )
+        check_task(self.task)
         if not callable(self.optimizer):
             raise UsageError(
                 f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
@@ -132,6 +128,11 @@ class Recipe:
         self.clipping  # noqa: B018 - a wrong bound is refused here
         if self.steps is None and self.epochs is None:
             raise UsageError("how long to train is not said: bind train.steps or train.epochs")
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError(
+                f"train.steps = {self.steps} and train.epochs = {self.epochs} say the same thing in two ways: make one "
+                "of them None"
+            )
 
     def _check_positive(self, *names: str) -> None:
         for name in names:
@@ -149,7 +150,7 @@ class Recipe:
         )
 
     def total_steps(self, num_train_examples: int | None) -> int:
-        """Steps of the whole run; `steps` wins over `epochs`.
+        """Steps of the whole run.
 
         Raises:
           UsageError: given in epochs of a data set whose size is not known.

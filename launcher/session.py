@@ -118,7 +118,7 @@ def build_model(plan: RunPlan) -> keras.Model:
     try:
         model = plan.recipe.task.model()
     except ValueError as error:
-        # Our own models check their arguments, which are bindings; what a user's model raises keeps its traceback.
+        # Our own models check their arguments, which are bindings; of a user's, `failures.explained` says where it was.
         if _MODELS not in pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).parents:
             raise
         raise UsageError(str(error)) from None

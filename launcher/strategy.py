@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from launcher import installation
+from launcher import installation, peers
 from launcher import tpu as tpu_lib
 from launcher.cluster import Cluster
 from launcher.cluster.exposure import public_address_notes
@@ -24,7 +24,7 @@ from launcher.devices import (
     discover,
     gpu_notes,
 )
-from launcher.errors import PortTakenError, UsageError
+from launcher.errors import UsageError
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
 
@@ -308,7 +308,7 @@ def configure(plan: StrategyPlan) -> None:
 def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
     """Sets this process's devices up and makes the strategy; before anything else uses TensorFlow's devices.
 
-    Under several workers, waits until all of them are there.
+    Under several workers, waits until all of them are there, and says for whom.
 
     Args:
       plan: what `plan` decided.
@@ -316,6 +316,7 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
 
     Raises:
       UsageError: the TPU cannot be connected to.
+      PeerError: a worker did not come in time.
       PortTakenError: another process listens on this worker's port.
     """
     if plan.kind == "tpu":
@@ -353,13 +354,10 @@ def _build_multi_worker(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.S
         implementation=communication.NCCL if plan.accelerator == "gpu" else communication.AUTO
     )
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
+        with peers.all_there(cluster):
+            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
     except tf.errors.UnknownError as error:
         # All it says of a port that was free when it was chosen and is not any more.
         if "Could not start gRPC server" not in error.message:
             raise
-        address = cluster.workers[cluster.index]
-        raise PortTakenError(
-            f"worker {cluster.index} cannot listen on the port of {address}: another process has it. Run again; where "
-            "ports are given by hand, as in TF_CONFIG, choose one that is free"
-        ) from None
+        raise peers.port_taken(cluster) from None

@@ -25,7 +25,7 @@ from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
 from launcher.regularization import Penalty
 from launcher.statistics import is_moving, seed_states
-from launcher.tasks.base import Task
+from launcher.tasks.base import Task, loss_sums
 
 Batch = dict[str, tf.Tensor]
 
@@ -323,7 +323,7 @@ class ReplicaStep:
             for variable in variables:
                 tape.watch(variable)
             sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
-            loss, weight, metrics = checked_sums(self._task.loss(self._model, batch, True))
+            loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
             if self._model.losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.
                 loss += weight * tf.add_n([tf.cast(extra, tf.float32) for extra in self._model.losses])
@@ -395,30 +395,3 @@ def _num_replicas() -> int:
     return tf.distribute.get_replica_context().num_replicas_in_sync
 
 
-@as_written
-def checked_sums(outputs: Any) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-    """Checks what a task's `loss` returned while the step is traced.
-
-    Raises:
-      UsageError: not (loss, weight, metrics), or not float32 scalars.
-    """
-    try:
-        loss, weight, metrics = outputs
-        named = {"the loss": loss, "the weight": weight, **{f"metric {name!r}": metrics[name] for name in metrics}}
-    except (TypeError, ValueError):
-        raise UsageError(
-            "a task's loss() must return (sum of losses, sum of weights, {metric: sum}), got "
-            f"{type(outputs).__name__}"
-        ) from None
-    for name, value in named.items():
-        tensor = tf.convert_to_tensor(value)
-        if tensor.dtype != tf.float32 or tensor.shape.rank != 0:
-            raise UsageError(
-                f"{name} returned by the task's loss() must be a float32 scalar (a sum over the batch), "
-                f"got {tensor.dtype.name} of shape {tensor.shape}"
-            )
-    return (
-        tf.convert_to_tensor(loss),
-        tf.convert_to_tensor(weight),
-        {name: tf.convert_to_tensor(metrics[name]) for name in metrics},
-    )

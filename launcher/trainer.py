@@ -9,15 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher import initial_values, overflow, precision, statistics
+from launcher import gradients, initial_values, overflow, precision, statistics
 from launcher.data.distributed import distribute_batches
-from launcher.data.pipeline import Data
+from launcher.data.pipeline import WEIGHT, Data
 from launcher.ema import MovingAverage
 from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
-from launcher.tasks.base import Task
-from launcher.train_step import Counters, ReplicaStep, StepConfig, Watch
+from launcher.tasks.base import Task, loss_sums, mean_weight
+from launcher.train_step import Batch, Counters, ReplicaStep, StepConfig, Watch
 
 # Prefixes of names in a checkpoint.
 _MODEL, _SCALE = "model/", "loss_scale/"
@@ -82,6 +82,7 @@ class Trainer:
         self.config = config
         # Step and loss scale after the last call of `train`, for when the devices are gone.
         self.last_seen: tuple[int, float] | None = None
+        self._float_keys: tuple[str, ...] = ()
         self.statistics = statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
         # What a checkpoint says of the loss scale's state, which is another one's where any of this differs.
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
@@ -98,6 +99,8 @@ class Trainer:
         # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
         self._sum = tf.function(self._sum_in_graph)
         self._non_finite = tf.function(self._non_finite_in_graph)
+        self._non_finite_rows = tf.function(self._non_finite_rows_in_graph)
+        self._weights = tf.function(self._weights_in_graph)
 
     def step_of(self, model: keras.Model, watch: Watch | None = None) -> ReplicaStep:
         """This run's step on a model of the same task; see `ReplicaStep`. Only the run's own model can be trained."""
@@ -205,8 +208,8 @@ class Trainer:
         That step must have been skipped, so that the weights are still those it saw. All workers call this together.
         """
         counters = self.counters
+        batch = self._batch_of(data, self.step)
         counters.step.assign_sub(1)
-        batch = next(self.batches(data))
         table = self._non_finite(batch)
         counters.step.assign_add(1)
         rows = self.strategy.experimental_local_results(table)[0].numpy()
@@ -219,11 +222,78 @@ class Trainer:
                 return f"{', '.join(found[:3])}{more}, {where}"
         return "no layer when computed again"
 
+    def check_weight(self, data: Data, weight: float) -> None:
+        """Refuses a task whose loss() returns a mean for the weight, which does not grow with the batch.
+
+        A weight near the number of examples or above it, such as one of tokens, is a sum. Below it, loss() is asked
+        again for each half of the batch: sums of weights add up to that of the batch, means to twice as much. All
+        workers call this together.
+
+        Args:
+          data: the task's data.
+          weight: of the step that was taken last.
+
+        Raises:
+          UsageError: it is a mean.
+        """
+        examples = self.config.global_batch_size
+        if not 0 < weight < 0.75 * examples:
+            return
+        sums = self.strategy.experimental_local_results(self._weights(self._batch_of(data, self.step)))[0].numpy()
+        if sums[1] > 1.5 * sums[0]:
+            raise mean_weight(self._task, weight, examples)
+
+    def non_finite_in_batch(self, data: Data, step: int) -> str | None:
+        """Says where the batch of a step holds numbers that are not finite; None if it holds none.
+
+        All workers call this together.
+        """
+        table = self._non_finite_rows(self._batch_of(data, step))
+        flags = self.strategy.experimental_local_results(table)[0].numpy()
+        found = np.argwhere(flags)  # of key and row of the global batch
+        if not len(found):
+            return None
+        key, row = self._float_keys[found[0][0]], int(found[0][1])
+        position = (step - 1) * self.config.global_batch_size + row
+        if not hasattr(data, "example_at"):
+            return f"{key!r} in row {row} of its batch is not finite"
+        example = data.example_at(position, self.config.seed)
+        return f"{key!r} of training example {example} is not finite (row {row} of its batch; both count from 0)"
+
+    def _batch_of(self, data: Data, step: int) -> Any:
+        """The global batch of a step, counted from 1, made once more."""
+        return next(self.batches(data, start_step=step - 1))
+
     def _sum_in_graph(self, value: tf.Tensor) -> Any:
         return self.strategy.run(_sum_over_replicas, args=(value,))
 
     def _non_finite_in_graph(self, batch: Any) -> Any:
         return self.strategy.run(self.replica_step.non_finite, args=(batch,))
+
+    def _non_finite_rows_in_graph(self, batch: Any) -> Any:
+        return self.strategy.run(self._flag_rows, args=(batch,))
+
+    def _flag_rows(self, batch: Batch) -> tf.Tensor:
+        """float32 [keys with floating-point values, rows of the global batch]: 1 where a value is not finite."""
+        self._float_keys = tuple(sorted(key for key, value in batch.items() if value.dtype.is_floating))
+        flat = [tf.reshape(batch[key], [batch[key].shape[0], -1]) for key in self._float_keys]
+        flags = tf.stack([tf.reduce_any(~tf.math.is_finite(value), axis=1) for value in flat])
+        context = tf.distribute.get_replica_context()
+        mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+        (rows,) = gradients.reduce_sum([mine[None, :, None] * tf.cast(flags, tf.float32)[:, None, :]])
+        return tf.reshape(rows, [len(self._float_keys), -1])
+
+    def _weights_in_graph(self, batch: Any) -> Any:
+        return self.strategy.run(self._weight_of_whole_and_halves, args=(batch,))
+
+    def _weight_of_whole_and_halves(self, batch: Batch) -> tf.Tensor:
+        middle = batch[WEIGHT].shape[0] // 2
+        halves = ({key: value[part] for key, value in batch.items()} for part in (slice(middle), slice(middle, None)))
+        # A batch of one row has no halves.
+        parts = [batch, *halves] if middle else [batch, batch]
+        whole, *rest = [loss_sums(self._task, self.model, part, False)[1] for part in parts]
+        (sums,) = gradients.reduce_sum([tf.stack([whole, tf.add_n(rest)])])
+        return sums
 
     def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)

@@ -112,20 +112,21 @@ elif [[ " ${flags[*]}" != *" --replicas="* ]]; then
 fi
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
-# Runs the supervisor and sets `status`. SIGTERM is passed on; Ctrl-C it gets from the terminal itself.
+# Runs the supervisor and sets `status`. bash has what it runs in the background ignore Ctrl-C, so all signals are passed
+# on as SIGTERM, which means the same; a supervisor that gets one twice takes it for one.
 supervise() {
   local heard=-1
   signals=0
   "${launch[@]}" "${flags[@]}" &
   program="$!"
-  trap 'signals=$((signals + 1)); kill -TERM "$program" 2>/dev/null || true' TERM
-  trap 'signals=$((signals + 1))' INT
+  trap 'signals=$((signals + 1)); kill -TERM "$program" 2>/dev/null || true' INT TERM HUP
   status=255
   while ((status > 128 && heard != signals)); do # a signal ends the waiting, not the supervisor
     heard="$signals"
     status=0
     wait "$program" || status="$?"
   done
+  trap ':' INT TERM HUP # the logs are still to be fetched
 }
 
 status=0

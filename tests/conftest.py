@@ -254,6 +254,18 @@ def run_workers(
     return run
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.call(mount, stderr=subprocess.DEVNULL) != 0:
+        pytest.skip("a file system of 8 MiB can only be mounted by root")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 _next_port = random.Random(os.getpid()).randrange(2000)
 
 

@@ -40,6 +40,7 @@ class Block(keras.layers.Layer):
 
 def blocks() -> keras.Model:
     """A block as it is, shared by two places, and in a wrapper, with a recurrent layer behind them."""
+    keras.utils.clear_session()  # or names count up from those of other tests
     start = keras.Input((3, 4))
     shared = Block("shared")
     values = shared(shared(start))

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import unittest.mock
 from pathlib import Path
 
 import gin
@@ -172,6 +173,29 @@ def test_checkpoint_of_another_model_is_refused_and_kept(capsys, tmp_path, monke
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
+def test_checkpoints_that_cannot_be_read_are_a_retry_and_when_none_is_whole_nothing_is_trained(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["launcher", "--gin_file=resnet_cpu.gin", "--model_dir=out", "--mode=train", *SMALL]
+    assert entry.main(command) == 0
+    metrics = Path("out/metrics.jsonl").read_bytes()
+    manifest = Path("out/checkpoints/step_00000002/manifest.json")
+    manifest.rename("whole")
+    manifest.symlink_to("/proc/self/mem")  # answers as a disk that fails: EIO
+    assert entry.main(command) == 75
+    assert "step_00000002 cannot be read: Input/output error" in capsys.readouterr().err
+    manifest.unlink()
+    assert entry.main(command) == 70
+    printed = capsys.readouterr()
+    assert "No checkpoint in out/checkpoints is whole:\n  step_00000002: manifest.json is missing\n" in printed.err
+    assert "Traceback" not in printed.err and "step 1/" not in printed.out
+    assert Path("out/metrics.jsonl").read_bytes() == metrics
+    Path("whole").rename(manifest)
+    assert entry.main(command) == 0
+    assert "already trained to step 2 of 2" in capsys.readouterr().out
+
+
 def test_loss_that_stays_non_finite_at_the_floor_ends_the_run_with_70(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = entry.main(
@@ -263,9 +287,7 @@ def test_a_port_that_somebody_else_has_taken_is_named_and_worth_a_retry(run_laun
     ids=repr,
 )
 def test_a_retry_is_worth_it_after_failures_of_disks_and_networks_only(monkeypatch, capsys, error, code):
-    def run(options):
-        raise error
-
-    monkeypatch.setattr("launcher.modes.run", run)
+    # Raised by a library that Launcher calls: what this file raises would be a user's mistake.
+    monkeypatch.setattr("launcher.modes.run", unittest.mock.Mock(side_effect=error))
     assert entry.main(["launcher", "--gin_file=resnet_cpu.gin"]) == code
     assert "Traceback" in capsys.readouterr().err

@@ -41,6 +41,8 @@ def test_killed_run_resumes_by_the_same_command_and_ends_bitwise_as_undisturbed(
     second = run_launcher(*FLAGS, f"--model_dir={killed}")
     assert second.returncode == 0, second.stderr
     assert f"restored step {resumed_from}" in second.stdout
+    assert f"took over {killed}/lease.json from process {first.process.pid} on " in second.stdout
+    assert not (killed / "lease.json").exists()
 
     expected = CheckpointStore(str(undisturbed / "checkpoints")).read(STEPS)
     found = store.read(STEPS)
@@ -67,6 +69,29 @@ def test_finished_run_says_so_and_evaluates_again_without_training(run_launcher,
     assert "accuracy" in summary["metrics"]["eval"]
     after = CheckpointStore(f"{tmp_path}/run/checkpoints").read(3)
     assert all(np.array_equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.heavy
+def test_beside_a_training_an_evaluation_may_run_and_no_other_training(start_launcher, run_launcher, tmp_path):
+    run = tmp_path / "run"
+    flags = (*FLAGS, f"--model_dir={run}", "--gin_param=train.steps = 100000")
+    training = start_launcher(*flags, "--mode=train")
+    store = CheckpointStore(str(run / "checkpoints"))
+    training.wait_until(lambda: len(store.steps()) >= 2)
+    second = run_launcher(*flags, "--mode=train")
+    assert second.returncode == 64
+    assert f"another run writes to it: process {training.process.pid} on " in second.stderr
+    assert run_launcher(*flags, "--mode=eval").returncode == 0
+    assert training.process.poll() is None
+    # A run on another host that has waited for a heartbeat of this one in vain, as while it was suspended.
+    lease = json.loads((run / "lease.json").read_text())
+    (run / "lease.json").write_text(json.dumps({**lease, "host": "elsewhere", "process": 1}))
+    finished = training.wait()
+    assert finished.returncode == 70
+    assert "lease.json was taken over by process 1 on elsewhere since" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert not (run / "summary.json").exists() and (run / "lease.json").exists()
+    assert [find_damage(folder) for folder in (run / "checkpoints").glob("step_*")] == [None] * len(store.steps())
 
 
 def assert_preempted(finished, model_dir):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,18 +21,6 @@ FLAGS = (
     "--gin_param=train.global_batch_size = 16",
     "--gin_param=mlp.units = 1024",  # files larger than the limit below
 )
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.call(mount, stderr=subprocess.DEVNULL) != 0:
-        pytest.skip("a file system of 8 MiB can only be mounted by root")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def fill(disk: Path) -> Path:

@@ -8,9 +8,17 @@ TensorFlow is imported when tensors are written or read, so whoever only asks fo
 """
 
 from launcher.checkpoints.best import Best
-from launcher.checkpoints.errors import CheckpointReadError, CheckpointWriteError
+from launcher.checkpoints.errors import CheckpointReadError, CheckpointWriteError, NoWholeCheckpointError
 from launcher.checkpoints.manifest import find_damage
 from launcher.checkpoints.saver import Saver
 from launcher.checkpoints.store import CheckpointStore
 
-__all__ = ["Best", "CheckpointReadError", "CheckpointStore", "CheckpointWriteError", "Saver", "find_damage"]
+__all__ = [
+    "Best",
+    "CheckpointReadError",
+    "CheckpointStore",
+    "CheckpointWriteError",
+    "NoWholeCheckpointError",
+    "Saver",
+    "find_damage",
+]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from launcher.checkpoints.disk import WRITING, aside, remove, sync, write_durably
-from launcher.checkpoints.errors import write_error
+from launcher.checkpoints.errors import read_error, write_error
 
 _FILE = "best.json"
 _RECORD_BYTES = 1024
@@ -28,14 +28,20 @@ class Best:
 
 
 def read_best(directory: Path) -> Best | None:
-    """What `write_best` recorded last; a damaged record is a warning and None."""
+    """What `write_best` recorded last; a damaged record is a warning and None.
+
+    Raises:
+        CheckpointReadError: The record cannot be read, so that nobody knows.
+    """
     path = directory / _FILE
     try:
         record = json.loads(path.read_bytes())
         return Best(step=int(record["step"]), metric=str(record["metric"]), value=float(record["value"]))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise read_error(path, error) from error
+    except (ValueError, KeyError, TypeError) as error:
         _logger.warning("Ignoring the damaged record of the best checkpoint %s: %r.", path, error)
     return None
 

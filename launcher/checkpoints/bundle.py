@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ def write_checkpoint(
     state: Mapping[str, np.ndarray],
     metrics: Mapping[str, float],
     run: Mapping[str, int],
-    scaling: Mapping[str, Any] | None = None,
+    scaling: Mapping[str, Any] | None,
+    before_commit: Callable[[], None],
 ) -> Path:
     """Writes one checkpoint durably and commits it.
 
@@ -38,6 +39,7 @@ def write_checkpoint(
         directory: The store's directory, made when it is missing.
         step, state, metrics: As for `CheckpointStore.save`; a metric that is not finite is recorded as null.
         run, scaling: As for `CheckpointStore`.
+        before_commit: Called when all is written but the commit; an error it raises leaves nothing behind.
 
     Returns:
         The committed folder.
@@ -73,6 +75,7 @@ def write_checkpoint(
         manifest["sha256"] = checksum(manifest)
         write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
         sync(temporary)
+        before_commit()
         _commit(temporary, final)
     except BaseException as error:
         remove(temporary)

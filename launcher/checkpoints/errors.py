@@ -27,9 +27,21 @@ class CheckpointWriteError(LauncherError):
 
 
 class CheckpointReadError(LauncherError):
-    """A checkpoint is missing or damaged. Exit 75: the same command takes the newest whole one."""
+    """A checkpoint is missing, damaged or cannot be read. Exit 75: the same command takes the newest whole one."""
 
     exit_code = EXIT_RETRY
+
+
+class NoWholeCheckpointError(LauncherError):
+    """There are checkpoints, and every one is damaged. Exit 70: nobody but a person may decide to begin anew."""
+
+
+def read_error(path: Path, error: OSError) -> CheckpointReadError:
+    """Words an error of the system: what cannot be read may be whole, and nothing older takes its place."""
+    return CheckpointReadError(
+        f"{error.filename or path} cannot be read: {error.strerror or error}. It may be whole, so no older checkpoint "
+        "is taken in its place. Mend the file system or the rights, then run the same command again."
+    )
 
 
 def write_error(what: str, path: Path, needed_bytes: int, error: OSError) -> CheckpointWriteError:

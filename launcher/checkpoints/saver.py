@@ -31,6 +31,7 @@ class Saver:
             until `finish`.
         warn: Takes one message for people; called in the caller's thread.
         best: What the run has to beat.
+        may_write: Called by `check`; raises when this run must not write any more.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Saver:
         on_error: str = "stop",
         warn: Callable[[str], None] = _logger.warning,
         best: Best | None = None,
+        may_write: Callable[[], None] = lambda: None,
     ):
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error is one of {ON_ERROR}, got {on_error!r}")
@@ -48,6 +50,7 @@ class Saver:
         self._asynchronous = asynchronous
         self._goes_on = on_error == "continue"
         self._warn = warn
+        self._may_write = may_write
         self._best = self._best_on_disk = best
         self._write: _Write | None = None
         self._saved_step: int | None = None
@@ -93,11 +96,13 @@ class Saver:
             self._settle()
 
     def check(self) -> None:
-        """Returns at once; tells of a write that has failed meanwhile.
+        """Returns at once; tells of a write that has failed meanwhile, and whether this run may write at all.
 
         Raises:
             CheckpointWriteError: It did, and failures stop the run.
+            LauncherError: What `may_write` raises.
         """
+        self._may_write()
         if self._write is not None and not self._write.is_alive():
             self._settle()
 

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ from launcher.checkpoints.best import Best, read_best, write_best
 from launcher.checkpoints.bundle import read_checkpoint, write_checkpoint
 from launcher.checkpoints.compatible import check_same_model, check_same_run
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside
-from launcher.checkpoints.errors import CheckpointReadError
+from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError
 from launcher.checkpoints.manifest import Damage, find_damage, folder_name, is_complete, read_manifest
 from launcher.checkpoints.retention import spaced
 from launcher.errors import UsageError
@@ -38,6 +38,8 @@ class CheckpointStore:
         is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once. Kept as an attribute.
         run: What must not change when the run goes on, by name; recorded in every manifest.
         scaling: What the state of the loss scale belongs to, see `launcher.precision`; recorded in every manifest.
+        before_write: Called before anything is written and before a checkpoint is committed; an error it raises stops
+            that. Kept as an attribute.
 
     Raises:
         UsageError: `keep` is below 1 or `directory` is a URL.
@@ -52,6 +54,7 @@ class CheckpointStore:
         is_chief: bool = True,
         run: Mapping[str, int] | None = None,
         scaling: Mapping[str, Any] | None = None,
+        before_write: Callable[[], None] = lambda: None,
     ):
         if keep < 1:
             raise UsageError(f"The number of checkpoints to keep is {keep}; it must be at least 1.")
@@ -64,6 +67,7 @@ class CheckpointStore:
         self._keep = keep
         self._keep_every_hours = keep_every_hours
         self.is_chief = is_chief
+        self.before_write = before_write
         self._run = dict(run or {})
         self._scaling = scaling
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
@@ -83,17 +87,21 @@ class CheckpointStore:
 
         Raises:
             CheckpointWriteError: The disk is full or may not be written; nothing older is lost.
+            CheckpointReadError: What is there already cannot be read.
         """
         folder = self._folder(step)
         if not self.is_chief:
             return str(folder)
+        self.before_write()
         if folder.exists():
             damage = find_damage(folder)
             if damage is None:
                 return str(folder)
             _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
         self._remove_leftovers()
-        write_checkpoint(self._directory, step, state, metrics or {}, self._run, self._scaling)
+        write_checkpoint(
+            self._directory, step, state, metrics or {}, self._run, self._scaling, before_commit=self.before_write
+        )
         self._whole[step] = True
         self._retire()
         return str(folder)
@@ -103,28 +111,48 @@ class CheckpointStore:
         return [step for step in self._folders() if is_complete(self._folder(step))]
 
     def latest(self) -> int | None:
-        """Returns the newest step whose checkpoint verifies, None when there is none.
+        """Returns the newest step whose checkpoint verifies, None when there is no checkpoint at all.
 
         Every file is read and compared with its checksum. A damaged checkpoint is named in a warning, left where it
         is for a person to look at, and the next older one is tried.
+
+        Raises:
+            CheckpointReadError: One cannot be read, so that nobody knows whether it is whole.
+            NoWholeCheckpointError: There are checkpoints, and all are damaged.
         """
-        skipped: set[int] = set()
+        skipped: dict[int, str] = {}
         while True:
             candidates = [step for step in self._folders() if step not in skipped]
             if not candidates:
-                return None
+                break
             step = candidates[-1]
             folder = self._folder(step)
-            damage = find_damage(folder)
+            try:
+                damage = find_damage(folder)
+            except CheckpointReadError:
+                if step in self._folders():
+                    raise
+                continue
             if damage is None:
                 return step
             if not folder.exists():
                 continue  # Retired by the chief while it was being read, so there are newer ones: look again.
             _logger.warning("Skipping the damaged checkpoint %s: %s.", folder, damage)
-            skipped.add(step)
+            skipped[step] = damage
+        if not skipped:
+            return None
+        listed = "".join(f"\n  {folder_name(step)}: {damage}" for step, damage in skipped.items())
+        raise NoWholeCheckpointError(
+            f"No checkpoint in {self._directory} is whole:{listed}\nRestore one of them from a copy. To begin anew, "
+            "move this folder away or choose another --model_dir."
+        )
 
     def best(self) -> int | None:
-        """Returns the step last given to `mark_best` when its checkpoint verifies, None otherwise."""
+        """Returns the step last given to `mark_best` when its checkpoint verifies, None otherwise.
+
+        Raises:
+            CheckpointReadError: It cannot be read.
+        """
         record = self.best_record()
         if record is None:
             return None
@@ -219,7 +247,11 @@ class CheckpointStore:
     def _retire(self) -> None:
         """Deletes the whole checkpoints that nothing keeps; damaged ones are evidence and stay."""
         steps = self.steps()
-        best = self.best_record()
+        try:
+            best = self.best_record()
+        except CheckpointReadError as error:
+            _logger.warning("No old checkpoint is deleted for now, because the best one is not known: %s", error)
+            return
         newest = itertools.islice(filter(self._is_whole, reversed(steps)), self._keep)
         kept = {*newest, *self._kept_by_time(steps), best.step if best else -1}
         for step in steps:
@@ -240,5 +272,8 @@ class CheckpointStore:
 
     def _is_whole(self, step: int) -> bool:
         if step not in self._whole:
-            self._whole[step] = find_damage(self._folder(step)) is None
+            try:
+                self._whole[step] = find_damage(self._folder(step)) is None
+            except CheckpointReadError:
+                return False
         return self._whole[step]

@@ -188,6 +188,12 @@ class RandomAccessData:
         mix: Mixing | None = None,
     ):
         for role, examples in (("train", train), ("evaluation", evaluation)):
+            if examples is not None and not (hasattr(examples, "fetch") and hasattr(examples, "__len__")):
+                advice = "wrap it: ArrayExamples({'features': ...})" if isinstance(examples, dict) else "see Examples"
+                raise UsageError(
+                    f"RandomAccessData({role}=...): expected examples, such as ArrayExamples, got "
+                    f"{type(examples).__name__}; {advice}"
+                )
             if examples is not None and len(examples) < 1:
                 raise UsageError(f"RandomAccessData({role}=...): a data set needs at least one example, got none")
         self._train = train
@@ -206,6 +212,11 @@ class RandomAccessData:
 
     def check(self) -> None:
         """Nothing to prepare."""
+
+    def example_at(self, position: int, seed: int) -> int:
+        """Which training example stands at a position of the training stream."""
+        _, index = shuffled(tf.constant([position], tf.int64), seed=seed, size=len(self._train))
+        return int(index[0])
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         _check_can_run(self._train, shard)

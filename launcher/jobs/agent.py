@@ -25,7 +25,7 @@ import launcher
 from launcher import progress
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError
 from launcher.jobs import guard, protocol
-from launcher.jobs.job import Command, Job, Worker
+from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import Console, Tee
 from launcher.jobs.transports import AGENT
@@ -94,6 +94,9 @@ class Agent:
             time.sleep(_TURN_SECONDS)
         for worker in self._workers:
             self._tell_of(worker)
+        self._beat()
+
+    def _beat(self) -> None:
         if time.monotonic() - self._beat_at >= protocol.BEAT_SECONDS:
             self._beat_at = time.monotonic()
             self._outgoing.send({"is": "alive"})
@@ -149,7 +152,7 @@ class Agent:
             scratch=self._scratch,
         )
         try:
-            self._backend = LocalBackend(job, Console(), self._environ, self._make_tee)
+            self._backend = LocalBackend(job, Console(), self._environ, self._make_tee, self._beat)
         except LauncherError as error:
             self._outgoing.send({"is": "refused", "message": str(error)})
             self._exit_code = error.exit_code
@@ -170,7 +173,7 @@ class Agent:
         commands = tuple(self._command(message["attempt"], wanted) for wanted in message["workers"])
         try:
             self._workers = self._backend.start(commands)
-        except OSError as error:
+        except NotReady as error:
             self._outgoing.send({"is": "not_started", "why": str(error)})
 
     def _command(self, attempt: int, wanted: Mapping[str, Any]) -> Command:
@@ -203,6 +206,7 @@ class Agent:
         state = {
             "exit_code": worker.exit_code,
             "frozen": worker.is_frozen(),
+            "unkillable": worker.unkillable,
             "report": report and dataclasses.asdict(report),
             "error": error and dataclasses.asdict(error),
         }

@@ -23,6 +23,7 @@ from launcher.jobs.job import Backend, Command, Job, Worker
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Verdict
 from launcher.jobs.supervisor import Supervisor
+from launcher.lease import Lease
 from launcher.progress import Report
 from launcher.reporting import strict_json
 
@@ -38,7 +39,7 @@ _WORDS = {
 }
 
 
-def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], console: Console) -> int:
+def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], console: Console, held: Lease) -> int:
     """Runs the job to its end, with the fault in its first attempt, and prints the verdict.
 
     Args:
@@ -46,16 +47,17 @@ def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], conso
       job: what to run.
       make_backend: where; called once for each time that the job is run.
       console: where it says what happens.
+      held: the lease of the job's folder.
 
     Returns:
       0 if the drill is passed; else the job's exit code, or 70 if that is 0.
     """
     console.note(f"drill: {plan.kind}, {_when(plan)}. No other setting of the job is changed")
     observer = _Observer(plan, job, console)
-    exit_code = Supervisor(job=job, backend=make_backend(), console=console, observer=observer).run()
+    exit_code = Supervisor(job=job, backend=make_backend(), console=console, observer=observer, held=held).run()
     if plan.kind == PREEMPT and observer.fault is not None and exit_code == EXIT_PREEMPTED:
         console.note("drill: the same command again, as a scheduler would")
-        exit_code = Supervisor(job=job, backend=make_backend(), console=console, observer=observer).run()
+        exit_code = Supervisor(job=job, backend=make_backend(), console=console, observer=observer, held=held).run()
     verdict = drill_verdict.conclude(
         plan,
         attempts=observer.attempts,
@@ -157,7 +159,7 @@ class _Observer:
         if self._plan.step is not None and self._plan.kind != CORRUPT:
             return True
         self._new_steps |= set(drill_files.all_steps(self._model_dir)) - self._known_steps
-        needed = 2 if self._plan.kind == CORRUPT and self._plan.step is None else 1
+        needed = 2 if self._plan.kind == CORRUPT else 1  # one to damage, and one to go on from
         return len(self._new_steps) >= needed and report.phase == "train" and report.step >= max(self._new_steps)
 
     def _strike(self, worker: Worker) -> None:

@@ -84,11 +84,17 @@ def describe(commands: Iterable[Command]) -> str:
 
 
 class NotReady(PeerError):
-    """A host is not there, so an attempt cannot begin; `rank` is the first worker that it would have run."""
+    """An attempt cannot begin: a host is not there, or cannot start a worker.
 
-    def __init__(self, message: str, rank: int):
+    Attributes:
+      rank: the first worker that there would have been.
+      may_pass: whether a further attempt may fare better.
+    """
+
+    def __init__(self, message: str, rank: int, *, may_pass: bool = True):
         super().__init__(message)
         self.rank = rank
+        self.may_pass = may_pass
 
 
 class Worker(Protocol):
@@ -102,6 +108,7 @@ class Worker(Protocol):
       report: where it is, as it last said.
       error: why it is ending, if it said so.
       trouble: why nothing more will be heard of it though it has not ended, such as "was lost: …"; else "".
+      unkillable: why it still runs after `Backend.clear`, such as "cannot be killed: …"; else "".
     """
 
     command: Command
@@ -111,6 +118,7 @@ class Worker(Protocol):
     report: Report | None
     error: ErrorRecord | None
     trouble: str
+    unkillable: str
 
     def refresh(self) -> None:
         """Brings the attributes up to date; ends what an ended worker has left running."""
@@ -122,7 +130,7 @@ class Worker(Protocol):
         """Sends a signal to the worker, not to the processes it started."""
 
     def kill(self) -> None:
-        """Ends the worker and all it started, at once, and waits for that."""
+        """Ends the worker and all it started, at once; `refresh` sees the end."""
 
 
 class Backend(Protocol):
@@ -143,13 +151,17 @@ class Backend(Protocol):
         """What an attempt would run, as --dry_run prints it; needs no `prepare`, and does nothing."""
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
-        """Starts an attempt's workers; if one cannot be started, none is left running."""
+        """Starts an attempt's workers; if one cannot be started, none is left running.
+
+        Raises:
+          NotReady: one cannot be started.
+        """
 
     def pump(self, timeout_seconds: float) -> None:
         """Passes on what workers print; returns after `timeout_seconds` at the latest."""
 
     def clear(self) -> None:
-        """Makes sure that nothing of the attempt still runs, and forgets it."""
+        """Makes sure that nothing of the attempt still runs, as far as it can be killed, and forgets it."""
 
     def close(self) -> None:
         """Releases whatever the backend holds; nothing runs any more."""

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from launcher import progress
+from launcher import lease, progress
 from launcher.cluster import without_peers
 from launcher.errors import UsageError
-from launcher.jobs import guard
-from launcher.jobs.job import Command, Job, Worker, describe
+from launcher.jobs import guard, writer
+from launcher.jobs.job import Command, Job, NotReady, Worker, describe
 from launcher.jobs.output import Console, LogFile, Tee
+from launcher.peers import START_TIMEOUT
 from launcher.ports import free_ports
 from launcher.progress import ErrorRecord, Report
 
 _CHUNK_BYTES = 65536
+_TURN_SECONDS = 0.005
+# A process that was killed is gone as soon as the kernel has taken its memory and its devices back.
+_DEATH_SECONDS = 30.0
+_GUARD_SECONDS = 10.0
+_MAY_PASS = (errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.ESTALE)
 
 
 class LocalBackend:
@@ -34,6 +42,7 @@ class LocalBackend:
       console: where workers' output goes.
       environ: what workers inherit.
       make_tee: makes what takes a worker's output; None for the console and the log.
+      while_waiting: called again and again while killed workers are waited for.
 
     Raises:
       UsageError: the GPUs of this host cannot be divided among the workers.
@@ -45,14 +54,17 @@ class LocalBackend:
         console: Console,
         environ: Mapping[str, str],
         make_tee: Callable[[Command], Tee] | None = None,
+        while_waiting: Callable[[], None] = lambda: None,
     ):
         self._job = job
         self._console = console
         self._environ = environ
         self._make_tee = make_tee or self._tee_to_console
+        self._while_waiting = while_waiting
         self._gpus = _divide_gpus(visible_gpus(environ), job.workers)
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
+        self._spare_files: list[tuple[Path, Path]] = []
         self._guard: subprocess.Popen[bytes] | None = None
 
     @property
@@ -82,16 +94,30 @@ class LocalBackend:
         return tuple(found)
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
-        """Starts one attempt's workers."""
-        self._start_guard()
-        try:
+        """Starts one attempt's workers.
+
+        Raises:
+          NotReady: a worker cannot be run, or the temporary folder has no room for what the workers report.
+        """
+        with self._using_scratch():
+            self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             for command in commands:
+                self._make_files(command)
+        rank = 0
+        try:
+            self._start_guard()
+            for command in commands:
+                rank = command.rank
                 # A worker that is told its place must not hear of another one from a scheduler.
                 inherited = without_peers(self._environ) if "TF_CONFIG" in command.environ else self._environ
                 worker = LocalWorker(command, self._make_tee(command), {**inherited, **command.environ})
                 self._workers.append(worker)
                 self._selector.register(worker.output, selectors.EVENT_READ, worker)
                 self._tell_guard()
+        except OSError as error:
+            self.clear()
+            what = f"{error.filename or sys.executable} cannot be run: {error.strerror or error}"
+            raise NotReady(what, rank, may_pass=error.errno in _MAY_PASS) from None
         except BaseException:
             self.clear()
             raise
@@ -99,7 +125,8 @@ class LocalBackend:
 
     def pump(self, timeout_seconds: float) -> None:
         """Passes on what workers print; returns after `timeout_seconds` at the latest."""
-        if not self._selector.get_map():
+        self._replace_guard()
+        if self._console.is_behind or not self._selector.get_map():
             time.sleep(timeout_seconds)
             return
         for key, _ in self._selector.select(timeout_seconds):
@@ -111,10 +138,12 @@ class LocalBackend:
         for worker in self._workers:
             worker.kill()
         guard.kill_marked(self._job.identity)
+        self._wait_for_death()
         for worker in self._workers:
             if worker.output.fileno() in self._selector.get_map():
                 self._selector.unregister(worker.output)
             worker.close()
+        self._spare_files += [(worker.command.progress_file, worker.command.error_file) for worker in self._workers]
         self._workers = []
         self._tell_guard()
 
@@ -126,16 +155,46 @@ class LocalBackend:
             assert self._guard.stdin is not None
             with contextlib.suppress(OSError):
                 self._guard.stdin.close()
-            self._guard.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._guard.wait(_GUARD_SECONDS)
             self._guard = None
+
+    def _wait_for_death(self) -> None:
+        deadline = time.monotonic() + _DEATH_SECONDS
+        while alive := [worker for worker in self._workers if not worker.is_gone()]:
+            if time.monotonic() > deadline:
+                for worker in alive:
+                    worker.unkillable = f"cannot be killed: {worker.describe_state()}, for {_DEATH_SECONDS:g} s"
+                return
+            self._while_waiting()
+            time.sleep(_TURN_SECONDS)
 
     def _tee_to_console(self, command: Command) -> Tee:
         return Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console))
 
+    def _make_files(self, command: Command) -> None:
+        """Makes room for what a worker reports, or gives it that of an earlier attempt's worker."""
+        if self._spare_files:
+            spare_progress, spare_error = self._spare_files.pop()
+            spare_progress.replace(command.progress_file)
+            spare_error.replace(command.error_file)
+        progress.make_files(command.progress_file, command.error_file)
+
+    @contextlib.contextmanager
+    def _using_scratch(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise NotReady(
+                f"the temporary folder {self._job.scratch.parent} cannot take what the workers report: "
+                f"{error.strerror or error}; make room there, or set TMPDIR to another folder, then run the same "
+                "command again",
+                0,
+            ) from error
+
     def _start_guard(self) -> None:
         if self._guard is not None and self._guard.poll() is None:
             return
-        self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, self._job.identity, str(self._job.scratch)],
             stdin=subprocess.PIPE,
@@ -144,6 +203,19 @@ class LocalBackend:
             cwd="/",
             start_new_session=True,
         )
+
+    def _replace_guard(self) -> None:
+        """Starts the guard again, if somebody has killed it."""
+        if not self._workers or self._guard is None or self._guard.poll() is None:
+            return
+        try:
+            self._start_guard()
+        except OSError as error:
+            self._guard = None
+            self._console.note(f"the guard was killed and cannot be started again: {error}; workers go on without it")
+            return
+        self._console.note("the guard was killed; another one has taken its place")
+        self._tell_guard()
 
     def _tell_guard(self) -> None:
         if self._guard is None or self._guard.stdin is None or self._guard.poll() is not None:
@@ -162,6 +234,7 @@ class LocalWorker:
         self.tee = tee
         self.exit_code: int | None = None
         self.trouble = ""
+        self.unkillable = ""
         self.report: Report | None = None
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()
@@ -172,6 +245,7 @@ class LocalWorker:
             stderr=subprocess.STDOUT,
             env=dict(environ),
             start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
         )
         assert self.process.stdout is not None
         self.output = self.process.stdout
@@ -193,17 +267,28 @@ class LocalWorker:
         before = time.monotonic()
         if self._has_ended():
             self.kill()
+            self.exit_code = self.process.wait()
         else:
             self.last_alive = before
         self._read_files()
 
     def is_frozen(self) -> bool:
         """Whether it is stopped; known on Linux only."""
-        try:
-            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return False
-        return self.exit_code is None and state == "T"
+        return self.exit_code is None and self._state() == "T"
+
+    def is_gone(self) -> bool:
+        """Whether it has ended."""
+        self.refresh()
+        return self.exit_code is not None
+
+    def describe_state(self) -> str:
+        """Where the kernel keeps it, as far as it says so."""
+        place = ""
+        with contextlib.suppress(OSError):
+            place = Path(f"/proc/{self.process.pid}/wchan").read_text().strip("0\n")
+        where = f", {place}" if place else ""
+        waits = ", as for a disk or a device that does not answer" if self._state() == "D" else ""
+        return f"process {self.process.pid} is in state {self._state() or 'unknown'}{where}{waits}"
 
     def send(self, number: int) -> None:
         """Sends a signal to the process alone: what it started may be needed until it has ended."""
@@ -211,13 +296,10 @@ class LocalWorker:
             os.kill(self.process.pid, number)  # not Popen.send_signal, which may reap it; see kill()
 
     def kill(self) -> None:
-        """Kills its process group and reaps it; an exit code it already had stays."""
-        if self.exit_code is not None:
-            return
-        # Not reaped yet, so the number cannot have gone to another group.
-        guard.kill_group(self.process.pid)
-        self.exit_code = self.process.wait()
-        self._read_files()
+        """Kills its process group; `refresh` sees it end."""
+        if self.exit_code is None:
+            # Not reaped yet, so the number cannot have gone to another group.
+            guard.kill_group(self.process.pid)
 
     def close(self) -> None:
         """Passes on what is left in the pipe; whoever still holds its other end is not waited for."""
@@ -226,6 +308,12 @@ class LocalWorker:
                 self.tee.feed(content)
         self.output.close()
         self.tee.close()
+
+    def _state(self) -> str:
+        try:
+            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return ""
 
     def _has_ended(self) -> bool:
         if not hasattr(os, "waitid"):
@@ -255,6 +343,8 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
             **environ,
             "PYTHONUNBUFFERED": "1",
             guard.JOB: job.identity,
+            lease.JOB: job.identity,
+            START_TIMEOUT: f"{job.start_timeout_seconds:g}",
             progress.PROGRESS_FILE: str(reports),
             progress.ERROR_FILE: str(errors),
         },
@@ -262,6 +352,17 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
         progress_file=reports,
         error_file=errors,
     )
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """What a worker does before it is one: it ends with its supervisor, also when the guard was killed with it."""
+
+    def before_exec() -> None:
+        writer.end_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:

@@ -1,46 +1,203 @@
-"""What workers print, to two places: the supervisor's own output, with a prefix, and a log of each worker's own."""
+"""What workers print, to two places: the supervisor's own output, with a prefix, and a log of each worker's own.
+
+Nothing here waits for a disk, a terminal or the reader of a pipe: processes write (`launcher.jobs.writer`), and what
+they do not take is kept up to a limit, then dropped, counted and said.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Protocol
 
+from launcher.jobs import protocol, writer
+
 _KEPT_LINES = 5000
 _LONGEST_LINE = 65536
+_LARGEST_BACKLOG_BYTES = 4 << 20
+_MOVING_SECONDS = 1.0  # a reader that has taken nothing for so long is not slow but away
+# What writers have at the end to take the rest: in all, and without taking anything.
+_FAREWELL_SECONDS = 30.0
+_PATIENCE_SECONDS = 5.0
+_TURN_SECONDS = 0.01
+_STDOUT, _STDERR, _FILES = 1, 2, None
+
+
+class Writer:
+    """A process that writes for this one.
+
+    Args:
+      stream: descriptor that content without a path goes to; None for a writer of files.
+
+    Attributes:
+      lost_bytes: what there was no room for, and at the end what had not been taken.
+    """
+
+    def __init__(self, stream: int | None):
+        self.lost_bytes = 0
+        self._is_full = False
+        self._last_reports: list[bytes] = []
+        self._moved_at = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", writer.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if stream is None else stream,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        self._outgoing = protocol.LineWriter(self._process.stdin.fileno())
+        self._reports = protocol.LineReader(self._process.stdout.fileno()) if self._process.stdout else None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it has a lot to write and gets on with it."""
+        is_moving = time.monotonic() - self._moved_at < _MOVING_SECONDS
+        return is_moving and self._outgoing.backlog_bytes > _LARGEST_BACKLOG_BYTES // 2
+
+    def send(self, content: bytes, path: bytes = b"") -> bool:
+        """Has it write `content`, or close the file if there is none; False when there is no room, for some time."""
+        backlog = self._outgoing.backlog_bytes
+        self._is_full = backlog > _LARGEST_BACKLOG_BYTES // (2 if self._is_full else 1)
+        if self._is_full:
+            self.lost_bytes += len(content)
+            return False
+        self._outgoing.write(b"%d %d\n%b%b" % (len(path), len(content), path, content))
+        return True
+
+    def turn(self) -> None:
+        """Passes on what is waiting, as far as it is taken."""
+        before = self._outgoing.backlog_bytes
+        self._outgoing.flush()
+        if self._outgoing.backlog_bytes < before or not before:
+            self._moved_at = time.monotonic()
+
+    def refusals(self) -> list[tuple[str, str]]:
+        """Files that have refused more since the last call, and why."""
+        lines = self._reports.receive() if self._reports else self._last_reports
+        self._last_reports = []
+        found = (line.partition(b"\0") for line in lines)
+        return [(os.fsdecode(path), why.decode(errors="replace")) for path, _, why in found]
+
+    def drain(self) -> None:
+        """Waits until all is on its way, for as long as it gets on, within a limit."""
+        deadline, self._moved_at = time.monotonic() + _FAREWELL_SECONDS, time.monotonic()
+        while self._outgoing.backlog_bytes:
+            self.turn()
+            if time.monotonic() > min(deadline, self._moved_at + _PATIENCE_SECONDS):
+                return
+            time.sleep(_TURN_SECONDS)
+
+    def close(self) -> bool:
+        """Lets it write what it has, and ends it; whether all was taken."""
+        assert self._process.stdin is not None
+        self.drain()
+        self.lost_bytes += self._outgoing.backlog_bytes
+        self._process.stdin.close()
+        try:
+            self._process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # and not waited for: what waits for a disk is beyond killing
+        if self._reports is not None and self._process.stdout is not None:
+            self._last_reports, self._reports = self._reports.receive(), None
+            self._process.stdout.close()
+        return not self.lost_bytes and self._process.returncode is not None
 
 
 class Console:
-    """The supervisor's standard output and error. A reader that goes away ends the output, not the job."""
+    """What a supervisor writes to: its standard output and error, and logs.
+
+    A reader that goes away ends the output, not the job; one that does not read loses what there is no room for.
+    """
 
     def __init__(self) -> None:
-        self._open = True
+        self._writers: dict[int | None, Writer] = {}
+        self._unseen = 0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything has been written."""
+        return bool(self._writers)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more is better not read now, because there is a lot to write that is being taken."""
+        return any(one.is_behind for one in self._writers.values())
 
     def write(self, prefix: str, line: bytes) -> None:
         """One line of a worker's output."""
-        self._write(1, prefix.encode() + line + b"\n")
+        self._say(prefix.encode() + line + b"\n")
 
     def note(self, text: str) -> None:
         """A line of the supervisor's own."""
         for line in text.splitlines():
-            self._write(1, f"[launcher] {line}\n".encode())
+            self._say(f"[launcher] {line}\n".encode())
 
     def error(self, text: str) -> None:
         """What a person is to read last."""
-        self._write(2, f"{text}\n".encode())
-
-    def _write(self, descriptor: int, content: bytes) -> None:
-        if not self._open and descriptor == 1:
-            return
+        if _STDOUT in self._writers:
+            self._writers[_STDOUT].drain()
+        content = f"{text}\n".encode()
         try:
-            while content:
-                content = content[os.write(descriptor, content) :]
-        except OSError:
-            if descriptor == 1:
-                self._open = False
+            self._writer(_STDERR).send(content)
+        except OSError:  # the interpreter is gone, perhaps, and that is what there is to say
+            with contextlib.suppress(OSError):
+                os.write(_STDERR, content)
+
+    def log(self, path: Path, content: bytes) -> bool:
+        """Appends to a log, or closes it if there is no content; False when there is no room."""
+        return self._writer(_FILES).send(content, os.fsencode(path))
+
+    def turn(self) -> None:
+        """Passes on what is waiting, as far as it is taken; to be called again and again."""
+        for one in list(self._writers.values()):
+            one.turn()
+            self._tell_refusals(one)
+
+    def finish_logs(self) -> None:
+        """Waits until the logs are written, within a limit, and says what is missing."""
+        files = self._writers.pop(_FILES, None)
+        if files is None:
+            return
+        if not files.close():
+            self.note(f"the logs are not complete: the disk did not take {_amount(files)}")
+        self._tell_refusals(files)
+
+    def close(self) -> None:
+        """Waits for all that is to be written, within a limit, and says what is missing."""
+        self.finish_logs()
+        out = self._writers.pop(_STDOUT, None)
+        if out is not None and not out.close():
+            self.error(f"[launcher] nobody read {_amount(out)} of the output; the logs have what workers print")
+        if _STDERR in self._writers:
+            self._writers.pop(_STDERR).close()
+
+    def _tell_refusals(self, one: Writer) -> None:
+        for path, why in one.refusals():
+            # A full disk: the worker must not notice, and its last words still reach the console.
+            self.note(f"no more is logged to {path}: {why}")
+
+    def _say(self, content: bytes) -> None:
+        out = self._writer(_STDOUT)
+        if self._unseen:
+            gap = f"[launcher] {self._unseen} lines are missing here, because nobody read them in time\n"
+            self._unseen = 0 if out.send(gap.encode()) else self._unseen
+        self._unseen += not out.send(content)
+
+    def _writer(self, stream: int | None) -> Writer:
+        if stream not in self._writers:
+            self._writers[stream] = Writer(stream)
+        return self._writers[stream]
+
+
+def _amount(one: Writer) -> str:
+    return f"{one.lost_bytes:,} bytes or more" if one.lost_bytes else "the last of it"
 
 
 class Log(Protocol):
@@ -58,36 +215,31 @@ class LogFile:
 
     Args:
       path: the file.
-      console: where it says that the disk refuses more.
+      console: writes it, and says when the disk refuses more.
     """
 
     def __init__(self, path: Path, console: Console):
         self._path = path
         self._console = console
-        self._descriptor: int | None = None
-        self._open = True
+        self._is_open = False
+        self._missing = 0
 
     def write(self, content: bytes) -> None:
-        """Appends to the file."""
-        if not self._open:
-            return
-        try:
-            if self._descriptor is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            while content:
-                content = content[os.write(self._descriptor, content) :]
-        except OSError as error:
-            # A full disk: the worker must not notice, and its last words still reach the console.
-            self._open = False
-            self._console.note(f"no more is logged to {self._path}: {error.strerror or error}")
+        """Appends to the file; what the disk does not take in time is left out, and counted there."""
+        self._is_open = self._is_open or bool(content)
+        if self._missing:
+            gap = f"\n[launcher] {self._missing} bytes are missing here, because the disk did not take them in time\n"
+            self._missing = 0 if self._console.log(self._path, gap.encode()) else self._missing
+        if content and not self._console.log(self._path, content):
+            if not self._missing:
+                self._console.note(f"the disk takes no more of {self._path} for now; what does not fit is left out")
+            self._missing += len(content)
 
     def close(self) -> None:
         """Closes the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-        self._open = False
+        self.write(b"")
+        if self._is_open:
+            self._console.log(self._path, b"")
 
 
 class Tee:

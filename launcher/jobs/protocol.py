@@ -96,7 +96,11 @@ class LineWriter:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Writes a message, as far as it can be written now."""
-        self._outgoing += encode(message)
+        self.write(encode(message))
+
+    def write(self, content: bytes) -> None:
+        """Writes any bytes, as far as they can be written now."""
+        self._outgoing += content
         self.flush()
 
     def flush(self) -> None:

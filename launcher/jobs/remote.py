@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import elastic
+from launcher import elastic, lease
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker
@@ -18,13 +18,14 @@ from launcher.jobs.output import Console, LogFile, Tee
 from launcher.jobs.policy import Outcome, find_cause
 from launcher.jobs.sites import Site, Sites, first_of
 from launcher.jobs.transports import AgentCommand, Transport
+from launcher.peers import START_TIMEOUT
 from launcher.progress import ErrorRecord, Report
 
 _TURN_SECONDS = 0.05
 # When workers fail as they do when another is gone, a host that is silent for this long is the likely cause. Shorter
 # than the supervisor waits for the failure behind such a symptom.
 _SUSPECT_SECONDS = 2.5
-_ANSWER_SECONDS = 20.0
+_ANSWER_SECONDS = 60.0  # longer than an agent waits for workers that do not die
 _CLOSE_SECONDS = 10.0
 
 
@@ -111,7 +112,7 @@ class RemoteBackend:
         for command, seat in zip(commands, self._seats, strict=True):
             connection = seat.site.agent
             tee = Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console))
-            self._workers[command.rank] = RemoteWorker(command, tee, connection, self.pump)
+            self._workers[command.rank] = RemoteWorker(command, tee, connection)
             told = {"rank": command.rank, "slot": seat.slot, "argv": command.argv, "environ": command.environ}
             orders.setdefault(connection, []).append(told)
         for connection, workers in orders.items():
@@ -120,6 +121,9 @@ class RemoteBackend:
 
     def pump(self, timeout_seconds: float) -> None:
         """Passes on what workers print and how they are; returns after `timeout_seconds` at the latest."""
+        if self._console.is_behind:
+            time.sleep(timeout_seconds)
+            return
         self._sites.wait(timeout_seconds)
         cause = find_cause([worker.outcome() for worker in self._workers.values()])
         patience = _SUSPECT_SECONDS if cause and cause.is_symptom else protocol.HEAD_PATIENCE_SECONDS
@@ -200,6 +204,8 @@ class RemoteBackend:
                         {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
                     ),
                     "PYTHONUNBUFFERED": "1",
+                    lease.JOB: job.identity,
+                    START_TIMEOUT: f"{job.start_timeout_seconds:g}",
                     **fewer,
                 },
                 log=job.logs / f"attempt_{attempt}" / f"worker_{rank}.log",
@@ -223,7 +229,7 @@ class _Seat:
 class RemoteWorker:
     """A worker of an agent; see `launcher.jobs.job.Worker`. `pump` brings what is new."""
 
-    def __init__(self, command: Command, tee: Tee, connection: Connection, pump: Callable[[float], None]):
+    def __init__(self, command: Command, tee: Tee, connection: Connection):
         self.command = command
         self.tee = tee
         self.connection = connection
@@ -232,7 +238,7 @@ class RemoteWorker:
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()
         self.trouble = ""
-        self._pump = pump
+        self.unkillable = ""
         self._frozen = False
 
     def take(self, state: Mapping[str, Any]) -> None:
@@ -241,6 +247,7 @@ class RemoteWorker:
         self.last_alive = now - ages["alive"]
         self.exit_code = state.get("exit_code", self.exit_code)
         self._frozen = state.get("frozen", self._frozen)
+        self.unkillable = state.get("unkillable", self.unkillable)
         if state.get("report"):
             self.report = Report(**{**state["report"], "monotonic": now - ages["report"]})
         if state.get("error"):
@@ -271,9 +278,6 @@ class RemoteWorker:
             self.connection.send({"do": "signal", "rank": self.command.rank, "number": int(number)})
 
     def kill(self) -> None:
-        """Has it killed with all it started, and waits for that while its host is there."""
+        """Has it killed with all it started."""
         if self.exit_code is None:
             self.connection.send({"do": "kill", "rank": self.command.rank})
-        while self.exit_code is None and not self.connection.lost:
-            self._pump(_TURN_SECONDS)
-        self.refresh()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
-from launcher.jobs import first_error
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE, PeerError
+from launcher.jobs import disk, first_error
 from launcher.jobs.error_files import error_files
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
@@ -18,12 +21,17 @@ from launcher.jobs.observer import NoObserver, Observer
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
+from launcher.lease import Lease, LeaseLostError
+from launcher.preemption import REPEAT_SECONDS
 
 _TURN_SECONDS = 0.05
 # How long the others may take to show their part after the first failure, before they are killed: an error that was
 # raised may be the echo of a death that is only seen a moment later.
 _SETTLE_SECONDS = 1.0
 _SETTLE_SYMPTOM_SECONDS = 3.0
+# What the job's folder has to answer; after it has been too slow once, it is not waited for as long again.
+_DISK_SECONDS = 10.0
+_DEAD_DISK_SECONDS = 1.0
 _DUMP_SECONDS = 5.0
 _DUMP_QUIET_SECONDS = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,13 +44,15 @@ class Supervisor:
       job: what to run.
       backend: where.
       console: where it says what happens.
+      held: the lease of the job's folder.
       observer: is told of the attempts; None for nobody.
     """
 
-    def __init__(self, *, job: Job, backend: Backend, console: Console, observer: Observer | None = None):
+    def __init__(self, *, job: Job, backend: Backend, console: Console, held: Lease, observer: Observer | None = None):
         self._job = job
         self._backend = backend
         self._console = console
+        self._held = held
         self._observer = observer or NoObserver()
         self._signals: list[int] = []
         self._attempts = 0
@@ -50,6 +60,8 @@ class Supervisor:
         self._first_error: FirstError | None = None
         self._error_files = error_files(job)
         self._started_at = time.time()
+        self._why_no_more = ""
+        self._disk_seconds = _DISK_SECONDS
 
     def run(self) -> int:
         """Runs attempts until the job is done or a further one is pointless; returns the job's exit code.
@@ -58,9 +70,11 @@ class Supervisor:
         """
         with _listening(self._signals):
             try:
+                number = self._on_disk("for the attempts before this one", self._job.next_attempt)
+                if number is None:
+                    raise PeerError(f"--model_dir={self._job.model_dir} does not answer; is its file server there?")
                 restarts = Restarts(self._job.max_restarts, self._newest_checkpoint())
-                number = self._job.next_attempt()
-                self._error_files.begin(number)
+                self._on_disk("for the report of an earlier error", lambda: self._error_files.begin(number))
                 while True:
                     logs = self._job.logs / f"attempt_{number}"
                     verdict = self._attempt(number)
@@ -80,21 +94,25 @@ class Supervisor:
         self._started_at = time.time()
         self._first_error = None
         try:
+            if number > 1:
+                self._check_folder()
             self._backend.prepare(lambda: bool(self._signals))
+            if self._signals:
+                return Verdict(action=Action.STOP, exit_code=128 + self._signals[0])
+            commands = self._backend.commands(number)
+            told = f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}"
+            self._console.note(told)
+            workers = self._backend.start(self._observer.commands(commands))
         except NotReady as error:
             if self._attempts == 1:
                 raise
             return self._not_started(number, error)
-        if self._signals:
-            return Verdict(action=Action.STOP, exit_code=128 + self._signals[0])
-        commands = self._backend.commands(number)
-        self._console.note(f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}")
-        workers = self._backend.start(self._observer.commands(commands))
         try:
             verdict, outcomes = self._watch(workers)
             self._observer.judged(workers, verdict)
         finally:
             self._backend.clear()
+        verdict = self._account_for_the_living(workers, verdict)
         if verdict.cause is not None:
             cause = next(worker for worker in workers if worker.command.rank == verdict.cause.rank)
             self._first_error = FirstError(
@@ -117,7 +135,32 @@ class Supervisor:
             last_lines=[],
             time=time.time(),
         )
-        return judge([cause])
+        if error.may_pass:
+            return judge([cause])
+        self._why_no_more = "no worker can be started here"
+        return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
+
+    def _check_folder(self) -> None:
+        """Whether the folder that earlier attempts have written to still lets itself be written to.
+
+        Raises:
+          NotReady: it does not, and no worker could save.
+        """
+        folder = self._job.model_dir
+        if why := self._on_disk("to be written to", lambda: _why_not_writable(folder)):
+            advice = "make it writable and run the same command again"
+            raise NotReady(f"--model_dir={folder} cannot be written to any more: {why}; {advice}", 0, may_pass=False)
+
+    def _account_for_the_living(self, workers: Sequence[Worker], verdict: Verdict) -> Verdict:
+        """Gives up where a worker of the attempt still runs: the next one would share its devices and its files."""
+        living = {worker.command.rank: worker.unkillable for worker in workers if worker.unkillable}
+        for rank, why in living.items():
+            self._console.note(f"worker {rank} {why}")
+        if not living or verdict.action in (Action.DONE, Action.GIVE_UP):
+            return verdict
+        (rank, why), *_ = living.items()
+        self._why_no_more = f"the next attempt would share what worker {rank} still holds"
+        return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=Outcome(rank=rank, trouble=why))
 
     def _watch(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
         """Turns until the attempt is over, one way or the other."""
@@ -131,6 +174,11 @@ class Supervisor:
             outcomes = _outcomes(workers)
             if self._signals:
                 return self._stop(workers)
+            try:
+                self._held.check()
+            except LeaseLostError as error:
+                self._console.error(str(error))
+                return Verdict(action=Action.STOP, exit_code=EXIT_FAILED), outcomes
             if all(outcome.exit_code == EXIT_DONE for outcome in outcomes):
                 return judge(outcomes), outcomes
             if any(outcome.code == EXIT_PREEMPTED for outcome in outcomes):
@@ -153,6 +201,7 @@ class Supervisor:
 
     def _turn(self, workers: Sequence[Worker]) -> None:
         self._backend.pump(_TURN_SECONDS)
+        self._console.turn()
         for worker in workers:
             worker.refresh()
             if worker.report is not None and worker.report.step is not None:
@@ -180,7 +229,7 @@ class Supervisor:
         grace = self._job.grace_period_seconds
         self._console.note(
             f"{first_error.signal_name(number)}: passed on to the workers, which have {grace:g} s to save and end; "
-            "a second signal ends them at once"
+            f"a second signal, {REPEAT_SECONDS:g} s later or more, ends them at once"
         )
         for worker in workers:
             # A closed terminal asks for the same as SIGTERM does, and only that is known to save first.
@@ -254,45 +303,53 @@ class Supervisor:
         error = self._first_error
         assert error is not None
         if not restarts.may_restart(max(self._step, self._newest_checkpoint())):
+            self._why_no_more = (
+                f"--max_restarts={self._job.max_restarts} restart(s) made no progress past step {max(0, self._step)}"
+            )
             return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=verdict.cause)
-        beside = self._error_files.write(error, exit_code=None)
+        beside = self._write_error(error, exit_code=None)
         delay = restarts.delay_seconds()
         self._console.note("\n".join(filter(None, [error.text(), beside])))
         self._console.note(f"restarting all workers in {delay:.1f} s ({restarts.describe()})")
         deadline = time.monotonic() + delay
         while time.monotonic() < deadline and not self._signals:
             self._backend.pump(_TURN_SECONDS)
+            self._console.turn()
         if self._signals:
             return Verdict(action=Action.STOP, exit_code=128 + self._signals[0], cause=verdict.cause)
         return verdict
 
     def _newest_checkpoint(self) -> int:
-        # Reads manifests only. NumPy comes with it, which a job that never ends early need not wait for.
-        if not (Path(self._job.model_dir) / "checkpoints").is_dir():
-            return -1
-        from launcher.checkpoints import CheckpointReadError, CheckpointStore
+        found = self._on_disk("for the newest checkpoint", lambda: _newest_step(Path(self._job.model_dir)))
+        return -1 if found is None else int(found)
 
+    def _write_error(self, error: FirstError, *, exit_code: int | None) -> str:
+        return self._on_disk("to write error.json", lambda: self._error_files.write(error, exit_code=exit_code)) or ""
+
+    def _on_disk(self, what: str, work: Callable[[], Any]) -> Any:
+        """What `work` returns that reads or writes the job's folder; None when it has taken too long."""
         try:
-            return max(CheckpointStore(str(Path(self._job.model_dir, "checkpoints"))).steps(), default=-1)
-        except CheckpointReadError:
-            return -1
+            return disk.within(self._disk_seconds, work, self._console.turn)
+        except disk.DiskTimeout:
+            waited, self._disk_seconds = self._disk_seconds, _DEAD_DISK_SECONDS
+            self._console.note(f"{self._job.model_dir} has not answered for {waited:g} s when asked {what}")
+            return None
 
     def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
         error, beside = self._first_error, ""
-        if verdict.action is Action.DONE:
-            self._error_files.clear()
+        if self._held.ask():
+            pass  # the folder is another run's now
+        elif verdict.action is Action.DONE:
+            self._on_disk("to remove error.json", self._error_files.clear)
         elif error is not None and verdict.exit_code == EXIT_USAGE and self._attempts == 1:
-            self._error_files.remove_logs(logs)
+            self._console.finish_logs()
+            self._on_disk("to remove the logs", lambda: self._error_files.remove_logs(logs))
         elif error is not None:
-            beside = self._error_files.write(error, exit_code=verdict.exit_code)
-        if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and not self._job.member:
-            first_error.ensure_summary(
-                Path(self._job.model_dir),
-                since=self._started_at,
-                exit_code=verdict.exit_code,
-                error=error.headline,
-                step=self._step,
-            )
+            beside = self._write_error(error, exit_code=verdict.exit_code)
+        may_summarise = not self._job.member and not self._held.is_lost
+        if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and may_summarise:
+            self._on_disk("to write summary.json", lambda: self._ensure_summary(error, verdict.exit_code))
+        self._console.finish_logs()
         self._console.note(
             f"job {verdict.action.value}: {self._attempts} attempt(s), {restarts.total} restart(s), "
             f"exit code {verdict.exit_code}"
@@ -300,10 +357,37 @@ class Supervisor:
         if verdict.action is not Action.DONE and error is not None:
             self._console.error("\n".join(filter(None, [error.text(), beside])))
             if verdict.action is Action.GIVE_UP and verdict.exit_code == EXIT_RETRY:
-                self._console.error(
-                    f"Gave up: --max_restarts={self._job.max_restarts} restart(s) made no progress past step "
-                    f"{max(0, self._step)}. The same command goes on from the last checkpoint."
-                )
+                again = "The same command goes on from the last checkpoint."
+                self._console.error(f"Gave up: {self._why_no_more}. {again}")
+
+    def _ensure_summary(self, error: FirstError, exit_code: int) -> None:
+        first_error.ensure_summary(
+            Path(self._job.model_dir),
+            since=self._started_at,
+            exit_code=exit_code,
+            error=error.headline,
+            step=self._step,
+        )
+
+
+def _why_not_writable(folder: str) -> str:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:  # a disk that is full or fails may be better soon, and a worker says what it wanted
+        return str(error.strerror) if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else ""
+
+
+def _newest_step(model_dir: Path) -> int:
+    # Reads manifests only. NumPy comes with it, which a job that never ends early need not wait for.
+    if not (model_dir / "checkpoints").is_dir():
+        return -1
+    from launcher.checkpoints import CheckpointReadError, CheckpointStore
+
+    try:
+        return max(CheckpointStore(str(model_dir / "checkpoints")).steps(), default=-1)
+    except CheckpointReadError:
+        return -1
 
 
 def _outcomes(workers: Sequence[Worker]) -> list[Outcome]:
@@ -332,10 +416,17 @@ def _replaced(outcome: Outcome, trouble: str) -> Outcome:
 
 @contextlib.contextmanager
 def _listening(signals: list[int]) -> Iterator[None]:
-    """Appends the signals that arrive to `signals`, instead of being ended by them."""
+    """Appends the signals that arrive to `signals`, instead of being ended by them; repeats are one signal.
+
+    A process group, a scheduler's step and a script that passes signals on may each send one to the same process.
+    """
+    noted_at = float("-inf")
 
     def note(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
+        nonlocal noted_at
+        if time.monotonic() - noted_at >= REPEAT_SECONDS:
+            noted_at = time.monotonic()
+            signals.append(number)
 
     # What is ignored stays so: nohup and a shell's & ask for that.
     heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -343,5 +434,7 @@ def _listening(signals: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        # Repeats of a signal that has been heard must not end this process with another exit code than the job's.
+        if not signals:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -9,8 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import Data, Shard
+from launcher.as_written import as_written
+from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.errors import UsageError
+from launcher.user_code import defined_at
 
 
 class Task(Protocol):
@@ -128,3 +131,110 @@ def check_builder(binding: str, model: Callable[..., Any], example: str) -> None
         raise UsageError(
             f"{binding} must be a reference without parentheses, such as {example}, got {type(model).__name__}"
         )
+
+
+_SUMS = "(sum of losses, sum of weights, {metric: sum})"
+
+
+def check_task(task: Any) -> None:
+    """Raises UsageError unless `task` has the three methods, with the arguments they are called with."""
+    for name, arguments in (("data", ()), ("model", ()), ("loss", ("model", "batch", "training"))):
+        method = getattr(task, name, None)
+        if not callable(method):
+            raise UsageError(
+                f"train.task = {task!r} is not a task: it has no method {name}(). "
+                "Bind an object, with parentheses: train.task = @image_classification()"
+            )
+        try:
+            inspect.signature(method).bind(*arguments)
+        except TypeError:
+            raise UsageError(
+                f"{defined_at(method)}: {name}() is called as {name}({', '.join(arguments)}), and takes "
+                f"{inspect.signature(method)}"
+            ) from None
+        except ValueError:  # it does not say what it takes
+            continue
+
+
+def open_data(task: Task) -> Data:
+    """The task's data.
+
+    Raises:
+      UsageError: it is not what `Data` describes.
+    """
+    data: Any = task.data()
+    needed = ("num_train_examples", "num_eval_examples", "check", "train_batches", "eval_batches")
+    if all(hasattr(data, name) for name in needed):
+        return data
+    what = f"{type(data).__module__}.{type(data).__name__}"
+    if isinstance(data, tf.data.Dataset):
+        what = "a tf.data.Dataset, whose order cannot be tied to the seed and the step"
+    elif data is None:
+        what = "None; does it end with a return?"
+    raise UsageError(
+        f"{defined_at(task.data)}: data() must return a launcher.data.pipeline.RandomAccessData, or an object with "
+        f"{', '.join(needed)}; it returned {what}"
+    )
+
+
+def loss_sums(
+    task: Task, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
+) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+    """Calls the task's loss() and checks what it returns, while a step is traced.
+
+    Raises:
+      UsageError: not (loss, weight, metrics), not float32 scalars, or means instead of sums.
+    """
+    # Not `as_written`: what a user writes is for AutoGraph to see.
+    return checked_sums(task.loss(model, batch, training), batch, where=defined_at(task.loss))
+
+
+@as_written
+def checked_sums(
+    outputs: Any, batch: Mapping[str, tf.Tensor], *, where: str
+) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+    """Checks what a task's `loss` returned for a batch; see `loss_sums`."""
+    if not isinstance(outputs, tuple | list) or len(outputs) != 3 or not isinstance(outputs[2], Mapping):
+        raise UsageError(f"{where}: loss() must return {_SUMS}, got {_shape_of(outputs)}")
+    loss, weight, metrics = outputs
+    named = {"the loss": loss, "the weight": weight, **{f"metric {name!r}": metrics[name] for name in metrics}}
+    tensors = {}
+    for name, value in named.items():
+        try:
+            tensor = tensors[name] = tf.convert_to_tensor(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"{where}: {name} that loss() returned is no tensor: {_shape_of(value)}") from None
+        if tensor.dtype != tf.float32 or tensor.shape.rank != 0:
+            advice = "add it up with tf.reduce_sum" if tensor.shape.rank else "cast it with tf.cast(..., tf.float32)"
+            raise UsageError(
+                f"{where}: {name} that loss() returned must be a float32 scalar (a sum over the batch), "
+                f"got {_shape_of(tensor)}; {advice}"
+            )
+    rows = batch[WEIGHT].shape[0] if WEIGHT in batch else None
+    if rows and rows > 1 and tf.get_static_value(tensors["the weight"]) == 1.0:
+        raise _mean(where, 1.0, rows, "examples in its batch")
+    loss, weight, *rest = tensors.values()
+    return loss, weight, dict(zip(metrics, rest, strict=True))
+
+
+def mean_weight(task: Task, weight: float, examples: int) -> UsageError:
+    """The refusal of a task whose loss() gave `weight`, a mean, for a global batch of so many examples."""
+    return _mean(defined_at(task.loss), weight, examples, "examples")
+
+
+def _mean(where: str, weight: float, examples: int, what: str) -> UsageError:
+    return UsageError(
+        f"{where}: loss() returned weight {weight:g} for {examples} {what}: return sums, not means, "
+        f'as in {_SUMS}, where the sum of weights is tf.reduce_sum(batch["weight"]) or a number of tokens'
+    )
+
+
+def _shape_of(value: Any) -> str:
+    """A value as a message shows it."""
+    if tf.is_tensor(value):
+        return f"{value.dtype.name} of shape {value.shape}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_shape_of, value))})"
+    if isinstance(value, Mapping):
+        return f"a dict with {', '.join(map(repr, value)) or 'nothing'}"
+    return "None" if value is None else type(value).__name__

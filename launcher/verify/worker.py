@@ -39,11 +39,12 @@ def main(argv: list[str]) -> int:
     try:
         with config.usage_errors():
             built, batches = _build(job, environ)
+            record = _train(job, built, batches, is_chief=peers.is_chief)
     except UsageError as error:
         job.refusal_path(peers.index).write_text(config.clean_message(error), "utf-8")
         return error.exit_code
     with farewell.chief_last(peers):
-        _train(job, built, batches, is_chief=peers.is_chief).save(job.record_path(peers.index))
+        record.save(job.record_path(peers.index))
     return EXIT_DONE
 
 

@@ -11,7 +11,7 @@ import gin
 import pytest
 from gin_objects import anything, job, loaded, refusal, warm_schedule, write
 
-from launcher import config
+from launcher import config, names
 from launcher.errors import PeerError, UsageError
 
 # ------------------------------------------------------------------------------------------------------------- imports
@@ -210,11 +210,23 @@ def test_a_user_error_inside_configurables_keeps_its_type_and_message():
 
 
 def test_an_error_of_ours_passes_unchanged():
-    with pytest.raises(KeyError) as caught, config.usage_errors():
-        failing(error=KeyError("ours"))
+    gin.bind_parameter("outer.inner", lambda: names.nearest(3, {"a name"}))
+    with pytest.raises(AttributeError) as caught, config.usage_errors():
+        outer()
     assert "In call to configurable" in str(caught.value)
-    with pytest.raises(TypeError), config.usage_errors():
-        failing(error=TypeError("raised inside, no matter of bindings"))
+
+
+@pytest.mark.parametrize("kind", [KeyError, TypeError, FileNotFoundError])
+def test_an_error_in_a_users_python_is_told_with_its_place(kind):
+    said = r"test_config_use.py line \d+, in failing\(\): \w+Error: .?theirs"
+    with pytest.raises(UsageError, match=said) as caught, config.usage_errors():
+        failing(error=kind("theirs"))
+    assert isinstance(caught.value.__cause__, kind)
+
+
+def test_an_error_of_the_machines_in_a_users_python_stays_worth_a_retry():
+    with pytest.raises(ConnectionError), config.usage_errors():
+        failing(error=ConnectionError("no route to the data"))
 
 
 def test_arguments_that_do_not_fit_a_configurable_are_the_users_mistake():

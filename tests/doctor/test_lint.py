@@ -26,8 +26,14 @@ def lint_of(make, *, policy="mixed_float16", loss=negative_sum, batches=BATCHES,
     made = build(GivenTask(batches, make, loss), precision=policy, **recipe)
     probe = Probe(made)
     batch = next(made.trainer.batches(made.plan.data))
-    probe.run(batch)
-    found = lint.lint(made, outputs=probe.outputs, model_outputs=probe.model_outputs, graph=probe.graph(batch))
+    counts = probe.run(batch).shadow.activation_counts
+    found = lint.lint(
+        made,
+        outputs=probe.outputs,
+        model_outputs=probe.model_outputs,
+        graph=probe.graph(batch),
+        seen=[one.path for one, count in zip(probe.activations, counts, strict=True) if np.sum(count)],
+    )
     by_rule: dict[str, list] = {}
     for one in found:
         by_rule.setdefault(one.rule, []).append(one)
@@ -118,7 +124,23 @@ def test_a_batch_that_is_no_multiple_of_8():
     assert not list(lint.odd_batch(16, "mixed_float16"))
 
 
+class Recomputed(keras.layers.Layer):
+    """A block whose activations are computed again in the backward pass."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = keras.layers.Dense(16, name="inner")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, inputs):
+        return keras.remat(self.inner)(inputs)
+
+
 def test_layers_whose_gradients_stay_hidden_are_told():
+    (found,) = lint_of(lambda: model(Recomputed(name="block")))["not seen"]
+    assert found.path == "block/inner"
     made = careful()
 
     assert {one.path for one in lint.unseen(made, ["even", "norm"])} == {"layer_norm", "out"}

@@ -16,6 +16,7 @@ FAKE_WORKER in the environment is a JSON object:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ from pathlib import Path
 
 from launcher import drill
 from launcher.cluster import resolve
+from launcher.preemption import StopRequest
 from launcher.progress import Progress, install_stack_dump, record_error
 
 DEFAULTS = {
@@ -72,7 +74,7 @@ def quick_execute(condition):
         time.sleep(0.005)
 
 
-asked_to_stop = threading.Event()
+asked_to_stop = StopRequest()
 
 
 def say(text):
@@ -174,7 +176,7 @@ def start_children():
 
 def wait_for_sigterm():
     say("waiting for SIGTERM")
-    quick_execute(asked_to_stop.is_set)
+    quick_execute(asked_to_stop)
 
 
 FAULTS = (
@@ -259,8 +261,11 @@ def main():
     drill.install(os.environ)
     if SETTINGS["on_sigterm"] == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    elif SETTINGS["on_sigterm"] == "save":
-        signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
+    with asked_to_stop.installed() if SETTINGS["on_sigterm"] == "save" else contextlib.nullcontext():
+        return train()
+
+
+def train():
     MODEL_DIR.mkdir(parents=True, exist_ok=True)
     MEETING.mkdir(parents=True, exist_ok=True)
     (MEETING / f".pid_{RANK}").write_text(str(os.getpid()))
@@ -285,7 +290,7 @@ def main():
         fail_as_drilled()
         if ATTEMPT == 1 and step and step == SETTINGS["wait_for_fault"]:
             quick_execute(lambda: any(not alive(rank) for rank in peers()))
-        if asked_to_stop.is_set():
+        if asked_to_stop():
             mark(f"stop{step}")  # before the collective, so that after it all know
         collective(step)
         stopping = marked(f"stop{step}")
@@ -294,6 +299,7 @@ def main():
         if SETTINGS["checkpoint"] and RANK == 0:
             progress.report(phase="checkpoint", step=step)
             save_or_fail(step)
+            progress.report(phase="train", step=step)
         if stopping:
             say(f"saved at step {step}")
             return 42

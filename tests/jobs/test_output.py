@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
+import re
 
 import pytest
 
+from launcher.jobs import output
 from launcher.jobs.output import Console, LogFile, Tee
 
 
 @pytest.fixture
-def tee(tmp_path):
-    console = Console()
+def console():
+    one = Console()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def tee(tmp_path, console):
     return Tee(console, "[worker 3] ", LogFile(tmp_path / "logs" / "worker_3.log", console))
 
 
-def test_lines_that_arrive_in_pieces_are_put_together(tee, tmp_path, capfd):
+def test_lines_that_arrive_in_pieces_are_put_together(tee, console, tmp_path, capfd):
     for piece in (b"ste", b"p 1\nst", b"ep 2\n\nlast"):
         tee.feed(piece)
-    assert capfd.readouterr().out == "[worker 3] step 1\n[worker 3] step 2\n[worker 3] \n"
+    assert tee.tail(9) == ["step 1", "step 2", ""]
     tee.close()
-    assert capfd.readouterr().out == "[worker 3] last\n"
+    console.close()
+    assert capfd.readouterr().out == "[worker 3] step 1\n[worker 3] step 2\n[worker 3] \n[worker 3] last\n"
     assert (tmp_path / "logs" / "worker_3.log").read_bytes() == b"step 1\nstep 2\n\nlast"
     assert tee.tail(2) == ["", "last"]
 
@@ -33,13 +43,15 @@ def test_lines_since_a_moment_are_remembered(tee, capfd):
     assert tee.since(before) == ["c", "d"]
 
 
-def test_an_endless_line_is_not_kept_back(tee, capfd):
+def test_an_endless_line_is_not_kept_back(tee, console, capfd):
     tee.feed(b"x" * 100_000)
+    console.close()
     assert len(capfd.readouterr().out) > 65536
 
 
-def test_bytes_that_are_no_text_pass(tee, tmp_path, capfdbinary):
+def test_bytes_that_are_no_text_pass(tee, console, tmp_path, capfdbinary):
     tee.feed(b"\xff\xfe\n")
+    console.close()
     assert capfdbinary.readouterr().out == b"[worker 3] \xff\xfe\n"
 
 
@@ -51,6 +63,46 @@ def test_a_full_disk_stops_the_log_and_not_the_console(tmp_path, capfd):
     tee.feed(b"one\n")
     tee.feed(b"two\n")
     tee.close()
+    console.close()
     lines = capfd.readouterr().out.splitlines()
-    assert lines[1:] == ["[worker 3] one", "[worker 3] two"]
-    assert lines[0].startswith("[launcher] no more is logged to ") and "No space left" in lines[0]
+    assert [line for line in lines if line.startswith("[worker")] == ["[worker 3] one", "[worker 3] two"]
+    (said,) = [line for line in lines if line.startswith("[launcher]")]
+    assert said.startswith("[launcher] no more is logged to ") and "No space left" in said
+
+
+def test_a_log_that_takes_nothing_stops_nothing_and_is_said_to_be_incomplete(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(output, "_PATIENCE_SECONDS", 0.5)
+    os.mkfifo(tmp_path / "worker_3.log")  # whoever opens it waits for a reader
+    console = Console()
+    tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console))
+    for _ in range(100):
+        tee.feed(b"x" * 65535 + b"\n")
+        while console.is_behind:
+            console.turn()
+    tee.close()
+    console.close()
+    lines = capfd.readouterr().out.splitlines()
+    assert sum(line.startswith("[worker 3] ") for line in lines) == 100
+    assert any("worker_3.log for now; what does not fit is left out" in line for line in lines)
+    assert lines[-1].startswith("[launcher] the logs are not complete: the disk did not take ")
+
+
+def test_what_is_left_out_of_a_log_is_counted_there(tmp_path, console, eventually):
+    path = tmp_path / "worker_3.log"
+    os.mkfifo(path)
+    log = LogFile(path, console)
+    for _ in range(100):
+        log.write(b"x" * 65536)
+    with concurrent.futures.ThreadPoolExecutor(1) as reader:
+        read = reader.submit(path.read_bytes)
+
+        def catches_up():
+            console.turn()
+            log.write(b"x")
+            return not log._missing
+
+        eventually(catches_up)
+        console.finish_logs()
+        content = read.result()
+    counted = re.search(rb"\n\[launcher\] (\d+) bytes are missing here", content)
+    assert counted and content.count(b"x") + int(counted[1]) >= 100 * 65536

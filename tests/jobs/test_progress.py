@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -11,7 +10,15 @@ import sys
 import pytest
 
 from launcher import progress
-from launcher.progress import ERROR_FILE, PROGRESS_FILE, Progress, read_error, read_report, record_error
+from launcher.progress import (
+    ERROR_FILE,
+    PROGRESS_FILE,
+    Progress,
+    make_files,
+    read_error,
+    read_report,
+    record_error,
+)
 
 
 @pytest.fixture
@@ -39,13 +46,44 @@ def test_without_a_supervisor_nothing_is_written(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_full_disk_does_not_fail_the_training_that_reports(environ, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_reports_need_no_room_once_their_files_are_made(small_disk):
+    environ = {PROGRESS_FILE: str(small_disk / "progress"), ERROR_FILE: str(small_disk / "error")}
+    make_files(small_disk / "progress", small_disk / "error")
+    assert read_report(small_disk / "progress") is None and read_error(small_disk / "error") is None
+    told = Progress(environ)
+    told.report(phase="train", step=1)
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(bytes(9 << 20))
+    told.report(phase="train", step=2)
+    record_error(environ, ValueError("x" * 10_000), 70)
+    assert read_report(small_disk / "progress").step == 2
+    assert read_error(small_disk / "error").message == f"{'x' * 1000}\n[...]\n{'x' * 1000}"
+    make_files(small_disk / "progress", small_disk / "error")  # for the next attempt, which finds it as full
+    assert read_report(small_disk / "progress") is None and read_error(small_disk / "error") is None
 
-    monkeypatch.setattr(os, "replace", full)
+
+def test_a_disk_without_room_for_them_does_not_fail_the_training_that_reports(small_disk):
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(bytes(9 << 20))
+    environ = {PROGRESS_FILE: str(small_disk / "progress"), ERROR_FILE: str(small_disk / "error")}
     Progress(environ).report(phase="train", step=1)
     record_error(environ, ValueError("x"), 70)
+    with pytest.raises(OSError, match="No space left"):
+        make_files(small_disk / "progress", small_disk / "error")
+
+
+def test_half_a_report_is_none(environ, tmp_path):
+    told = Progress(environ)
+    told.report(phase="train", step=1)
+    older = (tmp_path / "progress").read_bytes()
+    told.report(phase="train", step=2)
+    newer = (tmp_path / "progress").read_bytes()
+    assert len(older) == len(newer)
+    for cut in range(0, len(newer), 7):
+        (tmp_path / "progress").write_bytes(newer[:cut] + older[cut:])
+        report = read_report(tmp_path / "progress")
+        assert report is None or report.step in (1, 2)
+        assert cut < 16 or report is None or newer[cut:] == older[cut:]
 
 
 def test_the_first_error_is_kept_with_its_traceback(environ, tmp_path):

@@ -158,6 +158,17 @@ def test_told_to_stop_it_saves_and_still_fetches_the_logs(tpu, eventually):
     assert (slice_.folder / "tpu_logs/my-tpu/1.log").exists()
 
 
+def test_ctrl_c_saves_too(tpu, eventually):
+    slice_ = tpu(on_sigterm="save", faults=[{"rank": 0, "step": 2, "do": "wait_for_sigterm"}])
+    process = slice_.start()
+    log = slice_.folder / "run/logs/attempt_1/worker_0.log"
+    eventually(lambda: log.exists() and "waiting for SIGTERM" in log.read_text())
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
+    process.communicate(timeout=90)
+    assert process.returncode == 42 and "saved at step 3" in log.read_text()
+    assert (slice_.folder / "tpu_logs/my-tpu/1.log").exists()
+
+
 def test_a_node_of_one_host_counts_its_own_chips(tpu):
     slice_ = tpu(show=["TPU_NAME", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"])
     slice_.node("READY,v5litepod-8,v2-alpha-tpuv5-lite")

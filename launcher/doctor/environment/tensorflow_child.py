@@ -65,8 +65,10 @@ def _data(request: dict[str, Any]) -> dict[str, Any] | None:
     """Opens the recipe's data and looks whether it is prepared."""
     if "recipe" not in request:
         return None
+    from launcher.tasks.base import open_data
+
     with config.usage_errors():
-        data = request["recipe"].task.data()
+        data = open_data(request["recipe"].task)
         data.check()
         return {"name": str(getattr(data, "name", type(data).__name__)), "examples": data.num_train_examples}
 

@@ -1,0 +1,83 @@
+"""A process of a few lines that writes what it is sent, so that the supervisor never waits for a disk or a reader.
+
+A process and not a thread: what waits for a dead disk cannot be killed, and a process with such a thread cannot end.
+
+Its standard input takes messages: a line with two numbers, the bytes of a path and of the content, then both. Without a
+path the content goes to its standard output. No content closes the file. What a file refuses is answered once, by a
+line with the path and the reason, and no more is written to it.
+
+Run by path with `python -I -S`, so that it starts in milliseconds; therefore it imports nothing of launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+
+try:
+    import ctypes
+
+    _LIBRARY = ctypes.CDLL(None)
+except (ImportError, OSError):  # not everywhere
+    _LIBRARY = None  # type: ignore[assignment]
+
+_LAST_SECONDS = 2
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent(number: int) -> None:
+    """Has the kernel send this process a signal when the thread that started it ends; does nothing but on Linux."""
+    if sys.platform.startswith("linux") and _LIBRARY is not None:
+        _LIBRARY.prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Writes all of it, also where the descriptor does not wait."""
+    while content:
+        try:
+            content = content[os.write(descriptor, content) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])
+
+
+def main() -> None:
+    """Writes until the input ends."""
+    # What a terminal or a scheduler sends to all is for the supervisor, whose last words are to be written.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Killed, it cannot end its writers: a little time for what it had said, also to one that waits for a reader.
+    signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_LAST_SECONDS))
+    end_with_parent(signal.SIGUSR1)
+    files: dict[bytes, int | None] = {}  # None: it refuses
+    source = sys.stdin.buffer
+    while header := source.readline():
+        path_bytes, size = map(int, header.split())
+        path, content = source.read(path_bytes), source.read(size)
+        if not path:
+            write_all(1, content)
+        elif content:
+            _append(files, path, content)
+        elif (descriptor := files.pop(path, None)) is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _append(files: dict[bytes, int | None], path: bytes, content: bytes) -> None:
+    try:
+        if path not in files:
+            os.makedirs(os.path.dirname(path) or b".", exist_ok=True)
+            files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        descriptor = files[path]
+        if descriptor is not None:
+            write_all(descriptor, content)
+    except OSError as error:
+        files[path] = None
+        write_all(1, b"%s\0%s\n" % (path, (error.strerror or str(error)).encode()))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(OSError):  # the reader of the standard output has gone
+        main()

@@ -1,0 +1,481 @@
+"""One writer a folder: whoever writes to a model_dir holds its lease, MODEL_DIR/lease.json; a second run is refused.
+
+The file says who holds it and since when, and its time of modification is the holder's heartbeat. Besides, the holder
+keeps a kernel lock on it (flock), where the file system has locks. A holder is known to be gone
+
+  - at once, when the lock is free on the mount on which it was taken, or its process is gone from this host;
+  - otherwise, as on a mounted bucket or from another host, when no heartbeat has come for 60 seconds. Clocks of two
+    hosts are not compared: whoever wants the lease watches the file for two heartbeats at least.
+
+Where there are no locks, of two runs that start at the same instant the one that writes last is the holder: both look
+again a moment later. A holder that was suspended, and whose lease was taken over meanwhile, notices at its next
+heartbeat, and before it commits a checkpoint, and stops.
+
+A supervisor holds the lease for all attempts of its job and names the job to its workers; the chief joins it, or holds
+the lease itself where its folder is another one than the supervisor's. Workers that are not the chief write nothing.
+
+Imports no TensorFlow: the supervisor holds leases, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from launcher import failures
+from launcher.errors import LauncherError, PeerError, UsageError
+
+FILE_NAME = "lease.json"
+JOB = "LAUNCHER_LEASE"
+
+_BEAT_SECONDS = 5.0
+_LIMIT_SECONDS = 60.0
+_SETTLE_SECONDS = 2.0
+# How long another process may hold the lock before it has said who it is.
+_CONTENTION_SECONDS = 10.0
+# A file system that hangs keeps neither a training nor its end.
+_PATIENCE_SECONDS = 2.0
+_TURN_SECONDS = 0.1
+_RECORD_BYTES = 2048
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class LeaseLostError(LauncherError):
+    """Another run has taken the folder over: exit 70, for this one must not write to it again."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a lease.
+
+    Attributes:
+      job: the same for a supervisor and all workers of its job, other than that of any other run.
+      host, process, started: the process, by its number and when it was started.
+      since: Unix seconds.
+      supervises: whether it holds the lease for workers that write in its place.
+      locked: whether it holds the kernel's lock on the file.
+      device: number of the mount on which it does.
+      boot, processes: which kernel and which of its process namespaces `process` is to be looked for in.
+    """
+
+    job: str
+    host: str
+    process: int
+    started: str
+    since: float
+    supervises: bool
+    locked: bool
+    device: int
+    boot: str
+    processes: str
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
+        return f"{'supervisor' if self.supervises else 'process'} {self.process} on {self.host} since {since}"
+
+
+class _Life(enum.Enum):
+    ALIVE = "alive"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+class Lease:
+    """A lease that is held, or shared with the supervisor that holds it; see `held`."""
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        holder: Holder | None = None,
+        descriptor: int | None = None,
+        made: tuple[Path, ...] = (),
+    ):
+        self._path = path
+        self._holder = holder
+        self._descriptor = descriptor
+        self._made = made
+        self._lost = ""
+        self._seen = _clock()
+        self._is_looking = False
+        self._asked, self._answered, self._over = threading.Event(), threading.Event(), threading.Event()
+        # A daemon, and the only one to touch the file but for `verify`: a file system that hangs, hangs this thread.
+        self._beats = threading.Thread(target=self._beat, name="lease", daemon=True)
+        if path is not None:
+            self._beats.start()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another run was seen to have taken the lease over."""
+        return bool(self._lost)
+
+    def keeps(self, descriptor: int) -> bool:
+        """Whether the lease is held by this open file."""
+        return self._descriptor == descriptor
+
+    def check(self) -> None:
+        """Returns at once, or within two seconds when this process was suspended, also when the file system hangs.
+
+        Raises:
+          LeaseLostError: another run has taken the lease over.
+        """
+        if _clock() - self._seen > _LIMIT_SECONDS / 2 and not self._is_looking:
+            self.ask()
+        if self._lost:
+            raise LeaseLostError(self._lost)
+
+    def verify(self) -> None:
+        """Reads the lease now: for who is about to write to the same file system anyway.
+
+        Raises:
+          LeaseLostError: as `check`.
+        """
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._look(self._path)
+        if self._lost:
+            raise LeaseLostError(self._lost)
+
+    def ask(self) -> bool:
+        """Has the lease's own thread read it, waits for that for two seconds, and returns whether it was lost."""
+        if self._path is not None:
+            self._answered.clear()
+            self._asked.set()
+            self._answered.wait(_PATIENCE_SECONDS)
+        return self.is_lost
+
+    def release(self) -> None:
+        """Lets go of the lease, and of folders that were made for it and are empty; waits two seconds at most."""
+        self._over.set()
+        self._asked.set()
+        if self._path is not None:
+            self._beats.join(_PATIENCE_SECONDS)
+
+    def _beat(self) -> None:
+        path = self._path
+        assert path is not None
+        while not self._over.is_set():
+            self._asked.wait(_BEAT_SECONDS)
+            self._asked.clear()
+            self._is_looking = True
+            with contextlib.suppress(OSError):
+                self._look(path)
+                if self._descriptor is not None and not self._lost:
+                    os.utime(self._descriptor)
+            self._is_looking = False
+            self._answered.set()
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                self._look(path)
+                if not self._lost:
+                    path.unlink()
+                    _remove_empty(self._made)
+            _close(self._descriptor)
+
+    def _look(self, path: Path) -> None:
+        """Raises OSError where nothing can be known for now."""
+        try:
+            found = _read_path(path)
+        except FileNotFoundError:
+            self._lost = (
+                f"{path} is gone: somebody has removed it, or another run took the lease over and has ended. This run "
+                "writes nothing more to the folder. Run again, or choose another --model_dir"
+            )
+            return
+        if found is None:
+            return  # being written
+        mine = self._holder
+        assert mine is not None
+        if found == mine or (self._descriptor is None and found.job == mine.job):
+            self._seen = _clock()
+            return
+        self._lost = (
+            f"{path} was taken over by {found}, while no heartbeat of this run reached the file: it was suspended, or "
+            "its file system did not answer. This run writes nothing more to the folder. Go on with the other run, or "
+            "choose another --model_dir"
+        )
+
+
+@contextlib.contextmanager
+def held(
+    model_dir: str | None,
+    *,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    supervised_job: str | None = None,
+) -> Iterator[Lease]:
+    """Holds the lease of a folder inside the block, and makes the folder if need be.
+
+    Args:
+      model_dir: the folder; None, or the URL of a bucket, to which no run writes: there is nothing to hold.
+      environ: names the job of a supervised worker.
+      say: takes a line for people: what is waited for, what was taken over.
+      supervised_job: for a supervisor, the job whose workers share the lease.
+
+    Raises:
+      UsageError: another run writes to the folder, or nobody can.
+      PeerError: the lease cannot be written for now.
+    """
+    if model_dir is None or "://" in model_dir:
+        yield Lease()
+        return
+    lease = _acquire(Path(model_dir), environ.get(JOB), supervised_job, say)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _acquire(folder: Path, joins: str | None, supervises: str | None, say: Callable[[str], None]) -> Lease:
+    path, made = folder / FILE_NAME, _missing(folder)
+    deadline = time.monotonic() + _CONTENTION_SECONDS
+    try:
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            lease = None
+            with contextlib.suppress(FileNotFoundError):  # the folder was removed again by whoever had made it
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                try:
+                    lease = _take(descriptor, path, joins, supervises, made, say)
+                finally:
+                    if lease is None or not lease.keeps(descriptor):
+                        _close(descriptor)
+            if lease is not None:
+                return lease
+            if time.monotonic() > deadline:
+                raise UsageError(f"--model_dir={folder}: another run is just starting there ({path} is locked)")
+            time.sleep(_TURN_SECONDS)
+    except OSError as error:
+        _remove_empty(made)
+        raise _write_error(folder, error) from error
+
+
+def _take(
+    descriptor: int,
+    path: Path,
+    joins: str | None,
+    supervises: str | None,
+    made: tuple[Path, ...],
+    say: Callable[[str], None],
+) -> Lease | None:
+    """Takes or joins the lease; None where another process is just taking or releasing it: to be tried again."""
+    job = supervises or joins or uuid.uuid4().hex[:12]
+    is_locked = _lock(descriptor)
+    found = _read(descriptor)
+    life = _Life.GONE if found is None else _life(found, is_locked, os.fstat(descriptor).st_dev)
+    if (is_locked is False and life is _Life.GONE) or not _is_at(descriptor, path):
+        return None
+    if found is not None:
+        if found.job == job and found.supervises and life is not _Life.GONE:
+            return Lease(path, found)
+        is_earlier_attempt = found.job == joins
+        if life is _Life.UNKNOWN and not is_earlier_attempt:
+            life = _watch(path, found, say)
+            if not _is_at(descriptor, path):
+                return None
+        if life is _Life.ALIVE and not is_earlier_attempt:
+            raise _refusal(found, path)
+    try:
+        mine = _claim(descriptor, job, supervises is not None, is_locked is True)
+    except OSError:
+        if found is None:
+            path.unlink()
+        raise
+    if is_locked is None:
+        time.sleep(_SETTLE_SECONDS)
+        now = _read_path(path)
+        if now is not None and now != mine:
+            raise _refusal(now, path)
+    if found is not None:
+        say(f"took over {path} from {found}, which is gone")
+    return Lease(path, mine, descriptor, made)
+
+
+def _watch(path: Path, holder: Holder, say: Callable[[str], None]) -> _Life:
+    """Waits for a heartbeat of a holder that cannot be seen from here."""
+    first = path.stat().st_mtime_ns
+    age = max(0.0, time.time() - first / 1e9)
+    seconds = max(_LIMIT_SECONDS - age, 2 * _BEAT_SECONDS)
+    say(f"{path} is held by {holder}, which cannot be seen from here: waiting up to {seconds:.0f} s for a heartbeat")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(_TURN_SECONDS * 5)
+        try:
+            # Opened anew, because only that makes a network file system ask the server.
+            with open(path, "rb") as file:
+                if os.fstat(file.fileno()).st_mtime_ns != first or _read(file.fileno()) not in (holder, None):
+                    return _Life.ALIVE
+        except FileNotFoundError:
+            return _Life.GONE
+    return _Life.GONE
+
+
+def _life(holder: Holder, is_locked: bool | None, device: int) -> _Life:
+    """Whether the holder still runs and holds this file.
+
+    Args:
+      holder: who the file says.
+      is_locked: whether this process has the lock now; None where there are none.
+      device: the mount of the file, as this process sees it: another mount of the same files may have its own locks.
+    """
+    same_kernel = holder.boot == _boot()
+    if same_kernel and is_locked and holder.locked and holder.device == device:
+        return _Life.GONE
+    if same_kernel and holder.processes == _processes():
+        return _Life.ALIVE if _started(holder.process) == holder.started else _Life.GONE
+    return _Life.ALIVE if is_locked is False else _Life.UNKNOWN
+
+
+def _claim(descriptor: int, job: str, supervises: bool, locked: bool) -> Holder:
+    holder = Holder(
+        job=job,
+        host=socket.gethostname(),
+        process=os.getpid(),
+        started=_started(os.getpid()),
+        since=time.time(),
+        supervises=supervises,
+        locked=locked,
+        device=os.fstat(descriptor).st_dev,
+        boot=_boot(),
+        processes=_processes(),
+    )
+    content = json.dumps(dataclasses.asdict(holder), indent=1).encode()
+    # In place: to another reader the file is never away, and the next one needs no room.
+    size = max(_RECORD_BYTES, os.fstat(descriptor).st_size)
+    content = content.ljust(size - 1) + b"\n"
+    if os.pwrite(descriptor, content, 0) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(descriptor)
+    return holder
+
+
+def _refusal(holder: Holder, path: Path) -> UsageError:
+    beat = ""
+    with contextlib.suppress(OSError):
+        beat = f", last heartbeat {max(0.0, time.time() - path.stat().st_mtime):.0f} s ago"
+    return UsageError(
+        f"--model_dir={path.parent}: another run writes to it: {holder}{beat}. Wait until it has ended, stop it, or "
+        "choose another --model_dir"
+    )
+
+
+def _write_error(folder: Path, error: OSError) -> LauncherError:
+    what = f"--model_dir={folder}: {FILE_NAME} cannot be written there: {error.strerror or error}"
+    if failures.is_machine_failure(error):
+        return PeerError(f"{what}. Make room there, or mend the file system, then run the same command again")
+    return UsageError(f"{what}; choose another --model_dir")
+
+
+# ----------------------------------------------------------------------------------------------------------- the file
+
+
+def _read_path(path: Path) -> Holder | None:
+    with open(path, "rb") as file:
+        return _read(file.fileno())
+
+
+def _read(descriptor: int) -> Holder | None:
+    """Who the file says; None where it is empty or half written."""
+    try:
+        return Holder(**json.loads(os.pread(descriptor, 2 * _RECORD_BYTES, 0)))
+    except (ValueError, TypeError):
+        return None
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether the lock was free and is now held; None where the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
+    _locked.add(descriptor)
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _close(descriptor: int) -> None:
+    _locked.discard(descriptor)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+# A child that is forked without another program would go on holding the lock when this process is killed.
+_locked: set[int] = set()
+
+
+def _close_all() -> None:
+    for descriptor in tuple(_locked):
+        _close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
+def _missing(folder: Path) -> tuple[Path, ...]:
+    """The folders that have to be made, innermost first."""
+    return tuple(one for one in (folder, *folder.parents) if not one.exists())
+
+
+def _remove_empty(folders: tuple[Path, ...]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+# -------------------------------------------------------------------------------------------------------- this process
+
+
+def _clock() -> float:
+    """Seconds that go on while the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _started(process: int) -> str:
+    """When a process was started, in the kernel's words; "" when it has ended."""
+    if not os.path.isdir("/proc/self"):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return ""
+        except PermissionError:
+            pass
+        return "running"
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _processes() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

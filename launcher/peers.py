@@ -1,0 +1,120 @@
+"""Waits for the other workers before TensorFlow does, which says nothing, knows no limit and answers no signal.
+
+TensorFlow 2.21 keeps Python's lock and takes SIGTERM while it connects several workers. So a worker first listens on
+its port, which is TensorFlow's afterwards, and calls the others until all of them answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from launcher import preemption
+from launcher.cluster import Cluster
+from launcher.errors import PeerError, PortTakenError, UsageError
+from launcher.progress import Progress
+
+START_TIMEOUT = "LAUNCHER_START_TIMEOUT"
+
+_FIRST_NOTE_SECONDS = 5.0
+_LONGEST_SILENCE_SECONDS = 60.0
+_CALL_SECONDS = 2.0
+_CALLS_AT_ONCE = 32
+_RETRY_SECONDS = 0.1
+
+
+@contextlib.contextmanager
+def all_there(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Enters when every worker listens on its port; inside, TensorFlow is to connect them.
+
+    Args:
+      cluster: this worker and its peers.
+      environ: LAUNCHER_START_TIMEOUT limits the seconds to wait; without it there is no limit.
+
+    Raises:
+      PeerError: the time is over; names those that did not come.
+      PortTakenError: another process listens on this worker's port.
+      UsageError: it may not listen there.
+    """
+    with _listener(cluster) as listener:
+        _call_all(cluster, listener, float(environ.get(START_TIMEOUT) or "inf"), Progress(environ))
+    try:
+        yield
+    finally:
+        preemption.hear_again()
+
+
+def port_taken(cluster: Cluster) -> PortTakenError:
+    """What to raise when another process listens on this worker's port."""
+    return PortTakenError(
+        f"worker {cluster.index} cannot listen on the port of {cluster.workers[cluster.index]}: another process has "
+        "it. Run again; where ports are given by hand, as in TF_CONFIG, choose one that is free"
+    )
+
+
+def _call_all(cluster: Cluster, listener: socket.socket, limit_seconds: float, progress: Progress) -> None:
+    missing = {rank: address for rank, address in enumerate(cluster.workers) if rank != cluster.index}
+    began, since = time.monotonic(), time.strftime("%H:%M:%S")
+    note_after = _FIRST_NOTE_SECONDS
+    with ThreadPoolExecutor(max_workers=_CALLS_AT_ONCE) as pool:
+        while missing:
+            answers = list(pool.map(_answers, missing.values()))
+            _let_in(listener)
+            missing = {rank: at for (rank, at), there in zip(missing.items(), answers, strict=True) if not there}
+            waited = time.monotonic() - began
+            names = ", ".join(f"worker {rank} ({address})" for rank, address in missing.items())
+            if missing and waited > limit_seconds:
+                raise PeerError(
+                    f"nothing listens at the address of {names} after {waited:.0f} s (--start_timeout): was it "
+                    "started, and does a firewall keep this worker out?"
+                )
+            if missing and waited >= note_after:
+                sys.stderr.write(f"waiting for {names} since {since} ({waited:.0f} s)\n")
+                sys.stderr.flush()
+                progress.report(phase="startup")  # who waits is not stuck
+                note_after = waited + min(_LONGEST_SILENCE_SECONDS, waited)
+            if missing:
+                time.sleep(_RETRY_SECONDS)
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CALL_SECONDS) as call:
+            # A call from a port to itself may come about, and is answered by nobody else.
+            return bool(call.getsockname() != call.getpeername())
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _listener(cluster: Cluster) -> Iterator[socket.socket]:
+    # As TensorFlow's server will: on all addresses.
+    port = int(cluster.workers[cluster.index].rpartition(":")[2])
+    dual = socket.has_dualstack_ipv6()
+    try:
+        listener = socket.create_server(
+            ("", port),
+            family=socket.AF_INET6 if dual else socket.AF_INET,
+            dualstack_ipv6=dual,
+            backlog=max(128, 2 * cluster.num_workers),
+        )
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise UsageError(f"worker {cluster.index} cannot listen on port {port}: {error.strerror}") from None
+        raise port_taken(cluster) from None
+    with listener:
+        listener.setblocking(False)
+        yield listener
+
+
+def _let_in(listener: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            listener.accept()[0].close()

@@ -1,0 +1,64 @@
+"""Peers are waited for where it can be said, limited and interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from launcher import peers
+from launcher.cluster import Cluster
+from launcher.errors import PeerError, PortTakenError
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+
+
+def cluster(ports, index):
+    return Cluster(source="TF_CONFIG", workers=tuple(f"127.0.0.1:{port}" for port in ports), index=index)
+
+
+def meet(ports, index, *, limit=60.0, leave=None):
+    with (
+        peers.all_there(cluster(ports, index), {peers.START_TIMEOUT: str(limit)}),
+        socket.create_server(("127.0.0.1", ports[index])),  # as TensorFlow's server: who is late finds somebody
+    ):
+        if leave is not None:
+            leave.wait(60)
+
+
+def test_all_enter_when_the_last_has_come(free_ports):
+    ports, leave = free_ports(3), threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(meet, ports, index, leave=leave) for index in (0, 1)]
+        last = pool.submit(meet, ports, 2, leave=leave)
+        for one in (*waiting, last):
+            one.result(60)
+
+
+def test_those_that_do_not_come_in_time_are_named(free_ports):
+    ports = free_ports(3)
+    with socket.create_server(("127.0.0.1", ports[1])), pytest.raises(PeerError) as raised:
+        meet(ports, 0, limit=0.2)
+    assert f"worker 2 (127.0.0.1:{ports[2]})" in str(raised.value) and "worker 1" not in str(raised.value)
+
+
+def test_a_port_that_another_process_has_is_named(free_ports):
+    ports = free_ports(2)
+    with socket.create_server(("127.0.0.1", ports[0])), pytest.raises(PortTakenError, match=str(ports[0])):
+        meet(ports, 0)
+
+
+@pytest.mark.heavy
+def test_a_worker_that_waits_for_a_peer_says_so_and_ends_on_sigterm(start_launcher, free_ports, tmp_path):
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}
+    flags = ("--gin_file=resnet_cpu.gin", f"--model_dir={tmp_path / 'run'}")
+    started = start_launcher(*flags, env={"TF_CONFIG": json.dumps(config)})
+    started.wait_until(lambda: f"waiting for worker 1 ({hosts[1]}) since " in started.stderr)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.wait(60).returncode == 42

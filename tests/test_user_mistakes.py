@@ -1,0 +1,313 @@
+"""What a new user writes wrong in a task: one line that says where and what to do, and the documented exit code.
+
+Each mistake is made in the README's own wine.py and wine.gin.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import gin
+import pytest
+from test_readme import code_block
+
+from launcher import main as entry
+from launcher import user_code
+
+MODULE, RECIPE = code_block("class Wine"), code_block("train.task = @Wine()")
+SUMS = 'return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), {"accuracy": tf.reduce_sum(right * weight)}'
+DATA = "        return RandomAccessData(\n"
+STANDARDISED = '.astype("float32")\n'
+
+
+def line_of(text: str) -> int:
+    """The line of wine.py that a text stands in."""
+    return MODULE[: MODULE.index(text)].count("\n") + 1
+
+
+IN_LOSS = f"wine.py line {line_of('def loss')}: "
+LOGITS, LOSSES, RETURN = line_of("logits, weight ="), line_of("losses ="), line_of(SUMS)
+
+
+@pytest.fixture
+def wine(tmp_path, monkeypatch, capsys):
+    """wine(changes, *flags): writes both files with texts replaced and runs them: (exit code, stderr, stdout)."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.chdir(tmp_path)
+
+    def run(changes, *flags):
+        texts = {"wine.py": MODULE, "wine.gin": RECIPE}
+        for old, new in changes.items():
+            assert any(old in text for text in texts.values()), old
+            texts = {name: text.replace(old, new) for name, text in texts.items()}
+        for name, text in texts.items():
+            (tmp_path / name).write_text(text)
+        sys.modules.pop("wine", None)
+        sys.path_importer_cache.clear()
+        where = [] if any(flag.startswith("--replicas") for flag in flags) else ["--strategy=one_device"]
+        with gin.config.interactive_mode():  # the class is registered again by each test
+            code = entry.main(["launcher", "--gin_file=wine.gin", "--model_dir=out", *where, *flags])
+        return code, *reversed(capsys.readouterr())
+
+    return run
+
+
+BEFORE_ANYTHING_IS_WRITTEN = {
+    "weight 1 beside means": (
+        {SUMS: "return tf.reduce_mean(losses), 1.0, {'accuracy': tf.reduce_mean(right)}"},
+        IN_LOSS + "loss() returned weight 1 for 32 examples in its batch: return sums, not means",
+    ),
+    "one number": (
+        {SUMS: "return tf.reduce_mean(losses)"},
+        IN_LOSS + "loss() must return (sum of losses, sum of weights, {metric: sum}), got float32 of shape ()",
+    ),
+    "nothing": ({SUMS: "pass"}, "{metric: sum}), got None"),
+    "no metrics": ({SUMS: "return losses, weight"}, "got (float32 of shape (32,), float32 of shape (32,))"),
+    "losses of each example": (
+        {SUMS: "return losses, tf.reduce_sum(weight), {}"},
+        IN_LOSS + "the loss that loss() returned must be a float32 scalar (a sum over the batch), got float32 of shape "
+        "(32,); add it up with tf.reduce_sum",
+    ),
+    "a loss in float16": (
+        {SUMS: "return tf.cast(tf.reduce_sum(losses), tf.float16), tf.reduce_sum(weight), {}"},
+        "got float16 of shape (); cast it with tf.cast(..., tf.float32)",
+    ),
+    "a metric that is a string": (
+        {SUMS: "return tf.reduce_sum(losses), tf.reduce_sum(weight), {'a': 'b'}"},
+        "got string",
+    ),
+    "an input of another shape": (
+        {"keras.Input((13,))": "keras.Input((12,))"},
+        f"wine.py line {LOGITS}, in loss(): ValueError: Input 0 with name 'None' of layer 'dense",
+    ),
+    "an unknown key": (
+        {'batch["features"]': 'batch["feature"]'},
+        f"wine.py line {LOGITS}, in loss(): KeyError: 'feature'; batch has cultivar, features, weight; did you mean "
+        "'features'?",
+    ),
+    "an unknown key in augment": (
+        {DATA: DATA + "            augment=lambda batch, seeds: {**batch, 'features': batch['feature']},\n"},
+        "in <lambda>: KeyError: 'feature'; batch has cultivar, features; did you mean 'features'?",
+    ),
+    "NumPy of a symbolic tensor": (
+        {SUMS: "return float(losses.numpy().sum()), tf.reduce_sum(weight), {}"},
+        f"wine.py line {RETURN}, in loss(): AttributeError: 'SymbolicTensor' object has no attribute 'numpy'; this "
+        "function is made into a graph and sees no values: use TensorFlow's operations, not .numpy()",
+    ),
+    "labels that are no integers": (
+        {'cultivar[kept].astype("int32")': 'cultivar[kept].astype("float32")'},
+        f"wine.py line {LOSSES}, in loss(): TypeError: Value passed to parameter 'labels' has DataType float32",
+    ),
+    "loss() without training": (
+        {"batch, training)": "batch)", ", training=training": ""},
+        IN_LOSS + "loss() is called as loss(model, batch, training), and takes (model, batch)",
+    ),
+    "a layer's unknown activation": (
+        {'"relu"': '"reluu"'},
+        "in model(): ValueError: Could not interpret activation function identifier: reluu",
+    ),
+    "a model that is not returned": ({"return keras.Seq": "keras.Seq"}, "model() must return a keras.Model (Keras 3)"),
+    "a model without a shape": ({"keras.Input((13,)), ": ""}, "must be built before model() returns"),
+    "an error in data()": (
+        {"return_X_y=True": "return_X=True"},
+        "in data(): TypeError: got an unexpected keyword argument 'return_X'",
+    ),
+    "data that is not returned": (
+        {DATA: "        RandomAccessData(\n"},
+        "it returned None; does it end with a return?",
+    ),
+    "data that is yielded": ({DATA: "        yield RandomAccessData(\n"}, "it returned builtins.generator"),
+    "a tf.data.Dataset": (
+        {DATA: "        return tf.data.Dataset.range(3)\n" + DATA},
+        "it returned a tf.data.Dataset, whose order cannot be tied to the seed and the step",
+    ),
+    "arrays that are not wrapped": (
+        {"train=ArrayExamples({": "train=({"},
+        "RandomAccessData(train=...): expected examples, such as ArrayExamples, got dict; wrap it",
+    ),
+    "labels that are strings": (
+        {'cultivar[kept].astype("int32")': "cultivar[kept].astype(str)"},
+        f"wine.py line {LOSSES}, in loss(): TypeError: Value passed to parameter 'labels' has DataType string",
+    ),
+    "an error in __init__": ({"= units\n": "= unit\n"}, "in __init__(): NameError: name 'unit' is not defined"),
+    "an error in the optimizer's builder": (
+        {
+            "@gin.configurable\n": "@gin.configurable\ndef builder():\n    return keras.optimizers.Adam(lr=1)\n\n\n"
+            "@gin.configurable\n",
+            "@adam\n": "@builder\n",
+            "adam.learning_rate = 0.01\n": "",
+        },
+        "wine.py line 11, in builder(): ValueError: Argument(s) not recognized: {'lr': 1}",
+    ),
+    "a missing colon": (
+        {"def model(self):": "def model(self)"},
+        "import wine failed: wine.py line 24: SyntaxError: expected",
+    ),
+    "a module that is not there": (
+        {"import gin\n": "import gin\nimport sklaern\n"},
+        "wine.gin line 2: import wine failed: wine.py line 2: ModuleNotFoundError: No module named 'sklaern'",
+    ),
+    "no import in the recipe": (
+        {"import wine\n": "", "Wine": "Wein"},
+        "nothing is named 'Wein': wine.py defines it; add 'import wine' to the gin file\n",
+    ),
+    "no @gin.configurable": (
+        {"@gin.configurable\n": "", "Wine": "Wein"},
+        "nothing is named 'Wein': wine.py defines it, without @gin.configurable; put that above it\n",
+    ),
+    "steps and epochs in one file": (
+        {"train.steps = 200": "train.steps = 200\ntrain.epochs = 3"},
+        "wine.gin line 5: train.steps = 200 and wine.gin line 6: train.epochs = 3 say the same thing in two ways: take "
+        "one away",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", BEFORE_ANYTHING_IS_WRITTEN)
+def test_a_mistake_is_told_in_one_line_before_anything_is_written(mistake, wine, tmp_path):
+    changes, said = BEFORE_ANYTHING_IS_WRITTEN[mistake]
+    code, told, _ = wine(changes)
+    assert (code, told.count("\n")) == (64, 1), told
+    assert told.startswith("error: ")
+    assert said in told
+    assert not (tmp_path / "out").exists()
+
+
+ELSEWHERE = {
+    "two replicas": ["--replicas=2"],
+    "two replicas of two microbatches": ["--replicas=2", "--gin_param=train.microbatches=2"],
+    "XLA": ["--gin_param=train.jit_compile=True"],
+    "microbatches under XLA": ["--gin_param=train.microbatches=2", "--gin_param=train.jit_compile=True"],
+}
+NESTED = [
+    pytest.param(name, marks=[] if name == "two replicas of two microbatches" else [pytest.mark.exhaustive])
+    for name in ELSEWHERE
+]
+
+
+@pytest.mark.parametrize("where", NESTED)
+@pytest.mark.parametrize("mistake", ["weight 1 beside means", "an unknown key", "an input of another shape"])
+def test_the_line_is_as_short_in_graphs_within_graphs(mistake, where, wine):
+    changes, said = BEFORE_ANYTHING_IS_WRITTEN[mistake]
+    code, told, _ = wine(changes, *ELSEWHERE[where])
+    assert code == 64
+    assert said.partition(" for ")[0] in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(("flags", "weight"), [([], 1), (["--replicas=2", "--gin_param=train.microbatches=2"], 4)])
+def test_a_mean_that_only_the_first_step_shows_is_refused_after_it(flags, weight, wine):
+    code, told, _ = wine({SUMS: SUMS.replace("sum", "mean")}, *flags)
+    assert code == 64
+    assert told.startswith(f"error: {IN_LOSS}loss() returned weight {weight} for 32 examples: return sums, not means")
+
+
+@pytest.mark.parametrize(
+    "weights",
+    {
+        "small": "[0.25] * 142",
+        "adding up to 1": "[1 / 32] * 142",
+        "large": "[1e6] * 142",
+        "mostly 0": "[index % 32 == 0 for index in range(142)]",
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_weights_of_the_users_own_are_no_means(weights, wine):
+    own = f'"weight": {weights[1]}, "features": features[kept]'
+    code, told, _ = wine({'"features": features[kept]': own}, "--gin_param=train.steps = 2")
+    assert (code, told) == (0, "")
+
+
+@pytest.mark.parametrize("flags", [[], ["--replicas=2"]])
+def test_a_label_without_an_output_is_told_in_one_line(flags, wine):
+    code, told, _ = wine({"Dense(3, ": "Dense(2, "}, *flags)
+    assert code == 64
+    assert f"wine.py line {LOSSES}, in loss(): InvalidArgumentError: Received a label value of 2 which is out" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [[], ["--replicas=2"]])
+def test_a_number_in_the_data_that_is_not_finite_is_named_by_its_example(flags, wine):
+    spoiled = STANDARDISED + "        features[17, 3] = float('nan')  # the 14th of those kept for training\n"
+    code, _, told = wine({STANDARDISED: spoiled}, "--gin_param=train.steps = 6", *flags)
+    assert code == 0
+    (note,) = re.findall("step . skipped: .*", told)
+    assert "'features' of training example 13 is not finite" in note
+    assert "loss scale" not in note
+
+
+def test_a_loss_that_the_model_makes_infinite_is_not_blamed_on_the_data(wine):
+    code, _, told = wine({"losses * weight": "losses * weight / 0.0"}, "--gin_param=train.steps = 2")
+    assert code == 0
+    assert "step 1 skipped: the loss was not finite; its batch holds no such number" in told
+
+
+def test_an_error_of_ours_keeps_its_traceback(wine, monkeypatch):
+    monkeypatch.setattr("launcher.trainer.overflow.pack", lambda flags: flags.nonesuch)
+    monkeypatch.setattr("launcher.train_step.gradients.judge", lambda *args, **kwargs: 1 / 0)
+    code, told, _ = wine({})
+    assert code == 70
+    assert told.startswith("Traceback (most recent call last):")
+
+
+def test_the_whole_traceback_of_a_mistake_is_there_for_the_asking(wine, monkeypatch):
+    monkeypatch.setenv(user_code.TRACEBACK, "1")
+    code, told, _ = wine({'"relu"': '"reluu"'})
+    assert code == 64
+    assert told.startswith("Traceback (most recent call last):")
+    assert "\nerror: wine.py line " in told
+
+
+@pytest.mark.parametrize(
+    ("params", "steps"),
+    [
+        (["train.epochs = 1"], "4, 0.9 epochs"),
+        (["train.epochs = 1", "train.steps = None"], "4, 0.9 epochs"),
+        (["train.epochs = None"], "200, 45.1 epochs"),
+        (["train.steps = 7"], "7, 1.6 epochs"),
+    ],
+)
+def test_of_steps_and_epochs_the_one_bound_last_counts(params, steps, wine):
+    code, _, told = wine({}, "--dry_run", *(f"--gin_param={param}" for param in params))
+    assert code == 0
+    assert re.search(f"steps +{steps}", told)
+
+
+@pytest.fixture
+def far_away(tmp_path):
+    """A folder with the README's files in it, of a training that is short, and a helper that wine.py imports."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "cellar.py").write_text("UNITS = 8\n")
+    module = MODULE.replace("import gin\n", "import gin\nfrom cellar import UNITS\n", 1)
+    (folder / "wine.py").write_text(module.replace("units: int = 32", "units: int = UNITS"))
+    (folder / "wine.gin").write_text(RECIPE.replace("steps = 200", "steps = 4"))
+    (tmp_path / "elsewhere").mkdir()
+    return folder / "wine.gin", tmp_path / "elsewhere"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "flags",
+    [["--mode=verify", "--gin_param=verify.workers = ()", "--gin_param=verify.steps = 1"], ["--workers=2"]],
+    ids=["verify", "launch"],
+)
+def test_a_module_beside_the_recipe_is_found_from_another_folder(flags, far_away, run_launcher):
+    recipe, elsewhere = far_away
+    module = "launcher.launch" if "--workers=2" in flags else "launcher.main"
+    finished = run_launcher(f"--gin_file={recipe}", *flags, cwd=elsewhere, module=module)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@pytest.mark.heavy
+def test_both_workers_refuse_a_mistake_in_the_same_line(wine, run_workers, tmp_path):
+    (tmp_path / "wine.py").write_text(MODULE.replace(SUMS, SUMS.replace("sum", "mean")))
+    (tmp_path / "wine.gin").write_text(RECIPE)
+    workers = run_workers(2, "--gin_file=wine.gin")
+    for worker in workers:
+        assert worker.returncode == 64, worker.stderr
+        assert f"error: {IN_LOSS}loss() returned weight 2 for 32 examples: return sums" in worker.stderr
+        assert "Traceback" not in worker.stderr
