@@ -153,7 +153,15 @@ def test_any_weights_give_the_mean_over_the_weight_that_is_there(topology, data)
     gradients = [mean_gradient(arrays, step) for step in range(STEPS)]
     norms = [np.sqrt(sum((value**2).sum() for value in gradient.values())) for gradient in gradients]
     np.testing.assert_allclose(records.gradient_norm, norms, rtol=1e-5, atol=1e-30)
-    for name, expected in adamw(gradients).items():
+    # A batch without weight is as if it had not been there, for the weights and for the loss scale.
+    taken = [step for step in range(STEPS) if arrays["weight"][step].any()]
+    rule = Rule()
+    for _ in taken:
+        rule.step(True)
+    assert np.flatnonzero(records.finite).tolist() == taken
+    assert state["loss_scale/scale"] == rule.scale
+    assert state["loss_scale/finite_steps"] == rule.good
+    for name, expected in adamw([gradients[step] for step in taken]).items():
         np.testing.assert_allclose(kernels(state)[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
