@@ -101,11 +101,12 @@ class LocalBackend:
         """
         with self._using_scratch():
             self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for command in commands:
-                self._make_files(command)
         rank = 0
         try:
             self._start_guard()
+            with self._using_scratch():
+                for command in commands:
+                    self._make_files(command)
             for command in commands:
                 rank = command.rank
                 # A worker that is told its place must not hear of another one from a scheduler.
