@@ -66,10 +66,12 @@ def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> l
     found = candidates(model)
     if not found:
         return []
-    handles: list[tf.Tensor] = []
+    handles: list[list[tf.Tensor]] = []
 
     def forward(batch: Mapping[str, tf.Tensor]) -> None:
-        handles.extend(variable.value.handle for variable in found)  # of the copies that this trace assigns
+        for variable in found:  # of any copy, since strategies differ in which of them this trace assigns
+            copies = getattr(variable.value, "values", ())
+            handles.append([variable.value.handle, *(copy.handle for copy in copies)])
         task.loss(model, dict(batch), True)
 
     try:
@@ -78,8 +80,11 @@ def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> l
         return found
     inner = {id(outer): name for outer, name in _captures(traced)}
     graph = traced.graph.as_graph_def()
+    names = [{inner[id(handle)] for handle in copies if id(handle) in inner} for copies in handles]
+    if not any(names):  # no variable is recognised
+        return found
     changed = _Functions(graph.library.function).changed_by(graph.node, inner.values())
-    return [variable for variable, handle in zip(found, handles, strict=True) if inner.get(id(handle)) in changed]
+    return [variable for variable, known in zip(found, names, strict=True) if known & changed]
 
 
 def _captures(traced: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Tensor, str]]:
