@@ -22,8 +22,9 @@ from typing import Any
 
 import gin
 
-from launcher import bound_types, failures, user_code
-from launcher.errors import LauncherError, UsageError
+from launcher import bound_types
+from launcher.errors import LauncherError, UsageError, failures, user_code
+from launcher.errors.nearest import advice, nearest
 from launcher.gin_files import (
     Binding,
     Import,
@@ -38,7 +39,6 @@ from launcher.gin_files import (
     search_path,
 )
 from launcher.gin_private import internals, unwrap
-from launcher.names import advice, nearest
 
 __all__ = [
     "Config",

@@ -16,8 +16,8 @@ from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
 from launcher.doctor.watch import Watch
 from launcher.errors import Preempted, TrainingError, UsageError
+from launcher.errors.nearest import advice
 from launcher.evaluator import Evaluator
-from launcher.names import advice
 from launcher.progress import Progress
 from launcher.recipe import LOW_IS_BEST, Recipe
 from launcher.reporting.reporter import Reporter

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.errors.nearest import advice
 from launcher.gin_private import internals
-from launcher.names import advice
 
 RECIPES = Path(__file__).resolve().parent.parent / "gin_configs"  # beside launcher/ in a checkout and when installed
 

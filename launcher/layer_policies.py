@@ -17,8 +17,8 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.errors.nearest import advice
 from launcher.layers import Placed, walk
-from launcher.names import advice
 from launcher.precision import POLICIES
 
 BINDING = "train.precision_overrides"

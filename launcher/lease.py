@@ -34,8 +34,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher import failures
-from launcher.errors import LauncherError, PeerError, UsageError
+from launcher.errors import LauncherError, PeerError, UsageError, failures
 
 FILE_NAME = "lease.json"
 JOB = "LAUNCHER_LEASE"

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import config, drill, failures, installation, preemption, progress, user_code
-from launcher.errors import EXIT_DONE, LauncherError, UsageError
+from launcher import config, drill, installation, preemption, progress
+from launcher.errors import EXIT_DONE, LauncherError, UsageError, failures, user_code
 from launcher.tensorflow_import import import_tensorflow
 
 _ORDER = (

@@ -13,24 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import (
-    assets,
-    config,
-    failures,
-    gce,
-    layer_policies,
-    lease,
-    loading,
-    session,
-    starting_point,
-    tpu_runtime,
-    wire,
-)
+from launcher import assets, config, gce, layer_policies, lease, loading, session, starting_point, tpu_runtime, wire
 from launcher import cluster as cluster_lib
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller, Outcome
 from launcher.doctor import precision_report
-from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError
+from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
 from launcher.farewell import chief_last
 from launcher.model_dir import check_model_dir, default_model_dir
 from launcher.plan import RunPlan

@@ -7,8 +7,7 @@ import errno
 import pytest
 import tensorflow as tf
 
-from launcher import failures
-from launcher.errors import PeerError, Preempted, TrainingError, UsageError
+from launcher.errors import PeerError, Preempted, TrainingError, UsageError, failures
 
 # What TensorFlow 2.21 said when a worker that another program drove was killed, or had been started anew.
 LOST_HOSTS = [

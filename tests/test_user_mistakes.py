@@ -13,8 +13,9 @@ import gin
 import pytest
 from test_readme import code_block
 
-from launcher import gradients, user_code
+from launcher import gradients
 from launcher import main as entry
+from launcher.errors import user_code
 
 MODULE, RECIPE = code_block("class Wine"), code_block("train.task = @Wine()")
 SUMS = 'return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), {"accuracy": tf.reduce_sum(right * weight)}'

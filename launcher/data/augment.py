@@ -15,7 +15,7 @@ import tensorflow as tf
 from launcher.as_written import as_written
 from launcher.data.philox import uniform
 from launcher.errors import UsageError
-from launcher.names import advice
+from launcher.errors.nearest import advice
 
 AUGMENTATIONS = ("none", "small", "imagenet")
 

@@ -27,7 +27,7 @@ from launcher.data.pipeline import Data, RandomAccessData, Shard
 from launcher.data.stored_images import StoredImages
 from launcher.data.synthetic import SyntheticImages
 from launcher.errors import UsageError
-from launcher.names import advice
+from launcher.errors.nearest import advice
 
 _TFDS_PREFIX = "tfds:"
 

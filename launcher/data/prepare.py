@@ -36,7 +36,7 @@ from launcher import installation
 from launcher.data import catalog, debian, tfds
 from launcher.data.text import help_pages
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError
-from launcher.names import nearest
+from launcher.errors.nearest import nearest
 
 _PROBE_SECONDS = 8.0
 

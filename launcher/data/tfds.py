@@ -14,7 +14,7 @@ import numpy as np
 
 from launcher.data.catalog import TFDS, Facts
 from launcher.errors import UsageError
-from launcher.names import nearest
+from launcher.errors.nearest import nearest
 
 if TYPE_CHECKING:
     from launcher.data.decode import ImageDecoder

@@ -13,7 +13,7 @@ import tensorflow as tf
 from launcher.as_written import as_written
 from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.errors import UsageError
-from launcher.user_code import defined_at
+from launcher.errors.user_code import defined_at
 
 
 class Task(Protocol):

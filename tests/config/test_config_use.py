@@ -11,8 +11,8 @@ import gin
 import pytest
 from gin_objects import anything, job, loaded, refusal, warm_schedule, write
 
-from launcher import config, names
-from launcher.errors import PeerError, UsageError
+from launcher import config
+from launcher.errors import PeerError, UsageError, nearest
 
 # ------------------------------------------------------------------------------------------------------------- imports
 
@@ -210,7 +210,7 @@ def test_a_user_error_inside_configurables_keeps_its_type_and_message():
 
 
 def test_an_error_of_ours_passes_unchanged():
-    gin.bind_parameter("outer.inner", lambda: names.nearest(3, {"a name"}))
+    gin.bind_parameter("outer.inner", lambda: nearest.nearest(3, {"a name"}))
     with pytest.raises(AttributeError) as caught, config.usage_errors():
         outer()
     assert "In call to configurable" in str(caught.value)

@@ -31,7 +31,7 @@ from launcher.data.text.source import Source, refuse
 from launcher.data.text.tfds_text import TfdsCorpus
 from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
 from launcher.errors import UsageError
-from launcher.names import advice
+from launcher.errors.nearest import advice
 
 _BLOCK = 1_000
 _FORMAT = 1  # of the stored rows

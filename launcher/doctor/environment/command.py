@@ -24,7 +24,7 @@ from launcher.doctor.environment import (
 from launcher.doctor.environment.context import Context
 from launcher.doctor.environment.finding import Finding, Skip, exit_code, fail
 from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError
-from launcher.names import advice
+from launcher.errors.nearest import advice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 
-from launcher import user_code
-from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError
+from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, user_code
 from launcher.gin_private import unwrap
 
 _PASSING = {

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launcher.errors import UsageError
-from launcher.names import listed, nearest
+from launcher.errors.nearest import listed, nearest
 
 TRACEBACK = "LAUNCHER_TRACEBACK"
 """Environment variable: 1 prints the whole traceback of a user's mistake, too."""
