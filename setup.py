@@ -41,7 +41,7 @@ setup(
     zip_safe=False,  # recipes are opened as files
     install_requires=[
         "absl-py>=2.0",  # flags
-        "gin-config>=0.5.0,<0.6",  # recipes; private parts of 0.5.0 are used, see launcher/gin_private.py
+        "gin-config>=0.5.0,<0.6",  # recipes; private parts of 0.5.0 are used, see launcher/config/gin_private.py
         "keras>=3.10",  # models, optimizers; TensorFlow's own requirement would admit older ones
         "importlib-resources",  # tensorflow-datasets 4.9.10 imports it without requiring it
         "ml-dtypes>=0.3",  # bfloat16 for NumPy: what the wire loses is simulated before a run

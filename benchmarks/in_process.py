@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher import config, loading, plan, session
+from launcher import loading, plan, session
 from launcher import strategy as strategy_lib
 from launcher.cluster import resolve
+from launcher.config import gin_bindings
 from launcher.recipe import Recipe
 
 
 def build(gin_file: str, bindings: Sequence[str], seed: int = 0) -> session.Session:
     """A session on one CPU or GPU of this process, as `launcher.main` would build it with these --gin_params."""
-    config.reset()
+    gin_bindings.reset()
     loading.import_builtins()
-    config.load([gin_file], bindings)
+    gin_bindings.load([gin_file], bindings)
     resolved = plan.resolve(Recipe(), environ={}, replicas=1, seed=seed)
     resolved.data.check()
     return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)

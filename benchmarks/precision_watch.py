@@ -18,13 +18,14 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 
 def measure(options: argparse.Namespace) -> dict:
-    from launcher import config, loading, plan, session
+    from launcher import loading, plan, session
+    from launcher.config import gin_bindings
     from launcher.doctor.watch import Watch
     from launcher.doctor.watch_settings import PrecisionWatch
     from launcher.recipe import Recipe
 
     loading.import_builtins()
-    config.load([options.gin_file], options.gin_param)
+    gin_bindings.load([options.gin_file], options.gin_param)
     built = session.build(plan.resolve(Recipe(), environ=os.environ, replicas=options.replicas))
     trainer, every = built.trainer, PrecisionWatch().every
     batches = trainer.batches(built.plan.data)

@@ -10,8 +10,9 @@ import keras
 import tensorflow as tf
 
 from launcher import cluster as cluster_lib
-from launcher import config, plan
+from launcher import plan
 from launcher import strategy as strategy_lib
+from launcher.config import gin_bindings
 from launcher.devices import GpuOptions
 from launcher.doctor.settings import Settings as PrecisionSettings
 from launcher.errors import UsageError
@@ -51,7 +52,7 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports:
       UsageError: they contradict themselves or each other.
     """
     import_builtins()
-    config.load(gin_files, gin_params, before_imports=before_imports)
+    gin_bindings.load(gin_files, gin_params, before_imports=before_imports)
     # A recipe may say how any mode is to treat it, whichever mode this is.
     for settings in (VerifySettings, PrecisionSettings, GpuOptions):
         settings()
@@ -105,11 +106,11 @@ def resolve(
 
     def set_up() -> None:
         nonlocal set_up_for, made
-        set_up_for = decide(config.bound("train.strategy", Recipe.strategy))
+        set_up_for = decide(gin_bindings.bound("train.strategy", Recipe.strategy))
         if deterministic:
             tf.config.experimental.enable_op_determinism()
         # What a module draws, such as a split of its examples, must be the same in every worker and after a restart.
-        keras.utils.set_random_seed(config.bound("train.seed", Recipe.seed) if seed is None else seed)
+        keras.utils.set_random_seed(gin_bindings.bound("train.seed", Recipe.seed) if seed is None else seed)
         if connect:
             made = strategy_lib.build(set_up_for, cluster)
         else:

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import config, drill, installation, preemption, progress
+from launcher import drill, installation, preemption, progress
+from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE, LauncherError, UsageError, failures, user_code
 from launcher.tensorflow_import import import_tensorflow
 
@@ -222,7 +223,7 @@ def help_text(options: flags.FlagValues) -> str:
 
 
 def _recipe_list() -> str:
-    recipes = config.recipes()
+    recipes = gin_bindings.recipes()
     width = max((len(name) for name, _ in recipes), default=0)
     lines = ["Recipes (python -m launcher.main --gin_file=NAME):"]
     lines += [f"  {name:<{width}}  {purpose}" for name, purpose in recipes]

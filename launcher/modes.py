@@ -13,9 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import assets, config, gce, layer_policies, lease, loading, session, starting_point, tpu_runtime, wire
+from launcher import assets, gce, layer_policies, lease, loading, session, starting_point, tpu_runtime, wire
 from launcher import cluster as cluster_lib
 from launcher.checkpoints import CheckpointStore, Saver
+from launcher.config import gin_bindings
 from launcher.controller import Controller, Outcome
 from launcher.doctor import precision_report
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
@@ -49,7 +50,7 @@ def run(options: Any) -> int:
     if options.mode == "precision_report":
         return _precision_report(options)
     if options.dry_run:
-        with config.usage_errors():
+        with gin_bindings.usage_errors():
             return _dry_run(_resolve(options, connect=False), options)
     if options.mode in ("predict", "export"):
         return _serve(options)
@@ -84,14 +85,14 @@ def _resolve(options: Any, *, connect: bool = True) -> RunPlan:
 def _train(options: Any, cluster: cluster_lib.Cluster, model_dir: str, held: lease.Lease) -> int:
     stopwatch = Stopwatch()
     handed_over = _is_handed_over(options, cluster)
-    with config.usage_errors():
+    with gin_bindings.usage_errors():
         resolved = _resolve(options)
         resolved.data.check()
         if check_task := getattr(resolved.recipe.task, "check", None):
             check_task()
     reporter = Reporter(model_dir=model_dir, total_steps=resolved.total_steps, is_chief=cluster.is_chief)
     with chief_last(cluster), _summarised(options.mode, resolved, reporter, stopwatch, held) as standing:
-        with config.usage_errors():
+        with gin_bindings.usage_errors():
             built = session.build(resolved)
         recipe = resolved.recipe
         store = CheckpointStore(
@@ -119,7 +120,7 @@ def _serve(options: Any) -> int:
     if options.strategy is None and not options.tpu:
         options.strategy = "one_device"
     model_dir = options.model_dir or default_model_dir(options.gin_file)
-    with config.usage_errors():
+    with gin_bindings.usage_errors():
         resolved = _resolve(options)
         if options.mode == "predict":
             predict.run(resolved, model_dir, input_path=options.input, output_path=options.output)
@@ -140,7 +141,7 @@ def _export_step(options: Any) -> int:
     num_replicas = options.replicas or 1
     options.strategy, options.replicas = "one_device", None
     model_dir = options.model_dir or default_model_dir(options.gin_file)
-    with config.usage_errors():
+    with gin_bindings.usage_errors():
         resolved = _resolve(options, connect=False)
         if options.dry_run:
             return _dry_run(lowering.for_replicas(resolved, num_replicas), options)
@@ -160,7 +161,7 @@ def _preflight(options: Any) -> int:
                 f"--{flag}={getattr(options, flag)}: --mode=preflight compiles for the slices that --tpu_type names, "
                 "whatever this machine has; leave it out"
             )
-    with config.usage_errors():
+    with gin_bindings.usage_errors():
         return preflight.run(preflight.request(options), dry_run=options.dry_run)
 
 
@@ -173,7 +174,7 @@ def _verify(options: Any) -> int:
             )
     model_dir = check_model_dir(options.model_dir or default_model_dir(options.gin_file))
     writes_to = None if options.dry_run else model_dir
-    with lease.held(writes_to, environ=os.environ, say=print), config.usage_errors():
+    with lease.held(writes_to, environ=os.environ, say=print), gin_bindings.usage_errors():
         return verify.run(
             gin_files=options.gin_file,
             gin_params=options.gin_param,
@@ -191,7 +192,7 @@ def _precision_report(options: Any) -> int:
                 f"--{flag}={getattr(options, flag)}: --mode=precision_report runs on this machine; leave it out, and "
                 "say on how many replicas with --replicas"
             )
-    with config.usage_errors():
+    with gin_bindings.usage_errors():
         return precision_report.run(
             gin_files=options.gin_file,
             gin_params=options.gin_param,
@@ -206,7 +207,7 @@ def _dry_run(resolved: RunPlan, options: Any) -> int:
     model = session.build_model(resolved)
     session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
-    config.check_all_used(traced=False)
+    gin_bindings.check_all_used(traced=False)
     if resolved.strategy.is_absent:
         where = _slice_for(resolved, model, options.replicas)
         pod = lowering.for_replicas(resolved, where.num_replicas)
@@ -363,12 +364,12 @@ def _run_session(
         after_first_step=lambda: _save_operative_config(model_dir, reporter) if is_chief else None,
     )
     standing.outcome = controller.outcome
-    with config.usage_errors():
+    with gin_bindings.usage_errors():
         if mode != "eval":
             with layer_policies.explained(resolved.recipe.precision_overrides):
                 controller.prepare()
         # After the step is traced: a task may call configurables of its own in loss().
-        config.check_all_used(traced=mode != "eval")
+        gin_bindings.check_all_used(traced=mode != "eval")
     held.verify()
     if is_chief:
         _make_model_dir(model_dir)
@@ -394,7 +395,7 @@ def _run_session(
 
 def _save_operative_config(model_dir: str, reporter: Reporter) -> None:
     try:
-        config.save_operative(os.path.join(model_dir, "config.gin"))
+        gin_bindings.save_operative(os.path.join(model_dir, "config.gin"))
     except OSError as error:
         reporter.note(
             f"Could not write config.gin in {model_dir}: {error.strerror or error}. Training goes on without."

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher import config, loading, plan, session
+from launcher import loading, plan, session
 from launcher import strategy as strategy_lib
 from launcher.cluster import resolve
+from launcher.config import gin_bindings
 from launcher.recipe import Recipe
 
 
 def build_session(recipe: str, params: Sequence[str] = (), replicas: int = 1) -> session.Session:
     """The session of a recipe with these bindings on that many logical CPU devices."""
     loading.import_builtins()
-    config.load([recipe], params)
+    gin_bindings.load([recipe], params)
     resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
     return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)

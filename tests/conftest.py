@@ -91,8 +91,8 @@ _keep_for_oneself(signal.SIGINT)
 def clean_state() -> Iterator[None]:
     """Leaves no gin binding and no dtype policy behind for the next test."""
     yield
-    if "launcher.config" in sys.modules:
-        sys.modules["launcher.config"].reset()
+    if "launcher.config.gin_bindings" in sys.modules:
+        sys.modules["launcher.config.gin_bindings"].reset()
     if "keras" in sys.modules:
         sys.modules["keras"].config.set_dtype_policy("float32")
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import small_run
 
-from launcher import config, elastic, plan
+from launcher import elastic, plan
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 
 
@@ -67,7 +68,7 @@ def test_the_operative_configuration_keeps_the_microbatches_of_the_recipe():
     from launcher.recipe import Recipe
 
     loading.import_builtins()
-    config.load(["resnet_cpu.gin"], ["train.microbatches = 2"])
+    gin_bindings.load(["resnet_cpu.gin"], ["train.microbatches = 2"])
     resolved = plan.resolve(Recipe(), environ={elastic.FULL_WORKERS: "2"}, replicas=1)
     assert resolved.recipe.microbatches == 4
-    assert "train.microbatches = 2" in config.operative_config()
+    assert "train.microbatches = 2" in gin_bindings.operative_config()

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from launcher import config, layer_policies, main
+from launcher import layer_policies, main
+from launcher.config import gin_bindings
 from launcher.doctor import spies
 from launcher.layers import owners, walk
 from launcher.regularization import Penalty
@@ -174,7 +175,7 @@ def launch(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def run(*bindings: str) -> tuple[int, str]:
-        config.reset()
+        gin_bindings.reset()
         (tmp_path / "nested.gin").write_text("\n".join(["import nested_layers", *BINDINGS, *bindings]))
         code = main.main(["launcher", "--gin_file=nested.gin", "--model_dir=out"])
         return code, "".join(capsys.readouterr())

@@ -50,7 +50,7 @@ def files_under(folder, pattern):
 def test_the_wheel_holds_every_module_and_every_recipe_and_no_tests(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = files_under("launcher", "*.py") | files_under("models", "*.py") | files_under("gin_configs", "*.gin")
-    assert {"launcher/config.py", "models/resnet.py", "gin_configs/base/images.gin"} <= wanted
+    assert {"launcher/config/gin_bindings.py", "models/resnet.py", "gin_configs/base/images.gin"} <= wanted
     assert wanted <= names
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"launcher", "models", "gin_configs"}
 

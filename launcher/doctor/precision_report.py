@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher import config, loading, precision, session, starting_point
+from launcher import loading, precision, session, starting_point
 from launcher.checkpoints import CheckpointStore
+from launcher.config import gin_bindings
 from launcher.doctor import page, record, words
 from launcher.doctor.examine import examine
 from launcher.doctor.settings import Settings
@@ -81,7 +82,7 @@ def run(
     # A run in another policy left another policy's scale.
     scale = built.trainer.loss_scale if own == resolved.policy else float(resolved.loss_scale.initial().scale)
     found = examine(built, settings, scale, console.note)
-    config.check_all_used()
+    gin_bindings.check_all_used()
     words.show(found, console, layers=settings.layers)
     described = {**lines, "weights": weights, "seed": str(resolved.seed)}
     _write(model_dir, JSON_NAME, f"{strict_json.dumps(record.as_json(found, described), indent=1)}\n")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import sys
 
+from launcher.config.gin_private import unwrap
 from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, user_code
-from launcher.gin_private import unwrap
 
 _PASSING = {
     getattr(errno, name)

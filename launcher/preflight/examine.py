@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import keras
 
-from launcher import config, loading
+from launcher import loading
 from launcher import strategy as strategy_lib
+from launcher.config import gin_bindings
 from launcher.layers import group_size, walk
 from launcher.plan import RunPlan
 from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
@@ -142,7 +143,7 @@ class Examiner:
         resolved = self.resolve(case)
         self._on_phase(case, "lowering")
         program, model, lines = _lowered(resolved, case.where.num_replicas)
-        config.check_all_used()
+        gin_bindings.check_all_used()
         self._on_phase(case, "compiling")
         compilation = self._compiler.compile(program.stablehlo, case.where)
         line_of = functools.partial(look_up, lines)
@@ -241,7 +242,7 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
         trained_parameters=sum(sizes),
         gradient_bytes=4 * sum(sizes),
         group_sizes=tuple(sorted(groups)),
-        rematerialize=config.used_as("rematerialize", False),
+        rematerialize=gin_bindings.used_as("rematerialize", False),
         tokens_per_example=None if weight is None else float(weight),
         notes=() if task_notes is None else tuple(task_notes(model, "tpu")),
     )

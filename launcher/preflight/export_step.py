@@ -22,8 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 import launcher
-from launcher import config, session, starting_point
+from launcher import session, starting_point
 from launcher.checkpoints import CheckpointStore
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.plan import RunPlan
 from launcher.preflight import jax_parts, lowering, pod_module, runner
@@ -66,7 +67,7 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
     starting_point.restore(store, built.trainer, same_order=False)
     lowered = lowering.lower_session(built)
-    config.check_all_used()
+    gin_bindings.check_all_used()
     batches, no_batches = _batches(built, num_batches)
     partial = Path(f"{export_dir.rstrip(os.sep)}.partial")
     try:
@@ -135,7 +136,7 @@ def _write(folder: Path, lowered: Lowered, batches: dict[str, np.ndarray]) -> st
             "jax": jax.version,
             "stablehlo": version,
         },
-        "config": config.operative_config(),
+        "config": gin_bindings.operative_config(),
     }
     (folder / runner.DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", "utf-8")
     shutil.copyfile(runner.__file__, folder / "run.py")

@@ -18,7 +18,8 @@ import_tensorflow()  # before the others, which import it as Python does: slower
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from launcher import cluster, config, farewell, loading, session  # noqa: E402
+from launcher import cluster, farewell, loading, session  # noqa: E402
+from launcher.config import gin_bindings  # noqa: E402
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
 from launcher.verify import control, dropout  # noqa: E402
 from launcher.verify.processes import Job, read_job  # noqa: E402
@@ -37,11 +38,11 @@ def main(argv: list[str]) -> int:
     environ = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     peers = cluster.resolve(environ)
     try:
-        with config.usage_errors():
+        with gin_bindings.usage_errors():
             built, batches = _build(job, environ)
             record = _train(job, built, batches, is_chief=peers.is_chief)
     except UsageError as error:
-        job.refusal_path(peers.index).write_text(config.clean_message(error), "utf-8")
+        job.refusal_path(peers.index).write_text(gin_bindings.clean_message(error), "utf-8")
         return error.exit_code
     with farewell.chief_last(peers):
         record.save(job.record_path(peers.index))
@@ -63,7 +64,7 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
         dropout.turn_off(built.model)
     batches = built.trainer.batches(control.install(built) if job.control else resolved.data)
     built.trainer.trace(batches)
-    config.check_all_used()
+    gin_bindings.check_all_used()
     return built, batches
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import gin
 import pytest
 
-from launcher import config
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def refusal(text="", *params, base=BASE):
     """The message that a recipe with this text and these --gin_param is refused with."""
     write("recipe.gin", base + textwrap.dedent(text))
     with pytest.raises(UsageError) as caught:
-        config.load(["recipe.gin"], params)
+        gin_bindings.load(["recipe.gin"], params)
     message = str(caught.value)
     assert "Traceback" not in message
     assert "In call to configurable" not in message
@@ -100,4 +100,4 @@ def refusal(text="", *params, base=BASE):
 
 def loaded(text="", *params, base=BASE):
     write("recipe.gin", base + textwrap.dedent(text))
-    return config.load(["recipe.gin"], params)
+    return gin_bindings.load(["recipe.gin"], params)

@@ -11,40 +11,40 @@ from gin_objects import BASE, job, loaded, refusal, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import config
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 
 # ------------------------------------------------------------------------------------------------------------ finding
 
 
 def test_files_come_from_the_working_directory_before_the_installed_recipes():
-    installed = config.search_path()[1]
-    assert Path(config.find_file("resnet_cpu.gin")) == Path(installed, "resnet_cpu.gin")
+    installed = gin_bindings.search_path()[1]
+    assert Path(gin_bindings.find_file("resnet_cpu.gin")) == Path(installed, "resnet_cpu.gin")
     write("resnet_cpu.gin", "")
-    assert config.find_file("resnet_cpu.gin") == "resnet_cpu.gin"
+    assert gin_bindings.find_file("resnet_cpu.gin") == "resnet_cpu.gin"
 
 
 def test_an_unknown_file_names_the_nearest_and_the_search_path(folder):
     write("my_recipe.gin", "")
     with pytest.raises(UsageError, match=r"did you mean 'resnet_cpu.gin'") as caught:
-        config.load(["resnet_cpu"])
-    for place in config.search_path():
+        gin_bindings.load(["resnet_cpu"])
+    for place in gin_bindings.search_path():
         assert place in str(caught.value)
     with pytest.raises(UsageError, match=r"did you mean 'my_recipe.gin'"):
-        config.find_file("my_recipes.gin")
+        gin_bindings.find_file("my_recipes.gin")
 
 
 def test_explicit_folders_replace_the_search_path(folder):
     write("elsewhere/a.gin", "")
-    assert config.find_file("a.gin", ["elsewhere"]) == "elsewhere/a.gin"
+    assert gin_bindings.find_file("a.gin", ["elsewhere"]) == "elsewhere/a.gin"
     with pytest.raises(UsageError):
-        config.find_file("resnet_cpu.gin", ["elsewhere"])
+        gin_bindings.find_file("resnet_cpu.gin", ["elsewhere"])
 
 
 def test_includes_resolve_along_the_search_path_and_every_file_is_reported(folder):
     write("base/mine.gin", BASE)
     write("recipe.gin", "include 'base/mine.gin'\njob.steps = 3\n")
-    assert config.load(["recipe.gin"]).files == ("recipe.gin", "base/mine.gin")
+    assert gin_bindings.load(["recipe.gin"]).files == ("recipe.gin", "base/mine.gin")
     assert job()["steps"] == 3
 
 
@@ -58,11 +58,11 @@ def test_a_file_that_includes_itself_is_refused():
     write("b.gin", "include 'a.gin'\n")
     write("a.gin", "include 'b.gin'\n")
     with pytest.raises(UsageError, match=r"a.gin -> b.gin -> a.gin"):
-        config.load(["a.gin"])
+        gin_bindings.load(["a.gin"])
 
 
 def test_every_recipe_says_its_purpose():
-    found = dict(config.recipes())
+    found = dict(gin_bindings.recipes())
     assert "resnet_cpu.gin" in found
     assert all(purpose and not purpose.startswith("#") for purpose in found.values())
     assert all("/" not in name for name in found)
@@ -74,7 +74,7 @@ def test_every_recipe_says_its_purpose():
 def test_later_files_and_then_params_override(folder):
     write("second.gin", "job.steps = 20\njob.rate = 2\n")
     write("recipe.gin", BASE)
-    config.load(["recipe.gin", "second.gin"], ["job.rate=3.5"])
+    gin_bindings.load(["recipe.gin", "second.gin"], ["job.rate=3.5"])
     assert (job()["steps"], job()["rate"]) == (20, 3.5)
 
 
@@ -166,11 +166,11 @@ def test_a_builder_in_the_place_of_its_product_is_refused_and_the_other_way_roun
 def test_an_int_parameter_takes_ints_alone(value):
     params = ["job.optimizer = @slow_descent", "job.data = @pictures()", f"job.steps = {value!r}"]
     if type(value) is int:
-        config.load([], params)
+        gin_bindings.load([], params)
         assert job()["steps"] == value
     else:
         with pytest.raises(UsageError, match="expected int"):
-            config.load([], params)
+            gin_bindings.load([], params)
 
 
 # ------------------------------------------------------------------------------------------------------ unknown names
@@ -241,7 +241,7 @@ def test_a_param_that_is_no_binding_shows_the_form(param):
 def test_a_file_that_is_not_text_is_refused(folder):
     Path("binary.gin").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=r"binary.gin cannot be read"):
-        config.load(["binary.gin"])
+        gin_bindings.load(["binary.gin"])
 
 
 MODULE = """\
@@ -264,11 +264,17 @@ def test_bindings_that_need_no_import_are_in_effect_before_the_first(module):
 
     def before_imports():
         assert name not in sys.modules
-        seen.append((config.bound("job.steps", None), config.bound("job.rate", 5.0), config.bound(f"{name}.far", None)))
+        seen.append(
+            (
+                gin_bindings.bound("job.steps", None),
+                gin_bindings.bound("job.rate", 5.0),
+                gin_bindings.bound(f"{name}.far", None),
+            )
+        )
 
     text = f"{BASE}import {name}\n{name}.far = 2\nSTEPS = 20\njob.steps = %STEPS\njob.rate = @{name}()\n"
     write("recipe.gin", text)
-    config.load(["recipe.gin"], before_imports=before_imports)
+    gin_bindings.load(["recipe.gin"], before_imports=before_imports)
     assert seen == [(20, 5.0, None)]
     assert sys.modules[name].SEEN is None
     assert job()["rate"] == 2
@@ -282,6 +288,6 @@ def test_what_is_wrong_without_an_import_is_refused_before_the_first(module):
         pytest.fail("called")
 
     with pytest.raises(UsageError, match="stepz"):
-        config.load(["recipe.gin"], before_imports=before_imports)
+        gin_bindings.load(["recipe.gin"], before_imports=before_imports)
     write("recipe.gin", BASE)
-    config.load(["recipe.gin"], before_imports=before_imports)
+    gin_bindings.load(["recipe.gin"], before_imports=before_imports)

@@ -11,7 +11,7 @@ import gin
 import pytest
 from gin_objects import anything, job, loaded, refusal, warm_schedule, write
 
-from launcher import config
+from launcher.config import gin_bindings
 from launcher.errors import PeerError, UsageError, nearest
 
 # ------------------------------------------------------------------------------------------------------------- imports
@@ -66,10 +66,10 @@ def test_a_required_macro_must_be_given():
 
 
 def test_what_an_empty_recipe_lacks_is_named_when_it_is_called():
-    config.load([])
+    gin_bindings.load([])
     with (
         pytest.raises(UsageError, match=r"required and not bound: job.optimizer, job.data, job.steps"),
-        config.usage_errors(),
+        gin_bindings.usage_errors(),
     ):
         job()
 
@@ -80,12 +80,12 @@ def test_what_an_empty_recipe_lacks_is_named_when_it_is_called():
 def unused(text="", *params):
     loaded(text, *params)
     job()
-    return config.unused_bindings()
+    return gin_bindings.unused_bindings()
 
 
 def test_nothing_is_unused_when_everything_was_read():
     assert unused("rate = 0.5\nslow_descent.rate = %rate\npictures.shape = (1, 2, 3)\n") == []
-    config.check_all_used()
+    gin_bindings.check_all_used()
 
 
 def test_a_binding_of_what_is_never_called_says_what_is_called_instead():
@@ -94,7 +94,7 @@ def test_a_binding_of_what_is_never_called_says_what_is_called_instead():
         "fast_descent.beta = 0.8 (recipe.gin line 5): fast_descent is never called; job.optimizer is @slow_descent"
     )
     with pytest.raises(UsageError, match=r"bound but never used: fast_descent\.beta"):
-        config.check_all_used()
+        gin_bindings.check_all_used()
 
 
 def test_a_macro_that_only_unused_bindings_mention_is_unused_too():
@@ -102,7 +102,7 @@ def test_a_macro_that_only_unused_bindings_mention_is_unused_too():
     assert len(found) == 2
     assert "only fast_descent.beta mentions it" in found[0]
     with pytest.raises(UsageError, match=r"never used: \n  beta = .*\n  fast_descent.beta = "):
-        config.check_all_used()
+        gin_bindings.check_all_used()
 
 
 def test_a_binding_in_a_scope_nobody_enters_is_unused():
@@ -121,7 +121,7 @@ def test_a_binding_that_an_inner_scope_shadows_is_unused():
 def test_a_binding_that_the_caller_sets_itself_is_unused():
     loaded("job.rate = 2.0\n")
     job(rate=3.0)
-    (found,) = config.unused_bindings()
+    (found,) = gin_bindings.unused_bindings()
     assert "whoever calls job sets rate itself" in found
 
 
@@ -156,15 +156,15 @@ def test_the_operative_config_loads_again_and_gives_the_same(module, folder):
     """
     loaded(recipe)
     first = [job(), anything()]
-    config.save_operative("config.gin")
-    text = config.operative_config()
+    gin_bindings.save_operative("config.gin")
+    text = gin_bindings.operative_config()
     for name in ("import users_shapes", "rate = 0.25", "slow_descent.decay = 0.0", "job.wire = 'auto'"):
         assert name in text
 
-    config.load(["config.gin"])
+    gin_bindings.load(["config.gin"])
     second = [job(), anything()]
-    assert config.unused_bindings() == []
-    assert config.operative_config() == text
+    assert gin_bindings.unused_bindings() == []
+    assert gin_bindings.operative_config() == text
     assert first[0].pop("optimizer").rate == second[0].pop("optimizer").rate == 0.25
     assert first[0].pop("data").shape == second[0].pop("data").shape == (4, 4, 3)
     assert first == second == [first[0], [7, {"key": (0.25, None, True)}]]
@@ -176,7 +176,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(folder, monkeypatc
     write("run/config.gin", "old")
     monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        config.save_operative("run/config.gin")
+        gin_bindings.save_operative("run/config.gin")
     assert os.listdir("run") == ["config.gin"]
     assert Path("run/config.gin").read_text() == "old"
 
@@ -201,9 +201,9 @@ def test_a_user_error_inside_configurables_keeps_its_type_and_message():
     gin.bind_parameter("outer.inner", lambda: failing(error=problem))
     with pytest.raises(PeerError, match="In call to configurable") as wrapped:
         outer()
-    assert config.clean_message(wrapped.value) == "a peer went away"
+    assert gin_bindings.clean_message(wrapped.value) == "a peer went away"
     assert wrapped.value.exit_code == 75
-    with pytest.raises(PeerError) as caught, config.usage_errors():
+    with pytest.raises(PeerError) as caught, gin_bindings.usage_errors():
         outer()
     assert caught.value is problem
     assert caught.value.__cause__ is cause
@@ -211,7 +211,7 @@ def test_a_user_error_inside_configurables_keeps_its_type_and_message():
 
 def test_an_error_of_ours_passes_unchanged():
     gin.bind_parameter("outer.inner", lambda: nearest.nearest(3, {"a name"}))
-    with pytest.raises(AttributeError) as caught, config.usage_errors():
+    with pytest.raises(AttributeError) as caught, gin_bindings.usage_errors():
         outer()
     assert "In call to configurable" in str(caught.value)
 
@@ -219,27 +219,27 @@ def test_an_error_of_ours_passes_unchanged():
 @pytest.mark.parametrize("kind", [KeyError, TypeError, FileNotFoundError])
 def test_an_error_in_a_users_python_is_told_with_its_place(kind):
     said = r"test_config_use.py line \d+, in failing\(\): \w+Error: .?theirs"
-    with pytest.raises(UsageError, match=said) as caught, config.usage_errors():
+    with pytest.raises(UsageError, match=said) as caught, gin_bindings.usage_errors():
         failing(error=kind("theirs"))
     assert isinstance(caught.value.__cause__, kind)
 
 
 def test_an_error_of_the_machines_in_a_users_python_stays_worth_a_retry():
-    with pytest.raises(ConnectionError), config.usage_errors():
+    with pytest.raises(ConnectionError), gin_bindings.usage_errors():
         failing(error=ConnectionError("no route to the data"))
 
 
 def test_arguments_that_do_not_fit_a_configurable_are_the_users_mistake():
-    with pytest.raises(UsageError, match="unexpected keyword argument 'num_classes'"), config.usage_errors():
+    with pytest.raises(UsageError, match="unexpected keyword argument 'num_classes'"), gin_bindings.usage_errors():
         warm_schedule(num_classes=3)
 
 
 def test_the_message_of_an_error_without_gin_is_its_own():
-    assert config.clean_message(UsageError("plain")) == "plain"
+    assert gin_bindings.clean_message(UsageError("plain")) == "plain"
 
 
 def test_a_gin_without_the_private_parts_is_named(monkeypatch):
-    from launcher import gin_private
+    from launcher.config.gin_bindings import gin_private
 
     monkeypatch.delattr(gin.config, "_OPERATIVE_CONFIG")
     with pytest.raises(UsageError, match=r"gin-config==0\.5\.0"):
@@ -247,6 +247,8 @@ def test_a_gin_without_the_private_parts_is_named(monkeypatch):
 
 
 def test_config_imports_no_tensorflow():
-    program = "import sys, launcher.config; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
-    root = Path(config.__file__).parent.parent
+    program = (
+        "import sys, launcher.config.gin_bindings; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
+    root = Path(gin_bindings.__file__).parent.parent
     assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False).returncode == 0

@@ -141,11 +141,11 @@ def train(data_dir, run_launcher, run_workers, monkeypatch) -> Train:
             finished = run_workers(2, *flags)
             assert [worker.returncode for worker in finished] == [0, 0], finished[0].stderr + finished[1].stderr
         elif in_process:
-            from launcher import config
             from launcher import main as entry
+            from launcher.config import gin_bindings
 
             assert entry.main(["launcher", *flags]) == 0
-            config.reset()
+            gin_bindings.reset()
         else:
             finished = run_launcher(*flags)
             assert finished.returncode == 0, finished.stderr

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from small_run import GivenTask, build, linear_batches, negative_sum
 
-from launcher import config, main
+from launcher import main
+from launcher.config import gin_bindings
 from launcher.doctor.examine import examine
 from launcher.doctor.settings import Settings
 from launcher.errors import UsageError
@@ -32,7 +33,7 @@ def launch(capsys):
     """launch(*args): runs `launcher.main` in this process; the exit code and all it printed."""
 
     def run(*args: str) -> tuple[int, str, str]:
-        config.reset()
+        gin_bindings.reset()
         code = main.main(["launcher", *args])
         out, err = capsys.readouterr()
         return code, out, err

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from launcher import config, loading, plan
+from launcher import loading, plan
+from launcher.config import gin_bindings
 from launcher.plan import RunPlan
 from launcher.preflight import export_step
 from launcher.recipe import Recipe
@@ -27,7 +28,7 @@ SMALL_RESNET = (
 def plan_of(recipe: str, params: Sequence[str] = ()) -> RunPlan:
     """As `--mode=export_step` resolves it."""
     loading.import_builtins()
-    config.load([recipe], params)
+    gin_bindings.load([recipe], params)
     return plan.resolve(Recipe(), environ={}, strategy="one_device")
 
 

@@ -10,7 +10,8 @@ import pods
 import pytest
 import tensorflow as tf
 
-from launcher import config, gradients
+from launcher import gradients
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.preflight import jax_parts, lowering
 from launcher.preflight.cannot_lower import CannotLowerError
@@ -178,7 +179,7 @@ def odd(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield lambda what="table": pods.plan_of("odd.gin", [f"Odd.what = '{what}'"])
-    config.reset()
+    gin_bindings.reset()
 
 
 def test_a_tensor_beside_the_variables_is_an_argument_with_its_value(odd):

@@ -13,8 +13,9 @@ from unittest import mock
 
 import tensorflow as tf
 
-from launcher import config, loading, plan, session
+from launcher import loading, plan, session
 from launcher import strategy as strategy_lib
+from launcher.config import gin_bindings
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Shard
 from launcher.devices import Devices
@@ -96,7 +97,7 @@ class _OneCopy:
 def resolve(recipe: str, params: Sequence[str], num_replicas: int) -> plan.RunPlan:
     """The recipe's plan for the TPU of a machine that has one of so many cores."""
     loading.import_builtins()
-    config.load([recipe], params)
+    gin_bindings.load([recipe], params)
     tpu = Devices(tpus=tuple(f"/physical_device:TPU:{index}" for index in range(num_replicas)))
     with mock.patch.object(strategy_lib, "discover", return_value=tpu):
         return plan.resolve(Recipe(), environ={}, strategy="tpu")

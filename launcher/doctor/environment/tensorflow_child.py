@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from launcher import config
+from launcher.config import gin_bindings
 from launcher.doctor.environment import child
 from launcher.tensorflow_import import import_tensorflow
 
@@ -56,7 +56,7 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
         # Before the recipe's own modules use them, as a training does.
         devices.configure_gpus(len(devices.discover().gpus), devices.GpuOptions())
 
-    with config.usage_errors():
+    with gin_bindings.usage_errors():
         recipe = request["recipe"] = loading.load(request["gin_files"], request["gin_params"], before_imports=set_up)
     return {"precision": recipe.precision, "strategy": recipe.strategy}
 
@@ -67,7 +67,7 @@ def _data(request: dict[str, Any]) -> dict[str, Any] | None:
         return None
     from launcher.tasks.base import open_data
 
-    with config.usage_errors():
+    with gin_bindings.usage_errors():
         data = open_data(request["recipe"].task)
         data.check()
         return {"name": str(getattr(data, "name", type(data).__name__)), "examples": data.num_train_examples}
@@ -78,7 +78,7 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
     from launcher import cluster, strategy
 
     requested = request["strategy"] or getattr(request.get("recipe"), "strategy", "auto")
-    with config.usage_errors():
+    with gin_bindings.usage_errors():
         plan = strategy.plan(
             requested=requested,
             replicas=request["replicas"],

@@ -22,10 +22,8 @@ from typing import Any
 
 import gin
 
-from launcher import bound_types
-from launcher.errors import LauncherError, UsageError, failures, user_code
-from launcher.errors.nearest import advice, nearest
-from launcher.gin_files import (
+from launcher.config.gin_bindings import bound_types
+from launcher.config.gin_files import (
     Binding,
     Import,
     Name,
@@ -38,7 +36,9 @@ from launcher.gin_files import (
     replace_names,
     search_path,
 )
-from launcher.gin_private import internals, unwrap
+from launcher.config.gin_private import internals, unwrap
+from launcher.errors import LauncherError, UsageError, failures, user_code
+from launcher.errors.nearest import advice, nearest
 
 __all__ = [
     "Config",

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.config.gin_private import internals
 from launcher.errors import UsageError
 from launcher.errors.nearest import advice
-from launcher.gin_private import internals
 
 RECIPES = Path(__file__).resolve().parent.parent / "gin_configs"  # beside launcher/ in a checkout and when installed
 
