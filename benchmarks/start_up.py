@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 PLAIN = "import keras, tensorflow"
-LAUNCHER = "from launcher.tensorflow_import import import_tensorflow; import_tensorflow()"
+LAUNCHER = "from launcher.machine.tensorflow_import import import_tensorflow; import_tensorflow()"
 
 
 def cpu_seconds(program: str) -> float:

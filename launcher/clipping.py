@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from launcher.as_written import as_written
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 
 # Weights this small are clipped as if they had this norm, so that zero-initialised ones can move (Brock et al. 2021).
 _SMALLEST_WEIGHT_NORM = 1e-3

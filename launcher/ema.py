@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from launcher.as_written import as_written
+from launcher.machine.as_written import as_written
 
 
 class MovingAverage:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from launcher.as_written import as_written
+from launcher.machine.as_written import as_written
 
 DEFAULT_BUCKET_BYTES = 64 * 2**20
 

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from launcher import cluster as cluster_lib
 from launcher import plan
-from launcher import strategy as strategy_lib
 from launcher.config import gin_bindings
-from launcher.devices import GpuOptions
 from launcher.doctor.settings import Settings as PrecisionSettings
 from launcher.errors import UsageError
+from launcher.machine import cluster as cluster_lib
+from launcher.machine import strategy as strategy_lib
+from launcher.machine.devices import GpuOptions
+from launcher.machine.strategy import StrategyPlan
+from launcher.machine.tpu import NoTpuError
 from launcher.plan import RunPlan
 from launcher.recipe import Recipe
-from launcher.strategy import StrategyPlan
-from launcher.tpu import NoTpuError
 from launcher.verify.settings import Settings as VerifySettings
 
 

@@ -13,14 +13,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import assets, gce, layer_policies, lease, loading, session, starting_point, tpu_runtime, wire
-from launcher import cluster as cluster_lib
+from launcher import assets, layer_policies, lease, loading, session, starting_point, wire
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.config import gin_bindings
 from launcher.controller import Controller, Outcome
 from launcher.doctor import precision_report
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
-from launcher.farewell import chief_last
+from launcher.machine import cluster as cluster_lib
+from launcher.machine import gce, tpu_runtime
+from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, default_model_dir
 from launcher.plan import RunPlan
 from launcher.preemption import StopRequest

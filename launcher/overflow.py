@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from launcher.as_written import as_written
+from launcher.machine.as_written import as_written
 
 # Whole numbers below 2^24 are exact in float32, in which everything in a step's report travels.
 _FLAGS_A_SCALAR = 24

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from launcher import cluster as cluster_lib
-from launcher import elastic, precision, wire
-from launcher import strategy as strategy_lib
+from launcher import precision, wire
 from launcher.data.pipeline import Data
 from launcher.errors import UsageError
+from launcher.machine import cluster as cluster_lib
+from launcher.machine import strategy as strategy_lib
+from launcher.machine.cluster import elastic
 from launcher.recipe import Recipe
 from launcher.tasks.base import open_data
 

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 import models
 from launcher import initial_values, layer_policies, statistics
-from launcher import strategy as strategy_lib
 from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
 from launcher.doctor.watch import Watch
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
 from launcher.layers import group_size, walk
+from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer
 from launcher.plan import RunPlan
 from launcher.train_step import StepConfig

@@ -17,10 +17,10 @@ import keras
 import tensorflow as tf
 
 from launcher import gradients, overflow
-from launcher.as_written import as_written
 from launcher.clipping import Clipping
 from launcher.ema import MovingAverage
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 from launcher.optimizers import Optimizer
 from launcher.precision import LossScale, ScaleState
 from launcher.regularization import Penalty

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher import loading, plan, session
-from launcher import strategy as strategy_lib
-from launcher.cluster import resolve
 from launcher.config import gin_bindings
+from launcher.machine import strategy as strategy_lib
+from launcher.machine.cluster import resolve
 from launcher.recipe import Recipe
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from launcher import optimizers, plan, session
-from launcher import strategy as strategy_lib
 from launcher.data.pipeline import Shard
+from launcher.machine import strategy as strategy_lib
 from launcher.recipe import Recipe
 
 Batch = dict[str, tf.Tensor]

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from small_run import GivenTask, build, linear_batches, linear_model, train
 
-from launcher.as_written import as_written
+from launcher.machine.as_written import as_written
 
 
 def positive(value):

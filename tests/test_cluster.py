@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from launcher import cluster
 from launcher.errors import UsageError
+from launcher.machine import cluster
 
 TWO = ["a:1", "b:2"]
 
@@ -256,8 +256,8 @@ def test_a_tpu_host_that_is_none_of_the_hosts_is_refused(worker):
     ("tpu", "host", "says"), [("local", 0, "TPU pod of 4 hosts"), ("node", 2, "host 2 of the TPU")]
 )
 def test_training_from_the_wrong_host_of_a_pod_is_still_refused(tpu, host, says):
-    from launcher import strategy
-    from launcher.devices import Devices
+    from launcher.machine import strategy
+    from launcher.machine.devices import Devices
 
     environ = tpu_host(4, host)
     with pytest.raises(UsageError) as caught:
@@ -274,7 +274,7 @@ def test_training_from_the_wrong_host_of_a_pod_is_still_refused(tpu, host, says)
 
 def test_a_cluster_is_found_without_tensorflow():
     program = (
-        "import sys; from launcher.cluster import resolve; resolve({'TPU_WORKER_HOSTNAMES': 'a'}); "
+        "import sys; from launcher.machine.cluster import resolve; resolve({'TPU_WORKER_HOSTNAMES': 'a'}); "
         "sys.exit('tensorflow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from launcher import strategy
-from launcher.cluster import resolve
-from launcher.cluster.exposure import public_address_notes
-from launcher.devices import Devices
+from launcher.machine import strategy
+from launcher.machine.cluster import resolve
+from launcher.machine.cluster.exposure import public_address_notes
+from launcher.machine.devices import Devices
 
 FIB_TRIE = """\
 Local:

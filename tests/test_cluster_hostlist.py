@@ -6,7 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from launcher.cluster import hostlist
+from launcher.machine.cluster import hostlist
 
 
 @pytest.mark.parametrize(

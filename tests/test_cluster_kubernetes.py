@@ -2,8 +2,8 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from launcher import cluster
 from launcher.errors import UsageError
+from launcher.machine import cluster
 
 ANNOTATION = "metadata.annotations['jobset.sigs.k8s.io/"
 JOBSET = {

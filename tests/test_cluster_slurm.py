@@ -5,9 +5,9 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from launcher import cluster
-from launcher.cluster import slurm
 from launcher.errors import UsageError
+from launcher.machine import cluster
+from launcher.machine.cluster import slurm
 
 # What Slurm 22.05 sets for task 1 of `srun -n3` on one node, less what no one could take for a place.
 REAL_STEP = {

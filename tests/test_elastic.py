@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import small_run
 
-from launcher import elastic, plan
+from launcher import plan
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
+from launcher.machine.cluster import elastic
 
 
 def linear_run(steps=3, batch=8, **options):

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from launcher import session
-from launcher import strategy as strategy_lib
-from launcher.cluster import resolve
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
+from launcher.machine import strategy as strategy_lib
+from launcher.machine.cluster import resolve
 from launcher.plan import resolve as resolve_plan
 from launcher.recipe import Recipe
 

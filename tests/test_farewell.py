@@ -10,9 +10,9 @@ import sys
 import pytest
 from places import ROOT
 
-from launcher import farewell
-from launcher.cluster import Cluster
 from launcher.errors import PeerError, Preempted
+from launcher.machine import farewell
+from launcher.machine.cluster import Cluster
 
 RECIPE = """\
 # A worker that lags behind.

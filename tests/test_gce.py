@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from places import SMALL_DIGITS
 
-from launcher import gce
 from launcher.checkpoints import CheckpointStore
+from launcher.machine import gce
 from launcher.preemption import StopRequest
 
 DEADLINE_SECONDS = 60

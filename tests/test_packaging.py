@@ -18,7 +18,7 @@ import pytest
 import setuptools
 from packaging.requirements import Requirement
 
-from launcher import installation
+from launcher.machine import installation
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("launcher", "models", "gin_configs", "setup.py", "pyproject.toml")

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from launcher import peers
-from launcher.cluster import Cluster
 from launcher.errors import PeerError, PortTakenError
+from launcher.machine import peers
+from launcher.machine.cluster import Cluster
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from launcher import ports
 from launcher.errors import UsageError
+from launcher.machine import ports
 
 
 def test_ports_are_different_and_can_be_listened_on():

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher import devices as devices_lib
-from launcher import strategy, tpu
-from launcher.cluster import Cluster
-from launcher.devices import Devices, Gpu, GpuOptions
 from launcher.errors import UsageError
+from launcher.machine import devices as devices_lib
+from launcher.machine import strategy, tpu
+from launcher.machine.cluster import Cluster
+from launcher.machine.devices import Devices, Gpu, GpuOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 

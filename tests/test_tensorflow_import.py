@@ -10,7 +10,7 @@ PROGRAM = """
 import gc, json, sys
 if {first!r}:
     __import__({first!r})
-from launcher.tensorflow_import import import_tensorflow
+from launcher.machine.tensorflow_import import import_tensorflow
 import_tensorflow()
 state = {{"imported": sorted({{"keras", "tensorflow", "sklearn", "matplotlib", "jax"}} & set(sys.modules))}}
 import matplotlib.figure, sklearn.datasets

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from launcher.as_written import as_written
 from launcher.data.philox import uniform
 from launcher.errors import UsageError
 from launcher.errors.nearest import advice
+from launcher.machine.as_written import as_written
 
 AUGMENTATIONS = ("none", "small", "imagenet")
 

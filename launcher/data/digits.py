@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from launcher import installation
 from launcher.data.catalog import DIGITS
 from launcher.errors import UsageError
+from launcher.machine import installation
 
 Arrays = dict[str, np.ndarray]
 

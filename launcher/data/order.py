@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from launcher.as_written import as_written
 from launcher.data.philox import philox, split_words
+from launcher.machine.as_written import as_written
 
 # The default of 4 in tf.random.experimental.index_shuffle is too few: over 60,000 positions, consecutive epochs are
 # visibly correlated (chi-square of their differences 3,000 a degree of freedom). From 12 on, with seeds that are

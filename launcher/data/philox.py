@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from launcher.as_written import as_written
+from launcher.machine.as_written import as_written
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from launcher.as_written import as_written
 from launcher.data.mix import partner_positions
 from launcher.data.order import example_seeds, shuffled
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 
 Batch = dict[str, tf.Tensor]
 Augment = Callable[[Batch, tf.Tensor], Batch]

@@ -32,11 +32,11 @@ from typing import Any
 
 from absl import flags
 
-from launcher import installation
 from launcher.data import catalog, debian, tfds
 from launcher.data.text import help_pages
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError
 from launcher.errors.nearest import nearest
+from launcher.machine import installation
 
 _PROBE_SECONDS = 8.0
 

@@ -29,7 +29,7 @@ from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import Console, Tee
 from launcher.jobs.transports import AGENT
-from launcher.ports import free_ports
+from launcher.machine.ports import free_ports
 
 _TURN_SECONDS = 0.05
 # Workers wait when their output cannot be passed on, as they would for a slow terminal.

@@ -1,7 +1,7 @@
 """A job as a JobSet of Kubernetes: one pod a worker, each with a supervisor of its own, restarted by the cluster.
 
 There is no head. In every pod runs `python -m launcher.launch --backend=member`, which finds its peers by what
-`launcher.cluster.kubernetes` reads and this module writes. What becomes of the job is for the JobSet to decide, by the
+`launcher.machine.cluster.kubernetes` reads and this module writes. What becomes of the job is for the JobSet to decide, by the
 exit codes of its pods:
 
     64, 70       the JobSet fails at once: a retry will not help
@@ -24,10 +24,10 @@ from typing import Any
 
 from absl import flags
 
-from launcher import installation
-from launcher.cluster.kubernetes import DEFAULT_PORT
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LauncherError, UsageError
 from launcher.jobs.job import Job
+from launcher.machine import installation
+from launcher.machine.cluster.kubernetes import DEFAULT_PORT
 
 FLAGS = ("image", "job_name", "namespace", "volume_claim", "resources", "node_selector")
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from launcher import lease, progress
-from launcher.cluster import without_peers
 from launcher.errors import UsageError
 from launcher.jobs import guard, writer
 from launcher.jobs.job import Command, Job, NotReady, Worker, describe
 from launcher.jobs.output import Console, LogFile, Tee
-from launcher.peers import START_TIMEOUT
-from launcher.ports import free_ports
+from launcher.machine.cluster import without_peers
+from launcher.machine.peers import START_TIMEOUT
+from launcher.machine.ports import free_ports
 from launcher.progress import ErrorRecord, Report
 
 _CHUNK_BYTES = 65536

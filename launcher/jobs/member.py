@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from launcher import cluster
 from launcher.jobs.job import Command, Job, Worker, describe
 from launcher.jobs.local import LocalBackend, make_command
 from launcher.jobs.output import Console
+from launcher.machine import cluster
 
 
 class MemberBackend:

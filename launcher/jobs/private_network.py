@@ -18,11 +18,11 @@ from typing import Any
 
 from absl import flags
 
-from launcher import gce
 from launcher.config.gin_bindings import gin_files
 from launcher.errors import LauncherError, UsageError
 from launcher.jobs.job import Job
 from launcher.jobs.local import visible_gpus
+from launcher.machine import gce
 
 FLAGS = ("private_network",)
 

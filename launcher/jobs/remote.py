@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import elastic, lease
+from launcher import lease
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker
@@ -18,7 +18,8 @@ from launcher.jobs.output import Console, LogFile, Tee
 from launcher.jobs.policy import Outcome, find_cause
 from launcher.jobs.sites import Site, Sites, first_of
 from launcher.jobs.transports import AgentCommand, Transport
-from launcher.peers import START_TIMEOUT
+from launcher.machine.cluster import elastic
+from launcher.machine.peers import START_TIMEOUT
 from launcher.progress import ErrorRecord, Report
 
 _TURN_SECONDS = 0.05

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from launcher import elastic
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host, parse_hosts
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console
 from launcher.jobs.remote import RemoteBackend
 from launcher.jobs.transports import AgentCommand, Ssh, Transport
+from launcher.machine.cluster import elastic
 
 # In the order of --help.
 SSH_FLAGS = ("hosts", "hostfile", "ssh_command")

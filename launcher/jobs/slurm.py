@@ -11,10 +11,10 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from launcher.cluster import slurm
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host
 from launcher.jobs.transports import Refusal
+from launcher.machine.cluster import slurm
 
 _TO_SUBMIT = (
     "submit it: sbatch --nodes=2 --ntasks-per-node=1 scripts/slurm.sbatch --gin_file=RECIPE --model_dir=DIR; or get "

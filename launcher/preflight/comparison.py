@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher import installation
 from launcher.errors import UsageError
+from launcher.machine import installation
 from launcher.preflight.chips import GIB
 from launcher.preflight.examine import Finding
 from launcher.preflight.report import verdict

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import keras
 
 from launcher import loading
-from launcher import strategy as strategy_lib
 from launcher.config import gin_bindings
 from launcher.layers import group_size, walk
+from launcher.machine import strategy as strategy_lib
 from launcher.plan import RunPlan
 from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
 from launcher.preflight.compiler import Compilation, Compiler

@@ -9,8 +9,8 @@ import dataclasses
 import os
 from typing import Any
 
-from launcher import installation
 from launcher.errors import UsageError
+from launcher.machine import installation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ import importlib.metadata
 import platform
 import re
 
-from launcher import installation
 from launcher.errors import UsageError
+from launcher.machine import installation
 
 # The oldest that were tried; what is private in them is in `tpu_compiler`.
 MINIMUM = {"jax": "0.10.2", "libtpu": "0.0.51"}

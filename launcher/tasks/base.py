@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.as_written import as_written
 from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
+from launcher.machine.as_written import as_written
 
 
 class Task(Protocol):

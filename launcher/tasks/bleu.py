@@ -5,8 +5,8 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 
-from launcher import installation
 from launcher.errors import UsageError
+from launcher.machine import installation
 
 
 def check(binding: str) -> None:

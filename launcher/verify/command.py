@@ -14,9 +14,9 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from launcher import devices as devices_lib
 from launcher import loading
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
+from launcher.machine import devices as devices_lib
 from launcher.reporting import strict_json
 from launcher.reporting.console import Console, make_console
 from launcher.reporting.summary import versions

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import EXIT_USAGE
-from launcher.ports import free_ports
+from launcher.machine.ports import free_ports
 from launcher.verify.settings import Topology
 
 _TAIL_LINES = 25

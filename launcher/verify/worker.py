@@ -11,16 +11,20 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from launcher.tensorflow_import import import_tensorflow
+from launcher.machine.tensorflow_import import import_tensorflow
 
 import_tensorflow()  # before the others, which import it as Python does: slower
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from launcher import cluster, farewell, loading, session  # noqa: E402
+from launcher import loading, session  # noqa: E402
 from launcher.config import gin_bindings  # noqa: E402
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
+from launcher.machine import (
+    cluster,  # noqa: E402
+    farewell,  # noqa: E402
+)
 from launcher.verify import control, dropout  # noqa: E402
 from launcher.verify.processes import Job, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402

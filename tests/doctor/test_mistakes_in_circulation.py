@@ -14,7 +14,7 @@ from places import ROOT
 from small_run import GivenTask, build, copies, linear_batches, linear_model, negative_sum, train
 
 from launcher import plan, precision
-from launcher import strategy as strategy_lib
+from launcher.machine import strategy as strategy_lib
 from launcher.recipe import Recipe
 
 PAGE = (ROOT / "docs" / "mixed_precision.md").read_text("utf-8")

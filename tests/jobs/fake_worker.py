@@ -31,7 +31,7 @@ import types
 from pathlib import Path
 
 from launcher import drill
-from launcher.cluster import resolve
+from launcher.machine.cluster import resolve
 from launcher.preemption import StopRequest
 from launcher.progress import Progress, install_stack_dump, record_error
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.ports import free_ports
+from launcher.machine.ports import free_ports
 
 NODES = ("node1", "node2")
 _PROGRAMS = ("setpriv", "munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "squeue", "sinfo")

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from launched import ROOT
 
-from launcher import cluster
 from launcher import launch as entry
+from launcher.machine import cluster
 
 RECIPE = ROOT / "scripts" / "kubernetes_jobset.yaml"
 FLAGS = ("--image=example.com/launcher:1", "--volume_claim=runs", "--gin_file=resnet_cpu.gin", "--model_dir=/runs/cpu")

@@ -14,7 +14,7 @@ import sys
 import tensorflow as tf
 
 from launcher import main as entry
-from launcher import strategy
+from launcher.machine import strategy
 
 
 def connect(*_: object) -> tf.distribute.Strategy:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher import tpu, tpu_runtime
 from launcher.errors import UsageError
+from launcher.machine import tpu, tpu_runtime
 
 NEWER = f"{tf.__version__.split('.')[0]}.{int(tf.__version__.split('.')[1]) + 1}.0"
 

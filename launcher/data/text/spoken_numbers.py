@@ -20,9 +20,9 @@ import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from launcher import installation
 from launcher.data.text import storage
 from launcher.errors import UsageError
+from launcher.machine import installation
 
 HELD_OUT_NUMBERS = (
     range(1_300, 1_400),

@@ -15,9 +15,9 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from launcher import installation
 from launcher.data.text import storage
 from launcher.errors import UsageError
+from launcher.machine import installation
 
 PADDING, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from launcher.doctor.environment import child
-from launcher.tensorflow_import import import_tensorflow
+from launcher.machine.tensorflow_import import import_tensorflow
 
 # Chained in one graph, so that the start of it and the check of its result count little.
 REDUCTIONS = 4
@@ -23,7 +23,7 @@ SIZES = {"small": 4 * 2**10, "medium": 2**20, "large": 32 * 2**20}
 def _build(request: dict[str, Any]) -> dict[str, Any]:
     """Makes the strategy; waits until all workers are there."""
     import_tensorflow()
-    from launcher import cluster, strategy
+    from launcher.machine import cluster, strategy
 
     peers = cluster.resolve(os.environ)
     requested = request["strategy"] or "auto"

@@ -7,10 +7,10 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher import cluster as cluster_lib
 from launcher.doctor.environment import child, exchange, packages
 from launcher.doctor.environment.finding import Skip
 from launcher.errors import UsageError
+from launcher.machine import cluster as cluster_lib
 
 TENSORFLOW_SECONDS = 300.0
 

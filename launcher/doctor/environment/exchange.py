@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.cluster import Cluster
+from launcher.machine.cluster import Cluster
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0

@@ -6,11 +6,11 @@ import platform
 import struct
 from collections.abc import Iterator
 
-from launcher import installation
 from launcher.doctor.environment import packages as packages_lib
 from launcher.doctor.environment.context import Context
 from launcher.doctor.environment.finding import Finding, fail, ok, warn
 from launcher.doctor.environment.packages import OPTIONAL, PYTHONS, REQUIRED, TENSORFLOWS, Packages
+from launcher.machine import installation
 
 # What TensorFlow is made of beside our own requirements; each one's requirements are looked at.
 _LOOKED_AT = ("keras", "tensorflow-datasets", "jax", "jaxlib", "h5py", "tensorboard", "typeguard", "rich")

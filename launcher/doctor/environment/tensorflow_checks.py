@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher import installation
 from launcher.doctor.environment import child
 from launcher.doctor.environment import packages as packages_lib
 from launcher.doctor.environment.context import Context
 from launcher.doctor.environment.finding import Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_FAILED, UsageError
+from launcher.machine import installation
 
 _UNKNOWN_FLAG = "Unknown flag in XLA_FLAGS"
 _ONEDNN = "oneDNN custom operations are on"
@@ -95,7 +95,7 @@ def devices(context: Context) -> Iterator[Finding]:
 def _policy(capability: list[int] | None) -> str:
     if capability is None:
         return "compute capability not known: float32"
-    # As in launcher.devices, which imports TensorFlow.
+    # As in launcher.machine.devices, which imports TensorFlow.
     policies = "float32: mixed_float16 pays from 7.0"
     if tuple(capability) >= (7, 0):
         policies = "mixed_float16"

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.config import gin_bindings
 from launcher.doctor.environment import child
-from launcher.tensorflow_import import import_tensorflow
+from launcher.machine.tensorflow_import import import_tensorflow
 
 _MIB = 2**20
 
@@ -41,7 +41,7 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _devices(request: dict[str, Any]) -> dict[str, Any]:
-    from launcher import devices
+    from launcher.machine import devices
 
     return dataclasses.asdict(devices.discover())
 
@@ -50,7 +50,8 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
     """Loads the recipe; None without one."""
     if not request["gin_files"]:
         return None
-    from launcher import devices, loading
+    from launcher import loading
+    from launcher.machine import devices
 
     def set_up() -> None:
         # Before the recipe's own modules use them, as a training does.
@@ -75,7 +76,7 @@ def _data(request: dict[str, Any]) -> dict[str, Any] | None:
 
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
     """Strategy and policy, as a training would choose them."""
-    from launcher import cluster, strategy
+    from launcher.machine import cluster, strategy
 
     requested = request["strategy"] or getattr(request.get("recipe"), "strategy", "auto")
     with gin_bindings.usage_errors():
@@ -124,7 +125,7 @@ def _gpus(request: dict[str, Any]) -> dict[str, Any] | None:
     """Sets the GPUs up as a training does and multiplies on each; None without GPUs."""
     import tensorflow as tf
 
-    from launcher import devices
+    from launcher.machine import devices
 
     count = len(devices.discover().gpus)
     if not count:

@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from launcher.cluster import Cluster
 from launcher.errors import Preempted, TrainingError
+from launcher.machine.cluster import Cluster
 
 _WAIT_SECONDS = 30.0
 # Whoever asked for the end may kill what is left soon, and the chief is to end with its own exit code before that.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
-from launcher.cluster import cloud_tpu, kubernetes, slurm, tf_config
-from launcher.cluster.claim import Claim
 from launcher.errors import UsageError
+from launcher.machine.cluster import cloud_tpu, kubernetes, slurm, tf_config
+from launcher.machine.cluster.claim import Claim
 
 __all__ = ["Cluster", "resolve", "without_peers"]
 

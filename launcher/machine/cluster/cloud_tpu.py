@@ -1,7 +1,7 @@
 """The hosts of a Cloud TPU: several machines, and still one program.
 
 TensorFlow trains on a pod from the program on host 0, which drives the TPU workers of all hosts. So the hosts in
-TPU_WORKER_HOSTNAMES are no peers in the sense of a cluster, on any of them. `launcher.tpu` refuses to train where it
+TPU_WORKER_HOSTNAMES are no peers in the sense of a cluster, on any of them. `launcher.machine.tpu` refuses to train where it
 cannot be done: on another host than 0, or with `--tpu=local` on a pod.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.cluster.claim import Claim, whole_number
+from launcher.machine.cluster.claim import Claim, whole_number
 
 SOURCE = "cloud_tpu"
 

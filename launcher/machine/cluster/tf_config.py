@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.cluster.claim import Claim
 from launcher.errors import UsageError
+from launcher.machine.cluster.claim import Claim
 
 SOURCE = "TF_CONFIG"
 TO_TRAIN_ALONE = "unset TF_CONFIG"

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher import preemption
-from launcher.cluster import Cluster
 from launcher.errors import PeerError, PortTakenError, UsageError
+from launcher.machine.cluster import Cluster
 from launcher.progress import Progress
 
 START_TIMEOUT = "LAUNCHER_START_TIMEOUT"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from launcher import gce
 from launcher.errors import UsageError
+from launcher.machine import gce
 
 _ENDPOINTS = "attributes/worker-network-endpoints"
 _HOST_NUMBER = "attributes/agent-worker-number"

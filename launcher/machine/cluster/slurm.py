@@ -18,9 +18,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
-from launcher.cluster import hostlist
-from launcher.cluster.claim import HOST, LAST_PORT, Claim, text, whole_number
 from launcher.errors import UsageError
+from launcher.machine.cluster import hostlist
+from launcher.machine.cluster.claim import HOST, LAST_PORT, Claim, text, whole_number
 
 SOURCE = "slurm"
 TO_TRAIN_ALONE = "start one task with srun --ntasks=1"

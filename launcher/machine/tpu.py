@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
-from launcher import installation
-from launcher.devices import Devices
 from launcher.errors import UsageError
-from launcher.tpu_runtime import Resolver, check_host, check_version, hosts_of_this_slice, runtime_version
+from launcher.machine import installation
+from launcher.machine.devices import Devices
+from launcher.machine.tpu_runtime import Resolver, check_host, check_version, hosts_of_this_slice, runtime_version
 
 _ANSWER_SECONDS = 10.0
 

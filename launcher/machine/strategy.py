@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from launcher import installation, peers
-from launcher import tpu as tpu_lib
-from launcher.cluster import Cluster
-from launcher.cluster.exposure import public_address_notes
-from launcher.devices import (
+from launcher.errors import UsageError
+from launcher.machine import installation, peers
+from launcher.machine import tpu as tpu_lib
+from launcher.machine.cluster import Cluster
+from launcher.machine.cluster.exposure import public_address_notes
+from launcher.machine.devices import (
     FLOAT16_CAPABILITY,
     Devices,
     GpuOptions,
@@ -24,7 +25,6 @@ from launcher.devices import (
     discover,
     gpu_notes,
 )
-from launcher.errors import UsageError
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
 

@@ -23,8 +23,8 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from launcher.cluster.claim import HOST, LAST_PORT, Claim, text, whole_number
 from launcher.errors import UsageError
+from launcher.machine.cluster.claim import HOST, LAST_PORT, Claim, text, whole_number
 
 SOURCE = "kubernetes"
 TO_TRAIN_ALONE = "unset JOB_COMPLETION_INDEX in the pod's command, or make it one pod with LAUNCHER_NUM_WORKERS=1"

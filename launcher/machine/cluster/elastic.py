@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.cluster.claim import whole_number
 from launcher.errors import UsageError
+from launcher.machine.cluster.claim import whole_number
 
 FULL_WORKERS = "LAUNCHER_FULL_WORKERS"
 
