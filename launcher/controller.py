@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from launcher import drill, overflow
+from launcher import overflow
 from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
 from launcher.doctor.watch import Watch
 from launcher.errors import Preempted, TrainingError, UsageError
 from launcher.errors.nearest import advice
 from launcher.evaluator import Evaluator
-from launcher.progress import Progress
 from launcher.recipe import LOW_IS_BEST, Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
+from launcher.supervised import drill
+from launcher.supervised.progress import Progress
 from launcher.trainer import StepRecords, Trainer
 
 Event = dict[str, Any]

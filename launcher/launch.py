@@ -21,7 +21,7 @@ from pathlib import Path
 
 from absl import flags
 
-from launcher import lease, preemption
+from launcher import lease
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
 from launcher.errors.nearest import advice
@@ -30,6 +30,7 @@ from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
 from launcher.model_dir import default_model_dir
+from launcher.supervised import preemption
 
 _ORDER = (
     "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *drill_plan.FLAGS,

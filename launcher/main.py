@@ -18,11 +18,11 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launcher import drill, preemption, progress
 from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE, LauncherError, UsageError, failures, user_code
 from launcher.machine import installation
 from launcher.machine.tensorflow_import import import_tensorflow
+from launcher.supervised import drill, preemption, progress
 
 _ORDER = (
     "gin_file", "gin_param", "model_dir", "mode", "input", "output", "export_dir", "strategy", "replicas", "tpu",

@@ -24,17 +24,17 @@ from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, default_model_dir
 from launcher.plan import RunPlan
-from launcher.preemption import StopRequest
 from launcher.preflight import command as preflight
 from launcher.preflight import export_step, lowering
 from launcher.preflight.chips import V5E
 from launcher.preflight.topologies import SLICES, Slice
-from launcher.progress import Progress
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.serving import export, predict
 from launcher.starting_point import StartingPoint
 from launcher.statistics import is_moving
+from launcher.supervised.preemption import StopRequest
+from launcher.supervised.progress import Progress
 from launcher.trainer import Trainer
 from launcher.verify import command as verify
 

@@ -14,7 +14,7 @@ from places import SMALL_DIGITS
 
 from launcher.checkpoints import CheckpointStore
 from launcher.machine import gce
-from launcher.preemption import StopRequest
+from launcher.supervised.preemption import StopRequest
 
 DEADLINE_SECONDS = 60
 

@@ -16,7 +16,7 @@ from places import SMALL_DIGITS
 
 from launcher import main as entry
 from launcher.errors import PeerError
-from launcher.progress import ERROR_FILE, read_error
+from launcher.supervised.progress import ERROR_FILE, read_error
 
 WORKERS = ["10.0.0.1:1234", "10.0.0.2:1234"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from launcher import drill
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, write_durably
 from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
 from launcher.checkpoints.manifest import FORMAT, MANIFEST, checksum, described, folder_name, sha256_of
+from launcher.supervised import drill
 
 _STATE = "state"
 

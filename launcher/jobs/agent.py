@@ -22,7 +22,6 @@ from types import FrameType
 from typing import Any
 
 import launcher
-from launcher import progress
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError
 from launcher.jobs import guard, protocol
 from launcher.jobs.job import Command, Job, NotReady, Worker
@@ -30,6 +29,7 @@ from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import Console, Tee
 from launcher.jobs.transports import AGENT
 from launcher.machine.ports import free_ports
+from launcher.supervised import progress
 
 _TURN_SECONDS = 0.05
 # Workers wait when their output cannot be passed on, as they would for a slow terminal.

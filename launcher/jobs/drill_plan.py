@@ -7,9 +7,9 @@ from pathlib import Path
 
 from absl import flags
 
-from launcher import drill
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
+from launcher.supervised import drill
 
 KILL, FREEZE, PREEMPT, CORRUPT = "kill", "freeze", "preempt", "corrupt_checkpoint"
 KINDS = (KILL, FREEZE, drill.EXCEPTION, drill.STUCK, PREEMPT, drill.DISK_FULL, CORRUPT)

@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from launcher import drill
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
 from launcher.jobs import drill_files
 from launcher.jobs.drill_plan import CORRUPT, PREEMPT, DrillPlan
+from launcher.supervised import drill
 
 FILE_NAME = "drill.json"
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher import drill
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from launcher.jobs import drill_files, drill_verdict, first_error, guard
 from launcher.jobs.drill_plan import CORRUPT, FREEZE, KILL, PREEMPT, DrillPlan
@@ -24,8 +23,9 @@ from launcher.jobs.output import Console
 from launcher.jobs.policy import Verdict
 from launcher.jobs.supervisor import Supervisor
 from launcher.lease import Lease
-from launcher.progress import Report
 from launcher.reporting import strict_json
+from launcher.supervised import drill
+from launcher.supervised.progress import Report
 
 _SIGNALS = {KILL: signal.SIGKILL, CORRUPT: signal.SIGKILL, FREEZE: signal.SIGSTOP}
 _WORDS = {

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from launcher.errors import PeerError
 from launcher.jobs.output import Tee
-from launcher.progress import ErrorRecord, Report
+from launcher.supervised.progress import ErrorRecord, Report
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 

@@ -20,7 +20,7 @@ from launcher.jobs.sites import Site, Sites, first_of
 from launcher.jobs.transports import AgentCommand, Transport
 from launcher.machine.cluster import elastic
 from launcher.machine.peers import START_TIMEOUT
-from launcher.progress import ErrorRecord, Report
+from launcher.supervised.progress import ErrorRecord, Report
 
 _TURN_SECONDS = 0.05
 # When workers fail as they do when another is gone, a host that is silent for this long is the likely cause. Shorter

@@ -8,7 +8,7 @@ import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from launcher.progress import Report
+from launcher.supervised.progress import Report
 
 # A program is being built or read, and nothing can be said of how long that takes.
 _LONG_PHASES = ("startup", "compile")

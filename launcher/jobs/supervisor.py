@@ -22,7 +22,7 @@ from launcher.jobs.output import Console
 from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
 from launcher.lease import Lease, LeaseLostError
-from launcher.preemption import REPEAT_SECONDS
+from launcher.supervised.preemption import REPEAT_SECONDS
 
 _TURN_SECONDS = 0.05
 # How long the others may take to show their part after the first failure, before they are killed: an error that was

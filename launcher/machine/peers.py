@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher import preemption
 from launcher.errors import PeerError, PortTakenError, UsageError
 from launcher.machine.cluster import Cluster
-from launcher.progress import Progress
+from launcher.supervised import preemption
+from launcher.supervised.progress import Progress
 
 START_TIMEOUT = "LAUNCHER_START_TIMEOUT"
 

@@ -30,10 +30,10 @@ import traceback
 import types
 from pathlib import Path
 
-from launcher import drill
 from launcher.machine.cluster import resolve
-from launcher.preemption import StopRequest
-from launcher.progress import Progress, install_stack_dump, record_error
+from launcher.supervised import drill
+from launcher.supervised.preemption import StopRequest
+from launcher.supervised.progress import Progress, install_stack_dump, record_error
 
 DEFAULTS = {
     "weights": "weights",

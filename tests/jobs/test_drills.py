@@ -11,10 +11,10 @@ import sys
 import pytest
 from places import SMALL_DIGITS
 
-from launcher import drill, progress
 from launcher import launch as entry
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
+from launcher.supervised import drill, progress
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
 
@@ -68,7 +68,7 @@ def test_a_stuck_worker_is_noticed_by_the_stall_timeout_and_where_it_is_stuck_is
     job, finished, record = rehearse("stuck", "--stall_timeout=2", "--drill_worker=0")
     assert_passed(job, finished, record)
     assert record["named"].startswith("worker 0 is stuck: no progress for ")
-    assert "launcher/drill.py" in record["named"] and "in _never_return" in record["named"]
+    assert "launcher/supervised/drill.py" in record["named"] and "in _never_return" in record["named"]
 
 
 def test_a_preempted_job_has_saved_its_last_step_and_runs_again_to_its_end(rehearse):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.jobs.policy import Action, Outcome, Restarts, find_cause, judge
-from launcher.progress import ErrorRecord
+from launcher.supervised.progress import ErrorRecord
 
 
 def raised(rank, kind, code, at):

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from launcher.jobs.stalls import AwakeClock, FrozenWatch, StallWatch, find_stuck, parse_stacks, place_outside_tensorflow
-from launcher.progress import Report
+from launcher.supervised.progress import Report
 
 
 def report(count, *, phase="train", step=0, at=0.0):

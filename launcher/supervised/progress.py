@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher import drill
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
+from launcher.supervised import drill
 
 PROGRESS_FILE = "LAUNCHER_PROGRESS_FILE"
 ERROR_FILE = "LAUNCHER_ERROR_FILE"

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from launcher.errors import EXIT_PREEMPTED
-from launcher.progress import PROGRESS_FILE
+from launcher.supervised.progress import PROGRESS_FILE
 
 # What comes within so many seconds of a signal repeats it; what comes later is from somebody who will not wait.
 REPEAT_SECONDS = 3.0

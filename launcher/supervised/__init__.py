@@ -1,0 +1,1 @@
+"""The worker's side of a supervised job: progress, being asked to stop, drills."""
