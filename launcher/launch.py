@@ -21,7 +21,6 @@ from pathlib import Path
 
 from absl import flags
 
-from launcher import lease
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
 from launcher.errors.nearest import advice
@@ -29,7 +28,7 @@ from launcher.jobs import backends, disk, drill_plan, drills, kubernetes, member
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
-from launcher.model_dir import default_model_dir
+from launcher.model_dir import default_model_dir, lease
 from launcher.supervised import preemption
 
 _ORDER = (

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import assets, layer_policies, lease, loading, session, starting_point, wire
+from launcher import assets, layer_policies, loading, session, starting_point, wire
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.config import gin_bindings
 from launcher.controller import Controller, Outcome
@@ -22,7 +22,7 @@ from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, f
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
-from launcher.model_dir import check_model_dir, default_model_dir
+from launcher.model_dir import check_model_dir, default_model_dir, lease
 from launcher.plan import RunPlan
 from launcher.preflight import command as preflight
 from launcher.preflight import export_step, lowering

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from launcher import lease
 from launcher.errors import PeerError, UsageError
+from launcher.model_dir import lease
 
 HOLD = """
 import errno, os, fcntl, sys
@@ -256,5 +256,5 @@ def test_the_record_says_what_people_ask(tmp_path):
 
 
 def test_it_is_imported_without_tensorflow():
-    program = "import sys, launcher.lease; sys.exit('tensorflow' in sys.modules)"
+    program = "import sys, launcher.model_dir.lease; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, cwd=ROOT).returncode == 0

@@ -22,7 +22,7 @@ from launcher.jobs.job import Backend, Command, Job, Worker
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Verdict
 from launcher.jobs.supervisor import Supervisor
-from launcher.lease import Lease
+from launcher.model_dir.lease import Lease
 from launcher.reporting import strict_json
 from launcher.supervised import drill
 from launcher.supervised.progress import Report

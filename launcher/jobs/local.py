@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from launcher import lease
 from launcher.errors import UsageError
 from launcher.jobs import guard, writer
 from launcher.jobs.job import Command, Job, NotReady, Worker, describe
@@ -22,6 +21,7 @@ from launcher.jobs.output import Console, LogFile, Tee
 from launcher.machine.cluster import without_peers
 from launcher.machine.peers import START_TIMEOUT
 from launcher.machine.ports import free_ports
+from launcher.model_dir import lease
 from launcher.supervised import progress
 from launcher.supervised.progress import ErrorRecord, Report
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import lease
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker
@@ -20,6 +19,7 @@ from launcher.jobs.sites import Site, Sites, first_of
 from launcher.jobs.transports import AgentCommand, Transport
 from launcher.machine.cluster import elastic
 from launcher.machine.peers import START_TIMEOUT
+from launcher.model_dir import lease
 from launcher.supervised.progress import ErrorRecord, Report
 
 _TURN_SECONDS = 0.05

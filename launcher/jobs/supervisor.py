@@ -21,7 +21,7 @@ from launcher.jobs.observer import NoObserver, Observer
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
-from launcher.lease import Lease, LeaseLostError
+from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.supervised.preemption import REPEAT_SECONDS
 
 _TURN_SECONDS = 0.05
