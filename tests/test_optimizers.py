@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher import optimizers, schedules
+from launcher import optimizers
 from launcher.errors import UsageError
-from launcher.lamb import LAMB
-from launcher.lars import LARS
+from launcher.optimizers import schedules
+from launcher.optimizers.lamb import LAMB
+from launcher.optimizers.lars import LARS
 
 TOTAL_STEPS = 10
 PATHS = ("dense/kernel", "dense/bias", "norm/gamma", "norm/beta", "head/kernel")

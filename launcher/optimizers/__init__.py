@@ -16,11 +16,11 @@ import gin
 import keras
 import tensorflow as tf
 
-from launcher.adafactor import Adafactor
 from launcher.errors import UsageError
-from launcher.lamb import LAMB
-from launcher.lars import LARS
-from launcher.schedules import Schedule
+from launcher.optimizers.adafactor import Adafactor
+from launcher.optimizers.lamb import LAMB
+from launcher.optimizers.lars import LARS
+from launcher.optimizers.schedules import Schedule
 
 # Biases and normalisation parameters, by the end of their path.
 NO_DECAY = (r"bias$", r"gamma$", r"beta$")
@@ -336,7 +336,7 @@ def lamb(
     weight_decay: float = 0.01,
     exclude_from_decay: Sequence[str] = NO_DECAY,
 ) -> Optimizer:
-    """LAMB for very large batches, see `launcher.lamb.LAMB`.
+    """LAMB for very large batches, see `launcher.optimizers.lamb.LAMB`.
 
     Args:
       learning_rate: a number or a schedule.
@@ -370,7 +370,7 @@ def adafactor(
     weight_decay: float = 0.0,
     exclude_from_decay: Sequence[str] = NO_DECAY,
 ) -> Optimizer:
-    """Adafactor for models whose second moments would not fit, see `launcher.adafactor.Adafactor`.
+    """Adafactor for models whose second moments would not fit, see `launcher.optimizers.adafactor.Adafactor`.
 
     Args:
       learning_rate: a number or a schedule, relative to each variable's size; `@inverse_square_root()` with a peak of
@@ -408,7 +408,7 @@ def lars(
     weight_decay: float = 1e-4,
     exclude_from_decay: Sequence[str] = NO_DECAY,
 ) -> Optimizer:
-    """LARS for very large batches, see `launcher.lars.LARS`.
+    """LARS for very large batches, see `launcher.optimizers.lars.LARS`.
 
     Args:
       learning_rate: a number or a schedule.
