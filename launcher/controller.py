@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from launcher import overflow
 from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
 from launcher.doctor.watch import Watch
@@ -21,9 +20,10 @@ from launcher.evaluator import Evaluator
 from launcher.recipe import LOW_IS_BEST, Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
+from launcher.step import overflow
+from launcher.step.trainer import StepRecords, Trainer
 from launcher.supervised import drill
 from launcher.supervised.progress import Progress
-from launcher.trainer import StepRecords, Trainer
 
 Event = dict[str, Any]
 

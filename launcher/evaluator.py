@@ -9,13 +9,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher import gradients
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Data
 from launcher.decoding.evaluation import DecodingEvaluator
 from launcher.errors import UsageError
+from launcher.step import gradients
+from launcher.step.train_step import Batch
 from launcher.tasks.base import Decodes, Task, loss_sums
-from launcher.train_step import Batch
 
 
 class Evaluator:

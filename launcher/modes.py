@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import assets, layer_policies, loading, session, starting_point, wire
+from launcher import assets, loading, session, starting_point
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.config import gin_bindings
 from launcher.controller import Controller, Outcome
@@ -32,10 +32,11 @@ from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.serving import export, predict
 from launcher.starting_point import StartingPoint
-from launcher.statistics import is_moving
+from launcher.step import layer_policies, wire_error
+from launcher.step.moving_statistics import is_moving
+from launcher.step.trainer import Trainer
 from launcher.supervised.preemption import StopRequest
 from launcher.supervised.progress import Progress
-from launcher.trainer import Trainer
 from launcher.verify import command as verify
 
 
@@ -256,7 +257,7 @@ def describe(
         lines["layer policies"] = layer_policies.describe(overrides)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
-    lines["wire"] = wire.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
+    lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
     task_notes = getattr(resolved.recipe.task, "notes", None)
     more = task_notes(model, resolved.strategy.accelerator) if task_notes is not None else ()
     for number, note in enumerate((*resolved.notes, *more), start=1):

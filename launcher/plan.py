@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from launcher import precision, wire
 from launcher.data.pipeline import Data
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import elastic
 from launcher.recipe import Recipe
+from launcher.step import precision, wire_error
 from launcher.tasks.base import open_data
 
 
@@ -26,7 +26,7 @@ class RunPlan:
       data: the task's data, opened once.
       cluster, strategy: who trains, and on what.
       policy, policy_why: dtype policy, and the reason it was chosen.
-      loss_scale: see `launcher.precision`.
+      loss_scale: see `launcher.step.precision`.
       wire_dtype: dtype gradients are reduced in.
       total_steps: length of the run.
       eval_batch_size: examples of one evaluation batch over all replicas.
@@ -68,7 +68,7 @@ class RunPlan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know before the run: of the devices, and of dtypes that lose or gain nothing."""
-        warning = wire.warning(self.wire_dtype.name, self.strategy.num_replicas)
+        warning = wire_error.warning(self.wire_dtype.name, self.strategy.num_replicas)
         return (*self.strategy.notes, *([warning] if warning else []), *self._tpu_notes(), *self._elastic_notes())
 
     def _tpu_notes(self) -> list[str]:

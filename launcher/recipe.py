@@ -8,13 +8,13 @@ from typing import Any
 
 import gin
 
-from launcher import gradients, layer_policies
 from launcher.checkpoints.saver import ON_ERROR
-from launcher.clipping import Clipping
 from launcher.doctor.watch_settings import PrecisionWatch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
-from launcher.regularization import Penalty
+from launcher.step import gradients, layer_policies
+from launcher.step.clipping import Clipping
+from launcher.step.regularization import Penalty
 from launcher.tasks.base import check_task
 
 # Evaluation metrics of which less is better; of all others, more.
@@ -37,13 +37,13 @@ class Recipe:
       strategy: what `--strategy` means when the flag is not given.
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
       precision_overrides: policies of single layers by a regular expression on their path, such as
-        {'stage3_.*': 'float32'}; see `launcher.layer_policies.apply`.
+        {'stage3_.*': 'float32'}; see `launcher.step.layer_policies.apply`.
       precision_watch: `@PrecisionWatch()` to sample what float16 does to the gradients during training, or None.
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
       wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
       bucket_bytes: upper bound on one gradient collective.
       clip_global_norm, clip_value, clip_layer_norm, clip_adaptive: at most one bound on the unscaled mean gradient; see
-        `launcher.clipping.Clipping`.
+        `launcher.step.clipping.Clipping`.
       penalty: penalty on weights by layer type, `@penalty()`, or None.
       ema_decay: decay of an exponential moving average of the weights and moving statistics, such as 0.9999; None for
         no average.

@@ -10,18 +10,18 @@ import keras
 import tensorflow as tf
 
 import models
-from launcher import initial_values, layer_policies, statistics
 from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
 from launcher.doctor.watch import Watch
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
-from launcher.layers import group_size, walk
 from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer
 from launcher.plan import RunPlan
-from launcher.train_step import StepConfig
-from launcher.trainer import Trainer
+from launcher.step import initial_values, layer_policies, moving_statistics
+from launcher.step.layers import group_size, walk
+from launcher.step.train_step import StepConfig
+from launcher.step.trainer import Trainer
 
 _MODELS = pathlib.Path(models.__file__).parent
 
@@ -98,7 +98,7 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
         whole = batch_spec.of_one_replica(plan.data, shard)
         return {key: tf.TensorSpec([plan.microbatch_size, *one.shape[1:]], one.dtype) for key, one in whole.items()}
 
-    return statistics.assigned(plan.recipe.task, model, spec)
+    return moving_statistics.assigned(plan.recipe.task, model, spec)
 
 
 def watch(session: Session) -> Watch | None:

@@ -18,9 +18,9 @@ import numpy as np
 import small_run
 import tensorflow as tf
 
-from launcher import gradients
 from launcher.data.distributed import distribute_batches
-from launcher.statistics import is_moving
+from launcher.step import gradients
+from launcher.step.moving_statistics import is_moving
 
 METRICS = 2
 SETTINGS = {

@@ -17,7 +17,7 @@ import numpy as np
 import small_run
 import tensorflow as tf
 
-from launcher.precision import DynamicLossScale
+from launcher.step.precision import DynamicLossScale
 
 
 def my_rank() -> int:

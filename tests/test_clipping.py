@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.clipping import Clipping
 from launcher.errors import UsageError
+from launcher.step.clipping import Clipping
 
 SHAPES = [(3, 3, 4, 8), (16, 5), (5,)]
 

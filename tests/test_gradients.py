@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import gradients
+from launcher.step import gradients
 
 
 def on_replicas(values, function):

@@ -33,7 +33,7 @@ from small_run import (
     train,
 )
 
-from launcher.precision import DynamicLossScale, FixedLossScale
+from launcher.step.precision import DynamicLossScale, FixedLossScale
 
 
 @pytest.fixture

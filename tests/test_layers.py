@@ -8,11 +8,12 @@ import keras
 import numpy as np
 import pytest
 
-from launcher import layer_policies, main
+from launcher import main
 from launcher.config import gin_bindings
 from launcher.doctor import spies
-from launcher.layers import owners, walk
-from launcher.regularization import Penalty
+from launcher.step import layer_policies
+from launcher.step.layers import owners, walk
+from launcher.step.regularization import Penalty
 from launcher.verify import dropout
 
 

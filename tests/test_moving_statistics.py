@@ -9,8 +9,9 @@ import tensorflow as tf
 from graph_walk import collectives
 from small_run import GivenTask, build, linear_batches, train
 
-from launcher import starting_point, statistics
+from launcher import starting_point
 from launcher.checkpoints import CheckpointStore
+from launcher.step import moving_statistics
 from models.normalization import BatchNormalization
 
 BATCH, FEATURES = 8, 3
@@ -109,7 +110,7 @@ def test_all_candidates_count_where_the_loss_cannot_be_traced_beforehand():
     def no_batches():
         raise OSError("the data are elsewhere")
 
-    found = statistics.assigned(made.plan.recipe.task, made.model, no_batches)
+    found = moving_statistics.assigned(made.plan.recipe.task, made.model, no_batches)
     assert [variable.name for variable in found] == ["kernel", "bias"]
 
 

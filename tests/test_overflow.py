@@ -12,10 +12,10 @@ import small_run
 import tensorflow as tf
 from building import build_session
 
-from launcher import overflow
 from launcher.checkpoints import CheckpointStore
 from launcher.data.pipeline import Shard
-from launcher.precision import FixedLossScale
+from launcher.step import overflow
+from launcher.step.precision import FixedLossScale
 
 STEPS = 24  # one epoch is 16 steps, so the bad example comes once or twice
 

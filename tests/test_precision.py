@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.precision import DynamicLossScale, FixedLossScale, resolve_loss_scale, resolve_wire_dtype
+from launcher.step.precision import DynamicLossScale, FixedLossScale, resolve_loss_scale, resolve_wire_dtype
 
 
 def scales_of(loss_scale, pattern):

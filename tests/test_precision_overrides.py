@@ -11,11 +11,12 @@ import tensorflow as tf
 from building import build_session
 from small_run import GivenTask, assert_replicas_equal, build, train
 
-from launcher import layer_policies, modes, plan
+from launcher import modes, plan
 from launcher.errors import UsageError
-from launcher.layer_policies import Override
-from launcher.precision import DynamicLossScale, FixedLossScale
 from launcher.recipe import Recipe
+from launcher.step import layer_policies
+from launcher.step.layer_policies import Override
+from launcher.step.precision import DynamicLossScale, FixedLossScale
 from models.transformer import transformer
 
 RESNET = ("resnet.depth = 8", "resnet.norm_group_size = 4", "train.global_batch_size = 8")

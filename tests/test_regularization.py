@@ -9,7 +9,7 @@ from building import build_session
 from places import SMALL_DIGITS
 
 from launcher.errors import UsageError
-from launcher.regularization import Penalty
+from launcher.step.regularization import Penalty
 
 
 def small_model():

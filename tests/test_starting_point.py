@@ -11,7 +11,7 @@ from small_run import GivenTask, build, linear_batches, linear_model, negative_s
 
 from launcher import starting_point
 from launcher.checkpoints import CheckpointStore, manifest
-from launcher.precision import DynamicLossScale, FixedLossScale
+from launcher.step.precision import DynamicLossScale, FixedLossScale
 
 STEPS = 4
 

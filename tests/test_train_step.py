@@ -21,7 +21,7 @@ from small_run import (
 
 from launcher import optimizers
 from launcher.errors import UsageError
-from launcher.precision import DynamicLossScale, FixedLossScale
+from launcher.step.precision import DynamicLossScale, FixedLossScale
 
 STEPS, BATCH, FEATURES, HIDDEN, CLASSES = 5, 16, 6, 8, 4
 LEARNING_RATE, MOMENTUM = 0.5, 0.9

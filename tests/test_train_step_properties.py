@@ -18,7 +18,7 @@ from small_run import GivenBatches, GivenTask, assert_replicas_equal, build
 
 from launcher import optimizers
 from launcher.errors import UsageError
-from launcher.precision import DynamicLossScale
+from launcher.step.precision import DynamicLossScale
 
 STEPS = 10
 LAYERS = ("first", "second")

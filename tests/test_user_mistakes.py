@@ -13,9 +13,9 @@ import gin
 import pytest
 from test_readme import code_block
 
-from launcher import gradients
 from launcher import main as entry
 from launcher.errors import user_code
+from launcher.step import gradients
 
 MODULE, RECIPE = code_block("class Wine"), code_block("train.task = @Wine()")
 SUMS = 'return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), {"accuracy": tf.reduce_sum(right * weight)}'
@@ -250,7 +250,7 @@ def test_a_loss_that_the_model_makes_infinite_is_not_blamed_on_the_data(wine):
 
 def test_an_error_of_ours_keeps_its_traceback(wine, monkeypatch):
     # Called from our step with what it does not take: a lambda would be a frame of this file, which is a user's.
-    monkeypatch.setattr("launcher.train_step.gradients.judge", functools.partial(gradients.judge, nonesuch=1))
+    monkeypatch.setattr("launcher.step.train_step.gradients.judge", functools.partial(gradients.judge, nonesuch=1))
     code, told, _ = wine({})
     assert code == 70
     assert told.startswith("Traceback (most recent call last):")

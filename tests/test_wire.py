@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher import wire
+from launcher.step import wire_error
 
 
 @pytest.mark.parametrize(
@@ -15,20 +15,20 @@ from launcher import wire
     ],
 )  # fmt: skip
 def test_predicted_error_is_that_of_a_ring(dtype, num_replicas, measured):
-    assert measured / 2 < wire.predicted_error(dtype, num_replicas) < 2 * measured
+    assert measured / 2 < wire_error.predicted_error(dtype, num_replicas) < 2 * measured
 
 
 def test_bfloat16_is_warned_of_past_eight_replicas_and_float16_is_not():
-    assert wire.warning("bfloat16", 8) is None
-    said = wire.warning("bfloat16", 16)
+    assert wire_error.warning("bfloat16", 8) is None
+    said = wire_error.warning("bfloat16", 16)
     assert "'bfloat16' over 16 replicas" in said
     assert "float32" in said
-    assert wire.warning("float16", 256) is None
-    assert wire.warning("float32", 4096) is None
+    assert wire_error.warning("float16", 256) is None
+    assert wire_error.warning("float32", 4096) is None
 
 
 def test_a_ring_sends_twice_the_payload_but_for_one_share():
     # Patarasuk & Yuan 2009: each of n replicas sends 2 (n - 1) chunks of 1 / n.
-    payload = wire.payload_bytes([1000, 24], "float16")
+    payload = wire_error.payload_bytes([1000, 24], "float16")
     assert payload == 2048
-    assert [wire.ring_bytes(payload, n) for n in (1, 2, 4)] == [0, 2048, 3072]
+    assert [wire_error.ring_bytes(payload, n) for n in (1, 2, 4)] == [0, 2048, 3072]

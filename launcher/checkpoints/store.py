@@ -37,7 +37,7 @@ class CheckpointStore:
         keep_every_hours: Keep besides, for ever, checkpoints written at least so many hours apart; 0 for none.
         is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once. Kept as an attribute.
         run: What must not change when the run goes on, by name; recorded in every manifest.
-        scaling: What the state of the loss scale belongs to, see `launcher.precision`; recorded in every manifest.
+        scaling: What the state of the loss scale belongs to, see `launcher.step.precision`; recorded in every manifest.
         before_write: Called before anything is written and before a checkpoint is committed; an error it raises stops
             that. Kept as an attribute.
 

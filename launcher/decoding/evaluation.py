@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
+from launcher.step.train_step import Batch
 from launcher.tasks.base import Decodes, Score
-from launcher.train_step import Batch
 
 
 class DecodingEvaluator:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from launcher import wire
 from launcher.doctor import lint, memory, statistics
 from launcher.doctor.lint import Finding
 from launcher.doctor.memory import Memory
@@ -19,6 +18,7 @@ from launcher.doctor.settings import Settings
 from launcher.doctor.statistics import Gradient, Overflow, Verdict
 from launcher.errors import TrainingError
 from launcher.session import Session
+from launcher.step import wire_error
 
 # A gradient this far below the others is what rounding leaves of an exact zero: its direction means nothing.
 _ROUNDING = 1e-6
@@ -41,7 +41,7 @@ class PassError(NamedTuple):
 
 
 class WireCost(NamedTuple):
-    """What reducing the gradients costs and loses, predicted; see `launcher.wire`.
+    """What reducing the gradients costs and loses, predicted; see `launcher.step.wire_error`.
 
     Attributes:
       dtype: on the wire.
@@ -212,9 +212,9 @@ def _wire(probe: Probe, own: int, others: Sequence[int]) -> list[WireCost]:
     found = []
     for replicas in sorted({own, *others}):
         for dtype in ("float16", "bfloat16", "float32"):
-            payload = wire.payload_bytes(sizes, dtype)
-            error = wire.predicted_error(dtype, replicas)
-            found.append(WireCost(dtype, replicas, error, payload, wire.ring_bytes(payload, replicas)))
+            payload = wire_error.payload_bytes(sizes, dtype)
+            error = wire_error.predicted_error(dtype, replicas)
+            found.append(WireCost(dtype, replicas, error, payload, wire_error.ring_bytes(payload, replicas)))
     return found
 
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from launcher.doctor import spies
 from launcher.doctor.spies import Output
-from launcher.layers import walk
-from launcher.precision import DynamicLossScale
 from launcher.preflight.costs import MatrixOp, Source
 from launcher.session import Session
+from launcher.step.layers import walk
+from launcher.step.precision import DynamicLossScale
 
 GPU_MULTIPLE, TPU_MULTIPLE = 8, 128
 _LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")

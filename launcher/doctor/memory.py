@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.doctor.spies import Output
-from launcher.precision import POLICIES
+from launcher.step.precision import POLICIES
 
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from launcher import gradients
 from launcher.doctor import shadow, spies
 from launcher.doctor.spies import Output, Spies
-from launcher.layers import owners
 from launcher.session import Session
-from launcher.train_step import Batch, ReplicaStep
+from launcher.step import gradients
+from launcher.step.layers import owners
+from launcher.step.train_step import Batch, ReplicaStep
 
 
 class Seen(NamedTuple):

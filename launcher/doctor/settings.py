@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import gin
 
 from launcher.errors import UsageError
-from launcher.precision import POLICIES
+from launcher.step.precision import POLICIES
 
 
 @gin.configurable("precision_report")

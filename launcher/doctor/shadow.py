@@ -7,10 +7,11 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from launcher import initial_values, session
+from launcher import session
 from launcher.errors import UsageError
-from launcher.layers import walk
 from launcher.plan import RunPlan
+from launcher.step import initial_values
+from launcher.step.layers import walk
 
 
 def build(strategy: tf.distribute.Strategy, plan: RunPlan) -> keras.Model:

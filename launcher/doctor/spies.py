@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from launcher.doctor import exponents
-from launcher.layers import walk
-from launcher.trainer import unique_name
+from launcher.step.layers import walk
+from launcher.step.trainer import unique_name
 from models.transformer.layers import Dropout
 
 # Maxima do not add up over a layer's calls, so each call has a place of its own; those past the last share it.

@@ -16,16 +16,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher import gradients
 from launcher.data.pipeline import Data
 from launcher.doctor import spies, statistics
 from launcher.doctor.exponents import NUM_BINS
 from launcher.doctor.spies import Spies
 from launcher.doctor.statistics import Gradient
 from launcher.errors import TrainingError
-from launcher.layers import owners, walk
-from launcher.train_step import Batch
-from launcher.trainer import Trainer, unique_name
+from launcher.step import gradients
+from launcher.step.layers import owners, walk
+from launcher.step.train_step import Batch
+from launcher.step.trainer import Trainer, unique_name
 
 
 class Sample(NamedTuple):

@@ -11,7 +11,6 @@ import keras
 
 from launcher import loading
 from launcher.config import gin_bindings
-from launcher.layers import group_size, walk
 from launcher.machine import strategy as strategy_lib
 from launcher.plan import RunPlan
 from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
@@ -23,6 +22,7 @@ from launcher.preflight.memory import Memory
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.topologies import Slice
 from launcher.preflight.user_lines import look_up, user_lines
+from launcher.step.layers import group_size, walk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

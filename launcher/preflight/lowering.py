@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher import overflow
 from launcher import plan as plan_lib
 from launcher import session as session_lib
 from launcher.data import batch_spec
@@ -22,8 +21,9 @@ from launcher.plan import RunPlan
 from launcher.preflight import cannot_lower, jax_parts, pod_module
 from launcher.preflight.pod_replica import PodReplica
 from launcher.session import Session
-from launcher.train_step import StepReport
-from launcher.trainer import unique_name
+from launcher.step import overflow
+from launcher.step.train_step import StepReport
+from launcher.step.trainer import unique_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

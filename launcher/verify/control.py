@@ -30,10 +30,10 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import Batch, Data, Shard
-from launcher.layers import group_size, walk
 from launcher.machine.as_written import as_written
 from launcher.optimizers import Optimizer
 from launcher.session import Session
+from launcher.step.layers import group_size, walk
 from launcher.verify.compare import EXACT, Deviation
 from launcher.verify.record import Record
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from launcher.layers import walk
+from launcher.step.layers import walk
 
 _RATES = ("rate", "stddev", "dropout", "recurrent_dropout")
 _RANDOM = (

@@ -47,7 +47,7 @@ _UNIT_ROUNDOFF = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8}
 
 
 def for_policy(policy: str) -> Tolerances:
-    """The tolerances of one of `launcher.precision.POLICIES`.
+    """The tolerances of one of `launcher.step.precision.POLICIES`.
 
     Under a 16-bit policy the sum over a replica's batch is rounded to 16 bits once for each part that the batch is
     split in, and a weight that differs in its last float32 bit may be rounded to another 16-bit neighbour. Activations

@@ -15,7 +15,7 @@ from launcher.config import gin_bindings
 from launcher.doctor.examine import examine
 from launcher.doctor.settings import Settings
 from launcher.errors import UsageError
-from launcher.precision import FixedLossScale
+from launcher.step.precision import FixedLossScale
 
 SMALL = (
     "--gin_file=mlp_fashion.gin",

@@ -16,10 +16,10 @@ from launcher.controller import Controller
 from launcher.doctor.watch import Watch
 from launcher.doctor.watch_settings import PrecisionWatch
 from launcher.errors import UsageError
-from launcher.precision import FixedLossScale
 from launcher.reporting.metrics_file import read_events
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
+from launcher.step.precision import FixedLossScale
 from launcher.supervised.progress import Progress
 
 # ---------------------------------------------------------------------------------------------------- what is sampled

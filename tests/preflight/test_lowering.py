@@ -10,11 +10,11 @@ import pods
 import pytest
 import tensorflow as tf
 
-from launcher import gradients
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.preflight import jax_parts, lowering
 from launcher.preflight.cannot_lower import CannotLowerError
+from launcher.step import gradients
 
 
 class Module:

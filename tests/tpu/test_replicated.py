@@ -7,7 +7,7 @@ import pytest
 import replicated
 import tensorflow as tf
 
-from launcher import gradients
+from launcher.step import gradients
 from launcher.tasks.image_classification import ImageClassification
 
 

@@ -10,7 +10,7 @@ import small_run
 import tensorflow as tf
 from building import build_session
 
-from launcher import initial_values
+from launcher.step import initial_values
 
 RECIPE = "resnet_cpu.gin"
 BINDINGS = ["resnet.depth = 8", "resnet.norm_group_size = 8", "train.global_batch_size = 32", "train.ema_decay = 0.9"]

@@ -17,8 +17,8 @@ import replicated
 import tensorflow as tf
 from places import ROOT
 
-from launcher import gradients
-from launcher.statistics import is_moving, seed_states
+from launcher.step import gradients
+from launcher.step.moving_statistics import is_moving, seed_states
 
 RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 _EXAMPLES = 32  # on a replica: as many as the ResNets' normalisation takes together

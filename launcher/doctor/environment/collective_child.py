@@ -1,6 +1,6 @@
 """All-reduces over the replicas that a training would have: run as a process of its own.
 
-What is summed up goes through `launcher.gradients.reduce_sum`, as the gradients of a training do.
+What is summed up goes through `launcher.step.gradients.reduce_sum`, as the gradients of a training do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _measure(size: int, request: dict[str, Any]) -> dict[str, Any] | None:
     """Seconds of one all-reduce of `size` bytes of float32, the best of some; raises where the sum is wrong."""
     import tensorflow as tf
 
-    from launcher.gradients import reduce_sum
+    from launcher.step.gradients import reduce_sum
 
     if "built" not in request:
         return None

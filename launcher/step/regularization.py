@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.layers import owners
+from launcher.step.layers import owners
 
 # What a penalty is meant for: kernels and embeddings, not biases or the gains and offsets of normalisation.
 _PENALISED = ("kernel", "embeddings")

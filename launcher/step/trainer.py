@@ -9,15 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher import gradients, initial_values, overflow, precision, statistics
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import WEIGHT, Data
-from launcher.ema import MovingAverage
 from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
-from launcher.precision import LossScale, ScaleState
+from launcher.step import gradients, initial_values, moving_statistics, overflow, precision
+from launcher.step.moving_average import MovingAverage
+from launcher.step.precision import LossScale, ScaleState
+from launcher.step.train_step import Batch, Counters, ReplicaStep, StepConfig, Watch
 from launcher.tasks.base import Task, loss_sums, mean_weight
-from launcher.train_step import Batch, Counters, ReplicaStep, StepConfig, Watch
 
 # Prefixes of names in a checkpoint.
 _MODEL, _SCALE = "model/", "loss_scale/"
@@ -56,10 +56,10 @@ class Trainer:
       strategy: where replicas live. The caller has set the global dtype policy.
       task: model, data and loss.
       model, optimizer: built under `strategy.scope()`.
-      loss_scale: see `launcher.precision`.
+      loss_scale: see `launcher.step.precision`.
       config: what one step does.
       total_steps: length of the run, for the schedules.
-      forward_assigns: what the model's forward pass assigns, see `launcher.statistics`; None for all that it could.
+      forward_assigns: what the model's forward pass assigns, see `launcher.step.moving_statistics`; None for all that it could.
       measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
     """
 
@@ -83,14 +83,14 @@ class Trainer:
         # Step and loss scale after the last call of `train`, for when the devices are gone.
         self.last_seen: tuple[int, float] | None = None
         self._float_keys: tuple[str, ...] = ()
-        self.statistics = statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
+        self.statistics = moving_statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
         # What a checkpoint says of the loss scale's state, which is another one's where any of this differs.
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         with initial_values.scope(strategy):
             optimizer.build(model.trainable_variables, total_steps)
             self.counters = _make_counters(loss_scale.initial())
-            moving = filter(statistics.is_moving, self.statistics)
+            moving = filter(moving_statistics.is_moving, self.statistics)
             self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay)
             self.ema.build()
         self._task, self._loss_scale = task, loss_scale

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.errors.nearest import advice
-from launcher.layers import Placed, walk
-from launcher.precision import POLICIES
+from launcher.step.layers import Placed, walk
+from launcher.step.precision import POLICIES
 
 BINDING = "train.precision_overrides"
 _SHOWN = 3

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from launcher import gradients, overflow
-from launcher.clipping import Clipping
-from launcher.ema import MovingAverage
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
 from launcher.optimizers import Optimizer
-from launcher.precision import LossScale, ScaleState
-from launcher.regularization import Penalty
-from launcher.statistics import is_moving, seed_states
+from launcher.step import gradients, overflow
+from launcher.step.clipping import Clipping
+from launcher.step.moving_average import MovingAverage
+from launcher.step.moving_statistics import is_moving, seed_states
+from launcher.step.precision import LossScale, ScaleState
+from launcher.step.regularization import Penalty
 from launcher.tasks.base import Task, loss_sums
 
 Batch = dict[str, tf.Tensor]
@@ -105,7 +105,7 @@ class ReplicaStep:
     """The training step of one replica, to be run by `strategy.run`.
 
     Args:
-      statistics: variables that the model's forward pass assigns, see `launcher.statistics`.
+      statistics: variables that the model's forward pass assigns, see `launcher.step.moving_statistics`.
       watch: what else the loss is differentiated by; see `first_microbatch`.
 
     Attributes:
