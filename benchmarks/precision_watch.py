@@ -20,9 +20,9 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 def measure(options: argparse.Namespace) -> dict:
     from launcher import loading, plan, session
     from launcher.config import gin_bindings
-    from launcher.doctor.watch import Watch
-    from launcher.doctor.watch_settings import PrecisionWatch
     from launcher.recipe import Recipe
+    from launcher.watch.precision_watch import Watch
+    from launcher.watch.settings import PrecisionWatch
 
     loading.import_builtins()
     gin_bindings.load([options.gin_file], options.gin_param)

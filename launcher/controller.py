@@ -13,7 +13,6 @@ import numpy as np
 
 from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
-from launcher.doctor.watch import Watch
 from launcher.errors import Preempted, TrainingError, UsageError
 from launcher.errors.nearest import advice
 from launcher.evaluator import Evaluator
@@ -24,6 +23,7 @@ from launcher.step import overflow
 from launcher.step.trainer import StepRecords, Trainer
 from launcher.supervised import drill
 from launcher.supervised.progress import Progress
+from launcher.watch.precision_watch import Watch
 
 Event = dict[str, Any]
 

@@ -9,13 +9,13 @@ from typing import Any
 import gin
 
 from launcher.checkpoints.saver import ON_ERROR
-from launcher.doctor.watch_settings import PrecisionWatch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.step import gradients, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import check_task
+from launcher.watch.settings import PrecisionWatch
 
 # Evaluation metrics of which less is better; of all others, more.
 LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")

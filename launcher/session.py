@@ -12,7 +12,6 @@ import tensorflow as tf
 import models
 from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
-from launcher.doctor.watch import Watch
 from launcher.errors import UsageError
 from launcher.evaluator import Evaluator
 from launcher.machine import strategy as strategy_lib
@@ -22,6 +21,7 @@ from launcher.step import initial_values, layer_policies, moving_statistics
 from launcher.step.layers import group_size, walk
 from launcher.step.train_step import StepConfig
 from launcher.step.trainer import Trainer
+from launcher.watch.precision_watch import Watch
 
 _MODELS = pathlib.Path(models.__file__).parent
 

@@ -10,11 +10,11 @@ import pytest
 
 from launcher import main
 from launcher.config import gin_bindings
-from launcher.doctor import spies
 from launcher.step import layer_policies
 from launcher.step.layers import owners, walk
 from launcher.step.regularization import Penalty
 from launcher.verify import dropout
+from launcher.watch import gradient_taps
 
 
 class Block(keras.layers.Layer):
@@ -100,7 +100,7 @@ def test_policies_spies_and_dropout_find_the_same_layers():
     model = blocks()
     inside = {f"shared/{name}" for name in INSIDE}
     assert inside <= set(layer_policies.policies(model))
-    assert inside - {"shared/inner"} <= set(spies.named_leaves(model))
+    assert inside - {"shared/inner"} <= set(gradient_taps.named_leaves(model))
     dropout.turn_off(model)
     rates = [one.layer.rate for one in walk(model) if isinstance(one.layer, keras.layers.Dropout)]
     assert rates == [0.0, 0.0]

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from launcher.doctor import lint, memory, statistics
+from launcher.doctor import lint, memory
 from launcher.doctor.lint import Finding
 from launcher.doctor.memory import Memory
 from launcher.doctor.probe import Probe, Probed
 from launcher.doctor.settings import Settings
-from launcher.doctor.statistics import Gradient, Overflow, Verdict
 from launcher.errors import TrainingError
 from launcher.session import Session
 from launcher.step import wire_error
+from launcher.watch import float16_losses
+from launcher.watch.float16_losses import Gradient, Overflow, Verdict
 
 # A gradient this far below the others is what rounding leaves of an exact zero: its direction means nothing.
 _ROUNDING = 1e-6
@@ -121,7 +122,7 @@ def examine(built: Session, settings: Settings, scale: float, say: Callable[[str
     if not np.isfinite(found[-1].shadow.loss):
         raise TrainingError(f"the loss is {found[-1].shadow.loss} in float32 already: there is no precision to examine")
     gradients = _gradients(probe, [one.shadow for one in found], found, built)
-    verdict = statistics.judge([one for one in gradients if one.is_16_bit], built.plan.policy)
+    verdict = float16_losses.judge([one for one in gradients if one.is_16_bit], built.plan.policy)
     now = round(math.log2(scale))
     errors = {}
     for k in dict.fromkeys([0, now, *([] if verdict.scale_log2 is None else [verdict.scale_log2])]):
@@ -139,7 +140,7 @@ def examine(built: Session, settings: Settings, scale: float, say: Callable[[str
         errors=errors,
         losses=(float(found[-1].shadow.loss), float(found[-1].real.loss)),
         verdict=verdict,
-        overflows=statistics.first_overflows([one for one in gradients if one.is_16_bit]),
+        overflows=float16_losses.first_overflows([one for one in gradients if one.is_16_bit]),
         wire=_wire(probe, plan.strategy.num_replicas, settings.wire_replicas),
         findings=lint.lint(
             built,

@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher.doctor import spies
-from launcher.doctor.spies import Output
 from launcher.preflight.costs import MatrixOp, Source
 from launcher.session import Session
 from launcher.step.layers import walk
 from launcher.step.precision import DynamicLossScale
+from launcher.watch import gradient_taps
+from launcher.watch.gradient_taps import Output
 
 GPU_MULTIPLE, TPU_MULTIPLE = 8, 128
 _LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
@@ -143,7 +143,7 @@ def unseen(model: keras.Model, seen: Iterable[str]) -> Iterator[Finding]:
       seen: paths of those that were.
     """
     known = set(seen)
-    for path, layer in spies.named_leaves(model).items():
+    for path, layer in gradient_taps.named_leaves(model).items():
         if layer.trainable_variables and path not in known:
             yield Finding(
                 rule="not seen",
@@ -263,7 +263,7 @@ def odd_batch(examples: int, policy: str) -> Iterator[Finding]:
 
 def _products(model: keras.Model, outputs: Mapping[str, Sequence[Output]]) -> Iterator[tuple[str, MatrixOp]]:
     """The matrix products and convolutions of the leaf layers, with the sizes they have in one microbatch."""
-    for path, layer in spies.named_leaves(model).items():
+    for path, layer in gradient_taps.named_leaves(model).items():
         kernel = getattr(layer, "kernel", None)
         if kernel is None or not outputs.get(path) or isinstance(layer, keras.layers.RNN):
             continue

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from launcher.doctor.spies import Output
 from launcher.step.precision import POLICIES
+from launcher.watch.gradient_taps import Output
 
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 

@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from launcher.doctor import statistics, words
+from launcher.doctor import words
 from launcher.doctor.examine import Examined
-from launcher.doctor.exponents import BIAS, NON_FINITE_BIN
-from launcher.doctor.statistics import Gradient
+from launcher.watch import float16_losses
+from launcher.watch.exponents import BIAS, NON_FINITE_BIN
+from launcher.watch.float16_losses import Gradient
 
 _BEFORE, _AFTER = "#9aa5b1", "#1f6fb2"
-_LINES = ((statistics.FLUSH, "2^-25", "#b00020"), (statistics.NORMAL, "2^-14", "#c77700"), (16, "65504", "#b00020"))
+_LINES = (
+    (float16_losses.FLUSH, "2^-25", "#b00020"),
+    (float16_losses.NORMAL, "2^-14", "#c77700"),
+    (16, "65504", "#b00020"),
+)
 
 
 def sweep(found: Examined) -> Any:
@@ -22,12 +27,12 @@ def sweep(found: Examined) -> Any:
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = figure.add_subplot()
-    scales = range(statistics.FLOOR, statistics.CEILING + 1)
+    scales = range(float16_losses.FLOOR, float16_losses.CEILING + 1)
     for kind, color in (("weight", "#1f6fb2"), ("activation", "#2e8b57")):
         chosen = [one for one in found.narrow if one.kind == kind]
         if not chosen:
             continue
-        shares = [statistics.pooled(chosen, k) for k in scales]
+        shares = [float16_losses.pooled(chosen, k) for k in scales]
         axes.plot(scales, [100 * one.flushed for one in shares], color=color, label=f"{kind}s: flushed")
         axes.plot(
             scales, [100 * one.subnormal for one in shares], color=color, linestyle=":", label=f"{kind}s: subnormal"
@@ -114,4 +119,4 @@ def _range(gradients: Sequence[Gradient], recommended: int) -> tuple[float, floa
     # The rest of a long tail would make the rest small.
     cumulated = np.cumsum(counts) / counts.sum()
     low = int(np.searchsorted(cumulated, 1e-4)) + 1 - BIAS
-    return min(low, statistics.FLUSH) - 3.0, max(places[-1] + 1 + recommended, 17) + 3.0
+    return min(low, float16_losses.FLUSH) - 3.0, max(places[-1] + 1 + recommended, 17) + 3.0

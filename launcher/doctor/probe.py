@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from launcher.doctor import shadow, spies
-from launcher.doctor.spies import Output, Spies
+from launcher.doctor import shadow
 from launcher.session import Session
 from launcher.step import gradients
 from launcher.step.layers import owners
 from launcher.step.train_step import Batch, ReplicaStep
+from launcher.watch import gradient_taps
+from launcher.watch.gradient_taps import Output, Spies
 
 
 class Seen(NamedTuple):
@@ -174,22 +175,22 @@ class Probe:
         unscaled = [gradient / scale for gradient in scaled]
         both = gradients.reduce_sum([*plain, *unscaled])
         compared = _compare(both[: len(plain)], both[len(plain) :])
-        wire = tf.stack([spies.observe(gradient) for gradient in both[: len(plain)]])
-        return Probed(expected, found, compared, scale, spies.counts(wire), spies.maxima(wire))
+        wire = tf.stack([gradient_taps.observe(gradient) for gradient in both[: len(plain)]])
+        return Probed(expected, found, compared, scale, gradient_taps.counts(wire), gradient_taps.maxima(wire))
 
 
 def _observe(step: ReplicaStep, batch: Batch, scale: tf.Tensor) -> tuple[Seen, list[tf.Tensor]]:
     local = step.first_microbatch(batch, scale=scale)
-    weights = tf.stack([spies.observe(gradient) for gradient in local.gradients])
+    weights = tf.stack([gradient_taps.observe(gradient) for gradient in local.gradients])
     layers = tf.stack(local.watched)
     context = tf.distribute.get_replica_context()
     row = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None]
     seen = gradients.reduce_sum(
         [
-            spies.counts(weights),
-            row * spies.maxima(weights)[None, :],
-            spies.counts(layers),
-            row * spies.maxima(layers)[None, :],
+            gradient_taps.counts(weights),
+            row * gradient_taps.maxima(weights)[None, :],
+            gradient_taps.counts(layers),
+            row * gradient_taps.maxima(layers)[None, :],
             local.loss,
             local.weight,
         ]

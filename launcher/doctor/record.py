@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.doctor import statistics
 from launcher.doctor.examine import Examined, PassError
-from launcher.doctor.exponents import BIAS, NON_FINITE_BIN
-from launcher.doctor.statistics import Gradient
 from launcher.reporting.summary import versions
+from launcher.watch import float16_losses
+from launcher.watch.exponents import BIAS, NON_FINITE_BIN
+from launcher.watch.float16_losses import Gradient
 
 FORMAT = 1
 
@@ -38,7 +38,7 @@ def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
             "headroom_bits": verdict.headroom_bits,
             "less_than_0.1%_lost": verdict.harmless and [math.ldexp(1.0, k) for k in verdict.harmless],
         },
-        "sweep": [_at_scale(found, k) for k in range(statistics.FLOOR, statistics.CEILING + 1)],
+        "sweep": [_at_scale(found, k) for k in range(float16_losses.FLOOR, float16_losses.CEILING + 1)],
         "gradients": [_gradient(one) for one in found.gradients],
         "overflows": [
             {
@@ -58,12 +58,12 @@ def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _at_scale(found: Examined, k: int) -> dict[str, Any]:
-    return {"scale": math.ldexp(1.0, k), **statistics.pooled(found.narrow, k)._asdict()}
+    return {"scale": math.ldexp(1.0, k), **float16_losses.pooled(found.narrow, k)._asdict()}
 
 
 def _gradient(one: Gradient) -> dict[str, Any]:
     known = [exponent for exponent in range(1, NON_FINITE_BIN) if one.counts[exponent]]
-    headroom = statistics.headroom(one.maximum)
+    headroom = float16_losses.headroom(one.maximum)
     return {
         "path": one.path,
         "kind": one.kind,
@@ -73,7 +73,7 @@ def _gradient(one: Gradient) -> dict[str, Any]:
         "zeros": one.counts[0],
         "not_finite": one.counts[NON_FINITE_BIN],
         "counts_by_exponent": {str(place - BIAS): one.counts[place] for place in known},
-        "at_scale_1": statistics.shares(one.counts, 0, one.maximum)._asdict(),
+        "at_scale_1": float16_losses.shares(one.counts, 0, one.maximum)._asdict(),
     }
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from launcher.doctor import statistics
 from launcher.doctor.examine import Examined, PassError
 from launcher.doctor.lint import Finding
-from launcher.doctor.statistics import Gradient
 from launcher.preflight.units import bytes_text
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table
+from launcher.watch import float16_losses
+from launcher.watch.float16_losses import Gradient
 
 Rows = list[list[str]]
 
@@ -57,7 +57,11 @@ def verdict(found: Examined) -> list[str]:
     if one.scale_log2 is not None:
         lines.append(
             f"Recommended scale: {power(one.scale_log2)}, with {one.headroom_bits:.1f} bits of headroom"
-            + (" (no larger, for the float32 sums of scaled losses)" if one.scale_log2 == statistics.CEILING else "")
+            + (
+                " (no larger, for the float32 sums of scaled losses)"
+                if one.scale_log2 == float16_losses.CEILING
+                else ""
+            )
             + f": train.loss_scale = @DynamicLossScale(), DynamicLossScale.initial_scale = {2.0**one.scale_log2}."
         )
         within = (
@@ -67,7 +71,7 @@ def verdict(found: Examined) -> list[str]:
         )
         lines.append(within)
     if found.policy == "mixed_float16" and found.narrow:
-        left = min(statistics.headroom(gradient.maximum, now) for gradient in found.narrow)
+        left = min(float16_losses.headroom(gradient.maximum, now) for gradient in found.narrow)
         state = f"{left:.1f} bits of headroom" if left >= 0 else f"an overflow, {-left:.1f} bits too high"
         lines.append(f"The run's scale now: {power(now)}, {state}.")
     expected, real = found.losses
@@ -80,8 +84,8 @@ def totals(found: Examined) -> Rows:
     for kind, name in (("weight", "weights"), ("activation", "activations"), ("wire", "weights, summed on the wire")):
         chosen = [one for one in found.narrow if one.kind == kind]
         for k in scales(found) if chosen else []:
-            shares = statistics.pooled(chosen, k)
-            left = statistics.headroom(max(one.maximum for one in chosen), k)
+            shares = float16_losses.pooled(chosen, k)
+            left = float16_losses.headroom(max(one.maximum for one in chosen), k)
             rows.append([name, power(k), *(share(value) for value in shares), f"{left:.1f} bits"])
     return rows
 
@@ -99,9 +103,9 @@ def worst(found: Examined, count: int) -> Rows:
         ]
     ]
     for one in worst_gradients(found, count):
-        at_one = statistics.shares(one.counts, 0, one.maximum)
-        shares = [statistics.shares(one.counts, k, one.maximum) for k in _recommended(found)]
-        left = statistics.headroom(one.maximum, found.loss_scale_log2)
+        at_one = float16_losses.shares(one.counts, 0, one.maximum)
+        shares = [float16_losses.shares(one.counts, k, one.maximum) for k in _recommended(found)]
+        left = float16_losses.headroom(one.maximum, found.loss_scale_log2)
         rows.append(
             [
                 one.path,
@@ -121,7 +125,7 @@ def worst_gradients(found: Examined, count: int) -> list[Gradient]:
     candidates = [one for one in found.narrow if one.kind != "wire"]
 
     def badness(one: Gradient) -> tuple[float, float]:
-        shares = statistics.shares(one.counts, 0, one.maximum)
+        shares = float16_losses.shares(one.counts, 0, one.maximum)
         return shares.lost, shares.subnormal
 
     return sorted(candidates, key=badness, reverse=True)[:count]
@@ -212,8 +216,8 @@ def _at_recommended(found: Examined) -> list[str]:
 
 def _range(harmless: tuple[int, int]) -> str:
     low, high = harmless
-    below = "below " if low == statistics.FLOOR else ""
-    return f"{below}{power(low)} to {power(high)}" + (" at least" if high == statistics.CEILING else "")
+    below = "below " if low == float16_losses.FLOOR else ""
+    return f"{below}{power(low)} to {power(high)}" + (" at least" if high == float16_losses.CEILING else "")
 
 
 def _badness(one: PassError) -> float:

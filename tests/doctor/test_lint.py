@@ -10,8 +10,8 @@ from small_run import GivenTask, build, linear_batches, negative_sum
 
 from launcher.doctor import lint, memory
 from launcher.doctor.probe import Probe
-from launcher.doctor.spies import Output
 from launcher.step.precision import DynamicLossScale, FixedLossScale
+from launcher.watch.gradient_taps import Output
 
 BATCHES = linear_batches([np.ones((8, 16))])
 

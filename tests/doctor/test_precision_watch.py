@@ -13,14 +13,14 @@ from small_run import GivenTask, assert_replicas_equal, build, descent, linear_b
 from launcher import session
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.controller import Controller
-from launcher.doctor.watch import Watch
-from launcher.doctor.watch_settings import PrecisionWatch
 from launcher.errors import UsageError
 from launcher.reporting.metrics_file import read_events
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.step.precision import FixedLossScale
 from launcher.supervised.progress import Progress
+from launcher.watch.precision_watch import Watch
+from launcher.watch.settings import PrecisionWatch
 
 # ---------------------------------------------------------------------------------------------------- what is sampled
 

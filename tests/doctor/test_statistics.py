@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.doctor import exponents, statistics
-from launcher.doctor.statistics import Gradient
+from launcher.watch import exponents, float16_losses
+from launcher.watch.float16_losses import Gradient
 
 
 def gradient(values, path="w", kind="weight", dtype="float16", replicas=1) -> Gradient:
@@ -38,7 +38,7 @@ def test_shares_are_what_a_cast_to_float16_does(scale_log2):
         cast = (values * np.float32(2.0**scale_log2)).astype(np.float16)
     not_zero = values != 0
     small = np.abs(cast) < np.finfo(np.float16).smallest_normal
-    found = statistics.shares(one.counts, scale_log2, one.maximum)
+    found = float16_losses.shares(one.counts, scale_log2, one.maximum)
     assert found.flushed == (cast[not_zero] == 0).mean()
     # What lies right below 2^-14 may round up to it.
     assert found.subnormal == pytest.approx((small & (cast != 0))[not_zero].mean(), abs=2 / 4000)
@@ -49,24 +49,24 @@ def test_the_maximum_tells_what_the_highest_bin_cannot():
     below, above = gradient([65504.0, 1.0]), gradient([65505.0, 1.0])
 
     np.testing.assert_array_equal(below.counts, above.counts)
-    assert statistics.shares(below.counts, 0, below.maximum).above == 0
-    assert statistics.shares(above.counts, 0, above.maximum).above == 0.5
+    assert float16_losses.shares(below.counts, 0, below.maximum).above == 0
+    assert float16_losses.shares(above.counts, 0, above.maximum).above == 0.5
 
 
 def test_zeros_are_no_loss():
     one = gradient(np.zeros(10))
 
-    assert statistics.shares(one.counts, 0, one.maximum) == (0, 0, 0)
-    assert statistics.judge([one], "mixed_float16").scale_log2 is None
+    assert float16_losses.shares(one.counts, 0, one.maximum) == (0, 0, 0)
+    assert float16_losses.judge([one], "mixed_float16").scale_log2 is None
 
 
 @pytest.mark.parametrize(("maximum", "expected"), [(1.0, 14), (65504.0, -1), (2.0**-20, 24), (0.75 * 2**-3, 18)])
 def test_the_largest_scale_leaves_one_bit(maximum, expected):
-    scale = statistics.largest_scale([maximum, maximum / 8])
+    scale = float16_losses.largest_scale([maximum, maximum / 8])
 
     assert scale == expected
-    assert maximum * 2.0**scale * 2 <= statistics.LARGEST
-    assert scale == statistics.CEILING or maximum * 2.0 ** (scale + 1) * 2 > statistics.LARGEST
+    assert maximum * 2.0**scale * 2 <= float16_losses.LARGEST
+    assert scale == float16_losses.CEILING or maximum * 2.0 ** (scale + 1) * 2 > float16_losses.LARGEST
 
 
 def test_harmless_scales_are_those_at_which_a_cast_loses_less():
@@ -78,9 +78,9 @@ def test_harmless_scales_are_those_at_which_a_cast_loses_less():
             cast = (values.astype(np.float64) * 2.0**k).astype(np.float16)
         return 1.0 if np.isinf(cast).any() else (cast == 0).mean()
 
-    expected = [k for k in range(statistics.FLOOR, statistics.CEILING + 1) if lost(k) < 1e-3]
-    assert statistics.harmless_scales([one]) == (expected[0], expected[-1])
-    assert statistics.harmless_scales([gradient(spread(2, -60, 14))]) is None
+    expected = [k for k in range(float16_losses.FLOOR, float16_losses.CEILING + 1) if lost(k) < 1e-3]
+    assert float16_losses.harmless_scales([one]) == (expected[0], expected[-1])
+    assert float16_losses.harmless_scales([gradient(spread(2, -60, 14))]) is None
 
 
 def test_the_first_overflow_names_layer_and_replica():
@@ -88,7 +88,7 @@ def test_the_first_overflow_names_layer_and_replica():
     large = gradient([1000.0, 1.0, 7.0, 1.0], "large", kind="activation", replicas=2)
     wire = gradient([8.0], "sum", kind="wire")
 
-    found = statistics.first_overflows([small, large, gradient([0.0], "none"), wire])
+    found = float16_losses.first_overflows([small, large, gradient([0.0], "none"), wire])
     assert [(one.gradient.path, one.replica, one.scale_log2) for one in found] == [
         ("large", 0, 7),
         ("sum", None, 13),
@@ -101,8 +101,8 @@ def test_the_first_overflow_names_layer_and_replica():
 
 
 def test_a_scale_is_needed_where_gradients_underflow_and_only_there():
-    lost = statistics.judge([gradient(spread(3, -34, -16))], "mixed_float16")
-    kept = statistics.judge([gradient(spread(4, -18, -2))], "mixed_float16")
+    lost = float16_losses.judge([gradient(spread(3, -34, -16))], "mixed_float16")
+    kept = float16_losses.judge([gradient(spread(4, -18, -2))], "mixed_float16")
 
     assert lost.needed
     assert lost.scale_log2 == 24
@@ -111,7 +111,7 @@ def test_a_scale_is_needed_where_gradients_underflow_and_only_there():
 
 
 def test_one_layer_that_underflows_among_large_ones_is_enough():
-    verdict = statistics.judge(
+    verdict = float16_losses.judge(
         [gradient(spread(5, -10, -2, 10**6), "large"), gradient(spread(6, -30, -22, 500), "small")], "mixed_float16"
     )
 
@@ -122,8 +122,8 @@ def test_one_layer_that_underflows_among_large_ones_is_enough():
 def test_gradients_that_float32_computes_need_no_scale():
     tiny = spread(7, -34, -30)
 
-    assert not statistics.judge([gradient(tiny, dtype="float32")], "mixed_float16").needed
-    verdict = statistics.judge([gradient(tiny, dtype="bfloat16")], "mixed_bfloat16")
+    assert not float16_losses.judge([gradient(tiny, dtype="float32")], "mixed_float16").needed
+    verdict = float16_losses.judge([gradient(tiny, dtype="bfloat16")], "mixed_bfloat16")
     assert not verdict.needed
     assert "8 exponent bits" in verdict.why
 
@@ -131,6 +131,6 @@ def test_gradients_that_float32_computes_need_no_scale():
 def test_no_scale_is_recommended_for_what_is_not_finite_in_float32():
     broken = gradient([1.0, np.inf], "broken")
 
-    verdict = statistics.judge([Gradient(**{**vars(broken), "maxima": np.array([1.0])})], "mixed_float16")
+    verdict = float16_losses.judge([Gradient(**{**vars(broken), "maxima": np.array([1.0])})], "mixed_float16")
     assert verdict.scale_log2 is None
     assert "broken" in verdict.why

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from launcher.doctor.exponents import BIAS, NON_FINITE_BIN
+from launcher.watch.exponents import BIAS, NON_FINITE_BIN
 
 FLUSH, NORMAL, LARGEST = -25, -14, 65504.0
 _TOP = 15  # 65504 lies in [2^15, 2^16)

@@ -17,15 +17,15 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import Data
-from launcher.doctor import spies, statistics
-from launcher.doctor.exponents import NUM_BINS
-from launcher.doctor.spies import Spies
-from launcher.doctor.statistics import Gradient
 from launcher.errors import TrainingError
 from launcher.step import gradients
 from launcher.step.layers import owners, walk
 from launcher.step.train_step import Batch
 from launcher.step.trainer import Trainer, unique_name
+from launcher.watch import float16_losses, gradient_taps
+from launcher.watch.exponents import NUM_BINS
+from launcher.watch.float16_losses import Gradient
+from launcher.watch.gradient_taps import Spies
 
 
 class Sample(NamedTuple):
@@ -104,10 +104,10 @@ class Watch:
     def _in_replica(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         """Counts [tensors, 256] and largest magnitudes [replicas, tensors], equal on every replica."""
         local = self._step.first_microbatch(batch, scale=tf.constant(1.0))
-        seen = tf.stack([*map(spies.observe, local.gradients), *local.watched])
+        seen = tf.stack([*map(gradient_taps.observe, local.gradients), *local.watched])
         context = tf.distribute.get_replica_context()
         row = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None]
-        counts, largest = gradients.reduce_sum([spies.counts(seen), row * spies.maxima(seen)[None, :]])
+        counts, largest = gradients.reduce_sum([gradient_taps.counts(seen), row * gradient_taps.maxima(seen)[None, :]])
         return counts, largest
 
     def _describe_tensors(self) -> list[tuple[str, str, str]]:
@@ -131,15 +131,15 @@ def summarise(seen: list[Gradient], scale: float) -> Sample:
     """
     power = math.floor(math.log2(scale))
     in_float16 = [one for one in seen if one.dtype == "float16"] or seen
-    total = statistics.pooled(in_float16, power)
-    shares = {one.path: statistics.shares(one.counts, power, one.maximum) for one in seen}
-    headroom = {one.path: statistics.headroom(one.maximum, math.log2(scale)) for one in seen}
+    total = float16_losses.pooled(in_float16, power)
+    shares = {one.path: float16_losses.shares(one.counts, power, one.maximum) for one in seen}
+    headroom = {one.path: float16_losses.headroom(one.maximum, math.log2(scale)) for one in seen}
 
     def severity(path: str) -> tuple[float, float, float]:
         return shares[path].lost, shares[path].subnormal, -headroom[path]
 
     worst = max((one.path for one in in_float16), key=severity)
-    recommended = statistics.largest_scale([one.maximum for one in in_float16])
+    recommended = float16_losses.largest_scale([one.maximum for one in in_float16])
     event = {
         "lost_share": total.lost,
         "subnormal_share": total.subnormal,

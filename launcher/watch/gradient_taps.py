@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from launcher.doctor import exponents
 from launcher.step.layers import walk
 from launcher.step.trainer import unique_name
+from launcher.watch import exponents
 from models.transformer.layers import Dropout
 
 # Maxima do not add up over a layer's calls, so each call has a place of its own; those past the last share it.
