@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher import loading, plan, session
 from launcher.config import gin_bindings
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
-from launcher.recipe import Recipe
+from launcher.run import loading, plan, session
+from launcher.run.recipe import Recipe
 
 
 def build(gin_file: str, bindings: Sequence[str], seed: int = 0) -> session.Session:

@@ -18,9 +18,9 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 
 def measure(options: argparse.Namespace) -> dict:
-    from launcher import loading, plan, session
     from launcher.config import gin_bindings
-    from launcher.recipe import Recipe
+    from launcher.run import loading, plan, session
+    from launcher.run.recipe import Recipe
     from launcher.watch.precision_watch import Watch
     from launcher.watch.settings import PrecisionWatch
 

@@ -13,25 +13,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher import assets, loading, session, starting_point
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.config import gin_bindings
-from launcher.controller import Controller, Outcome
 from launcher.doctor import precision_report
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, default_model_dir, lease
-from launcher.plan import RunPlan
 from launcher.preflight import command as preflight
 from launcher.preflight import export_step, lowering
 from launcher.preflight.chips import V5E
 from launcher.preflight.topologies import SLICES, Slice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.run import assets, loading, session, starting_point
+from launcher.run.controller import Controller, Outcome
+from launcher.run.plan import RunPlan
+from launcher.run.starting_point import StartingPoint
 from launcher.serving import export, predict
-from launcher.starting_point import StartingPoint
 from launcher.step import layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving
 from launcher.step.trainer import Trainer

@@ -10,10 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher import optimizers, plan, session
+from launcher import optimizers
 from launcher.data.pipeline import Shard
 from launcher.machine import strategy as strategy_lib
-from launcher.recipe import Recipe
+from launcher.run import plan, session
+from launcher.run.recipe import Recipe
 
 Batch = dict[str, tf.Tensor]
 

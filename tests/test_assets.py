@@ -7,8 +7,8 @@ import types
 import pytest
 import text_run
 
-from launcher import assets
 from launcher.errors import UsageError
+from launcher.run import assets
 
 
 def task(content: bytes):

@@ -10,10 +10,10 @@ import pytest
 import small_run
 
 from launcher.checkpoints import CheckpointStore, CheckpointWriteError, Saver, store
-from launcher.controller import Controller
 from launcher.errors import Preempted
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
+from launcher.run.controller import Controller
 from launcher.supervised.progress import Progress
 
 STEPS, EVERY, EXAMPLES, FEATURES = 12, 3, 4, 5

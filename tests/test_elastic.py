@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import small_run
 
-from launcher import plan
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.machine.cluster import elastic
+from launcher.run import plan
 
 
 def linear_run(steps=3, batch=8, **options):
@@ -65,8 +65,8 @@ def test_a_number_that_is_no_multiple_of_the_workers_is_refused():
 
 
 def test_the_operative_configuration_keeps_the_microbatches_of_the_recipe():
-    from launcher import loading
-    from launcher.recipe import Recipe
+    from launcher.run import loading
+    from launcher.run.recipe import Recipe
 
     loading.import_builtins()
     gin_bindings.load(["resnet_cpu.gin"], ["train.microbatches = 2"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from building import build_session
 
-from launcher.recipe import Recipe
+from launcher.run.recipe import Recipe
 
 DECAY = 0.5
 PARAMS = ("train.steps = 8", "train.global_batch_size = 32", "resnet.depth = 8", "resnet.norm_group_size = 8")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher import session
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
-from launcher.plan import resolve as resolve_plan
-from launcher.recipe import Recipe
+from launcher.run import session
+from launcher.run.plan import resolve as resolve_plan
+from launcher.run.recipe import Recipe
 
 FEATURES = np.random.default_rng(0).normal(size=(101, 6)).astype("float32")
 LABELS = np.random.default_rng(1).integers(0, 3, 101).astype("int32")

@@ -9,8 +9,8 @@ import tensorflow as tf
 from graph_walk import collectives
 from small_run import GivenTask, build, linear_batches, train
 
-from launcher import starting_point
 from launcher.checkpoints import CheckpointStore
+from launcher.run import starting_point
 from launcher.step import moving_statistics
 from models.normalization import BatchNormalization
 

@@ -11,9 +11,10 @@ import tensorflow as tf
 from building import build_session
 from small_run import GivenTask, assert_replicas_equal, build, train
 
-from launcher import modes, plan
+from launcher import modes
 from launcher.errors import UsageError
-from launcher.recipe import Recipe
+from launcher.run import plan
+from launcher.run.recipe import Recipe
 from launcher.step import layer_policies
 from launcher.step.layer_policies import Override
 from launcher.step.precision import DynamicLossScale, FixedLossScale

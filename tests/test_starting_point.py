@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from small_run import GivenTask, build, linear_batches, linear_model, negative_sum, train
 
-from launcher import starting_point
 from launcher.checkpoints import CheckpointStore, manifest
+from launcher.run import starting_point
 from launcher.step.precision import DynamicLossScale, FixedLossScale
 
 STEPS = 4

@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 # Parameters that say the same thing in two ways: the one that is bound last counts.
-_RIVALS = (("launcher.recipe.train", "steps", "epochs"),)
+_RIVALS = (("launcher.run.recipe.train", "steps", "epochs"),)
 
 _MACRO = "gin.macro"  # gin keeps the macro NAME as the parameter `value` of gin.macro in scope NAME
 

@@ -16,7 +16,7 @@ from launcher.doctor.memory import Memory
 from launcher.doctor.probe import Probe, Probed
 from launcher.doctor.settings import Settings
 from launcher.errors import TrainingError
-from launcher.session import Session
+from launcher.run.session import Session
 from launcher.step import wire_error
 from launcher.watch import float16_losses
 from launcher.watch.float16_losses import Gradient, Overflow, Verdict

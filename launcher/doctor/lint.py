@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from launcher.preflight.costs import MatrixOp, Source
-from launcher.session import Session
+from launcher.run.session import Session
 from launcher.step.layers import walk
 from launcher.step.precision import DynamicLossScale
 from launcher.watch import gradient_taps

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher import loading, session, starting_point
 from launcher.checkpoints import CheckpointStore
 from launcher.config import gin_bindings
 from launcher.doctor import page, record, words
@@ -15,9 +14,10 @@ from launcher.doctor.examine import examine
 from launcher.doctor.settings import Settings
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.plan import RunPlan
 from launcher.reporting import strict_json
 from launcher.reporting.console import make_console
+from launcher.run import loading, session, starting_point
+from launcher.run.plan import RunPlan
 from launcher.step import precision
 
 JSON_NAME, PAGE_NAME = "precision.json", "precision.html"

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.doctor import shadow
-from launcher.session import Session
+from launcher.run.session import Session
 from launcher.step import gradients
 from launcher.step.layers import owners
 from launcher.step.train_step import Batch, ReplicaStep

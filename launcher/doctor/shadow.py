@@ -7,9 +7,9 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from launcher import session
 from launcher.errors import UsageError
-from launcher.plan import RunPlan
+from launcher.run import session
+from launcher.run.plan import RunPlan
 from launcher.step import initial_values
 from launcher.step.layers import walk
 

@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 
 import keras
 
-from launcher import loading
 from launcher.config import gin_bindings
 from launcher.machine import strategy as strategy_lib
-from launcher.plan import RunPlan
 from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
 from launcher.preflight.compiler import Compilation, Compiler
 from launcher.preflight.costs import Costs, count
@@ -22,6 +20,8 @@ from launcher.preflight.memory import Memory
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.topologies import Slice
 from launcher.preflight.user_lines import look_up, user_lines
+from launcher.run import loading
+from launcher.run.plan import RunPlan
 from launcher.step.layers import group_size, walk
 
 

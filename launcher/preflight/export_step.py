@@ -22,13 +22,13 @@ import numpy as np
 import tensorflow as tf
 
 import launcher
-from launcher import session, starting_point
 from launcher.checkpoints import CheckpointStore
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
-from launcher.plan import RunPlan
 from launcher.preflight import jax_parts, lowering, pod_module, runner
 from launcher.preflight.lowering import Lowered
+from launcher.run import session, starting_point
+from launcher.run.plan import RunPlan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

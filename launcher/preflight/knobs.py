@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.plan import check_batches
 from launcher.preflight.examine import Case, Finding
 from launcher.preflight.lowering import Argument, for_replicas
 from launcher.preflight.topologies import SLICES
 from launcher.preflight.units import bytes_text
+from launcher.run.plan import check_batches
 
 # An estimate must leave room: the compiler packs buffers as it can, and keeps some for itself.
 _ROOM = 0.9

@@ -13,14 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher import plan as plan_lib
-from launcher import session as session_lib
 from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
-from launcher.plan import RunPlan
 from launcher.preflight import cannot_lower, jax_parts, pod_module
 from launcher.preflight.pod_replica import PodReplica
-from launcher.session import Session
+from launcher.run import plan as plan_lib
+from launcher.run import session as session_lib
+from launcher.run.plan import RunPlan
+from launcher.run.session import Session
 from launcher.step import overflow
 from launcher.step.train_step import StepReport
 from launcher.step.trainer import unique_name

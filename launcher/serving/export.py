@@ -7,7 +7,7 @@ import os
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.plan import RunPlan
+from launcher.run.plan import RunPlan
 from launcher.serving.weights import trained
 from launcher.tasks.base import Serves
 

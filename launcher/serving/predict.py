@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.plan import RunPlan
+from launcher.run.plan import RunPlan
+from launcher.run.session import Session
 from launcher.serving.weights import trained
-from launcher.session import Session
 from launcher.tasks.base import ReadsLines
 
 

@@ -6,10 +6,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from launcher import assets, session, starting_point
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
-from launcher.plan import RunPlan
+from launcher.run import assets, session, starting_point
+from launcher.run.plan import RunPlan
 
 
 @contextlib.contextmanager

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from launcher import loading
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
 from launcher.machine import devices as devices_lib
 from launcher.reporting import strict_json
 from launcher.reporting.console import Console, make_console
 from launcher.reporting.summary import versions
+from launcher.run import loading
 from launcher.verify import control as control_lib
 from launcher.verify import processes, record, table
 from launcher.verify.compare import Deviation, compare, not_finite

@@ -32,7 +32,7 @@ import tensorflow as tf
 from launcher.data.pipeline import Batch, Data, Shard
 from launcher.machine.as_written import as_written
 from launcher.optimizers import Optimizer
-from launcher.session import Session
+from launcher.run.session import Session
 from launcher.step.layers import group_size, walk
 from launcher.verify.compare import EXACT, Deviation
 from launcher.verify.record import Record

@@ -18,12 +18,15 @@ import_tensorflow()  # before the others, which import it as Python does: slower
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from launcher import loading, session  # noqa: E402
 from launcher.config import gin_bindings  # noqa: E402
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
 from launcher.machine import (
     cluster,  # noqa: E402
     farewell,  # noqa: E402
+)
+from launcher.run import (
+    loading,  # noqa: E402
+    session,  # noqa: E402
 )
 from launcher.verify import control, dropout  # noqa: E402
 from launcher.verify.processes import Job, read_job  # noqa: E402

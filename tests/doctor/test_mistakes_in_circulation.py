@@ -13,9 +13,9 @@ import tensorflow as tf
 from places import ROOT
 from small_run import GivenTask, build, copies, linear_batches, linear_model, negative_sum, train
 
-from launcher import plan
 from launcher.machine import strategy as strategy_lib
-from launcher.recipe import Recipe
+from launcher.run import plan
+from launcher.run.recipe import Recipe
 from launcher.step import precision
 
 PAGE = (ROOT / "docs" / "mixed_precision.md").read_text("utf-8")

@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 from small_run import GivenTask, assert_replicas_equal, build, descent, linear_batches, negative_sum
 
-from launcher import session
 from launcher.checkpoints import CheckpointStore, Saver
-from launcher.controller import Controller
 from launcher.errors import UsageError
 from launcher.reporting.metrics_file import read_events
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
+from launcher.run import session
+from launcher.run.controller import Controller
 from launcher.step.precision import FixedLossScale
 from launcher.supervised.progress import Progress
 from launcher.watch.precision_watch import Watch

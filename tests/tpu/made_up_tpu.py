@@ -13,13 +13,13 @@ from unittest import mock
 
 import tensorflow as tf
 
-from launcher import loading, plan, session
 from launcher.config import gin_bindings
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Shard
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.devices import Devices
-from launcher.recipe import Recipe
+from launcher.run import loading, plan, session
+from launcher.run.recipe import Recipe
 
 CORES_PER_HOST = 4
 

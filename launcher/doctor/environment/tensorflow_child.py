@@ -50,8 +50,8 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
     """Loads the recipe; None without one."""
     if not request["gin_files"]:
         return None
-    from launcher import loading
     from launcher.machine import devices
+    from launcher.run import loading
 
     def set_up() -> None:
         # Before the recipe's own modules use them, as a training does.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from launcher import plan
 from launcher.config import gin_bindings
 from launcher.doctor.settings import Settings as PrecisionSettings
 from launcher.errors import UsageError
@@ -18,8 +17,9 @@ from launcher.machine import strategy as strategy_lib
 from launcher.machine.devices import GpuOptions
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
-from launcher.plan import RunPlan
-from launcher.recipe import Recipe
+from launcher.run import plan
+from launcher.run.plan import RunPlan
+from launcher.run.recipe import Recipe
 from launcher.verify.settings import Settings as VerifySettings
 
 

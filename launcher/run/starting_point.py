@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from launcher.checkpoints import Best, CheckpointStore
 from launcher.errors import LauncherError
-from launcher.from_chief import FromChief
+from launcher.run.from_chief import FromChief
 from launcher.step.trainer import Trainer
 
 State = Mapping[str, np.ndarray]

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Data
-from launcher.decoding.evaluation import DecodingEvaluator
 from launcher.errors import UsageError
+from launcher.run.decoding_evaluator import DecodingEvaluator
 from launcher.step import gradients
 from launcher.step.train_step import Batch
 from launcher.tasks.base import Decodes, Task, loss_sums

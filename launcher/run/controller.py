@@ -15,10 +15,10 @@ from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
 from launcher.errors import Preempted, TrainingError, UsageError
 from launcher.errors.nearest import advice
-from launcher.evaluator import Evaluator
-from launcher.recipe import LOW_IS_BEST, Recipe
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
+from launcher.run.evaluator import Evaluator
+from launcher.run.recipe import LOW_IS_BEST, Recipe
 from launcher.step import overflow
 from launcher.step.trainer import StepRecords, Trainer
 from launcher.supervised import drill

@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import elastic
-from launcher.recipe import Recipe
+from launcher.run.recipe import Recipe
 from launcher.step import precision, wire_error
 from launcher.tasks.base import open_data
 

@@ -13,10 +13,10 @@ import models
 from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
 from launcher.errors import UsageError
-from launcher.evaluator import Evaluator
 from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer
-from launcher.plan import RunPlan
+from launcher.run.evaluator import Evaluator
+from launcher.run.plan import RunPlan
 from launcher.step import initial_values, layer_policies, moving_statistics
 from launcher.step.layers import group_size, walk
 from launcher.step.train_step import StepConfig
