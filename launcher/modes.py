@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.config import gin_bindings
-from launcher.doctor import precision_report
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, default_model_dir, lease
+from launcher.precision_report import command as precision_report
 from launcher.preflight import command as preflight
 from launcher.preflight import export_step, lowering
 from launcher.preflight.chips import V5E

@@ -10,13 +10,13 @@ import keras
 import tensorflow as tf
 
 from launcher.config import gin_bindings
-from launcher.doctor.settings import Settings as PrecisionSettings
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.devices import GpuOptions
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
+from launcher.precision_report.settings import Settings as PrecisionSettings
 from launcher.run import plan
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe

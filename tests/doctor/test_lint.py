@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from small_run import GivenTask, build, linear_batches, negative_sum
 
-from launcher.doctor import lint, memory
-from launcher.doctor.probe import Probe
+from launcher.precision_report import lint, memory
+from launcher.precision_report.probe import Probe
 from launcher.step.precision import DynamicLossScale, FixedLossScale
 from launcher.watch.gradient_taps import Output
 

@@ -12,9 +12,9 @@ from small_run import GivenTask, build, linear_batches, negative_sum
 
 from launcher import main
 from launcher.config import gin_bindings
-from launcher.doctor.examine import examine
-from launcher.doctor.settings import Settings
 from launcher.errors import UsageError
+from launcher.precision_report.examine import examine
+from launcher.precision_report.settings import Settings
 from launcher.step.precision import FixedLossScale
 
 SMALL = (

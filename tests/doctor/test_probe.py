@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from small_run import GivenTask, build, copies, linear_batches, negative_sum, state_copies
 
-from launcher.doctor.probe import Probe
 from launcher.errors import UsageError
+from launcher.precision_report.probe import Probe
 from launcher.watch import exponents
 from models.transformer.layers import Dropout
 

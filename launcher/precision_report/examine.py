@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from launcher.doctor import lint, memory
-from launcher.doctor.lint import Finding
-from launcher.doctor.memory import Memory
-from launcher.doctor.probe import Probe, Probed
-from launcher.doctor.settings import Settings
 from launcher.errors import TrainingError
+from launcher.precision_report import lint, memory
+from launcher.precision_report.lint import Finding
+from launcher.precision_report.memory import Memory
+from launcher.precision_report.probe import Probe, Probed
+from launcher.precision_report.settings import Settings
 from launcher.run.session import Session
 from launcher.step import wire_error
 from launcher.watch import float16_losses

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from launcher.doctor import shadow
+from launcher.precision_report import float32_copy
 from launcher.run.session import Session
 from launcher.step import gradients
 from launcher.step.layers import owners
@@ -102,8 +102,8 @@ class Probe:
         self._strategy = built.strategy
         self._trainer = built.trainer
         self.model = built.model
-        self.shadow = shadow.build(built.strategy, built.plan)
-        shadow.copy_weights(self.model, self.shadow)
+        self.shadow = float32_copy.build(built.strategy, built.plan)
+        float32_copy.copy_weights(self.model, self.shadow)
         self._real_spies, self._shadow_spies = Spies(self.model), Spies(self.shadow)
         self._real = built.trainer.step_of(self.model, self._real_spies.watch)
         self._shadow = built.trainer.step_of(self.shadow, self._shadow_spies.watch)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from launcher.doctor import words
-from launcher.doctor.examine import Examined
+from launcher.precision_report import terminal
+from launcher.precision_report.examine import Examined
 from launcher.watch import float16_losses
 from launcher.watch.exponents import BIAS, NON_FINITE_BIN
 from launcher.watch.float16_losses import Gradient
@@ -64,7 +64,7 @@ def histograms(found: Examined, layers: int) -> Any:
         (f"all gradients of {kind}s", [one for one in found.narrow if one.kind == kind])
         for kind in ("weight", "activation")
     ]
-    panels += [(f"{one.path} ({one.kind})", [one]) for one in words.worst_gradients(found, layers)]
+    panels += [(f"{one.path} ({one.kind})", [one]) for one in terminal.worst_gradients(found, layers)]
     panels = [(title, chosen) for title, chosen in panels if chosen]
     rows = -(-len(panels) // 2)
     figure = Figure(figsize=(11, 2.6 * rows), layout="constrained")

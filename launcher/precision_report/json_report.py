@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.doctor.examine import Examined, PassError
+from launcher.precision_report.examine import Examined, PassError
 from launcher.reporting.summary import versions
 from launcher.watch import float16_losses
 from launcher.watch.exponents import BIAS, NON_FINITE_BIN

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from launcher.doctor.examine import Examined, PassError
-from launcher.doctor.lint import Finding
+from launcher.precision_report.examine import Examined, PassError
+from launcher.precision_report.lint import Finding
 from launcher.preflight.units import bytes_text
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table

@@ -6,9 +6,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.doctor import words
-from launcher.doctor.examine import Examined
-from launcher.doctor.lint import Finding
+from launcher.precision_report import terminal
+from launcher.precision_report.examine import Examined
+from launcher.precision_report.lint import Finding
 from launcher.reporting import page
 from launcher.reporting.summary import versions
 
@@ -21,8 +21,8 @@ def make(found: Examined, plan: Mapping[str, str], *, layers: int) -> str:
       plan: what the recipe resolved to, by name.
       layers: rows and plots for single layers.
     """
-    first, *rest = words.verdict(found)
-    tables = dict(words.tables(found, layers))
+    first, *rest = terminal.verdict(found)
+    tables = dict(terminal.tables(found, layers))
     head = list(tables)[:3]
     return page.page(
         f"Precision of {plan['recipe']}",
@@ -76,7 +76,7 @@ def _figure(name: str, found: Examined, *args: Any) -> str:
         import matplotlib  # noqa: F401
     except ImportError:
         return f"<p>{page.NO_PLOTS}</p>"
-    from launcher.doctor import plots
+    from launcher.precision_report import plots
 
     descriptions = {
         "sweep": "Shares of gradients that float16 loses, by loss scale",

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from launcher.checkpoints import CheckpointStore
 from launcher.config import gin_bindings
-from launcher.doctor import page, record, words
-from launcher.doctor.examine import examine
-from launcher.doctor.settings import Settings
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.model_dir import check_model_dir
+from launcher.precision_report import json_report, page, terminal
+from launcher.precision_report.examine import examine
+from launcher.precision_report.settings import Settings
 from launcher.reporting import strict_json
 from launcher.reporting.console import make_console
 from launcher.run import loading, session, starting_point
@@ -84,7 +84,7 @@ def run(
     scale = built.trainer.loss_scale if own == resolved.policy else float(resolved.loss_scale.initial().scale)
     found = examine(built, settings, scale, console.note)
     gin_bindings.check_all_used()
-    words.show(found, console, layers=settings.layers)
+    terminal.show(found, console, layers=settings.layers)
     described = {**lines, "weights": weights, "seed": str(resolved.seed)}
     _write(model_dir, JSON_NAME, f"{strict_json.dumps(record.as_json(found, described), indent=1)}\n")
     _write(model_dir, PAGE_NAME, page.make(found, described, layers=settings.layers))
