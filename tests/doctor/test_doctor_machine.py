@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from launcher.doctor.environment import disk, driver, limits, processor
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.finding import Skip
+from launcher.doctor import disk, driver, limits, processor
+from launcher.doctor.context import Context
+from launcher.doctor.finding import Skip
 
 
 def only(findings):

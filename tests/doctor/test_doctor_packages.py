@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import setuptools
 
-from launcher.doctor.environment import package_checks, packages, variables
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.packages import Package, Packages
+from launcher.doctor import package_checks, packages, variables
+from launcher.doctor.context import Context
+from launcher.doctor.packages import Package, Packages
 
 ROOT = Path(__file__).resolve().parents[2]
 

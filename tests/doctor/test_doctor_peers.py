@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.doctor.environment import exchange, peer_checks
-from launcher.doctor.environment.exchange import Exchange, Peer, offset_and_delay
+from launcher.doctor import exchange, peer_checks
+from launcher.doctor.exchange import Exchange, Peer, offset_and_delay
 from launcher.machine.cluster import Cluster
 
 FACTS = {"python": "3.11", "numpy": "2.3.0"}

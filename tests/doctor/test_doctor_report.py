@@ -12,11 +12,11 @@ import jsonschema
 import pytest
 
 from launcher import main as entry
-from launcher.doctor.environment import command
-from launcher.doctor.environment.command import CHECKS, Check, examine
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.finding import Skip, exit_code, fail, ok, warn, worst
-from launcher.doctor.environment.report import TextReport
+from launcher.doctor import command
+from launcher.doctor.command import CHECKS, Check, examine
+from launcher.doctor.context import Context
+from launcher.doctor.finding import Skip, exit_code, fail, ok, warn, worst
+from launcher.doctor.report import TextReport
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = "python,tensorflow_package,packages,variables,processor,cores,memory,open_files,shared_memory,cluster"

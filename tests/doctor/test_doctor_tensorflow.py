@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.doctor.environment import child, collective, tensorflow_checks
-from launcher.doctor.environment.child import Answer, Outcome
-from launcher.doctor.environment.context import Context
+from launcher.doctor import child, collective, tensorflow_checks
+from launcher.doctor.child import Answer, Outcome
+from launcher.doctor.context import Context
 
 ROOT = Path(__file__).resolve().parents[2]
 TENSORFLOW = "tensorflow,build,devices,gpus,xla,recipe,data,strategy"

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from launcher.doctor.environment import child
+from launcher.doctor import child
 from launcher.machine.tensorflow_import import import_tensorflow
 
 # Chained in one graph, so that the start of it and the check of its result count little.

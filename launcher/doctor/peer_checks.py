@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.doctor.environment import exchange as exchange_lib
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.exchange import ANSWERED, Exchange, Peer
-from launcher.doctor.environment.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor import exchange as exchange_lib
+from launcher.doctor.context import Context
+from launcher.doctor.exchange import ANSWERED, Exchange, Peer
+from launcher.doctor.finding import Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_RETRY, UsageError
 
 _SHOWN = 4

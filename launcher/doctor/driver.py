@@ -6,8 +6,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor.context import Context
+from launcher.doctor.finding import Finding, Skip, fail, ok, warn
 
 _SECONDS = 30.0
 _QUERY = ("index", "name", "driver_version", "memory.used", "memory.total")

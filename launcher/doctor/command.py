@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.doctor.environment import (
+from launcher.doctor import (
     collective,
     disk,
     driver,
@@ -21,8 +21,8 @@ from launcher.doctor.environment import (
     tensorflow_checks,
     variables,
 )
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.finding import Finding, Skip, exit_code, fail
+from launcher.doctor.context import Context
+from launcher.doctor.finding import Finding, Skip, exit_code, fail
 from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from launcher.errors.nearest import advice
 

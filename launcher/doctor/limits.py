@@ -6,9 +6,9 @@ import os
 import resource
 from collections.abc import Iterator
 
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.finding import Finding, fail, ok, warn
-from launcher.doctor.environment.processor import control_groups
+from launcher.doctor.context import Context
+from launcher.doctor.finding import Finding, fail, ok, warn
+from launcher.doctor.processor import control_groups
 
 _GIB = 2**30
 _MIB = 2**20

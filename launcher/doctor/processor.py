@@ -7,8 +7,8 @@ import platform
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.finding import Finding, fail, ok, warn
+from launcher.doctor.context import Context
+from launcher.doctor.finding import Finding, fail, ok, warn
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _BFLOAT16 = ("amx_bf16", "avx512_bf16")

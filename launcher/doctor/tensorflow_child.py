@@ -1,4 +1,4 @@
-"""What only TensorFlow can tell: run as a process of its own by `launcher.doctor.environment.child`."""
+"""What only TensorFlow can tell: run as a process of its own by `launcher.doctor.child`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from launcher.config import gin_bindings
-from launcher.doctor.environment import child
+from launcher.doctor import child
 from launcher.machine.tensorflow_import import import_tensorflow
 
 _MIB = 2**20

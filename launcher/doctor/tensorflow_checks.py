@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.doctor.environment import child
-from launcher.doctor.environment import packages as packages_lib
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor import child
+from launcher.doctor import packages as packages_lib
+from launcher.doctor.context import Context
+from launcher.doctor.finding import Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_FAILED, UsageError
 from launcher.machine import installation
 

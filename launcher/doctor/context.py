@@ -7,8 +7,8 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.doctor.environment import child, exchange, packages
-from launcher.doctor.environment.finding import Skip
+from launcher.doctor import child, exchange, packages
+from launcher.doctor.finding import Skip
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 

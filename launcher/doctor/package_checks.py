@@ -6,10 +6,10 @@ import platform
 import struct
 from collections.abc import Iterator
 
-from launcher.doctor.environment import packages as packages_lib
-from launcher.doctor.environment.context import Context
-from launcher.doctor.environment.finding import Finding, fail, ok, warn
-from launcher.doctor.environment.packages import OPTIONAL, PYTHONS, REQUIRED, TENSORFLOWS, Packages
+from launcher.doctor import packages as packages_lib
+from launcher.doctor.context import Context
+from launcher.doctor.finding import Finding, fail, ok, warn
+from launcher.doctor.packages import OPTIONAL, PYTHONS, REQUIRED, TENSORFLOWS, Packages
 from launcher.machine import installation
 
 # What TensorFlow is made of beside our own requirements; each one's requirements are looked at.
