@@ -22,7 +22,6 @@ from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, default_model_dir, lease
 from launcher.precision_report import command as precision_report
 from launcher.preflight import command as preflight
-from launcher.preflight import export_step, lowering
 from launcher.preflight.chips import V5E
 from launcher.preflight.topologies import SLICES, Slice
 from launcher.reporting.reporter import Reporter
@@ -35,6 +34,7 @@ from launcher.serving import export, predict
 from launcher.step import layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving
 from launcher.step.trainer import Trainer
+from launcher.step_program import export_step, lowering
 from launcher.supervised.preemption import StopRequest
 from launcher.supervised.progress import Progress
 from launcher.verify import command as verify

@@ -11,11 +11,10 @@ import keras
 
 from launcher.config import gin_bindings
 from launcher.machine import strategy as strategy_lib
-from launcher.preflight import advice, hlo, lowering, memory, refusals, roofline
+from launcher.preflight import advice, hlo, memory, refusals, roofline
 from launcher.preflight.compiler import Compilation, Compiler
 from launcher.preflight.costs import Costs, count
 from launcher.preflight.hlo import Module
-from launcher.preflight.lowering import StepProgram
 from launcher.preflight.memory import Memory
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.topologies import Slice
@@ -23,6 +22,8 @@ from launcher.preflight.user_lines import look_up, user_lines
 from launcher.run import loading
 from launcher.run.plan import RunPlan
 from launcher.step.layers import group_size, walk
+from launcher.step_program import lowering
+from launcher.step_program.lowering import StepProgram
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

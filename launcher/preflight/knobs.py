@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.preflight.examine import Case, Finding
-from launcher.preflight.lowering import Argument, for_replicas
 from launcher.preflight.topologies import SLICES
 from launcher.preflight.units import bytes_text
 from launcher.run.plan import check_batches
+from launcher.step_program.lowering import Argument, for_replicas
 
 # An estimate must leave room: the compiler packs buffers as it can, and keeps some for itself.
 _ROOM = 0.9

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from launcher.config import gin_bindings
-from launcher.preflight import export_step
 from launcher.run import loading, plan
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
+from launcher.step_program import export_step
 
 # A tenth of the time to compile; the arithmetic is the same.
 FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

@@ -14,7 +14,7 @@ from building import build_session
 
 from launcher import main as entry
 from launcher.checkpoints import CheckpointStore
-from launcher.preflight import runner
+from launcher.step_program import runner
 
 BINDINGS = [f"--gin_param={binding}" for binding in (*pods.SMALL_RESNET, "train.steps = 20")]
 FLAGS = ("launcher", "--gin_file=resnet_cpu.gin", "--mode=export_step", *BINDINGS)

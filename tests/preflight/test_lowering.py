@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
-from launcher.preflight import jax_parts, lowering
-from launcher.preflight.cannot_lower import CannotLowerError
 from launcher.step import gradients
+from launcher.step_program import jax_parts, lowering
+from launcher.step_program.cannot_lower import CannotLowerError
 
 
 class Module:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from launcher.preflight.jax_parts import JaxParts
-from launcher.preflight.pod_replica import ALL_REDUCE, REPLICA_ID
+from launcher.step_program.jax_parts import JaxParts
+from launcher.step_program.pod_replica import ALL_REDUCE, REPLICA_ID
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Runs an exported training step on any devices that JAX knows; needs NumPy and JAX, and nothing else of Launcher.
 
-    python -m launcher.preflight.runner DIR --steps 10
+    python -m launcher.step_program.runner DIR --steps 10
     python DIR/run.py --steps 10
 
 DIR is what `--mode=export_step` wrote. It may be copied to another machine, such as one with GPUs and only JAX on it.

@@ -25,10 +25,10 @@ import launcher
 from launcher.checkpoints import CheckpointStore
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
-from launcher.preflight import jax_parts, lowering, pod_module, runner
-from launcher.preflight.lowering import Lowered
 from launcher.run import session, starting_point
 from launcher.run.plan import RunPlan
+from launcher.step_program import jax_parts, lowering, pod_module, runner
+from launcher.step_program.lowering import Lowered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.preflight.custom_call import custom_call
+from launcher.step_program.custom_call import custom_call
 
 ALL_REDUCE = "launcher.all_reduce_sum"
 REPLICA_ID = "launcher.replica_id"

@@ -15,8 +15,6 @@ import tensorflow as tf
 
 from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
-from launcher.preflight import cannot_lower, jax_parts, pod_module
-from launcher.preflight.pod_replica import PodReplica
 from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
@@ -24,6 +22,8 @@ from launcher.run.session import Session
 from launcher.step import overflow
 from launcher.step.train_step import StepReport
 from launcher.step.trainer import unique_name
+from launcher.step_program import cannot_lower, jax_parts, pod_module
+from launcher.step_program.pod_replica import PodReplica
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
