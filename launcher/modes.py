@@ -23,7 +23,7 @@ from launcher.model_dir import check_model_dir, default_model_dir, lease
 from launcher.precision_report import command as precision_report
 from launcher.preflight import command as preflight
 from launcher.preflight.chips import V5E
-from launcher.preflight.topologies import SLICES, Slice
+from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.run import assets, loading, session, starting_point

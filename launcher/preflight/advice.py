@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from launcher.preflight.costs import Costs, MatrixOp
 from launcher.preflight.memory import Buffer, Memory
-from launcher.preflight.names import short_name
+from launcher.preflight.op_names import short_name
 from launcher.preflight.roofline import Roofline
-from launcher.preflight.topologies import Slice
+from launcher.preflight.slices import Slice
 from launcher.preflight.units import bytes_text, milliseconds
 
 # Below these shares, advice would be noise.

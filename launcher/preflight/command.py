@@ -11,12 +11,14 @@ from typing import Any
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.preflight import comparison, knobs, report, topologies, versions
+from launcher.preflight import comparison, report, versions
+from launcher.preflight import slices as topologies
+from launcher.preflight import suggestions as knobs
 from launcher.preflight.compiler import Compiler, default_cache_dir
 from launcher.preflight.examine import Case, Examiner
 from launcher.preflight.progress_line import ProgressLine
 from launcher.preflight.report import Entry, Tried
-from launcher.preflight.topologies import Slice
+from launcher.preflight.slices import Slice
 from launcher.preflight.units import bytes_text
 from launcher.reporting import strict_json
 from launcher.reporting.console import Console, make_console

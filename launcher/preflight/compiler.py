@@ -22,7 +22,7 @@ import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
 from launcher.preflight import versions
 from launcher.preflight.compile_child import DUMP, OUTCOME, PROGRAM, REQUEST
-from launcher.preflight.topologies import Slice
+from launcher.preflight.slices import Slice
 
 CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
 

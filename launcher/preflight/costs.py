@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from launcher.preflight.hlo import HBM, HOST, Array, Computation, Instruction, Module, Source
-from launcher.preflight.loops import turns
+from launcher.preflight.trip_counts import turns
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Names and views of what is already there, and bodies that are counted themselves.

@@ -17,7 +17,7 @@ from launcher.preflight.costs import Costs, count
 from launcher.preflight.hlo import Module
 from launcher.preflight.memory import Memory
 from launcher.preflight.roofline import Roofline
-from launcher.preflight.topologies import Slice
+from launcher.preflight.slices import Slice
 from launcher.preflight.user_lines import look_up, user_lines
 from launcher.run import loading
 from launcher.run.plan import RunPlan

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.preflight.examine import Finding
-from launcher.preflight.knobs import Suggestion
 from launcher.preflight.memory import Memory
-from launcher.preflight.names import short_name
+from launcher.preflight.op_names import short_name
+from launcher.preflight.suggestions import Suggestion
 from launcher.preflight.units import amount, bytes_text, milliseconds
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table

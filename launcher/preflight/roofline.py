@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from launcher.preflight.costs import Collective, Costs
-from launcher.preflight.topologies import Slice
+from launcher.preflight.slices import Slice
 
 # How often the bytes of a collective cross a chip's links at least, for n chips times (n - 1) / n: a sum over all is
 # scattered and then gathered (Patarasuk and Yuan 2009).

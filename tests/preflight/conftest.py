@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.preflight import topologies
+from launcher.preflight import slices
 from launcher.preflight.compiler import Compilation, Compiler
 
 
@@ -14,4 +14,4 @@ from launcher.preflight.compiler import Compilation, Compiler
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Compilation]:
     """compiled(stablehlo, accelerator_type): what the TPU compiler makes of a program."""
     compiler = Compiler(cache_dir=str(tmp_path_factory.mktemp("compilations")), timeout_seconds=300)
-    return lambda text, accelerator_type: compiler.compile(text, topologies.find(accelerator_type))
+    return lambda text, accelerator_type: compiler.compile(text, slices.find(accelerator_type))

@@ -15,10 +15,10 @@ from toy_step import dense_step
 
 from launcher.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from launcher.preflight import compiler as compiler_lib
-from launcher.preflight import costs, hlo, memory, topologies, versions
+from launcher.preflight import costs, hlo, memory, slices, versions
 from launcher.preflight.compiler import CompilerDiedError, OutOfHostMemoryError, OutOfTimeError
 
-WHERE = topologies.find("v5litepod-4")
+WHERE = slices.find("v5litepod-4")
 
 
 # Answers without compiling anything.
@@ -75,7 +75,7 @@ def test_another_program_topology_or_version_is_not_found_in_the_cache(tmp_path,
     assert not made.compile("program", WHERE).cached
     assert made.compile("program", WHERE).cached
     assert not made.compile("another", WHERE).cached
-    assert not made.compile("program", topologies.find("v6e-4")).cached
+    assert not made.compile("program", slices.find("v6e-4")).cached
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=1024")
     assert not made.compile("program", WHERE).cached
     monkeypatch.delenv("LIBTPU_INIT_ARGS")
@@ -102,7 +102,7 @@ def test_a_program_too_big_for_hbm_is_refused_with_the_compilers_figures(compile
 
 def test_the_memory_of_each_generation_is_what_its_compiler_says(compiled):
     for name in ("v2-8", "v3-8", "v4-8", "v5p-8", "v6e-4"):
-        where = topologies.find(name)
+        where = slices.find(name)
         found = compiled(dense_step(where.num_replicas, batch=2**19, features=120_000), name)
         refused = memory.refused_for_hbm(found.error)
         assert refused is not None, name

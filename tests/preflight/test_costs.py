@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_step import convolution_step, dense_step, looped_product
 
-from launcher.preflight import costs, hlo, memory, roofline, topologies
+from launcher.preflight import costs, hlo, memory, roofline, slices
 from launcher.preflight.costs import valid_positions
 
 
@@ -123,7 +123,7 @@ def test_a_refused_program_names_its_biggest_buffers(compiled):
 
 
 def test_the_roofline_is_the_longest_of_three_quotients():
-    where = topologies.find("v5litepod-256")  # 197 TFLOP/s, 819 GB/s, four links of 50 GB/s
+    where = slices.find("v5litepod-256")  # 197 TFLOP/s, 819 GB/s, four links of 50 GB/s
     found = costs.Costs(
         flops=1.97e12, hbm_bytes=int(8.19e9), cycles=0, matrix_ops=(), host_transfers=(), dynamic=(), unknown_loops=0,
         collectives=(
@@ -144,8 +144,8 @@ def test_the_roofline_is_the_longest_of_three_quotients():
 
 def test_one_chip_has_nobody_to_exchange_with_and_cores_of_a_chip_share_its_peaks():
     reduction = costs.Collective(kind="all-reduce", bytes=10**9, times=1, dtypes=("f32",), source=hlo.Source())
-    assert roofline.ici_seconds(reduction, topologies.find("v5litepod-1")) == 0
-    chip = topologies.find("v3-8").chip
+    assert roofline.ici_seconds(reduction, slices.find("v5litepod-1")) == 0
+    chip = slices.find("v3-8").chip
     assert chip.device_peak_flops == pytest.approx(123e12 / 2)
     assert chip.device_hbm_bandwidth == pytest.approx(900e9 / 2)
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from launcher import main as entry
 from launcher.errors import EXIT_DONE, EXIT_USAGE
-from launcher.preflight import advice, costs, hlo, memory, refusals, roofline, topologies
+from launcher.preflight import advice, costs, hlo, memory, refusals, roofline
+from launcher.preflight import slices as topologies
 
 SMALL = (
     "--gin_file=mlp_fashion.gin",

@@ -12,7 +12,7 @@ from places import ROOT
 
 from launcher.errors import UsageError
 from launcher.preflight.chips import CHIPS
-from launcher.preflight.topologies import SLICES, find
+from launcher.preflight.slices import SLICES, find
 
 # Chips, replicas of TPUStrategy, hosts: https://cloud.google.com/tpu/docs, the pages of the generations.
 PUBLISHED = {
