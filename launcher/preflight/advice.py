@@ -9,7 +9,7 @@ from launcher.preflight.memory import Buffer, Memory
 from launcher.preflight.op_names import short_name
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.slices import Slice
-from launcher.preflight.units import bytes_text, milliseconds
+from launcher.reporting.units import bytes_text, milliseconds
 
 # Below these shares, advice would be noise.
 _WORTH_OF_COMPUTE = 0.02

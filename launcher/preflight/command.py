@@ -16,14 +16,14 @@ from launcher.preflight import slices as topologies
 from launcher.preflight import suggestions as knobs
 from launcher.preflight.compiler import Compiler, default_cache_dir
 from launcher.preflight.examine import Case, Examiner
-from launcher.preflight.progress_line import ProgressLine
 from launcher.preflight.report import Entry, Tried
 from launcher.preflight.slices import Slice
-from launcher.preflight.units import bytes_text
 from launcher.reporting import strict_json
 from launcher.reporting.console import Console, make_console
+from launcher.reporting.progress_line import ProgressLine
 from launcher.reporting.summary import versions as run_versions
 from launcher.reporting.tables import show_table
+from launcher.reporting.units import bytes_text
 
 FILE_NAME = "preflight.json"
 

@@ -10,7 +10,7 @@ from launcher.machine import installation
 from launcher.preflight.chips import GIB
 from launcher.preflight.examine import Finding
 from launcher.preflight.report import verdict
-from launcher.preflight.units import bytes_text, milliseconds
+from launcher.reporting.units import bytes_text, milliseconds
 
 PLOT_NAME = "preflight.png"
 

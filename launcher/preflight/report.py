@@ -10,9 +10,9 @@ from launcher.preflight.examine import Finding
 from launcher.preflight.memory import Memory
 from launcher.preflight.op_names import short_name
 from launcher.preflight.suggestions import Suggestion
-from launcher.preflight.units import amount, bytes_text, milliseconds
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table
+from launcher.reporting.units import amount, bytes_text, milliseconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.preflight.examine import Case, Finding
 from launcher.preflight.slices import SLICES
-from launcher.preflight.units import bytes_text
+from launcher.reporting.units import bytes_text
 from launcher.run.plan import check_batches
 from launcher.step_program.lowering import Argument, for_replicas
 
