@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.text.corpus import TextCorpus
+from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
 from launcher.decoding import greedy, sample, without
 from launcher.errors import UsageError
-from launcher.serving.graph_vocabulary import GraphVocabulary
 from launcher.tasks.base import Assets, Served, check_builder
 from launcher.tasks.text import VOCABULARY, model_notes, read_vocabulary, rows_of
 from launcher.tasks.tokens import Sums, token_sums

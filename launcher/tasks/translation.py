@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import Shard
+from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
 from launcher.decoding import beam_search, greedy, without
 from launcher.errors import UsageError
-from launcher.serving.graph_vocabulary import GraphVocabulary
 from launcher.tasks import bleu
 from launcher.tasks.base import Assets, Score, Served, check_builder
 from launcher.tasks.text import VOCABULARY, model_notes, read_vocabulary, rows_of

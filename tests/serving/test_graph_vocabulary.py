@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies
 
+from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, Vocabulary
-from launcher.serving.graph_vocabulary import GraphVocabulary
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dog",
