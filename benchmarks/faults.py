@@ -243,7 +243,7 @@ def kill_in_write(folder: Path) -> Row:
 
 def damaged(folder: Path) -> Row:
     """The whole job dies, a disk damages the newest checkpoint, and the same command is given again."""
-    from launcher.jobs import drill_files
+    from launcher.jobs.drill import files as drill_files
 
     run = Run(folder)
     run.start()

@@ -24,7 +24,9 @@ from absl import flags
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
 from launcher.errors.nearest import advice
-from launcher.jobs import backends, disk, drill_plan, drills, kubernetes, member, private_network
+from launcher.jobs import backends, disk, kubernetes, member, private_network
+from launcher.jobs.drill import command as drills
+from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
@@ -32,7 +34,7 @@ from launcher.model_dir import default_model_dir, lease
 from launcher.supervised import preemption
 
 _ORDER = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *drill_plan.FLAGS,
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *plan.FLAGS,
     "dry_run", "help", *backends.FLAGS,
 )  # fmt: skip
 
@@ -64,7 +66,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )
-    drill_plan.define(values)
+    plan.define(values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
     # Not shown: what the tests run in the place of training.
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         make = kind.make
         if make is None:
             return _apply(options, job, argv[1:])
-        drill = drill_plan.make_plan(options, job)
+        drill = plan.make_plan(options, job)
         network = _private_network(options, job) if kind.flags == private_network.FLAGS else None  # before any thread
         if network:
             console.note(network)

@@ -15,7 +15,7 @@ from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.output import Console, LogFile, Tee
 from launcher.jobs.policy import Outcome, find_cause
-from launcher.jobs.sites import Site, Sites, first_of
+from launcher.jobs.remote_hosts import Site, Sites, first_of
 from launcher.jobs.transports import AgentCommand, Transport
 from launcher.machine.cluster import elastic
 from launcher.machine.peers import START_TIMEOUT

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
-from launcher.jobs import drill_files
-from launcher.jobs.drill_plan import CORRUPT, PREEMPT, DrillPlan
+from launcher.jobs.drill import files
+from launcher.jobs.drill.plan import CORRUPT, PREEMPT, DrillPlan
 from launcher.supervised import drill
 
 FILE_NAME = "drill.json"
@@ -129,7 +129,7 @@ def conclude(
     """
     struck, healed = attempts[0] if attempts else Attempt(), attempts[1] if len(attempts) > 1 else None
     resumed_from = healed.first_step if healed else None
-    difference = drill_files.difference(model_dir, plan.reference) if plan.reference else None
+    difference = files.difference(model_dir, plan.reference) if plan.reference else None
     failures = [] if exit_code == EXIT_DONE else [f"the job ended with exit code {exit_code}"]
     if fault is None:
         failures.append(

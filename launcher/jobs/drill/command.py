@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
-from launcher.jobs import drill_files, drill_verdict, first_error, guard
-from launcher.jobs.drill_plan import CORRUPT, FREEZE, KILL, PREEMPT, DrillPlan
-from launcher.jobs.drill_verdict import Attempt, Fault
+from launcher.jobs import first_error, guard
+from launcher.jobs.drill import files
+from launcher.jobs.drill import verdict as drill_verdict
+from launcher.jobs.drill.plan import CORRUPT, FREEZE, KILL, PREEMPT, DrillPlan
+from launcher.jobs.drill.verdict import Attempt, Fault
 from launcher.jobs.job import Backend, Command, Job, Worker
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Verdict
@@ -80,7 +82,7 @@ class _Observer:
         self._plan = plan
         self._model_dir = Path(job.model_dir)
         self._console = console
-        self._known_steps = set(drill_files.all_steps(self._model_dir))
+        self._known_steps = set(files.all_steps(self._model_dir))
         self._new_steps: set[int] = set()
         self._looked_at: Report | None = None
         self._struck = False
@@ -131,11 +133,11 @@ class _Observer:
             self.fault.at = max([self.fault.at, *(report.monotonic for report in reports)])
 
     def _after_attempt(self, attempt: Attempt) -> None:
-        attempt.newest_checkpoint = drill_files.newest_step(self._model_dir)
+        attempt.newest_checkpoint = files.newest_step(self._model_dir)
         fault = self.fault
         if self._plan.kind == CORRUPT and fault and not fault.damaged_sha256 and attempt.newest_checkpoint is not None:
             fault.damaged_step = attempt.newest_checkpoint
-            fault.damaged_sha256 = drill_files.damage(self._model_dir, fault.damaged_step)
+            fault.damaged_sha256 = files.damage(self._model_dir, fault.damaged_step)
             self._console.note(f"drill: the checkpoint of step {fault.damaged_step} is damaged now")
 
     def _note(self, attempt: Attempt, report: Report | None) -> None:
@@ -145,7 +147,7 @@ class _Observer:
             attempt.first_step = report.first_step
             if self.fault and self.fault.damaged_sha256:
                 # Now it has been skipped. Later, when that step is done anew, its checkpoint may be written anew.
-                self.fault.kept = drill_files.is_kept(self._model_dir, self.fault.damaged_sha256)
+                self.fault.kept = files.is_kept(self._model_dir, self.fault.damaged_sha256)
         attempt.furthest_step = max(attempt.furthest_step, report.step)
         if attempt.training_at is None and attempt.first_step is not None and report.step > attempt.first_step:
             attempt.training_at = report.monotonic
@@ -158,7 +160,7 @@ class _Observer:
             return False
         if self._plan.step is not None and self._plan.kind != CORRUPT:
             return True
-        self._new_steps |= set(drill_files.all_steps(self._model_dir)) - self._known_steps
+        self._new_steps |= set(files.all_steps(self._model_dir)) - self._known_steps
         needed = 2 if self._plan.kind == CORRUPT else 1  # one to damage, and one to go on from
         return len(self._new_steps) >= needed and report.phase == "train" and report.step >= max(self._new_steps)
 
