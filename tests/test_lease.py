@@ -19,7 +19,7 @@ from launcher.model_dir import lease
 
 HOLD = """
 import errno, os, fcntl, sys
-from launcher import lease
+from launcher.model_dir import lease
 from launcher.errors import LauncherError
 if "no locks" in sys.argv:
     def flock(*_):

@@ -187,7 +187,7 @@ def test_an_installed_copy_is_told_to_install_more_from_where_it_came(wheel, tmp
         (info,) = (tmp_path / "site").glob("*.dist-info")
         (info / "direct_url.json").write_text(json.dumps(origin).replace("{wheel}", str(wheel)))
     done = subprocess.run(
-        [sys.executable, "-c", "from launcher import installation; print(installation.command('text'))"],
+        [sys.executable, "-c", "from launcher.machine import installation; print(installation.command('text'))"],
         env={"PYTHONPATH": str(tmp_path / "site"), "PATH": ""},
         cwd=tmp_path,
         capture_output=True,

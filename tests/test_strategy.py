@@ -251,7 +251,8 @@ def test_the_strategy_built_has_the_planned_replicas_and_sums_over_them(requeste
 WORKER = """
 import json, os, sys
 import keras, numpy as np, tensorflow as tf
-from launcher import cluster, optimizers, strategy
+from launcher import optimizers
+from launcher.machine import cluster, strategy
 
 me = cluster.resolve(os.environ)
 decided = strategy.plan(requested="auto", replicas=None, tpu=None, cluster=me, environ=os.environ)

@@ -22,7 +22,7 @@ from typing import Any
 
 import gin
 
-from launcher.config.gin_bindings import bound_types
+from launcher.config import bound_types
 from launcher.config.gin_files import (
     Binding,
     Import,

@@ -16,7 +16,7 @@ from launcher.config.gin_private import internals
 from launcher.errors import UsageError
 from launcher.errors.nearest import advice
 
-RECIPES = Path(__file__).resolve().parent.parent / "gin_configs"  # beside launcher/ in a checkout and when installed
+RECIPES = Path(__file__).resolve().parents[2] / "gin_configs"  # beside launcher/ in a checkout and when installed
 
 _FORM = "expected NAME.PARAMETER=VALUE or MACRO=VALUE, such as --gin_param 'train.steps = 30'"
 _UNREADABLE = "cannot read the value"

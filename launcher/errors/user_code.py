@@ -24,7 +24,7 @@ from launcher.errors.nearest import listed, nearest
 TRACEBACK = "LAUNCHER_TRACEBACK"
 """Environment variable: 1 prints the whole traceback of a user's mistake, too."""
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("launcher", "models"))
 _STANDARD_LIBRARY = tuple(
     {f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib")}

@@ -1,8 +1,8 @@
 """A job as a JobSet of Kubernetes: one pod a worker, each with a supervisor of its own, restarted by the cluster.
 
 There is no head. In every pod runs `python -m launcher.launch --backend=member`, which finds its peers by what
-`launcher.machine.cluster.kubernetes` reads and this module writes. What becomes of the job is for the JobSet to decide, by the
-exit codes of its pods:
+`launcher.machine.cluster.kubernetes` reads and this module writes. What becomes of the job is for the JobSet to decide,
+by the exit codes of its pods:
 
     64, 70       the JobSet fails at once: a retry will not help
     42           saved and preempted: the pod is replaced, which no count limits

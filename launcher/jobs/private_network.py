@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from launcher.config.gin_bindings import gin_files
+from launcher.config import gin_files
 from launcher.errors import LauncherError, UsageError
 from launcher.jobs.job import Job
 from launcher.jobs.local import visible_gpus

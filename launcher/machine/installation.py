@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 _NAME = "tf-launcher"
-_HERE = Path(__file__).resolve().parent
+_CHECKOUT = Path(__file__).resolve().parents[2]  # if this copy is one
 
 
 def command(extra: str) -> str:
@@ -28,9 +28,8 @@ def command(extra: str) -> str:
     A checkout is named by its folder, a copy that pip fetched by where pip found it (PEP 610), and where neither is
     known, the extra's packages are.
     """
-    checkout = _HERE.parent
-    if (checkout / "setup.py").is_file() and (checkout / "pyproject.toml").is_file():
-        return f"{_pip()} install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    if (_CHECKOUT / "setup.py").is_file() and (_CHECKOUT / "pyproject.toml").is_file():
+        return f"{_pip()} install -e {shlex.quote(f'{_CHECKOUT}[{extra}]')}"
     import importlib.metadata  # late: it takes as long as all else that a supervisor imports
 
     try:

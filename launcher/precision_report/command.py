@@ -86,7 +86,7 @@ def run(
     gin_bindings.check_all_used()
     terminal.show(found, console, layers=settings.layers)
     described = {**lines, "weights": weights, "seed": str(resolved.seed)}
-    _write(model_dir, JSON_NAME, f"{strict_json.dumps(record.as_json(found, described), indent=1)}\n")
+    _write(model_dir, JSON_NAME, f"{strict_json.dumps(json_report.as_json(found, described), indent=1)}\n")
     _write(model_dir, PAGE_NAME, page.make(found, described, layers=settings.layers))
     console.note(f"written: {os.path.join(model_dir, JSON_NAME)} and {PAGE_NAME}")
     console.close()

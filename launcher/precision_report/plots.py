@@ -100,7 +100,7 @@ def _histogram(axes: Any, counts: np.ndarray, recommended: int | None) -> None:
             where="post",
             color=_AFTER,
             linewidth=1.2,
-            label=f"scale {words.power(recommended)}",
+            label=f"scale {terminal.power(recommended)}",
         )
     for place, name, color in _LINES:
         axes.axvline(place, color=color, linewidth=1)

@@ -71,7 +71,7 @@ class Reporter:
             self._console.evaluation(event)
 
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
-        """Reports what was seen of gradients after `event["step"]` steps: see `launcher.watch.precision_watch.Sample`."""
+        """Reports what was seen of gradients after `event["step"]` steps: see `precision_watch.Sample`."""
         if self._is_chief:
             self._guarded(self._metrics.precision, event)
             self._tensorboard.precision(event, exponents)

@@ -59,7 +59,7 @@ class Trainer:
       loss_scale: see `launcher.step.precision`.
       config: what one step does.
       total_steps: length of the run, for the schedules.
-      forward_assigns: what the model's forward pass assigns, see `launcher.step.moving_statistics`; None for all that it could.
+      forward_assigns: what the model's forward pass assigns, see `moving_statistics`; None for all that it could.
       measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
     """
 

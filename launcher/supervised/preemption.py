@@ -1,8 +1,8 @@
 """Being asked to stop: finish the step, save, and end with exit code 42.
 
 Schedulers send SIGTERM some time before they take a machine away (Slurm by `--signal=TERM@300`, Kubernetes at the start
-of the grace period, Cloud TPU and GCE at preemption; for a word from GCE before that see `launcher.machine.gce`). TensorFlow's
-own handler does nothing on one host.
+of the grace period, Cloud TPU and GCE at preemption; for a word from GCE before that see `launcher.machine.gce`).
+TensorFlow's own handler does nothing on one host.
 
 Many send it to every process of a job at once (systemd, scancel, PBS, a terminal), so a worker gets it twice: from them
 and from its supervisor, which passes it on. That is one request.

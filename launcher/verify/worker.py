@@ -20,14 +20,8 @@ import numpy as np  # noqa: E402
 
 from launcher.config import gin_bindings  # noqa: E402
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
-from launcher.machine import (
-    cluster,  # noqa: E402
-    farewell,  # noqa: E402
-)
-from launcher.run import (
-    loading,  # noqa: E402
-    session,  # noqa: E402
-)
+from launcher.machine import cluster, farewell  # noqa: E402
+from launcher.run import loading, session  # noqa: E402
 from launcher.verify import control, dropout  # noqa: E402
 from launcher.verify.processes import Job, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402

@@ -247,9 +247,9 @@ def test_a_file_that_is_not_text_is_refused(folder):
 MODULE = """\
 import gin
 
-from launcher import config
+from launcher.config import gin_bindings
 
-SEEN = config.bound("job.steps", None)
+SEEN = gin_bindings.bound("job.steps", None)
 
 
 @gin.configurable

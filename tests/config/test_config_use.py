@@ -239,7 +239,7 @@ def test_the_message_of_an_error_without_gin_is_its_own():
 
 
 def test_a_gin_without_the_private_parts_is_named(monkeypatch):
-    from launcher.config.gin_bindings import gin_private
+    from launcher.config import gin_private
 
     monkeypatch.delattr(gin.config, "_OPERATIVE_CONFIG")
     with pytest.raises(UsageError, match=r"gin-config==0\.5\.0"):

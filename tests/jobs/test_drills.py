@@ -180,7 +180,7 @@ def test_a_drill_that_cannot_be_is_refused_before_anything_runs(capsys, tmp_path
 
 def test_without_the_variable_nothing_happens_at_all():
     program = (
-        "import os, signal; from launcher import drill\n"
+        "import os, signal; from launcher.supervised import drill\n"
         "drill.install({}); drill.between_steps(); drill.before_write()\n"
         "assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL\n"
     )

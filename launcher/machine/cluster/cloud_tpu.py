@@ -1,8 +1,8 @@
 """The hosts of a Cloud TPU: several machines, and still one program.
 
 TensorFlow trains on a pod from the program on host 0, which drives the TPU workers of all hosts. So the hosts in
-TPU_WORKER_HOSTNAMES are no peers in the sense of a cluster, on any of them. `launcher.machine.tpu` refuses to train where it
-cannot be done: on another host than 0, or with `--tpu=local` on a pod.
+TPU_WORKER_HOSTNAMES are no peers in the sense of a cluster, on any of them. `launcher.machine.tpu` refuses to train
+where it cannot be done: on another host than 0, or with `--tpu=local` on a pod.
 """
 
 from __future__ import annotations
