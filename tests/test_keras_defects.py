@@ -7,7 +7,6 @@ on the same reduction as ours here (`ReductionToOneDevice`): its defects do not 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 import tensorflow as tf
 from graph_walk import collectives
 from keras_worker import rows
+from places import PYTHONPATH
 from small_run import (
     GivenTask,
     assert_replicas_equal,
@@ -109,11 +109,10 @@ def test_k1_an_overflow_on_any_replica_but_the_first_poisons_keras_and_not_ours(
 
 def start_workers(start_launcher, free_ports, *args):
     hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    here = Path(__file__).parent
 
     def start(rank):
         config = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": rank}})
-        env = {"TF_CONFIG": config, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
+        env = {"TF_CONFIG": config, "PYTHONPATH": PYTHONPATH}
         return start_launcher(*args, module="keras_worker", env=env)
 
     return [start(rank) for rank in range(2)]

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import setuptools
 from packaging.requirements import Requirement
+from places import ROOT
 
 from launcher.machine import installation
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("launcher", "models", "gin_configs", "setup.py", "pyproject.toml")
 
 

@@ -3,18 +3,16 @@ from __future__ import annotations
 import gzip
 import http.server
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 from assembled import global_batches
+from places import ROOT
 
 from launcher.data import prepare as prepare_module
 from launcher.data.images import image_data
 from launcher.data.prepare import prepare
 from launcher.errors import LauncherError, PeerError, UsageError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 FASHION_FILES = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import runpy
-from pathlib import Path
 
 import pytest
 import setuptools
+from places import ROOT
 
 from launcher.doctor import package_checks, packages, variables
 from launcher.doctor.context import Context
 from launcher.doctor.packages import Package, Packages
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def only(findings):

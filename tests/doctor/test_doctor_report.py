@@ -6,10 +6,10 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import jsonschema
 import pytest
+from places import ROOT
 
 from launcher import main as entry
 from launcher.doctor import command
@@ -18,7 +18,6 @@ from launcher.doctor.context import Context
 from launcher.doctor.finding import Skip, exit_code, fail, ok, warn, worst
 from launcher.doctor.report import TextReport
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK = "python,tensorflow_package,packages,variables,processor,cores,memory,open_files,shared_memory,cluster"
 
 SCHEMA = {

@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-from pathlib import Path
 
 import psutil
 import pytest
+from places import ROOT
 
 from launcher.doctor import child, collective, tensorflow_checks
 from launcher.doctor.child import Answer, Outcome
 from launcher.doctor.context import Context
 
-ROOT = Path(__file__).resolve().parents[2]
 TENSORFLOW = "tensorflow,build,devices,gpus,xla,recipe,data,strategy"
 
 

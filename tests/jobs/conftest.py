@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
 import sshd
-from launched import ROOT, LaunchedJob
+from launched import LaunchedJob
+from places import PYTHONPATH
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def fake_environment(tmp_path):
     def make(**settings) -> dict[str, str]:
         return {
             "FAKE_WORKER": json.dumps(settings),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+            "PYTHONPATH": PYTHONPATH,
             "TMPDIR": str(tmp_path),
         }
 

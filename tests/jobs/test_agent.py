@@ -10,13 +10,11 @@ import subprocess
 import sys
 import time
 import uuid
-from pathlib import Path
 
 import psutil
 import pytest
+from places import ROOT
 from running import is_running
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from launched import ROOT
+from places import ROOT
 
 from launcher import launch as entry
 from launcher.machine import cluster

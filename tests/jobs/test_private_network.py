@@ -9,7 +9,7 @@ import socket
 import numpy as np
 import psutil
 import pytest
-from launched import ROOT
+from places import ROOT
 
 from launcher import launch as entry
 from launcher import main as worker

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 import slurm_cluster
-from launched import ROOT, LaunchedJob
+from launched import LaunchedJob
+from places import ROOT
 
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host

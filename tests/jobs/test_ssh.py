@@ -7,16 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 import sshd
+from places import ROOT
 from running import is_running
 
 pytestmark = pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING)
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 A, B, C, D = "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"
 
 

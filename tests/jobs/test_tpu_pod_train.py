@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from launched import ROOT, LaunchedJob
+from launched import LaunchedJob
+from places import ROOT
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")
 

@@ -9,7 +9,8 @@ import sys
 
 import psutil
 import pytest
-from launched import ROOT, LaunchedJob
+from launched import LaunchedJob
+from places import ROOT
 
 from launcher.errors import UsageError
 from launcher.jobs.tpu_vm import TpuVm

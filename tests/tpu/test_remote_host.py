@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 from building import build_session
+from places import PYTHONPATH
 
 from launcher.checkpoints import CheckpointStore
 
@@ -25,7 +25,6 @@ BINDINGS = (
     "train.ema_decay = 0.9",
 )
 STEPS = 300
-PATH = f"{Path(__file__).parent.parent.parent}:{Path(__file__).parent}"
 
 
 @pytest.mark.heavy
@@ -35,12 +34,12 @@ def test_a_run_on_a_driven_host_outlives_it_and_ends_as_a_run_at_home(start_laun
     elsewhere.mkdir()
 
     def start_host():
-        host = start_launcher(f"127.0.0.1:{port}", module="remote_host", cwd=elsewhere, env={"PYTHONPATH": PATH})
+        host = start_launcher(f"127.0.0.1:{port}", module="remote_host", cwd=elsewhere, env={"PYTHONPATH": PYTHONPATH})
         host.wait_until(lambda: "serves" in host.stdout)
         return host
 
     def drive():
-        environ = {"PYTHONPATH": PATH, "REMOTE_HOST": f"127.0.0.1:{port}"}
+        environ = {"PYTHONPATH": PYTHONPATH, "REMOTE_HOST": f"127.0.0.1:{port}"}
         flags = (f"--gin_file={RECIPE}", "--model_dir=run", *(f"--gin_param={binding}" for binding in BINDINGS))
         return start_launcher(*flags, module="remote_run", env=environ)
 

@@ -4,17 +4,16 @@ import itertools
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 
 from launcher.data.text import vocabulary as vocabulary_module
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, Vocabulary, cached_vocabulary, check_size
 from launcher.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[3]
 LINES = [f"Zeile {number} und line {number * 7}:\n    for x in range({number})" for number in range(400)]
 
 

@@ -11,8 +11,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 CHECKED = [*SCRIPTS, ROOT / "scripts" / "slurm.sbatch", ROOT / ".ci" / "run"]
 COMMANDS = {"quickstart.sh": [], "test.sh": [], "install.sh": ["cpu,demo"]}

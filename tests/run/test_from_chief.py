@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-from pathlib import Path
 
 import from_chief_run
 import pytest
-from places import SMALL_DIGITS
+from places import PYTHONPATH, SMALL_DIGITS
 
 from launcher.checkpoints import CheckpointStore
 
@@ -29,8 +27,7 @@ NOWHERE = "/proc/launcher/run"  # where not even root can make a folder
 
 @pytest.mark.heavy
 def test_every_kind_of_array_arrives_bit_for_bit_in_chunks_of_any_size(run_workers, tmp_path):
-    path = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1])))
-    workers = run_workers(2, f"{tmp_path}/", module="from_chief_run", env={"PYTHONPATH": path})
+    workers = run_workers(2, f"{tmp_path}/", module="from_chief_run", env={"PYTHONPATH": PYTHONPATH})
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
     expected = {"message": from_chief_run.MESSAGE, "arrays": from_chief_run.written(from_chief_run.arrays())}
     for index in range(2):

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from running import is_running
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedJob:

@@ -4,20 +4,18 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import gin
 import numpy as np
 import pytest
 import tensorflow as tf
+from places import ROOT
 
 from launcher.errors import UsageError
 from launcher.machine import devices as devices_lib
 from launcher.machine import strategy, tpu
 from launcher.machine.cluster import Cluster
 from launcher.machine.devices import Devices, Gpu, GpuOptions
-
-ROOT = Path(__file__).resolve().parent.parent
 
 # Doubles for hardware that the machine running the tests does not have.
 V100 = Gpu(model="V100", compute_capability=(7, 0))

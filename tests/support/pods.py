@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from places import PYTHONPATH
 
 from launcher.config import gin_bindings
 from launcher.run import loading, plan
@@ -83,7 +84,11 @@ def run(exported: Path, run_launcher: Callable) -> Pod:
     """Runs it in a process of its own, with as many CPU devices as it has replicas."""
     out = exported.parent / "out.npz"
     done = run_launcher(
-        str(exported), str(out), module="tests.preflight.pod_run", env={"XLA_FLAGS": FAST_COMPILE}, timeout=550
+        str(exported),
+        str(out),
+        module="pod_run",
+        env={"PYTHONPATH": PYTHONPATH, "XLA_FLAGS": FAST_COMPILE},
+        timeout=550,
     )
     assert done.returncode == 0, done.stderr
     return Pod(out)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from collectives_run import METRICS, SETTINGS, in_evaluation, in_training, planned, session
 from graph_walk import Collective, collectives
+from places import PYTHONPATH
 
 from models.normalization import BatchNormalization
 
@@ -132,8 +133,8 @@ def test_mirrored_replicas_join_one_ring_a_bucket_as_on_gpus(setting):
 
 @pytest.mark.heavy
 def test_workers_join_one_ring_a_bucket(run_workers, tmp_path):
-    path = f"{Path(__file__).parent.parent}:{Path(__file__).parent}"
-    workers = run_workers(2, f"{tmp_path}/answer", module="collectives_run", env={"PYTHONPATH": path}, timeout=180)
+    given = {"module": "collectives_run", "env": {"PYTHONPATH": PYTHONPATH}, "timeout": 180}
+    workers = run_workers(2, f"{tmp_path}/answer", **given)
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
     answers = [json.loads(Path(tmp_path, f"answer.{rank}.json").read_text()) for rank in range(2)]
     for answer in answers:
