@@ -1,3 +1,31 @@
-"""Launcher: one command that trains TensorFlow models on any topology."""
+"""Launcher: one command that trains TensorFlow models on any topology.
+
+The map, from the door inwards. A room may use those below it, never those above.
+
+    main               the worker's entry: flags, then one mode
+    launch             the supervisor's entry: starts workers, watches them, restarts them
+    modes              what each `--mode` does
+    jobs               workers started, watched and restarted: on this host, over ssh, on TPU VMs, in Slurm, Kubernetes
+    precision_report   what 16 bits would do to this model's gradients
+    preflight          whether a step fits a device, and how fast it can be
+    doctor             whether this machine and its peers are fit
+    verify             the same training on several topologies, compared
+    step_program       the step as a StableHLO program, and what runs it
+    serving            a trained model at work: predict, export
+    run                one run: recipe, plan, session, controller, evaluator, starting point
+    watch              gradients looked at while a model trains
+    step               one training step: trainer, gradients, loss scale, layer policies, moving statistics
+    tasks              model, data, loss and metrics: image classification, translation, language modelling
+    decoding           how a model writes text: greedy, sampled, beam search
+    data               batches in an order that depends on (seed, step) alone
+    machine            cluster, devices, strategy, TPU, ports, TensorFlow's import
+    checkpoints        written whole or not at all, verified, restored, retired
+    optimizers         Keras optimizers and learning rates that recipes bind, and the ones Keras lacks
+    model_dir          the folder of a run, and the lease of its one writer
+    reporting          console, metrics.jsonl, summary.json, TensorBoard, report.html
+    supervised         the worker's side of a supervised job: progress, being asked to stop, drills
+    config             gin files and bindings, checked before anything is built
+    errors             users' errors, exit codes, the nearest name
+"""
 
 __version__ = "0.1.0"

@@ -22,8 +22,7 @@ from pathlib import Path
 from absl import flags
 
 from launcher import main as worker
-from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
-from launcher.errors.nearest import advice
+from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, advice
 from launcher.jobs import backends, disk, kubernetes, member, private_network
 from launcher.jobs.drill import command as drills
 from launcher.jobs.drill import plan

@@ -18,7 +18,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gin
 
@@ -36,14 +36,14 @@ from launcher.config.gin_files import (
     replace_names,
     search_path,
 )
-from launcher.config.gin_private import internals, unwrap
-from launcher.errors import LauncherError, UsageError, failures, user_code
-from launcher.errors.nearest import advice, nearest
+from launcher.config.gin_private import internals
+from launcher.errors import LauncherError, UsageError, advice, failures, nearest, user_code
 
 __all__ = [
     "Config",
     "bound",
     "check_all_used",
+    "check_settings",
     "clean_message",
     "find_file",
     "load",
@@ -52,8 +52,8 @@ __all__ = [
     "reset",
     "save_operative",
     "search_path",
+    "settings",
     "unused_bindings",
-    "unwrap",
     "usage_errors",
     "used_as",
 ]
@@ -135,6 +135,33 @@ def reset() -> None:
     global _loaded
     gin.clear_config()
     _loaded = _Loaded()
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+_T = TypeVar("_T")
+_settings: list[Callable[[], Any]] = []
+
+
+def settings(name: str) -> Callable[[type[_T]], type[_T]]:
+    """Registers a class of settings with gin as `name`; recipes may bind them whether or not this run reads them."""
+
+    def register(made: type[_T]) -> type[_T]:
+        configurable = gin.configurable(name)(made)
+        _settings.append(configurable)
+        return configurable
+
+    return register
+
+
+def check_settings() -> None:
+    """Constructs every class of settings, so that what is bound of each is checked and counts as used.
+
+    Raises:
+      UsageError: a value that the class refuses.
+    """
+    for made in _settings:
+        made()
 
 
 # ------------------------------------------------------------------------------------------------------------ binding
@@ -535,7 +562,7 @@ def usage_errors() -> Iterator[None]:
 
 
 def _as_usage_error(error: Exception) -> Exception:
-    original = unwrap(error)
+    original = failures.unwrap(error)
     if isinstance(original, LauncherError):
         return original
     required = re.match(r"Required bindings for `(.*)` not provided in config: \[(.*)\]$", str(original))
@@ -550,4 +577,4 @@ def _as_usage_error(error: Exception) -> Exception:
 
 def clean_message(error: BaseException) -> str:
     """The message as it was raised, without the lines that gin adds on its way through configurables."""
-    return str(unwrap(error))
+    return str(failures.unwrap(error))

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.gin_private import internals
-from launcher.errors import UsageError
-from launcher.errors.nearest import advice
+from launcher.errors import UsageError, advice
 
 RECIPES = Path(__file__).resolve().parents[2] / "gin_configs"  # beside launcher/ in a checkout and when installed
 

@@ -7,7 +7,6 @@ is looked up. gin changes these objects in place, so they may be held.
 from __future__ import annotations
 
 import functools
-import inspect
 
 import gin
 
@@ -39,13 +38,3 @@ def internals() -> Gin:
       UsageError: the installed gin-config lacks one of them.
     """
     return Gin()
-
-
-def unwrap(error: BaseException) -> BaseException:
-    """The exception that was raised, where gin replaced it by a proxy with a longer message, once or more often."""
-    while "ExceptionProxy" in (method := type(error).__str__).__qualname__:
-        original = inspect.getclosurevars(method).nonlocals.get("exception")
-        if not isinstance(original, BaseException):
-            break
-        error = original
-    return error

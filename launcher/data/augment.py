@@ -13,8 +13,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from launcher.data.philox import uniform
-from launcher.errors import UsageError
-from launcher.errors.nearest import advice
+from launcher.errors import UsageError, advice
 from launcher.machine.as_written import as_written
 
 AUGMENTATIONS = ("none", "small", "imagenet")

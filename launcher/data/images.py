@@ -26,8 +26,7 @@ from launcher.data.mix import Mix
 from launcher.data.pipeline import Data, RandomAccessData, Shard
 from launcher.data.stored_images import StoredImages
 from launcher.data.synthetic import SyntheticImages
-from launcher.errors import UsageError
-from launcher.errors.nearest import advice
+from launcher.errors import UsageError, advice
 
 _TFDS_PREFIX = "tfds:"
 

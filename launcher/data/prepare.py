@@ -34,8 +34,7 @@ from absl import flags
 
 from launcher.data import catalog, debian, tfds
 from launcher.data.text import help_pages
-from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError
-from launcher.errors.nearest import nearest
+from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError, nearest
 from launcher.machine import installation
 
 _PROBE_SECONDS = 8.0

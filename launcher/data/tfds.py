@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from launcher.data.catalog import TFDS, Facts
-from launcher.errors import UsageError
-from launcher.errors.nearest import nearest
+from launcher.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from launcher.data.decode import ImageDecoder

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.config.gin_private import unwrap
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError
+from launcher.errors.failures import unwrap
 
 _PACKAGE = __name__.rpartition(".")[0]
 _TAIL_LINES = 12

@@ -23,8 +23,7 @@ from launcher.doctor import (
 )
 from launcher.doctor.context import Context
 from launcher.doctor.finding import Finding, Skip, exit_code, fail
-from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError
-from launcher.errors.nearest import advice
+from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError, advice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

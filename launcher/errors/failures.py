@@ -7,9 +7,9 @@ that drives the hosts of a TPU pod also sees what is left of a host that was tak
 from __future__ import annotations
 
 import errno
+import inspect
 import sys
 
-from launcher.config.gin_private import unwrap
 from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, user_code
 
 _PASSING = {
@@ -93,3 +93,13 @@ def is_peer_failure(error: BaseException) -> bool:
     if isinstance(error, gone | tf.errors.CancelledError):
         return True
     return any(words in str(error).lower() for words in _RESTARTED)
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """The exception that was raised, where gin (0.5.0) replaced it by a proxy with a longer message, once or more."""
+    while "ExceptionProxy" in (method := type(error).__str__).__qualname__:
+        original = inspect.getclosurevars(method).nonlocals.get("exception")
+        if not isinstance(original, BaseException):
+            break
+        error = original
+    return error

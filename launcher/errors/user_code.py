@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.errors import UsageError
-from launcher.errors.nearest import listed, nearest
+from launcher.errors import UsageError, listed, nearest
 
 TRACEBACK = "LAUNCHER_TRACEBACK"
 """Environment variable: 1 prints the whole traceback of a user's mistake, too."""

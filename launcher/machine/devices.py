@@ -6,9 +6,9 @@ import dataclasses
 import glob
 import os
 
-import gin
 import tensorflow as tf
 
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 
 # Tensor Cores multiply float16 from Volta (7.0) on, bfloat16 and TF32 from Ampere (8.0) on.
@@ -44,7 +44,7 @@ class Devices:
     tpu_chips: tuple[str, ...] = ()
 
 
-@gin.configurable("gpu")
+@gin_bindings.settings("gpu")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuOptions:
     """How GPUs are set up.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import gin
-
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.step.precision import POLICIES
 
 
-@gin.configurable("precision_report")
+@gin_bindings.settings("precision_report")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a recipe's precision is examined.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from launcher.reporting.units import GIB
+
 _DOCS = "https://cloud.google.com/tpu/docs"
 _JOUPPI_2020 = "Jouppi et al. 2020, A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7)"
 _JOUPPI_2023 = "Jouppi et al. 2023, TPU v4, arXiv 2304.01433"
 _COMPILER = "libtpu 0.0.51, as its compiler says when a program does not fit"
-
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

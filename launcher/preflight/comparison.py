@@ -7,10 +7,9 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.machine import installation
-from launcher.preflight.chips import GIB
 from launcher.preflight.examine import Finding
 from launcher.preflight.report import verdict
-from launcher.reporting.units import bytes_text, milliseconds
+from launcher.reporting.units import GIB, bytes_text, milliseconds
 
 PLOT_NAME = "preflight.png"
 

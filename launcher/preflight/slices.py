@@ -10,8 +10,7 @@ import dataclasses
 import math
 import re
 
-from launcher.errors import UsageError
-from launcher.errors.nearest import nearest
+from launcher.errors import UsageError, nearest
 from launcher.preflight.chips import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip
 
 _CHIPS_A_HOST = 4

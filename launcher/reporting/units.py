@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.preflight.chips import GIB
+GIB = 2**30
 
 
 def bytes_text(count: float) -> str:

@@ -13,8 +13,7 @@ import numpy as np
 
 from launcher.checkpoints import Best, Saver
 from launcher.data.pipeline import Data
-from launcher.errors import Preempted, TrainingError, UsageError
-from launcher.errors.nearest import advice
+from launcher.errors import Preempted, TrainingError, UsageError, advice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run.evaluator import Evaluator

@@ -13,14 +13,11 @@ from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
-from launcher.machine.devices import GpuOptions
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
-from launcher.precision_report.settings import Settings as PrecisionSettings
 from launcher.run import plan
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
-from launcher.verify.settings import Settings as VerifySettings
 
 
 def import_builtins() -> None:
@@ -29,9 +26,11 @@ def import_builtins() -> None:
         "launcher.data.images",
         "launcher.data.text.corpus",
         "launcher.data.text.pairs",
+        "launcher.precision_report.settings",
         "launcher.tasks.image_classification",
         "launcher.tasks.language_modelling",
         "launcher.tasks.translation",
+        "launcher.verify.settings",
         "models.amplified",
         "models.lstm",
         "models.mlp",
@@ -54,8 +53,7 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports:
     import_builtins()
     gin_bindings.load(gin_files, gin_params, before_imports=before_imports)
     # A recipe may say how any mode is to treat it, whichever mode this is.
-    for settings in (VerifySettings, PrecisionSettings, GpuOptions):
-        settings()
+    gin_bindings.check_settings()
     return Recipe()
 
 

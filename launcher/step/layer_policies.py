@@ -16,8 +16,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from launcher.errors import UsageError
-from launcher.errors.nearest import advice
+from launcher.errors import UsageError, advice
 from launcher.step.layers import Placed, walk
 from launcher.step.precision import POLICIES
 

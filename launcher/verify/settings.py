@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import gin
-
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.verify.tolerances import Tolerances
 
@@ -44,7 +43,7 @@ class Topology:
 ONE_REPLICA = Topology()
 
 
-@gin.configurable("verify")
+@gin_bindings.settings("verify")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a recipe is verified.

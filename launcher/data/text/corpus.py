@@ -30,8 +30,7 @@ from launcher.data.text.rows import Rows
 from launcher.data.text.source import Source, refuse
 from launcher.data.text.tfds_text import TfdsCorpus
 from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
-from launcher.errors import UsageError
-from launcher.errors.nearest import advice
+from launcher.errors import UsageError, advice
 
 _BLOCK = 1_000
 _FORMAT = 1  # of the stored rows

@@ -34,8 +34,7 @@ from launcher.data.text.source import Source, refuse
 from launcher.data.text.spoken_numbers import SpokenNumbers
 from launcher.data.text.tfds_text import TfdsPairs
 from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
-from launcher.errors import UsageError
-from launcher.errors.nearest import advice
+from launcher.errors import UsageError, advice
 
 Pair = tuple[str, str]
 
