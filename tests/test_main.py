@@ -16,6 +16,7 @@ from places import SMALL_DIGITS
 
 from launcher import main as entry
 from launcher.errors import PeerError
+from launcher.modes import define_flags
 from launcher.supervised.progress import ERROR_FILE, read_error
 
 WORKERS = ["10.0.0.1:1234", "10.0.0.2:1234"]
@@ -235,7 +236,7 @@ def test_without_a_recipe_the_recipes_are_listed_with_their_purpose(capsys):
 def test_help_names_every_flag_and_exit_code(capsys):
     assert entry.main(["launcher", "--help"]) == 0
     printed = capsys.readouterr().out
-    for flag in entry.define_flags():
+    for flag in define_flags():
         if flag != "h":
             assert f"--{flag}" in printed
     for code in ("42", "64", "70", "75"):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from launcher.doctor import (
     collective,
@@ -23,7 +21,7 @@ from launcher.doctor import (
 )
 from launcher.doctor.context import Context
 from launcher.doctor.finding import Finding, Skip, exit_code, fail
-from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError, advice
+from launcher.errors import EXIT_FAILED, UsageError, advice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,45 +98,26 @@ CHECKS = (
 )
 
 
-def run(options: Any, environ: Mapping[str, str] = os.environ) -> int:
-    """Examines this machine; returns 0, or the exit code of the worst failure.
-
-    Args:
-      options: the parsed flags.
-      environ: the process's environment variables.
+def chosen(names: Sequence[str]) -> tuple[Check, ...]:
+    """The checks of these names, in their order; all for no name.
 
     Raises:
-      UsageError: --doctor_checks names none, or --doctor_wait is no time.
+      UsageError: there is no such check.
     """
-    checks = _chosen(options.doctor_checks)
-    if options.doctor_wait <= 0:
-        raise UsageError(f"--doctor_wait={options.doctor_wait:g}: must be more than 0 seconds")
-    if options.dry_run:
-        report.plan({check.name: check.looks_at for check in checks})
-        return EXIT_DONE
-    context = Context(
-        environ=environ,
-        gin_files=tuple(options.gin_file),
-        gin_params=tuple(options.gin_param),
-        model_dir=options.model_dir,
-        strategy=options.strategy,
-        replicas=options.replicas,
-        tpu=options.tpu,
-        wait_seconds=options.doctor_wait,
-    )
-    shown = report.JsonReport() if options.json else report.TextReport()
-    findings = examine(checks, context, shown)
-    code = exit_code(findings)
-    shown.end(findings, code)
-    return code
-
-
-def _chosen(names: Sequence[str]) -> tuple[Check, ...]:
     known = [check.name for check in CHECKS]
     for name in names:
         if name not in known:
             raise UsageError(f"--doctor_checks={','.join(names)}: no check {name!r}{advice(name, known)}")
     return tuple(check for check in CHECKS if not names or check.name in names)
+
+
+def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> int:
+    """Examines this machine; returns 0, or the exit code of the worst failure."""
+    shown = report.JsonReport() if as_json else report.TextReport()
+    findings = examine(checks, context, shown)
+    code = exit_code(findings)
+    shown.end(findings, code)
+    return code
 
 
 def examine(checks: Iterable[Check], context: Context, shown: report.Report) -> list[Finding]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher import launch as entry
-from launcher.main import define_flags
+from launcher.modes import define_flags
 
 
 @pytest.fixture
