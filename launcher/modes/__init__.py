@@ -1,6 +1,6 @@
 """The modes: what each `--mode` does, the flags it reads and those it refuses, in one table.
 
-A mode is a row of `TABLE` and a file beside this one with `run(request)`, which is imported when the mode runs. A flag
+A mode is a row of `MODES` and a file beside this one with `run(request)`, which is imported when the mode runs. A flag
 is a field of `Request`, or of a subclass where only some modes read it. `--help`, the refusal of a flag that does not
 go with the mode, and `--dry_run` follow from both. Imports no TensorFlow: the supervisor reads the workers' flags.
 """
@@ -19,7 +19,7 @@ from launcher.errors import UsageError
 from launcher.model_dir import default_model_dir
 
 
-def _flag(define: Callable[..., None], default: Any, says: str, **more: Any) -> Any:
+def flag(define: Callable[..., None], default: Any, says: str, **more: Any) -> Any:
     """A field that is a flag of the same name: absl's function that defines it, its default, its text in --help."""
     return dataclasses.field(
         default=tuple(default) if isinstance(default, list) else default,
@@ -28,7 +28,7 @@ def _flag(define: Callable[..., None], default: Any, says: str, **more: Any) -> 
 
 
 def _define_mode(name: str, *, default: str, help: str, flag_values: flags.FlagValues) -> None:
-    does = "; ".join(f"{mode.name} {mode.purpose}" for mode in TABLE)
+    does = "; ".join(f"{mode.name} {mode.purpose}" for mode in MODES.values())
     flags.DEFINE_enum(name, default, list(MODES), f"{help}: {does}.", flag_values=flag_values)
 
 
@@ -36,44 +36,42 @@ def _define_mode(name: str, *, default: str, help: str, flag_values: flags.FlagV
 class Request:
     """What the command line asks for: the flags that every mode accepts, in the order of --help."""
 
-    gin_file: tuple[str, ...] = _flag(
+    gin_file: tuple[str, ...] = flag(
         flags.DEFINE_multi_string,
         [],
         "Recipe; may repeat, later files override. Looked for in the working directory, then in gin_configs/.",
     )
-    gin_param: tuple[str, ...] = _flag(
+    gin_param: tuple[str, ...] = flag(
         flags.DEFINE_multi_string, [], "One binding, such as 'train.steps = 30'; may repeat, overrides the files."
     )
-    model_dir: str | None = _flag(
-        flags.DEFINE_string, None, "Where all that the run writes goes. Default: runs/RECIPE."
-    )
-    mode: str = _flag(_define_mode, "train_and_eval", "What to do")
-    strategy: str | None = _flag(
+    model_dir: str | None = flag(flags.DEFINE_string, None, "Where all that the run writes goes. Default: runs/RECIPE.")
+    mode: str = flag(_define_mode, "train_and_eval", "What to do")
+    strategy: str | None = flag(
         flags.DEFINE_enum,
         None,
         "tf.distribute strategy. Default: the recipe's train.strategy, which is auto unless bound.",
         enum_values=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
     )
-    replicas: int | None = _flag(
+    replicas: int | None = flag(
         flags.DEFINE_integer,
         None,
         "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores. "
         "For --mode=export_step, those of the program; one by default.",
     )
-    tpu: str | None = _flag(
+    tpu: str | None = flag(
         flags.DEFINE_string, None, "Cloud TPU node name, grpc://host:port, or 'local' on the TPU VM itself."
     )
-    seed: int | None = _flag(flags.DEFINE_integer, None, "Base of all random numbers. Default: the recipe's.")
-    data_dir: str | None = _flag(
+    seed: int | None = flag(flags.DEFINE_integer, None, "Base of all random numbers. Default: the recipe's.")
+    data_dir: str | None = flag(
         flags.DEFINE_string, None, "Prepared data sets. Default: $TFDS_DATA_DIR, else ~/tensorflow_datasets."
     )
-    deterministic: bool = _flag(flags.DEFINE_bool, False, "Bitwise equal runs on one topology, at some cost in speed.")
-    restore_from_chief: bool = _flag(
+    deterministic: bool = flag(flags.DEFINE_bool, False, "Bitwise equal runs on one topology, at some cost in speed.")
+    restore_from_chief: bool = flag(
         flags.DEFINE_bool,
         False,
         "Only worker 0 needs --model_dir: it reads the checkpoint and the others get the values over the wire.",
     )
-    dry_run: bool = _flag(flags.DEFINE_bool, False, "Print the plan and stop; nothing is written.")
+    dry_run: bool = flag(flags.DEFINE_bool, False, "Print the plan and stop; nothing is written.")
 
     @property
     def run_dir(self) -> str:
@@ -85,15 +83,15 @@ class Request:
 class PredictRequest(Request):
     """The flags of `--mode=predict`."""
 
-    input: str | None = _flag(flags.DEFINE_string, None, "UTF-8 text, a line each. Default: standard input.")
-    output: str | None = _flag(flags.DEFINE_string, None, "one line for each. Default: standard output.")
+    input: str | None = flag(flags.DEFINE_string, None, "UTF-8 text, a line each. Default: standard input.")
+    output: str | None = flag(flags.DEFINE_string, None, "one line for each. Default: standard output.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportRequest(Request):
     """The flags of `--mode=export` and `--mode=export_step`."""
 
-    export_dir: str | None = _flag(
+    export_dir: str | None = flag(
         flags.DEFINE_string, None, "where it goes. Default: MODEL_DIR/export or MODEL_DIR/export_step."
     )
 
@@ -102,19 +100,19 @@ class ExportRequest(Request):
 class PreflightRequest(Request):
     """The flags of `--mode=preflight`."""
 
-    tpu_type: tuple[str, ...] = _flag(
+    tpu_type: tuple[str, ...] = flag(
         flags.DEFINE_multi_string,
         [],
         "accelerator types, such as v5litepod-256; several, also with commas, are compared.",
     )
-    preflight_batch_sizes: tuple[str, ...] = _flag(
+    preflight_batch_sizes: tuple[str, ...] = flag(
         flags.DEFINE_list, [], "global batch sizes to compare. Default: the recipe's own."
     )
-    preflight_search: bool = _flag(
+    preflight_search: bool = flag(
         flags.DEFINE_bool, False, "compile with each knob turned, too, instead of estimating what it would do."
     )
-    preflight_timeout: float = _flag(flags.DEFINE_float, 3600.0, "seconds for one compilation.")
-    preflight_cache: str | None = _flag(
+    preflight_timeout: float = flag(flags.DEFINE_float, 3600.0, "seconds for one compilation.")
+    preflight_cache: str | None = flag(
         flags.DEFINE_string,
         None,
         "where results are kept. Default: launcher/preflight in $XDG_CACHE_HOME or ~/.cache.",
@@ -125,9 +123,9 @@ class PreflightRequest(Request):
 class DoctorRequest(Request):
     """The flags of `--mode=doctor`."""
 
-    doctor_checks: tuple[str, ...] = _flag(flags.DEFINE_list, [], "only these; --dry_run lists them. Default: all.")
-    doctor_wait: float = _flag(flags.DEFINE_float, 30.0, "seconds to wait for the other workers' doctors.")
-    json: bool = _flag(flags.DEFINE_bool, False, "print the report as JSON.")
+    doctor_checks: tuple[str, ...] = flag(flags.DEFINE_list, [], "only these; --dry_run lists them. Default: all.")
+    doctor_wait: float = flag(flags.DEFINE_float, 30.0, "seconds to wait for the other workers' doctors.")
+    json: bool = flag(flags.DEFINE_bool, False, "print the report as JSON.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,61 +164,63 @@ class Mode:
         return {field.name: field for field in dataclasses.fields(self.request) if field.name not in common}
 
 
-TABLE = (
-    Mode(name="train", purpose="trains", module="train", trains=True),
-    Mode(name="eval", purpose="evaluates the newest checkpoint", module="train"),
-    Mode(name="train_and_eval", purpose="trains and evaluates in turn", module="train", trains=True),
-    Mode(
-        name="verify",
-        purpose="compares some steps on several topologies",
-        refuses=dict.fromkeys(
-            ("strategy", "replicas", "tpu"),
-            "compares topologies of its own; bind them, such as --gin_param='verify.replicas = (2, 4)'",
+MODES: dict[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode(name="train", purpose="trains", module="train", trains=True),
+        Mode(name="eval", purpose="evaluates the newest checkpoint", module="train"),
+        Mode(name="train_and_eval", purpose="trains and evaluates in turn", module="train", trains=True),
+        Mode(
+            name="verify",
+            purpose="compares some steps on several topologies",
+            refuses=dict.fromkeys(
+                ("strategy", "replicas", "tpu"),
+                "compares topologies of its own; bind them, such as --gin_param='verify.replicas = (2, 4)'",
+            ),
+            shows_plan=True,
+            starts_processes=True,
         ),
-        shows_plan=True,
-        starts_processes=True,
-    ),
-    Mode(name="predict", purpose="answers lines of text", module="serve", request=PredictRequest),
-    Mode(name="export", purpose="writes a SavedModel", module="serve", request=ExportRequest),
-    Mode(
-        name="export_step",
-        purpose="writes the training step of --replicas replicas as a program that JAX can run",
-        request=ExportRequest,
-        refuses=dict.fromkeys(
-            ("strategy", "tpu"),
-            "makes a program for any devices; leave it out, and say how many replicas it has with --replicas",
+        Mode(name="predict", purpose="answers lines of text", module="serve", request=PredictRequest),
+        Mode(name="export", purpose="writes a SavedModel", module="serve", request=ExportRequest),
+        Mode(
+            name="export_step",
+            purpose="writes the training step of --replicas replicas as a program that JAX can run",
+            request=ExportRequest,
+            refuses=dict.fromkeys(
+                ("strategy", "tpu"),
+                "makes a program for any devices; leave it out, and say how many replicas it has with --replicas",
+            ),
+            shows_plan=True,
         ),
-        shows_plan=True,
-    ),
-    Mode(
-        name="preflight",
-        purpose="compiles the training step for the slices of --tpu_type without a TPU",
-        request=PreflightRequest,
-        refuses=dict.fromkeys(
-            ("strategy", "replicas", "tpu"),
-            "compiles for the slices that --tpu_type names, whatever this machine has; leave it out",
+        Mode(
+            name="preflight",
+            purpose="compiles the training step for the slices of --tpu_type without a TPU",
+            request=PreflightRequest,
+            refuses=dict.fromkeys(
+                ("strategy", "replicas", "tpu"),
+                "compiles for the slices that --tpu_type names, whatever this machine has; leave it out",
+            ),
+            shows_plan=True,
         ),
-        shows_plan=True,
-    ),
-    Mode(
-        name="precision_report",
-        purpose="says what 16 bits do to the gradients and which loss scale fits",
-        refuses=dict.fromkeys(
-            ("strategy", "tpu"),
-            "runs on this machine; leave it out, and say on how many replicas with --replicas",
+        Mode(
+            name="precision_report",
+            purpose="says what 16 bits do to the gradients and which loss scale fits",
+            refuses=dict.fromkeys(
+                ("strategy", "tpu"),
+                "runs on this machine; leave it out, and say on how many replicas with --replicas",
+            ),
+            shows_plan=True,
         ),
-        shows_plan=True,
-    ),
-    Mode(
-        name="doctor",
-        purpose="examines this machine, also without a recipe",
-        request=DoctorRequest,
-        needs_recipe=False,
-        needs_tensorflow=False,
-        shows_plan=True,
-    ),
-)
-MODES: Mapping[str, Mode] = {mode.name: mode for mode in TABLE}
+        Mode(
+            name="doctor",
+            purpose="examines this machine, also without a recipe",
+            request=DoctorRequest,
+            needs_recipe=False,
+            needs_tensorflow=False,
+            shows_plan=True,
+        ),
+    )
+}
 
 
 def define_flags() -> flags.FlagValues:
@@ -266,7 +266,7 @@ def run(request: Request) -> int:
 def _readers() -> dict[str, list[Mode]]:
     """Who reads each flag that not every mode accepts."""
     readers: dict[str, list[Mode]] = {}
-    for mode in TABLE:
+    for mode in MODES.values():
         for name in mode.own_flags:
             readers.setdefault(name, []).append(mode)
     return readers
