@@ -210,7 +210,7 @@ def test_a_user_error_inside_configurables_keeps_its_type_and_message():
 
 
 def test_an_error_of_ours_passes_unchanged():
-    gin.bind_parameter("outer.inner", lambda: nearest.nearest(3, {"a name"}))
+    gin.bind_parameter("outer.inner", lambda: nearest(3, {"a name"}))
     with pytest.raises(AttributeError) as caught, gin_bindings.usage_errors():
         outer()
     assert "In call to configurable" in str(caught.value)
