@@ -10,6 +10,7 @@ from typing import Protocol
 
 from launcher.doctor.finding import FAIL, OK, WARN, Finding, worst
 from launcher.reporting import strict_json
+from launcher.reporting.console import columns
 
 SCHEMA_VERSION = 1
 
@@ -29,9 +30,8 @@ class Report(Protocol):
 
 def plan(checks: Mapping[str, str]) -> None:
     """Lists the checks."""
-    width = max(map(len, checks))
-    for name, looks_at in checks.items():
-        _write(f"{name:<{width}}  {looks_at}")
+    for line in columns(list(checks.items())):
+        _write(line)
 
 
 class TextReport:
