@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.doctor import child
+from launcher.doctor import child, peers
 from launcher.doctor.collective_child import SIZES
 from launcher.doctor.context import Context
 from launcher.doctor.finding import Finding, Skip, fail, ok, warn
@@ -21,7 +21,7 @@ _SLOW_BUS = 0.985e9
 def collective(context: Context) -> Iterator[Finding]:
     """All-reduces over the replicas here, and over all workers where all of them run the doctor."""
     workers = context.cluster.num_workers
-    if workers > 1 and not context.exchange.everyone:
+    if workers > 1 and not context.once(peers.exchanged).everyone:
         raise Skip("not all workers reach each other, and a collective waits for all")
     request = {name: getattr(context, name) for name in ("strategy", "replicas", "tpu")}
     yield collective_finding(

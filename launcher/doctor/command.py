@@ -15,7 +15,7 @@ from launcher.doctor import (
     driver,
     limits,
     package_checks,
-    peer_checks,
+    peers,
     processor,
     report,
     tensorflow_checks,
@@ -63,7 +63,7 @@ CHECKS = (
     Check(name="open_files", looks_at="limits on files, processes, file size, locked memory", run=limits.open_files),
     Check(name="shared_memory", looks_at="/dev/shm, for NCCL", run=limits.shared_memory),
     Check(name="driver", looks_at="NVIDIA's driver, and GPU memory that others hold", run=driver.driver),
-    Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peer_checks.cluster),
+    Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peers.cluster),
     Check(
         name="model_dir",
         looks_at="whether --model_dir can be written, and how fast",
@@ -73,11 +73,11 @@ CHECKS = (
     Check(
         name="peers",
         looks_at="this worker's port is free, the others' answer",
-        run=peer_checks.peers,
+        run=peers.peers,
         waits_for="waiting for the other workers' doctors",
     ),
-    Check(name="clock", looks_at="clocks of the other workers", run=peer_checks.clock),
-    Check(name="agreement", looks_at="versions of the other workers", run=peer_checks.agreement),
+    Check(name="clock", looks_at="clocks of the other workers", run=peers.clock),
+    Check(name="agreement", looks_at="versions of the other workers", run=peers.agreement),
     Check(
         name="tensorflow",
         looks_at="TensorFlow and Keras 3 start",

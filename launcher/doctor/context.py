@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
-from launcher.doctor import child, exchange, packages
+from launcher.doctor import child
 from launcher.doctor.finding import Skip
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 
 TENSORFLOW_SECONDS = 300.0
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class Context:
     tpu: str | None = None
     wait_seconds: float = 30.0
     root: Path = Path("/")
+    _known: dict[Callable[[Context], Any], Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @functools.cached_property
     def cluster_or_error(self) -> cluster_lib.Cluster | UsageError:
@@ -55,16 +59,11 @@ class Context:
             raise Skip("the cluster is not known")
         return self.cluster_or_error
 
-    @functools.cached_property
-    def exchange(self) -> exchange.Exchange:
-        """What the other workers' doctors answered.
-
-        Raises:
-          Skip: there are no others.
-        """
-        if self.cluster.num_workers == 1:
-            raise Skip("one process, no peers")
-        return exchange.run(self.cluster, facts=packages.facts(), wait_seconds=self.wait_seconds)
+    def once(self, find_out: Callable[[Context], _T]) -> _T:
+        """What a function returns for this context; it is called once and its result is kept for other checks."""
+        if find_out not in self._known:
+            self._known[find_out] = find_out(self)
+        return cast(_T, self._known[find_out])
 
     @functools.cached_property
     def tensorflow(self) -> child.Outcome:
