@@ -14,7 +14,7 @@ from launcher.doctor import (
     disk,
     driver,
     limits,
-    package_checks,
+    packages,
     peers,
     processor,
     report,
@@ -47,13 +47,13 @@ _PATIENCE_SECONDS = 1.0
 _TENSORFLOW = "starting TensorFlow in a process of its own"
 
 CHECKS = (
-    Check(name="python", looks_at="version and platform that TensorFlow has wheels for", run=package_checks.python),
+    Check(name="python", looks_at="version and platform that TensorFlow has wheels for", run=packages.python),
     Check(
         name="tensorflow_package",
         looks_at="one distribution that brings TensorFlow, not none or two",
-        run=package_checks.tensorflow_package,
+        run=packages.tensorflow_package,
     ),
-    Check(name="packages", looks_at="missing, old, doubled or conflicting packages", run=package_checks.packages),
+    Check(name="packages", looks_at="missing, old, doubled or conflicting packages", run=packages.packages),
     Check(
         name="variables", looks_at="environment variables and keras.json that get in the way", run=variables.variables
     ),
