@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.doctor import (
     collective,
     disk,
-    driver,
-    limits,
+    host,
     packages,
     peers,
-    processor,
     report,
     tensorflow_checks,
     variables,
 )
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Finding, Skip, exit_code, fail
+from launcher.doctor.check import Check, Context, Finding, Skip, exit_code, fail
 from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError, advice
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Check:
-    """One part of the examination.
-
-    Attributes:
-      name: that of its findings, and of --doctor_checks.
-      looks_at: what at, in a few words.
-      run: gives the findings; raises Skip where there is nothing to look at.
-      waits_for: what takes long about it, for people; empty when it is quick.
-    """
-
-    name: str
-    looks_at: str
-    run: Callable[[Context], Iterable[Finding]]
-    waits_for: str = ""
-
 
 _PATIENCE_SECONDS = 1.0
 _TENSORFLOW = "starting TensorFlow in a process of its own"
@@ -57,12 +35,12 @@ CHECKS = (
     Check(
         name="variables", looks_at="environment variables and keras.json that get in the way", run=variables.variables
     ),
-    Check(name="processor", looks_at="the CPU's instructions and the policy for it", run=processor.processor),
-    Check(name="cores", looks_at="threads against cores and the container's quota", run=processor.cores),
-    Check(name="memory", looks_at="memory that is free within the container's limit", run=limits.memory),
-    Check(name="open_files", looks_at="limits on files, processes, file size, locked memory", run=limits.open_files),
-    Check(name="shared_memory", looks_at="/dev/shm, for NCCL", run=limits.shared_memory),
-    Check(name="driver", looks_at="NVIDIA's driver, and GPU memory that others hold", run=driver.driver),
+    Check(name="processor", looks_at="the CPU's instructions and the policy for it", run=host.processor),
+    Check(name="cores", looks_at="threads against cores and the container's quota", run=host.cores),
+    Check(name="memory", looks_at="memory that is free within the container's limit", run=host.memory),
+    Check(name="open_files", looks_at="limits on files, processes, file size, locked memory", run=host.open_files),
+    Check(name="shared_memory", looks_at="/dev/shm, for NCCL", run=host.shared_memory),
+    Check(name="driver", looks_at="NVIDIA's driver, and GPU memory that others hold", run=host.driver),
     Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peers.cluster),
     Check(
         name="model_dir",

@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_RETRY, UsageError
 from launcher.model_dir import check_model_dir, default_model_dir
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import launcher
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.machine import installation
 
 # All of them bring files of the one module `tensorflow`.

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.doctor import packages
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_RETRY, UsageError
 from launcher.machine.cluster import Cluster
 

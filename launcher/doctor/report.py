@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from launcher.doctor.finding import FAIL, OK, WARN, Finding, worst
+from launcher.doctor.check import FAIL, OK, WARN, Finding, worst
 from launcher.reporting import strict_json
 
 SCHEMA_VERSION = 1

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from launcher.doctor import child
 from launcher.doctor import packages as packages_lib
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_FAILED, UsageError
 from launcher.machine import installation
 

@@ -9,8 +9,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from launcher.doctor.context import Context
-from launcher.doctor.finding import FAIL, WARN, Finding, fail, ok, warn
+from launcher.doctor.check import FAIL, WARN, Context, Finding, fail, ok, warn
 
 _TRUE = ("1", "true")
 

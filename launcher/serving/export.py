@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
-from launcher.serving.weights import trained
+from launcher.serving import trained
 from launcher.tasks.base import Serves
 
 

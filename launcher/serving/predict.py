@@ -16,7 +16,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.serving.weights import trained
+from launcher.serving import trained
 from launcher.tasks.base import ReadsLines
 
 

@@ -26,9 +26,8 @@ from launcher.verify.compare import Deviation, compare, not_finite
 from launcher.verify.control import Control
 from launcher.verify.processes import Died, Job, Refused
 from launcher.verify.record import Record
-from launcher.verify.settings import ONE_REPLICA, Settings, Topology
+from launcher.verify.settings import ONE_REPLICA, Settings, Tolerances, Topology, for_policy
 from launcher.verify.table import Result
-from launcher.verify.tolerances import Tolerances, for_policy
 
 FILE_NAME = "verify.json"
 

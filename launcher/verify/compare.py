@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from launcher.verify.record import Record
-from launcher.verify.tolerances import Tolerances
+from launcher.verify.settings import Tolerances
 
 QUANTITIES = (
     "loss",

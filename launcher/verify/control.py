@@ -43,6 +43,26 @@ FACTOR = 4.0
 _UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 _FLOAT32 = 2.0**-24
 
+_RATES = ("rate", "stddev", "dropout", "recurrent_dropout")
+_RANDOM = (
+    keras.layers.AlphaDropout,
+    keras.layers.Dropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.GRUCell,
+    keras.layers.LSTMCell,
+    keras.layers.SimpleRNNCell,
+)
+
+
+def turn_off_dropout(model: keras.Model) -> None:
+    """Makes the model's layers drop nothing and add no noise; before it is traced."""
+    for layer, *_ in walk(model):
+        if isinstance(layer, _RANDOM):
+            for name in _RATES:
+                if isinstance(getattr(layer, name, None), float):
+                    setattr(layer, name, 0.0)
+
 
 def install(built: Session) -> Data:
     """Makes a session the control of its recipe; before it is traced.

@@ -11,8 +11,7 @@ from typing import Any, TextIO
 from launcher.reporting.console import Console
 from launcher.verify.compare import QUANTITIES, Deviation
 from launcher.verify.control import FACTOR, Control
-from launcher.verify.settings import Topology
-from launcher.verify.tolerances import Tolerances
+from launcher.verify.settings import Tolerances, Topology
 
 # What the table, which fits into 80 characters, has room for.
 _SHORT = {"amplified rounding": "rounding"}

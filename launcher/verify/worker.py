@@ -22,7 +22,7 @@ from launcher.config import gin_bindings  # noqa: E402
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
 from launcher.machine import cluster, farewell  # noqa: E402
 from launcher.run import loading, session  # noqa: E402
-from launcher.verify import control, dropout  # noqa: E402
+from launcher.verify import control  # noqa: E402
 from launcher.verify.processes import Job, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
 from launcher.verify.settings import Settings  # noqa: E402
@@ -62,7 +62,7 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
     )
     built = session.build(resolved)
     if not Settings().dropout:  # the rest of it is the parent's
-        dropout.turn_off(built.model)
+        control.turn_off_dropout(built.model)
     batches = built.trainer.batches(control.install(built) if job.control else resolved.data)
     built.trainer.trace(batches)
     gin_bindings.check_all_used()

@@ -10,7 +10,7 @@ import setuptools
 from places import ROOT
 
 from launcher.doctor import packages, variables
-from launcher.doctor.context import Context
+from launcher.doctor.check import Context
 from launcher.doctor.packages import InstalledPackage, InstalledPackages
 
 

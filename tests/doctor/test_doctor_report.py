@@ -13,9 +13,8 @@ from places import ROOT
 
 from launcher import main as entry
 from launcher.doctor import command
+from launcher.doctor.check import Context, Skip, exit_code, fail, ok, warn, worst
 from launcher.doctor.command import CHECKS, Check, examine
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Skip, exit_code, fail, ok, warn, worst
 from launcher.doctor.report import TextReport
 
 QUICK = "python,tensorflow_package,packages,variables,processor,cores,memory,open_files,shared_memory,cluster"

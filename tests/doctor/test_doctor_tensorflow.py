@@ -11,8 +11,8 @@ import pytest
 from places import ROOT
 
 from launcher.doctor import child, collective, tensorflow_checks
+from launcher.doctor.check import Context
 from launcher.doctor.child import Answer, Outcome
-from launcher.doctor.context import Context
 
 TENSORFLOW = "tensorflow,build,devices,gpus,xla,recipe,data,strategy"
 

@@ -23,8 +23,7 @@ from launcher.verify import command, control, processes, record, table
 from launcher.verify.compare import QUANTITIES, compare, not_finite
 from launcher.verify.processes import Died, Job, Refused
 from launcher.verify.record import Record, digest
-from launcher.verify.settings import Settings, Topology
-from launcher.verify.tolerances import Tolerances, for_policy
+from launcher.verify.settings import Settings, Tolerances, Topology, for_policy
 
 TOLERANCES = Tolerances(loss=1e-5, gradient_norm=1e-4, weights=1e-3, slots=1e-2, moving_statistics=1e-3)
 STEPS = 4
