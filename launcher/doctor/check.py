@@ -72,7 +72,7 @@ class Context:
         return cast(_T, self._known[find_out])
 
     @functools.cached_property
-    def tensorflow(self) -> child.Outcome:
+    def tensorflow(self) -> child.ChildResult:
         """What TensorFlow says, in a process of its own."""
         request = {
             name: getattr(self, name)

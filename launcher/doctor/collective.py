@@ -41,7 +41,7 @@ def collective(context: Context) -> Iterator[Finding]:
     )
 
 
-def collective_finding(outcome: child.Outcome, *, workers: int) -> Finding:
+def collective_finding(outcome: child.ChildResult, *, workers: int) -> Finding:
     """Of how the process went."""
     built = outcome.answers.get("build")
     sizes = [outcome.answers[name] for name in SIZES if name in outcome.answers]

@@ -45,7 +45,7 @@ def tensorflow(context: Context) -> Iterator[Finding]:
             yield _crash(context.tensorflow)
 
 
-def _crash(outcome: child.Outcome) -> Finding:
+def _crash(outcome: child.ChildResult) -> Finding:
     """Of a process that ended badly after the import."""
     seen = f"after {list(outcome.answers)[-1]!r} its process {outcome.how}"
     if _UNKNOWN_FLAG in outcome.log:

@@ -1,4 +1,4 @@
-"""Settings of `--mode=verify`: topologies, steps, and tolerances, which recipes or `--gin_param` bind as `verify.…`."""
+"""Settings of `--mode=verify`: topologies, steps and tolerances; recipes or `--gin_param` bind them as `verify.…`."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ ONE_REPLICA = Topology()
 
 @gin_bindings.settings("verify")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class VerifySettings:
     """How a recipe is verified.
 
     Attributes:

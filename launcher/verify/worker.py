@@ -23,9 +23,9 @@ from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
 from launcher.machine import cluster, farewell  # noqa: E402
 from launcher.run import loading, session  # noqa: E402
 from launcher.verify import control  # noqa: E402
-from launcher.verify.processes import Job, read_job  # noqa: E402
+from launcher.verify.processes import TrainingJob, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
-from launcher.verify.settings import Settings  # noqa: E402
+from launcher.verify.settings import VerifySettings  # noqa: E402
 
 # Of the environment, only this may say where the process stands and what it may use.
 _ENVIRONMENT = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     return EXIT_DONE
 
 
-def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
+def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
     resolved = loading.resolve(
         job.gin_files,
         job.gin_params,
@@ -61,7 +61,7 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
         deterministic=job.deterministic,
     )
     built = session.build(resolved)
-    if not Settings().dropout:  # the rest of it is the parent's
+    if not VerifySettings().dropout:  # the rest of it is the parent's
         control.turn_off_dropout(built.model)
     batches = built.trainer.batches(control.install(built) if job.control else resolved.data)
     built.trainer.trace(batches)
@@ -69,7 +69,7 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
     return built, batches
 
 
-def _train(job: Job, built: session.Session, batches: Iterator, *, is_chief: bool) -> Record:
+def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_chief: bool) -> Record:
     trainer = built.trainer
     records = trainer.train(batches, job.steps)
     steps = {

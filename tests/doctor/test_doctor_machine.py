@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from launcher.doctor import disk, host
+from launcher.doctor import disk_speed, host
 from launcher.doctor.check import Context, Skip
 
 
@@ -155,7 +155,7 @@ def test_shared_memory_of_a_container_is_too_small_for_nccl_between_gpus_only(mo
 
 
 def check_dir(path):
-    return only(disk.model_dir(Context(environ={}, model_dir=str(path))))
+    return only(disk_speed.model_dir(Context(environ={}, model_dir=str(path))))
 
 
 def test_a_folder_that_can_be_written_is_measured_and_left_as_it_was(tmp_path):

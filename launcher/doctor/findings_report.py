@@ -18,7 +18,7 @@ _COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[1;31m"}
 _PLAIN = "\033[0m"
 
 
-class Report(Protocol):
+class DoctorReport(Protocol):
     """Is told what happens, in order."""
 
     def wait(self, check: str, what: str) -> None: ...

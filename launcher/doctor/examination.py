@@ -10,11 +10,11 @@ from typing import Any
 
 from launcher.doctor import (
     collective,
-    disk,
+    disk_speed,
+    findings_report,
     host,
     packages,
     peers,
-    report,
     tensorflow_checks,
     variables,
 )
@@ -45,7 +45,7 @@ CHECKS = (
     Check(
         name="model_dir",
         looks_at="whether --model_dir can be written, and how fast",
-        run=disk.model_dir,
+        run=disk_speed.model_dir,
         waits_for="writing 64 MiB, for 5 s at most",
     ),
     Check(
@@ -92,7 +92,7 @@ def run(options: Any, environ: Mapping[str, str] = os.environ) -> int:
     if options.doctor_wait <= 0:
         raise UsageError(f"--doctor_wait={options.doctor_wait:g}: must be more than 0 seconds")
     if options.dry_run:
-        report.plan({check.name: check.looks_at for check in checks})
+        findings_report.plan({check.name: check.looks_at for check in checks})
         return EXIT_DONE
     context = Context(
         environ=environ,
@@ -104,7 +104,7 @@ def run(options: Any, environ: Mapping[str, str] = os.environ) -> int:
         tpu=options.tpu,
         wait_seconds=options.doctor_wait,
     )
-    shown = report.JsonReport() if options.json else report.TextReport()
+    shown = findings_report.JsonReport() if options.json else findings_report.TextReport()
     findings = examine(checks, context, shown)
     code = exit_code(findings)
     shown.end(findings, code)
@@ -119,7 +119,7 @@ def _chosen(names: Sequence[str]) -> tuple[Check, ...]:
     return tuple(check for check in CHECKS if not names or check.name in names)
 
 
-def examine(checks: Iterable[Check], context: Context, shown: report.Report) -> list[Finding]:
+def examine(checks: Iterable[Check], context: Context, shown: findings_report.DoctorReport) -> list[Finding]:
     """Runs the checks in order, one that breaks does not keep the others from running; returns what they found."""
     findings: list[Finding] = []
     for check in checks:
@@ -138,7 +138,7 @@ def examine(checks: Iterable[Check], context: Context, shown: report.Report) -> 
 
 
 @contextlib.contextmanager
-def _announced(check: Check, shown: report.Report) -> Iterator[None]:
+def _announced(check: Check, shown: findings_report.DoctorReport) -> Iterator[None]:
     """Says what is being waited for, once it takes a while."""
     timer = threading.Timer(_PATIENCE_SECONDS, shown.wait, (check.name, check.waits_for or check.looks_at))
     timer.daemon = True

@@ -24,9 +24,9 @@ from launcher.verify import control as control_lib
 from launcher.verify import processes, record, table
 from launcher.verify.compare import Deviation, compare, not_finite
 from launcher.verify.control import Control
-from launcher.verify.processes import Died, Job, Refused
+from launcher.verify.processes import Died, Refused, TrainingJob
 from launcher.verify.record import Record
-from launcher.verify.settings import ONE_REPLICA, Settings, Tolerances, Topology, for_policy
+from launcher.verify.settings import ONE_REPLICA, Tolerances, Topology, VerifySettings, for_policy
 from launcher.verify.table import Result
 
 FILE_NAME = "verify.json"
@@ -62,7 +62,7 @@ class Verification:
             deterministic=deterministic,
             connect=False,
         )
-        self.settings = Settings()
+        self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
         self.topologies = self.settings.topologies(self.plan.recipe.microbatches)
@@ -173,7 +173,7 @@ class Verification:
 
     def _train(self, topology: Topology, folder: Path, *, control: bool = False) -> Record:
         policy, microbatches = self.plan.policy, topology.microbatches
-        job = Job(
+        job = TrainingJob(
             gin_files=self._gin_files,
             gin_params=(
                 *self._gin_params,
@@ -316,7 +316,7 @@ def _so_far(result: Result) -> str:
     return ", out of tolerance" if result.deviations else f", {result.verdict}"
 
 
-def _choose_devices(settings: Settings, topologies: Sequence[Topology]) -> tuple[int, str]:
+def _choose_devices(settings: VerifySettings, topologies: Sequence[Topology]) -> tuple[int, str]:
     """How many GPUs to use, and what people should know about it."""
     found = len(devices_lib.discover().gpus)
     wanted = max(max(topology.replicas, topology.workers) for topology in topologies)
