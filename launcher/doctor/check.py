@@ -20,13 +20,13 @@ OK = "ok"
 WARN = "warn"
 FAIL = "fail"
 
-# What nobody needs to run again before it is mended comes first, what may pass by itself last.
+# First what has to be fixed before running again, last what may pass by itself.
 _WORST_FIRST = (EXIT_USAGE, EXIT_FAILED, EXIT_RETRY)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
-    """One run of the doctor.
+    """The request of one run of the doctor, and what its checks share.
 
     Attributes:
       environ: the process's environment variables.
@@ -48,7 +48,7 @@ class Context:
 
     @functools.cached_property
     def cluster_or_error(self) -> cluster_lib.Cluster | UsageError:
-        """Who the peers are, or why that cannot be told."""
+        """The cluster of this process, or the error that keeps it from being resolved."""
         try:
             return cluster_lib.resolve(self.environ)
         except UsageError as error:
@@ -56,24 +56,24 @@ class Context:
 
     @property
     def cluster(self) -> cluster_lib.Cluster:
-        """Who the peers are.
+        """The cluster of this process.
 
         Raises:
-          Skip: that cannot be told, which the check `cluster` reports.
+          Skip: it cannot be resolved, which the check `cluster` reports.
         """
         if isinstance(self.cluster_or_error, UsageError):
             raise Skip("the cluster is not known")
         return self.cluster_or_error
 
     def once(self, find_out: Callable[[Context], _T]) -> _T:
-        """What a function returns for this context; it is called once and its result is kept for other checks."""
+        """Returns what a function makes of this context; it is called once for all checks."""
         if find_out not in self._known:
             self._known[find_out] = find_out(self)
         return cast(_T, self._known[find_out])
 
     @functools.cached_property
     def tensorflow(self) -> child.ChildResult:
-        """What TensorFlow says, in a process of its own."""
+        """The answers of TensorFlow, which runs in a process of its own."""
         request = {
             name: getattr(self, name)
             for name in ("gin_files", "gin_params", "model_dir", "strategy", "replicas", "tpu")
@@ -81,7 +81,7 @@ class Context:
         return child.run("tensorflow_child", request, environ=self.environ, timeout_seconds=TENSORFLOW_SECONDS)
 
     def says(self, topic: str) -> child.Answer:
-        """TensorFlow's answer on one topic.
+        """The answer of TensorFlow on one topic.
 
         Raises:
           Skip: TensorFlow could not be imported or did not get so far, which the check `tensorflow` reports.
@@ -92,7 +92,7 @@ class Context:
         return answer
 
     def read(self, path: str) -> str | None:
-        """A file of the system under `root`, stripped; None where it cannot be read."""
+        """Reads a file of the system under `root`; None where it cannot be read."""
         try:
             return (self.root / path).read_text("utf-8", errors="replace").strip()
         except OSError:
@@ -101,7 +101,7 @@ class Context:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """One part of the examination.
+    """One check of the doctor.
 
     Attributes:
       name: that of its findings, and of --doctor_checks.
@@ -117,12 +117,12 @@ class Check:
 
 
 class Skip(Exception):
-    """A check has nothing to look at; the text says why."""
+    """Raised by a check that has nothing to look at; the text says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the report.
+    """One finding of a check: a line of the report.
 
     Attributes:
       check: the check that says so.
@@ -140,25 +140,27 @@ class Finding:
 
 
 def ok(check: str, seen: str) -> Finding:
+    """A finding that nothing has to be done about."""
     return Finding(check=check, status=OK, seen=seen)
 
 
 def warn(check: str, seen: str, fix: str) -> Finding:
+    """A finding with which a training runs, but worse than it could."""
     return Finding(check=check, status=WARN, seen=seen, fix=fix)
 
 
 def fail(check: str, seen: str, fix: str, *, exit_code: int = EXIT_USAGE) -> Finding:
-    """A failure that somebody has to mend (64), unless it is ours (70) or may pass by itself (75)."""
+    """A finding with which no training runs: to be fixed (64), a defect of ours (70), or one that may pass (75)."""
     return Finding(check=check, status=FAIL, seen=seen, fix=fix, exit_code=exit_code)
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    """The worst status there is."""
+    """Returns the worst status of findings."""
     found = {finding.status for finding in findings}
     return next((status for status in (FAIL, WARN) if status in found), OK)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 without a failure; else 64 if anything has to be mended, 70 if a check broke, 75 if all of it may pass."""
+    """Exit code of findings: 0 without a failure, 64 if anything has to be fixed, 70 if a check broke, else 75."""
     found = {finding.exit_code for finding in findings if finding.status == FAIL}
     return next((code for code in _WORST_FIRST if code in found), EXIT_DONE)

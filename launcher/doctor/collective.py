@@ -1,4 +1,4 @@
-"""The collective self-test: does an all-reduce over the replicas end, is its sum right, and how fast is it.
+"""Collective self-test: whether an all-reduce over the replicas ends, sums correctly, and how fast it is.
 
 The all-reduces run in a process of their own, through `launcher.step.gradients.reduce_sum` as a training's do.
 """
@@ -31,7 +31,7 @@ SIZES = {"small": 4 * 2**10, "medium": 2**20, "large": 32 * 2**20}
 
 
 def collective(context: Context) -> Iterator[Finding]:
-    """All-reduces over the replicas here, and over all workers where all of them run the doctor."""
+    """Checks all-reduces over the replicas here, and over all workers if all of them run the doctor."""
     workers = context.cluster.num_workers
     if workers > 1 and not context.once(peers.exchanged).everyone:
         raise Skip("not all workers reach each other, and a collective waits for all")
@@ -42,7 +42,7 @@ def collective(context: Context) -> Iterator[Finding]:
 
 
 def collective_finding(outcome: child.ChildResult, *, workers: int) -> Finding:
-    """Of how the process went."""
+    """The finding on the process that ran the all-reduces."""
     built = outcome.answers.get("build")
     sizes = [outcome.answers[name] for name in SIZES if name in outcome.answers]
     wrong = next((answer for answer in (built, *sizes) if answer and (answer.refused or answer.error)), None)
@@ -106,7 +106,7 @@ def _bus_bandwidth(answer: child.Answer, replicas: int) -> float:
 
 
 def _build(request: dict[str, Any]) -> dict[str, Any]:
-    """Makes the strategy; waits until all workers are there."""
+    """Builds the strategy, which waits for all workers."""
     import_tensorflow()
     from launcher.machine import cluster, strategy
 
@@ -123,7 +123,7 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure(size: int, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Seconds of one all-reduce of `size` bytes of float32, the best of some; raises where the sum is wrong."""
+    """Measures one all-reduce of `size` bytes of float32, the best of some; raises if the sum is wrong."""
     import tensorflow as tf
 
     from launcher.step.gradients import reduce_sum

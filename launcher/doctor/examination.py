@@ -1,4 +1,4 @@
-"""`--mode=doctor`: all checks in order, quick ones first, and the report."""
+"""Examination of `--mode=doctor`: the table of checks, quick ones first, and their run."""
 
 from __future__ import annotations
 
@@ -79,11 +79,14 @@ CHECKS = (
 
 
 def run(options: Any, environ: Mapping[str, str] = os.environ) -> int:
-    """Examines this machine; returns 0, or the exit code of the worst failure.
+    """Examines this machine and reports what was found.
 
     Args:
       options: the parsed flags.
       environ: the process's environment variables.
+
+    Returns:
+      0, or the exit code of the worst failure.
 
     Raises:
       UsageError: --doctor_checks names none, or --doctor_wait is no time.
@@ -120,7 +123,7 @@ def _chosen(names: Sequence[str]) -> tuple[Check, ...]:
 
 
 def examine(checks: Iterable[Check], context: Context, shown: findings_report.DoctorReport) -> list[Finding]:
-    """Runs the checks in order, one that breaks does not keep the others from running; returns what they found."""
+    """Runs checks in order and returns their findings; one that breaks does not stop the others."""
     findings: list[Finding] = []
     for check in checks:
         found: list[Finding] = []
@@ -139,7 +142,7 @@ def examine(checks: Iterable[Check], context: Context, shown: findings_report.Do
 
 @contextlib.contextmanager
 def _announced(check: Check, shown: findings_report.DoctorReport) -> Iterator[None]:
-    """Says what is being waited for, once it takes a while."""
+    """Reports what a check waits for, once it takes a while."""
     timer = threading.Timer(_PATIENCE_SECONDS, shown.wait, (check.name, check.waits_for or check.looks_at))
     timer.daemon = True
     timer.start()

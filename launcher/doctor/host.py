@@ -1,4 +1,4 @@
-"""The host without TensorFlow: CPU cores and instructions, memory, limits of the process, NVIDIA's driver."""
+"""Checks of the host: CPU cores and instructions, memory, limits of the process, NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MUCH_OF_A_GPU = 0.1
 
 
 def processor(context: Context) -> Iterator[Finding]:
-    """What TensorFlow's wheels need of the CPU, and the dtype policy that suits it."""
+    """Checks the CPU for what TensorFlow's wheels need, and names the dtype policy that suits it."""
     flags = _flags(context)
     model = _cpuinfo(context, "model name") or platform.machine()
     if flags and platform.machine() == "x86_64" and "avx" not in flags:
@@ -52,7 +52,7 @@ def processor(context: Context) -> Iterator[Finding]:
 
 
 def cores(context: Context) -> Iterator[Finding]:
-    """Cores that this process may use against the threads that TensorFlow will start."""
+    """Checks the cores that this process may use against the threads that TensorFlow will start."""
     there, quota = os.cpu_count() or 1, cpu_quota(context)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     usable = allowed if quota is None else min(float(allowed), quota)
@@ -130,7 +130,7 @@ def _cpuinfo(context: Context, field: str) -> str | None:
 
 
 def memory(context: Context) -> Iterator[Finding]:
-    """Memory that is available, within the container's limit and the shell's."""
+    """Checks the memory that is available, within the container's limit and the shell's."""
     information = dict(_meminfo(context))
     total, available = information.get("MemTotal"), information.get("MemAvailable")
     if total is None or available is None:
@@ -187,7 +187,7 @@ def _reclaimable(context: Context, folder: str) -> int:
 
 
 def open_files(context: Context) -> Iterator[Finding]:
-    """Files and connections that this process may have open, and processes and threads that this user may start."""
+    """Checks the limits on open files, processes, file size and locked memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     seen = f"{_count(soft)} may be open at once (ulimit -n; {_count(hard)} at most)"
     few = soft != resource.RLIM_INFINITY and soft < _FEW_FILES
@@ -222,7 +222,7 @@ def _count(limit: int) -> str:
 
 
 def shared_memory(context: Context) -> Iterator[Finding]:
-    """/dev/shm, through which NCCL connects the GPUs of a machine that cannot reach each other directly."""
+    """Checks /dev/shm, through which NCCL connects GPUs that cannot reach each other directly."""
     gpus = len(list((context.root / "dev").glob("nvidia[0-9]*")))
     try:
         system = os.statvfs(context.root / "dev/shm")
@@ -244,7 +244,7 @@ def shared_memory(context: Context) -> Iterator[Finding]:
 
 
 def driver(context: Context) -> Iterator[Finding]:
-    """The driver's version, and memory of the GPUs that other programs hold."""
+    """Checks the NVIDIA driver's version, and the GPU memory that other programs hold."""
     program = shutil.which("nvidia-smi", path=context.environ.get("PATH"))
     there = sorted(path.name for path in (context.root / "dev").glob("nvidia[0-9]*"))
     if program is None and not there:

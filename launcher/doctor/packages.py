@@ -1,4 +1,4 @@
-"""Python packages that are installed: missing, old, doubled or conflicting ones. Imports none of them.
+"""Packages that are installed: missing, old, doubled or conflicting ones. Imports none of them.
 
 What Launcher requires stands in setup.py alone. `packaging` is imported late: where it is missing, the checks that need
 it say so, and the others still run.
@@ -49,7 +49,7 @@ _EXTRA = re.compile(r"""extra == ["']([\w-]+)["']""")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What Launcher requires, as setup.py says it.
+    """The requirements of Launcher, which setup.py declares.
 
     Attributes:
       pythons: a specifier such as ">=3.10".
@@ -80,7 +80,7 @@ class Requirements:
 
 @functools.cache
 def requirements() -> Requirements:
-    """What Launcher requires: of a checkout by its setup.py, else by the metadata of the installed distribution.
+    """Reads the requirements of Launcher from a checkout's setup.py, else from the installed distribution.
 
     Raises:
       Skip: neither is there.
@@ -138,7 +138,7 @@ class InstalledPackage:
 
 
 class InstalledPackages:
-    """All that is installed; the first on the path wins, as when it is imported."""
+    """All installed packages; the first on the path wins, as when it is imported."""
 
     def __init__(self, found: Iterable[InstalledPackage]):
         self._all = tuple(found)
@@ -150,24 +150,24 @@ class InstalledPackages:
         return self._first.get(_canonical(name))
 
     def tensorflows(self) -> list[InstalledPackage]:
-        """What brings the module `tensorflow`; one is right."""
+        """The packages that bring the module `tensorflow`; there should be one."""
         return [self._first[name] for name in PROVIDERS if name in self._first]
 
     def shadowed(self) -> Iterator[tuple[InstalledPackage, InstalledPackage]]:
-        """What is imported, and another version of it that lies behind, further down the path."""
+        """Pairs of the package that is imported and another version of it further down the path."""
         for package in self._all:
             first = self._first[package.name]
             if package is not first and package.version != first.version:
                 yield first, package
 
     def unmet(self, name: str) -> list[str]:
-        """Requirements of an installed package that are not met, in words."""
+        """Describes the requirements of an installed package that are not met."""
         package = self.get(name)
         problems = [] if package is None else [self.problem(requirement) for requirement in package.requires]
         return [f"{package} requires {problem}" for problem in problems if problem]
 
     def problem(self, requirement: str, extra: str = "") -> str | None:
-        """What is wrong with one requirement, of an extra or not; None where it is met or does not apply here."""
+        """Describes what is wrong with one requirement; None if it is met or does not apply here."""
         from packaging.requirements import InvalidRequirement, Requirement
 
         try:
@@ -184,14 +184,14 @@ class InstalledPackages:
 
 
 def fits(version: str, specifier: str) -> bool:
-    """Whether a version, also a preliminary one, is one of those that a specifier such as ">=2.20" means."""
+    """Whether a version, also a preliminary one, matches a specifier such as ">=2.20"."""
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
 def installed() -> InstalledPackages:
-    """What this Python would import, in the order of its path."""
+    """The packages that this Python would import, in the order of its path."""
     return InstalledPackages(_read())
 
 
@@ -212,7 +212,7 @@ def _read() -> Iterator[InstalledPackage]:
 
 
 def facts() -> dict[str, str]:
-    """What all workers of a job should have alike: the versions that decide what a run computes."""
+    """The versions that decide what a run computes, which all workers of a job should share."""
     found = {"python": ".".join(platform.python_version_tuple()[:2]), "launcher": launcher.__version__}
     everything = installed()
     for package in (*everything.tensorflows(), *map(everything.get, ("keras", "numpy", "gin-config"))):
@@ -222,7 +222,7 @@ def facts() -> dict[str, str]:
 
 
 def python(context: Context) -> Iterator[Finding]:
-    """This Python, and whether TensorFlow has wheels for it."""
+    """Checks whether TensorFlow has wheels for this Python."""
     version = platform.python_version()
     seen = f"{version}, {platform.python_implementation()}, {platform.system()} on {platform.machine()}"
     pythons = requirements().pythons
@@ -237,12 +237,12 @@ def python(context: Context) -> Iterator[Finding]:
 
 
 def tensorflow_package(context: Context) -> Iterator[Finding]:
-    """The one distribution that brings the module `tensorflow`."""
+    """Checks that one distribution brings the module `tensorflow`."""
     yield from tensorflow_findings(installed())
 
 
 def tensorflow_findings(found: InstalledPackages) -> Iterator[Finding]:
-    """Of any set of packages."""
+    """The finding on the distributions of TensorFlow among packages."""
     name, there, anew = "tensorflow_package", found.tensorflows(), installation.tensorflow_command()
     if not there:
         yield fail(
@@ -272,12 +272,12 @@ def tensorflow_findings(found: InstalledPackages) -> Iterator[Finding]:
 
 
 def packages(context: Context) -> Iterator[Finding]:
-    """Packages that are missing, too old, there twice, or not made for each other."""
+    """Checks for packages that are missing, too old, doubled or in conflict."""
     yield from package_findings(installed())
 
 
 def package_findings(found: InstalledPackages) -> Iterator[Finding]:
-    """Of any set of packages."""
+    """Findings on packages that are missing, old, doubled or in conflict."""
     name, clean = "packages", True
     for requirement in requirements().required:
         if problem := found.problem(requirement):
@@ -312,7 +312,7 @@ def package_findings(found: InstalledPackages) -> Iterator[Finding]:
 
 
 def _misfits(found: InstalledPackages) -> Iterator[Finding]:
-    """What no package's own requirements say."""
+    """Findings on conflicts that no package's own requirements declare."""
     keras, nightly = found.get("keras"), found.get("keras-nightly")
     if keras and nightly:
         yield fail(

@@ -1,4 +1,4 @@
-"""The other workers of a cluster: whether they can be reached, and whether ranks, versions and clocks agree.
+"""Peers: whether the other workers of a cluster can be reached, and whether ranks, versions and clocks agree.
 
 Each doctor listens on the port of its own worker and connects to every worker. The caller sends one line of JSON and
 is answered with one: rank, cluster, versions, time.
@@ -83,7 +83,7 @@ class Peer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What the workers of a cluster answered to one of them.
+    """The answers of all workers of a cluster to one of them.
 
     Attributes:
       cluster: the cluster as this worker has it.
@@ -230,7 +230,7 @@ class _Exchanging:
 
 
 def cluster(context: Context) -> Iterator[Finding]:
-    """What TF_CONFIG, Slurm, Kubernetes or Cloud TPU say of this process and its peers."""
+    """Checks the cluster that TF_CONFIG, Slurm, Kubernetes or Cloud TPU describe."""
     found = context.cluster_or_error
     if isinstance(found, UsageError):
         yield fail("cluster", str(found), "correct the variables, or unset them to train alone")
@@ -239,22 +239,22 @@ def cluster(context: Context) -> Iterator[Finding]:
 
 
 def peers(context: Context) -> Iterator[Finding]:
-    """Whether the port of this worker is free, and which other workers answer on theirs."""
+    """Checks whether the port of this worker is free, and which other workers answer on theirs."""
     yield from peer_findings(context.once(exchanged))
 
 
 def clock(context: Context) -> Iterator[Finding]:
-    """How far the clocks of the other workers are from this one's."""
+    """Checks how far the clocks of the other workers are from this one's."""
     yield clock_finding(context.once(exchanged))
 
 
 def agreement(context: Context) -> Iterator[Finding]:
-    """Whether all workers have the same versions."""
+    """Checks whether all workers have the same versions."""
     yield agreement_finding(context.once(exchanged))
 
 
 def exchanged(context: Context) -> Exchange:
-    """What the other workers' doctors answer.
+    """Exchanges versions with the workers of the context's cluster.
 
     Raises:
       Skip: there are no others.
@@ -265,7 +265,7 @@ def exchanged(context: Context) -> Exchange:
 
 
 def peer_findings(found: Exchange) -> Iterator[Finding]:
-    """Which workers of an exchange answered, in order, and why the others did not."""
+    """Findings on which workers answered in an exchange, and why the others did not."""
     own = found.cluster.index
     if found.listen_error:
         yield fail(
@@ -296,7 +296,7 @@ def _shown(peers: Sequence[Peer]) -> str:
 
 
 def _wrong_places(found: Exchange) -> Iterator[Finding]:
-    """Clusters that differ from this worker's, and addresses at which another worker answers."""
+    """Findings on clusters that differ from this worker's, and on addresses at which another worker answers."""
     here = found.cluster.workers
     for peer in found.peers:
         if peer.state != ANSWERED:
@@ -317,7 +317,7 @@ def _wrong_places(found: Exchange) -> Iterator[Finding]:
 
 
 def clock_finding(found: Exchange) -> Finding:
-    """The clock of an exchange that is furthest from this worker's.
+    """The finding on the clock that is furthest from this worker's.
 
     Raises:
       Skip: nobody else answered.
@@ -341,7 +341,7 @@ def _seconds(value: float) -> str:
 
 
 def agreement_finding(found: Exchange) -> Finding:
-    """Versions of an exchange that differ from this worker's.
+    """The finding on versions that differ from this worker's.
 
     Raises:
       Skip: nobody else answered.

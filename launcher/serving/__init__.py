@@ -1,4 +1,4 @@
-"""Trained models in use: `--mode=predict`, `--mode=export`, and the session with saved weights that both need."""
+"""Serving of trained models: `--mode=predict`, `--mode=export`, and the session with saved weights for both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.run.plan import RunPlan
 def trained(
     plan: RunPlan, model_dir: str, mode: str, *, replicas_allowed: bool = False
 ) -> Iterator[tuple[session.Session, int]]:
-    """The session with the weights of the best checkpoint, else of the newest, and that checkpoint's step.
+    """Builds the session with the weights of the best checkpoint, else of the newest, and yields it with its step.
 
     The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the
     checkpoints, so that no data set is needed.

@@ -1,4 +1,4 @@
-"""`--mode=export`: a SavedModel that answers text with text, or images with classes, without this package."""
+"""Export of a SavedModel that answers text with text, or images with classes, without this package."""
 
 from __future__ import annotations
 

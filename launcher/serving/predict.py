@@ -1,4 +1,4 @@
-"""`--mode=predict`: lines in, as many lines out, in their order."""
+"""Prediction by a trained model: lines in, as many lines out, in their order."""
 
 from __future__ import annotations
 

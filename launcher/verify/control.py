@@ -56,7 +56,7 @@ _RANDOM = (
 
 
 def turn_off_dropout(model: keras.Model) -> None:
-    """Makes the model's layers drop nothing and add no noise; before it is traced."""
+    """Turns off dropout and noise in a model; call it before the model is traced."""
     for layer, *_ in walk(model):
         if isinstance(layer, _RANDOM):
             for name in _RATES:
@@ -65,7 +65,7 @@ def turn_off_dropout(model: keras.Model) -> None:
 
 
 def install(built: Session) -> Data:
-    """Makes a session the control of its recipe; before it is traced.
+    """Turns a session into the control of its recipe; call it before the session is traced.
 
     Returns:
       What it is to train on.
@@ -144,7 +144,7 @@ def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Control:
-    """What became of the control.
+    """The result of the control.
 
     Attributes:
       deviations: its distance from the reference.
@@ -155,7 +155,7 @@ class Control:
     void: str = ""
 
     def explains(self, found: Sequence[Deviation]) -> bool:
-        """Whether deviations of a topology are such as rounding alone brings about in this training."""
+        """Whether rounding alone explains a topology's deviations in this training."""
         if self.void:
             return False
         own = {one.quantity: one.value or 0.0 for one in self.deviations}
@@ -175,7 +175,7 @@ def judge(deviations: tuple[Deviation, ...], baseline: Record) -> Control:
 
 
 def may_be_rounding(deviations: Sequence[Deviation], baseline: Record) -> bool:
-    """Whether rounding could have grown into these: all are numbers, and none is there before the first update."""
+    """Whether rounding could have grown into deviations: all are numbers, and none is there before the first update."""
     return all(one.within or _grown(one, baseline) for one in deviations)
 
 

@@ -1,4 +1,4 @@
-"""The processes of one topology: started together, watched against a deadline, and gone afterwards whatever happens."""
+"""Processes of one topology: started together, watched against a deadline, and always ended."""
 
 from __future__ import annotations
 

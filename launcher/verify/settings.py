@@ -92,7 +92,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """As the table shows it."""
+        """The name of the topology in the table."""
         parts = {"workers": self.workers, "mirrored": self.replicas, "microbatches": self.microbatches}
         return " x ".join(f"{name} {count}" for name, count in parts.items() if count > 1) or "one replica"
 
@@ -110,7 +110,7 @@ ONE_REPLICA = Topology()
 @gin_bindings.settings("verify")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifySettings:
-    """How a recipe is verified.
+    """Settings of a verification.
 
     Attributes:
       steps: steps each topology trains; no more than the recipe has. Its schedules keep the recipe's length.
@@ -144,7 +144,7 @@ class VerifySettings:
                 raise UsageError(f"verify.{name} = {getattr(self, name)}: each must be 2 or more, or () for none")
 
     def topologies(self, recipe_microbatches: int) -> tuple[Topology, ...]:
-        """What is compared with `ONE_REPLICA`.
+        """The topologies that are compared with `ONE_REPLICA`.
 
         Raises:
           UsageError: nothing is left to compare.

@@ -1,4 +1,4 @@
-"""The verdict of a verification: for a terminal, for a log, for a program."""
+"""Table of a verification's results: for a terminal, for a log, for a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--mode=verify`: a recipe on one replica and on other topologies, compared."""
+"""Verification of a recipe: trained on one replica and on other topologies, and compared."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _DROPOUT_ON = "dropout and noise on, as verify.dropout asks for: each replica dr
 
 
 class Verification:
-    """One recipe, about to be verified.
+    """The verification of one recipe.
 
     Args:
       gin_files, gin_params: the recipe.
@@ -70,7 +70,7 @@ class Verification:
         self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies)
 
     def describe(self) -> dict[str, str]:
-        """What is going to be done, for people."""
+        """Describes what is going to be done, for people."""
         lines = self.plan.describe()
         for name in ("cluster", "strategy"):  # those of one replica, which is not what people ask about
             lines.pop(name, None)
@@ -237,7 +237,7 @@ def run(
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Lets SIGTERM, too, leave through every `finally`: what was started is ended, temporary files are deleted."""
+    """Makes SIGTERM run every `finally`, so that processes are ended and temporary files deleted."""
 
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -273,12 +273,12 @@ def judge(results: Sequence[Result]) -> None:
 
 
 def may_be_rounding(result: Result, baseline: Record) -> bool:
-    """Whether a topology that deviates needs the control's word."""
+    """Whether a topology's deviation may be rounding, so that the control is needed."""
     return bool(result.deviations) and control_lib.may_be_rounding(result.deviations, baseline)
 
 
 def _advice(offenders: Sequence[tuple[Deviation, Result]]) -> str:
-    """What to do about deviations that rounding does not explain."""
+    """Advice on deviations that rounding does not explain."""
     if any(one.first_step == 1 for one, _ in offenders):
         return _AT_ONCE
     asked = [result.control for _, result in offenders if result.control is not None]
@@ -294,7 +294,7 @@ def _advice(offenders: Sequence[tuple[Deviation, Result]]) -> str:
 
 
 def _about_rounding(results: Sequence[Result]) -> list[str]:
-    """What people should know where only rounding exceeds the tolerances."""
+    """Notes for people on topologies where only rounding exceeds the tolerances."""
     found = [result for result in results if result.is_rounding]
     if not found:
         return []
@@ -310,7 +310,7 @@ def _about_rounding(results: Sequence[Result]) -> list[str]:
 
 
 def _so_far(result: Result) -> str:
-    """What is known of a topology before the control, which is trained last and only where it is needed."""
+    """Describes a topology before the control, which is trained last and only where it is needed."""
     if result.within and result.refused is None:
         return ""
     return ", out of tolerance" if result.deviations else f", {result.verdict}"

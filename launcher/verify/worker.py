@@ -1,4 +1,4 @@
-"""One process of a topology under verification: trains some steps of a recipe and writes down what came out.
+"""Worker of a verification: trains some steps of a recipe on one topology and writes their record.
 
 python -m launcher.verify.worker JOB.json
 """
@@ -32,7 +32,7 @@ _ENVIRONMENT = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")
 
 
 def main(argv: list[str]) -> int:
-    """Does the job in the file that the only argument names; returns the exit code."""
+    """Trains the job in the file that the only argument names and returns the exit code."""
     threading.Thread(target=_follow_parent, daemon=True).start()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     job = read_job(argv[1])
