@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.doctor import child, peers
+from launcher.doctor import child, peer_exchange
 from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_RETRY
 from launcher.machine.tensorflow_import import import_tensorflow
@@ -33,7 +33,7 @@ SIZES = {"small": 4 * 2**10, "medium": 2**20, "large": 32 * 2**20}
 def collective(context: Context) -> Iterator[Finding]:
     """Checks all-reduces over the replicas here, and over all workers if all of them run the doctor."""
     workers = context.cluster.num_workers
-    if workers > 1 and not context.once(peers.exchanged).everyone:
+    if workers > 1 and not context.once(peer_exchange.exchanged).everyone:
         raise Skip("not all workers reach each other, and a collective waits for all")
     request = {name: getattr(context, name) for name in ("strategy", "replicas", "tpu")}
     yield collective_finding(

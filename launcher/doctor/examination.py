@@ -14,7 +14,7 @@ from launcher.doctor import (
     findings_report,
     host,
     packages,
-    peers,
+    peer_exchange,
     tensorflow_checks,
     variables,
 )
@@ -41,7 +41,7 @@ CHECKS = (
     Check(name="open_files", looks_at="limits on files, processes, file size, locked memory", run=host.open_files),
     Check(name="shared_memory", looks_at="/dev/shm, for NCCL", run=host.shared_memory),
     Check(name="driver", looks_at="NVIDIA's driver, and GPU memory that others hold", run=host.driver),
-    Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peers.cluster),
+    Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peer_exchange.cluster),
     Check(
         name="model_dir",
         looks_at="whether --model_dir can be written, and how fast",
@@ -51,11 +51,11 @@ CHECKS = (
     Check(
         name="peers",
         looks_at="this worker's port is free, the others' answer",
-        run=peers.peers,
+        run=peer_exchange.peers,
         waits_for="waiting for the other workers' doctors",
     ),
-    Check(name="clock", looks_at="clocks of the other workers", run=peers.clock),
-    Check(name="agreement", looks_at="versions of the other workers", run=peers.agreement),
+    Check(name="clock", looks_at="clocks of the other workers", run=peer_exchange.clock),
+    Check(name="agreement", looks_at="versions of the other workers", run=peer_exchange.agreement),
     Check(
         name="tensorflow",
         looks_at="TensorFlow and Keras 3 start",

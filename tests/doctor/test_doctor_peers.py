@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from launcher.doctor import peers
-from launcher.doctor.peers import Exchange, Peer
+from launcher.doctor import peer_exchange
+from launcher.doctor.peer_exchange import Exchange, Peer
 from launcher.machine.cluster import Cluster
 
 FACTS = {"python": "3.11", "numpy": "2.3.0"}
@@ -24,11 +24,11 @@ def cluster(workers, index=0):
 
 
 def ask(workers, index=0, wait_seconds=0.4, facts=FACTS):
-    return peers.exchange(cluster(workers, index), facts=facts, wait_seconds=wait_seconds)
+    return peer_exchange.exchange(cluster(workers, index), facts=facts, wait_seconds=wait_seconds)
 
 
 def fails(found):
-    return [one for one in peers.peer_findings(found) if one.status == "fail"]
+    return [one for one in peer_exchange.peer_findings(found) if one.status == "fail"]
 
 
 @pytest.fixture
@@ -84,11 +84,11 @@ def test_doctors_of_three_workers_reach_each_other_and_agree_to_go_on(addresses)
         assert one.cluster.index == index
         assert [peer.claims_index for peer in one.peers] == [0, 1, 2]
         assert not fails(one)
-        finding = peers.clock_finding(one)
+        finding = peer_exchange.clock_finding(one)
         assert finding.status == "ok"
         # One host, one clock: whatever is left is within half of the round trip.
         assert all(abs(peer.offset_seconds) <= peer.delay_seconds / 2 + 1e-4 for peer in one.peers)
-        assert peers.agreement_finding(one).status == "ok"
+        assert peer_exchange.agreement_finding(one).status == "ok"
 
 
 def test_both_doctors_name_a_cluster_that_is_in_another_order(addresses):
@@ -180,7 +180,7 @@ def test_a_clock_that_is_wrong_is_measured(addresses, ahead, status, direction):
         found = ask(workers)
     peer = found.peers[1]
     assert abs(peer.offset_seconds - ahead) <= peer.delay_seconds / 2 + 1e-4
-    finding = peers.clock_finding(found)
+    finding = peer_exchange.clock_finding(found)
     assert finding.status == status
     assert f"{abs(ahead):,.1f} s {direction}" in finding.seen
 
@@ -188,7 +188,7 @@ def test_a_clock_that_is_wrong_is_measured(addresses, ahead, status, direction):
 def test_other_versions_another_cluster_and_another_rank_are_found(addresses):
     workers = addresses(2)
     with listening(workers[1], other_doctor(workers, facts={**FACTS, "numpy": "1.26.4"})):
-        finding = peers.agreement_finding(ask(workers))
+        finding = peer_exchange.agreement_finding(ask(workers))
     assert (finding.status, finding.exit_code) == ("fail", 64)
     assert "numpy 2.3.0 here and 1.26.4 there" in finding.seen
     with listening(workers[1], other_doctor([*workers, "third:1"])):
