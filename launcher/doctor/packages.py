@@ -85,7 +85,7 @@ def requirements() -> Requirements:
     Raises:
       Skip: neither is there.
     """
-    if _SETUP.is_file():
+    if _SETUP.is_file() and _SETUP.with_name("pyproject.toml").is_file():
         return _of_setup(_SETUP)
     try:
         metadata = importlib.metadata.metadata("tf-launcher")
