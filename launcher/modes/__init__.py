@@ -250,8 +250,11 @@ def make_request(values: flags.FlagValues) -> Request:
     for name, instead in mode.refuses.items():
         if values[name].value is not None:
             raise UsageError(f"--{name}={values[name].value}: --mode={mode.name} {instead}")
-    given: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(mode.request)}
-    return mode.request(**{name: tuple(it) if isinstance(it, list) else it for name, it in given.items()})
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(mode.request):
+        value = values[field.name].value
+        given[field.name] = tuple(value) if isinstance(value, list) else value
+    return mode.request(**given)
 
 
 def run(request: Request) -> int:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 
-from launcher.doctor import command, report
-from launcher.doctor.context import Context
+from launcher.doctor import examination, findings_report
+from launcher.doctor.check import Context
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.modes import DoctorRequest
 
 
 def run(request: DoctorRequest) -> int:
-    """Examines this machine; see `doctor.command`.
+    """Examines this machine; see `doctor.examination`.
 
     Raises:
       UsageError: --doctor_checks names none, or --doctor_wait is no time.
     """
-    checks = command.chosen(request.doctor_checks)
+    checks = examination.chosen(request.doctor_checks)
     if request.doctor_wait <= 0:
         raise UsageError(f"--doctor_wait={request.doctor_wait:g}: must be more than 0 seconds")
     if request.dry_run:
-        report.plan({check.name: check.looks_at for check in checks})
+        findings_report.plan({check.name: check.looks_at for check in checks})
         return EXIT_DONE
     context = Context(
         environ=os.environ,
@@ -32,4 +32,4 @@ def run(request: DoctorRequest) -> int:
         tpu=request.tpu,
         wait_seconds=request.doctor_wait,
     )
-    return command.run(checks, context, as_json=request.json)
+    return examination.run(checks, context, as_json=request.json)

@@ -7,15 +7,15 @@ import os
 from launcher.config import gin_bindings
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import Request
-from launcher.verify import command
+from launcher.verify import verification
 
 
 def run(request: Request) -> int:
-    """Verifies the recipe; see `verify.command`."""
+    """Verifies the recipe; see `verify.verification`."""
     model_dir = check_model_dir(request.run_dir)
     writes_to = None if request.dry_run else model_dir
     with lease.held(writes_to, environ=os.environ, say=print), gin_bindings.usage_errors():
-        return command.run(
+        return verification.run(
             gin_files=request.gin_file,
             gin_params=request.gin_param,
             seed=request.seed,
