@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from launcher.errors import EXIT_USAGE
 from launcher.jobs.policy import Outcome
+from launcher.machine.child_process import signal_name
 from launcher.reporting import summary
 
 FILE_NAME = "error.json"
@@ -101,14 +101,6 @@ def what_happened(outcome: Outcome) -> str:
     name = signal_name(-outcome.code)
     hint = " (the kernel's, when memory ran out? see dmesg)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def ensure_summary(model_dir: Path, *, since: float, exit_code: int, error: str, step: int) -> None:

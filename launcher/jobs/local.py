@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -15,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.jobs import guard, writer
+from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, NotReady, Worker, describe
 from launcher.jobs.output import Console, LogFile, Tee
+from launcher.machine import child_process
 from launcher.machine.cluster import without_peers
 from launcher.machine.peers import START_TIMEOUT
 from launcher.machine.ports import free_ports
@@ -197,13 +197,11 @@ class LocalBackend:
     def _start_guard(self) -> None:
         if self._guard is not None and self._guard.poll() is None:
             return
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, self._job.identity, str(self._job.scratch)],
-            stdin=subprocess.PIPE,
+        self._guard = child_process.start(
+            child_process.helper("launcher.jobs.guard", self._job.identity, str(self._job.scratch)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            start_new_session=True,
         )
 
     def _replace_guard(self) -> None:
@@ -240,14 +238,13 @@ class LocalWorker:
         self.report: Report | None = None
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()
-        self.process = subprocess.Popen(
+        self.process = child_process.start(
             command.argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(environ),
-            start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=child_process.die_with_parent(),
         )
         assert self.process.stdout is not None
         self.output = self.process.stdout
@@ -301,7 +298,7 @@ class LocalWorker:
         """Kills its process group; `refresh` sees it end."""
         if self.exit_code is None:
             # Not reaped yet, so the number cannot have gone to another group.
-            guard.kill_group(self.process.pid)
+            child_process.kill_group(self.process.pid)
 
     def close(self) -> None:
         """Passes on what is left in the pipe; whoever still holds its other end is not waited for."""
@@ -354,17 +351,6 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
         progress_file=reports,
         error_file=errors,
     )
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """What a worker does before it is one: it ends with its supervisor, also when the guard was killed with it."""
-
-    def before_exec() -> None:
-        writer.end_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return before_exec
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE, PeerError
-from launcher.jobs import disk, first_error
+from launcher.jobs import first_error
 from launcher.jobs.error_files import error_files
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
@@ -21,6 +21,7 @@ from launcher.jobs.observer import NoObserver, Observer
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
+from launcher.machine.child_process import run_forked, signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.supervised.preemption import REPEAT_SECONDS
 
@@ -228,7 +229,7 @@ class Supervisor:
         number = self._signals[0]
         grace = self._job.grace_period_seconds
         self._console.note(
-            f"{first_error.signal_name(number)}: passed on to the workers, which have {grace:g} s to save and end; "
+            f"{signal_name(number)}: passed on to the workers, which have {grace:g} s to save and end; "
             f"a second signal, {REPEAT_SECONDS:g} s later or more, ends them at once"
         )
         for worker in workers:
@@ -329,8 +330,8 @@ class Supervisor:
     def _on_disk(self, what: str, work: Callable[[], Any]) -> Any:
         """What `work` returns that reads or writes the job's folder; None when it has taken too long."""
         try:
-            return disk.within(self._disk_seconds, work, self._console.turn)
-        except disk.DiskTimeout:
+            return run_forked(work, seconds=self._disk_seconds, turn=self._console.turn)
+        except TimeoutError:
             waited, self._disk_seconds = self._disk_seconds, _DEAD_DISK_SECONDS
             self._console.note(f"{self._job.model_dir} has not answered for {waited:g} s when asked {what}")
             return None

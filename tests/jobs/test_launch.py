@@ -354,7 +354,7 @@ def guard_of(job):
     found = []
     for one in psutil.Process(job.started.process.pid).children():
         with contextlib.suppress(psutil.Error):  # others come and go
-            found += [one] * ("guard.py" in " ".join(one.cmdline()))
+            found += [one] * ("launcher.jobs.guard" in " ".join(one.cmdline()))
     return found
 
 

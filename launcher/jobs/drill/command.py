@@ -183,9 +183,5 @@ def _when(plan: DrillPlan) -> str:
 
 def _count_processes(identity: str) -> int:
     """Processes of this host that belong to the job; Linux only, elsewhere none are found."""
-    mark, count = f"{guard.JOB}={identity}".encode(), 0
-    with contextlib.suppress(FileNotFoundError):
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                count += any(variable.startswith(mark) for variable in file.read().split(b"\0"))
-    return count
+    mark = f"{guard.JOB}={identity}".encode()
+    return len(guard.marked(lambda variable: variable.startswith(mark)))
