@@ -24,12 +24,13 @@ from absl import flags
 
 from launcher import main as worker
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, advice
-from launcher.jobs import backends, kubernetes, member, private_network
+from launcher.jobs import backends, kubernetes, private_network
 from launcher.jobs.drill import command as drills
 from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
+from launcher.machine import cluster
 from launcher.machine.child_process import run_forked
 from launcher.model_dir import default_model_dir, lease
 from launcher.supervised import preemption
@@ -165,7 +166,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         start_timeout_seconds=options.start_timeout,
         grace_period_seconds=options.grace_period,
         scratch=Path(_temporary_folder(), f"launcher-{identity}"),
-        member=member.rank(os.environ) if options.backend == "member" else None,
+        member=cluster.resolve(os.environ).index if options.backend == "member" else None,
     )
 
 

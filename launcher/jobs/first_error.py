@@ -93,7 +93,7 @@ class FirstError:
 def what_happened(outcome: Outcome) -> str:
     """The end of a sentence that begins with "worker 3"."""
     if outcome.trouble:
-        return outcome.trouble
+        return outcome.trouble.what
     if outcome.code is None:
         return "was running"
     if outcome.code >= 0:

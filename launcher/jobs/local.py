@@ -17,6 +17,7 @@ from launcher.errors import UsageError
 from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, NotReady, Worker, describe
 from launcher.jobs.output import Console, LogFile, Tee
+from launcher.jobs.policy import Trouble, WorkerState
 from launcher.machine import child_process
 from launcher.machine.cluster import without_peers
 from launcher.machine.peers import START_TIMEOUT
@@ -85,8 +86,10 @@ class LocalBackend:
         return describe(self.commands(attempt))
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
-        """What an attempt would run, on ports that are free now."""
+        """What an attempt would run, on ports that are free now; a member finds its peers in the environment."""
         job = self._job
+        if job.member is not None:
+            return (make_command(job, attempt, job.member, {}),)
         addresses = [f"127.0.0.1:{port}" for port in free_ports(job.workers)]
         found = []
         for rank in range(job.workers):
@@ -166,7 +169,8 @@ class LocalBackend:
         while alive := [worker for worker in self._workers if not worker.is_gone()]:
             if time.monotonic() > deadline:
                 for worker in alive:
-                    worker.unkillable = f"cannot be killed: {worker.describe_state()}, for {_DEATH_SECONDS:g} s"
+                    what = f"cannot be killed: {worker.describe_state()}, for {_DEATH_SECONDS:g} s"
+                    worker.trouble = Trouble(state=WorkerState.UNKILLABLE, what=what)
                 return
             self._while_waiting()
             time.sleep(_TURN_SECONDS)
@@ -233,8 +237,7 @@ class LocalWorker:
         self.command = command
         self.tee = tee
         self.exit_code: int | None = None
-        self.trouble = ""
-        self.unkillable = ""
+        self.trouble: Trouble | None = None
         self.report: Report | None = None
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()

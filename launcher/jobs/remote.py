@@ -12,9 +12,9 @@ from typing import Any
 
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
-from launcher.jobs.job import Command, Job, NotReady, Worker
+from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
 from launcher.jobs.output import Console, LogFile, Tee
-from launcher.jobs.policy import Outcome, find_cause
+from launcher.jobs.policy import Trouble, WorkerState, find_cause
 from launcher.jobs.remote_hosts import Site, Sites, first_of
 from launcher.jobs.transports import AgentCommand, Transport
 from launcher.machine.cluster import elastic
@@ -126,8 +126,8 @@ class RemoteBackend:
             time.sleep(timeout_seconds)
             return
         self._sites.wait(timeout_seconds)
-        cause = find_cause([worker.outcome() for worker in self._workers.values()])
-        patience = _SUSPECT_SECONDS if cause and cause.is_symptom else protocol.HEAD_PATIENCE_SECONDS
+        cause = find_cause(outcomes(self._workers.values()))
+        patience = _SUSPECT_SECONDS if cause and cause.state is WorkerState.VICTIM else protocol.HEAD_PATIENCE_SECONDS
         for site in self._sites.all:
             if site.connection is None:
                 continue
@@ -187,7 +187,8 @@ class RemoteBackend:
         elif message["is"] == "not_started":
             for worker in self._workers.values():
                 if worker.connection is connection:
-                    worker.trouble = f"could not be started on {connection.host.name}: {message['why']}"
+                    what = f"could not be started on {connection.host.name}: {message['why']}"
+                    worker.trouble = Trouble(state=WorkerState.NOT_STARTED, what=what)
         elif message["is"] in ("ports", "cleared"):
             self._answers[connection, message["is"]] = dict(message)
 
@@ -238,8 +239,7 @@ class RemoteWorker:
         self.report: Report | None = None
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()
-        self.trouble = ""
-        self.unkillable = ""
+        self.trouble: Trouble | None = None
         self._frozen = False
 
     def take(self, state: Mapping[str, Any]) -> None:
@@ -248,26 +248,17 @@ class RemoteWorker:
         self.last_alive = now - ages["alive"]
         self.exit_code = state.get("exit_code", self.exit_code)
         self._frozen = state.get("frozen", self._frozen)
-        self.unkillable = state.get("unkillable", self.unkillable)
+        if state.get("unkillable"):
+            self.trouble = Trouble(state=WorkerState.UNKILLABLE, what=state["unkillable"])
         if state.get("report"):
             self.report = Report(**{**state["report"], "monotonic": now - ages["report"]})
         if state.get("error"):
             self.error = ErrorRecord(**{**state["error"], "monotonic": now - ages["error"]})
 
-    def outcome(self) -> Outcome:
-        """How it stands."""
-        return Outcome(
-            rank=self.command.rank,
-            exit_code=self.exit_code,
-            error=self.error,
-            last_alive=self.last_alive,
-            trouble=self.trouble,
-        )
-
     def refresh(self) -> None:
         """Notices that its host is lost."""
         if self.connection.lost and self.exit_code is None and not self.trouble:
-            self.trouble = f"was lost: {self.connection.lost}"
+            self.trouble = Trouble(state=WorkerState.LOST, what=f"was lost: {self.connection.lost}")
 
     def is_frozen(self) -> bool:
         """Whether the agent has seen it stopped."""
