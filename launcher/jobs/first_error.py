@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EXIT_USAGE
 from launcher.jobs.policy import Outcome
 from launcher.machine.child_process import signal_name
 from launcher.reporting import summary
@@ -72,7 +71,7 @@ class FirstError:
         """The report for the terminal."""
         lines = [f"First error (attempt {self.attempt}): {self.headline}"]
         error = self.cause.error
-        if error and error.exit_code == EXIT_USAGE:
+        if error and not error.traceback:
             lines += [f"  {line}" for line in error.message.strip().splitlines()[1:]]
         elif error:
             trace = error.traceback.rstrip().splitlines()

@@ -121,7 +121,8 @@ class LocalBackend:
                 self._tell_guard()
         except OSError as error:
             self.clear()
-            what = f"{error.filename or sys.executable} cannot be run: {error.strerror or error}"
+            program = error.filename or sys.executable
+            what = f"{program} cannot be run: {error.strerror or error}; mend that and run the same command again"
             raise NotReady(what, rank, may_pass=error.errno in _MAY_PASS) from None
         except BaseException:
             self.clear()

@@ -64,6 +64,7 @@ class Supervisor:
         self._error_files = error_files(job)
         self._started_at = time.time()
         self._why_no_more = ""
+        self._mistake = ""
         self._disk_seconds = _DISK_SECONDS
 
     def run(self) -> int:
@@ -141,7 +142,7 @@ class Supervisor:
         )
         if error.may_pass:
             return judge([cause])
-        self._why_no_more = "no worker can be started here"
+        self._mistake = str(error)
         return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
 
     def _check_folder(self) -> None:
@@ -361,7 +362,9 @@ class Supervisor:
             f"job {verdict.action.value}: {self._attempts} attempt(s), {restarts.total} restart(s), "
             f"exit code {verdict.exit_code}"
         )
-        if verdict.action is not Action.DONE and error is not None:
+        if self._mistake:
+            self._console.error(f"error: {self._mistake}")
+        elif verdict.action is not Action.DONE and error is not None:
             self._console.error("\n".join(filter(None, [error.text(), beside])))
             if verdict.action is Action.GIVE_UP and verdict.exit_code == EXIT_RETRY:
                 again = "The same command goes on from the last checkpoint."
