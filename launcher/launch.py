@@ -16,19 +16,22 @@ import re
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from launcher import modes
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, advice
-from launcher.jobs import backends, disk, kubernetes, member, private_network
+from launcher.jobs import backends, kubernetes, private_network
 from launcher.jobs.drill import command as drills
 from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
+from launcher.machine import cluster
+from launcher.machine.child_process import run_forked
 from launcher.model_dir import lease
 from launcher.supervised import preemption
 
@@ -36,6 +39,9 @@ _ORDER = (
     "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *plan.FLAGS,
     "dry_run", "help", *backends.FLAGS,
 )  # fmt: skip
+
+
+_LEASE_SECONDS = 2.0
 
 
 def define_flags() -> flags.FlagValues:
@@ -100,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Members share a folder: the chief's holds the lease for all.
         writes_to = None if job.member else job.model_dir
         with lease.held(
-            writes_to, environ={}, say=console.note, supervised_job=job.identity, isolate=disk.isolated
+            writes_to, environ={}, say=console.note, supervised_job=job.identity, isolate=_isolated
         ) as held:
             if drill is not None:
                 return drills.run(
@@ -157,7 +163,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         start_timeout_seconds=options.start_timeout,
         grace_period_seconds=options.grace_period,
         scratch=Path(_temporary_folder(), f"launcher-{identity}"),
-        member=member.rank(os.environ) if options.backend == "member" else None,
+        member=cluster.resolve(os.environ).index if options.backend == "member" else None,
     )
 
 
@@ -168,6 +174,14 @@ def _temporary_folder() -> str:
         raise PeerError(
             f"no temporary folder can be written to: {error.strerror}; make room in one, or set TMPDIR to another"
         ) from None
+
+
+def _isolated(work: Callable[[], Any]) -> Any:
+    """What `work` returns of the lease's file; OSError whatever goes wrong, so that a dead disk holds nobody up."""
+    try:
+        return run_forked(work, seconds=_LEASE_SECONDS)
+    except RuntimeError as error:
+        raise OSError(f"the disk did not answer: {error}") from error
 
 
 def _private_network(options: flags.FlagValues, job: Job) -> str | None:

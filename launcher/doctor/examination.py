@@ -77,7 +77,7 @@ CHECKS = (
 
 
 def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> int:
-    """Examines this machine and reports what was found; returns 0, or the exit code of the worst failure."""
+    """Examines this machine; returns 0, or the exit code of the worst failure."""
     shown = findings_report.JsonReport() if as_json else findings_report.TextReport()
     findings = examine(checks, context, shown)
     code = exit_code(findings)
@@ -86,7 +86,7 @@ def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> 
 
 
 def chosen(names: Sequence[str]) -> tuple[Check, ...]:
-    """The checks of these names, in the order in which they run; all of them for no name.
+    """Returns the checks of these names, in their order; all for no name.
 
     Raises:
       UsageError: there is no such check.

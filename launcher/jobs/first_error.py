@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EXIT_USAGE
 from launcher.jobs.policy import Outcome
+from launcher.machine.child_process import signal_name
 from launcher.reporting import summary
 
 FILE_NAME = "error.json"
@@ -72,7 +71,7 @@ class FirstError:
         """The report for the terminal."""
         lines = [f"First error (attempt {self.attempt}): {self.headline}"]
         error = self.cause.error
-        if error and error.exit_code == EXIT_USAGE:
+        if error and not error.traceback:
             lines += [f"  {line}" for line in error.message.strip().splitlines()[1:]]
         elif error:
             trace = error.traceback.rstrip().splitlines()
@@ -93,7 +92,7 @@ class FirstError:
 def what_happened(outcome: Outcome) -> str:
     """The end of a sentence that begins with "worker 3"."""
     if outcome.trouble:
-        return outcome.trouble
+        return outcome.trouble.what
     if outcome.code is None:
         return "was running"
     if outcome.code >= 0:
@@ -101,14 +100,6 @@ def what_happened(outcome: Outcome) -> str:
     name = signal_name(-outcome.code)
     hint = " (the kernel's, when memory ran out? see dmesg)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def ensure_summary(model_dir: Path, *, since: float, exit_code: int, error: str, step: int) -> None:

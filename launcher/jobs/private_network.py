@@ -23,11 +23,13 @@ from launcher.errors import LauncherError, UsageError
 from launcher.jobs.job import Job
 from launcher.jobs.local import visible_gpus
 from launcher.machine import gce
+from launcher.machine.child_process import run_forked
 
 FLAGS = ("private_network",)
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
+_TRIAL_SECONDS = 10.0
 _NCCL = "NCCL_SOCKET_IFNAME"
 
 
@@ -91,18 +93,12 @@ def _needs_network(arguments: Sequence[str], recipe: Any, environ: Mapping[str, 
 def _refusal() -> str:
     """Why this process cannot have a network of its own; tried in a child, as there is no way back. "" if it can."""
     try:
-        child = os.fork()
-    except (OSError, AttributeError) as error:
+        run_forked(_unshare, seconds=_TRIAL_SECONDS)
+    except RuntimeError:
+        return "this kernel, or the container around, allows this user no network namespace"
+    except OSError as error:
         return str(error)
-    if not child:
-        code = 1
-        try:
-            _unshare()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return "" if status == 0 else "this kernel, or the container around, allows this user no network namespace"
+    return ""
 
 
 def _unshare() -> None:

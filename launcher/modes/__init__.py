@@ -258,7 +258,7 @@ def make_request(values: flags.FlagValues) -> Request:
 
 
 def run(request: Request) -> int:
-    """Runs the mode, or shows what it would do; returns the exit code."""
+    """Runs the mode, or shows what it would do, and returns the exit code."""
     mode = MODES[request.mode]
     module = mode.module or mode.name
     if request.dry_run and not mode.shows_plan:

@@ -11,7 +11,7 @@ from launcher.modes import DoctorRequest
 
 
 def run(request: DoctorRequest) -> int:
-    """Examines this machine; see `doctor.examination`.
+    """Examines this machine; see `examination.run`.
 
     Raises:
       UsageError: --doctor_checks names none, or --doctor_wait is no time.

@@ -11,7 +11,7 @@ from launcher.verify import verification
 
 
 def run(request: Request) -> int:
-    """Verifies the recipe; see `verify.verification`."""
+    """Verifies the recipe; see `verification.run`."""
     model_dir = check_model_dir(request.run_dir)
     writes_to = None if request.dry_run else model_dir
     with lease.held(writes_to, environ=os.environ, say=print), gin_bindings.usage_errors():

@@ -17,7 +17,7 @@ from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
 from launcher.jobs import private_network
 
-TESTS = ROOT / "tests"
+SUPPORT = ROOT / "tests" / "support"
 
 needs_namespaces = pytest.mark.skipif(
     bool(private_network._refusal()), reason="the kernel allows no network namespace here"
@@ -57,7 +57,7 @@ def test_nobody_outside_reaches_a_worker_and_the_weights_are_the_same(start_laun
         job = start_launcher(
             "--workers=2", "--gin_file=task.gin", f"--model_dir={folder}/run", f"--private_network={wanted}",
             module="launcher.launch",
-            env={"LAGGING_FOLDER": str(folder), "PYTHONPATH": f"{ROOT}:{TESTS}"},
+            env={"LAGGING_FOLDER": str(folder), "PYTHONPATH": f"{ROOT}:{SUPPORT}"},
         )  # fmt: skip
         # Both have trained, and worker 1 stays.
         job.wait_until(lambda folder=folder: (folder / "run" / "summary.json").exists())
