@@ -77,10 +77,7 @@ CHECKS = (
 
 
 def chosen(names: Sequence[str]) -> tuple[Check, ...]:
-    """Returns the checks of these names, in their order; all for no name.
-
-    Returns:
-      0, or the exit code of the worst failure.
+    """Returns the checks of these names, in the order of `CHECKS`; all for no name.
 
     Raises:
       UsageError: there is no such check.
