@@ -86,7 +86,7 @@ def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> 
 
 
 def chosen(names: Sequence[str]) -> tuple[Check, ...]:
-    """Returns the checks of these names, in their order; all for no name.
+    """Returns the checks of these names, in the order of `CHECKS`; all for no name.
 
     Raises:
       UsageError: there is no such check.
