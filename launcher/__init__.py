@@ -4,8 +4,8 @@ The map, from the door inwards. A room may use those below it, never those above
 
     main               the worker's entry: flags, then one mode
     launch             the supervisor's entry: starts workers, watches them, restarts them
-    modes              what each `--mode` does
     jobs               workers started, watched and restarted: on this host, over ssh, on TPU VMs, in Slurm, Kubernetes
+    modes              what each `--mode` does: a table, and a file a mode
     precision_report   what 16 bits would do to this model's gradients
     preflight          whether a step fits a device, and how fast it can be
     doctor             whether this machine and its peers are fit

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from absl import flags
 
-from launcher import main as worker
+from launcher import modes
 from launcher.errors import UsageError
 from launcher.jobs import kubernetes, private_network, remote_flags, tpu_vm
 from launcher.jobs.job import Backend, Job
@@ -91,7 +91,7 @@ def _make_slurm(options: flags.FlagValues, job: Job, console: Console) -> Backen
 
 def _make_tpu_vm(options: flags.FlagValues, job: Job, console: Console) -> Backend:
     transport = tpu_vm.TpuVm(options.tpu_node, options.zone, options.project)
-    recipe = worker.define_flags()
+    recipe = modes.define_flags()
     recipe(["launcher.main", *job.arguments])
     needed = tpu_vm.environment(options.tpu_node, recipe.tpu)
     return remote_flags.make_backend(

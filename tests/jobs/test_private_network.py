@@ -12,7 +12,7 @@ import pytest
 from places import ROOT
 
 from launcher import launch as entry
-from launcher import main as worker
+from launcher import modes
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
 from launcher.jobs import private_network
@@ -84,7 +84,7 @@ def test_signals_restarts_and_exit_codes_are_as_ever(run_job):
 
 
 def needs(*flags, **environ):
-    recipe = worker.define_flags()
+    recipe = modes.define_flags()
     recipe(["launcher.main", *flags])
     return private_network._needs_network(flags, recipe, environ)
 
@@ -110,7 +110,7 @@ def test_a_kernel_that_refuses_is_an_error_only_where_it_was_asked(monkeypatch):
     options, rest = entry.define_flags(), ["--gin_file=resnet_cpu.gin"]
     options(["launcher.launch", "--workers=2"])
     job = entry.make_job(options, rest)
-    recipe = worker.define_flags()
+    recipe = modes.define_flags()
     recipe(["launcher.main", *rest])
     monkeypatch.setattr(private_network, "_refusal", lambda: "no")
     environ = {"CUDA_VISIBLE_DEVICES": "-1"}
