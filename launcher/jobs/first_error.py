@@ -1,4 +1,4 @@
-"""The end of a bad attempt as a person wants to read it: who failed first, why, and that the others are victims."""
+"""The report of an attempt's first error: which worker failed first, why, and that the others are victims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a job to its end: starts its workers, watches them, and decides with `policy` what their end means."""
+"""The supervisor of a job: starts its workers, watches them, and decides with `policy` what their end means."""
 
 from __future__ import annotations
 
