@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore, Saver
-from launcher.config import gin_bindings
+from launcher.config import gin_bindings, gin_used
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
@@ -209,7 +209,7 @@ def _dry_run(resolved: RunPlan, options: Any) -> int:
     model = session.build_model(resolved)
     session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
-    gin_bindings.check_all_used(traced=False)
+    gin_used.check_all_used(traced=False)
     if resolved.strategy.is_absent:
         where = _slice_for(resolved, model, options.replicas)
         pod = lowering.for_replicas(resolved, where.num_replicas)
@@ -371,7 +371,7 @@ def _run_session(
             with layer_policies.explained(resolved.recipe.precision_overrides):
                 controller.prepare()
         # After the step is traced: a task may call configurables of its own in loss().
-        gin_bindings.check_all_used(traced=mode != "eval")
+        gin_used.check_all_used(traced=mode != "eval")
     held.verify()
     if is_chief:
         _make_model_dir(model_dir)
@@ -397,7 +397,7 @@ def _run_session(
 
 def _save_operative_config(model_dir: str, reporter: Reporter) -> None:
     try:
-        gin_bindings.save_operative(os.path.join(model_dir, "config.gin"))
+        gin_used.save_operative(os.path.join(model_dir, "config.gin"))
     except OSError as error:
         reporter.note(
             f"Could not write config.gin in {model_dir}: {error.strerror or error}. Training goes on without."
