@@ -27,7 +27,8 @@ from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.run import assets, loading, session, starting_point
-from launcher.run.controller import Controller, Outcome
+from launcher.run.actions import Action, Drill, LastEvents, SampleGradients, SaveConfig, TellSupervisor
+from launcher.run.controller import Controller
 from launcher.run.plan import RunPlan
 from launcher.run.starting_point import StartingPoint
 from launcher.serving import export, predict
@@ -272,12 +273,12 @@ class _Standing:
     Attributes:
       start: what it goes on from; None until the folder is known to be this run's.
       trainer: None until then, too.
-      outcome: its last measurements.
+      last_events: its last measurements.
     """
 
     start: StartingPoint | None = None
     trainer: Trainer | None = None
-    outcome: Outcome = dataclasses.field(default_factory=Outcome)
+    last_events: LastEvents = dataclasses.field(default_factory=LastEvents)
 
     def read(self, lost_devices: bool) -> tuple[int, float | None]:
         """Steps done and the loss scale; without devices to ask, what they said last."""
@@ -319,7 +320,7 @@ def _summarised(
             summary = make_summary(
                 exit_code=exit_code,
                 error=error_text,
-                metrics={"train": standing.outcome.train, "eval": standing.outcome.evaluation},
+                metrics={"train": standing.last_events.train, "eval": standing.last_events.evaluation},
                 step=step,
                 strategy=resolved.strategy.kind,
                 num_replicas=resolved.strategy.num_replicas,
@@ -343,10 +344,13 @@ def _run_session(
     resolved, start = built.plan, standing.start or StartingPoint()
     is_chief = resolved.cluster.is_chief
     stop = StopRequest()
+    actions: list[Action] = [TellSupervisor(Progress(os.environ)), Drill(), standing.last_events]
+    if is_chief:
+        actions.append(SaveConfig(model_dir, reporter.note))
+    if mode != "eval" and (watch := session.watch(built)) is not None:
+        actions.append(SampleGradients(watch, reporter))
     controller = Controller(
-        trainer=built.trainer,
-        evaluator=built.evaluator,
-        data=resolved.data,
+        built,
         saver=Saver(
             store,
             asynchronous=resolved.recipe.asynchronous_checkpoints,
@@ -357,15 +361,10 @@ def _run_session(
         ),
         reporter=reporter,
         stopwatch=stopwatch,
-        recipe=resolved.recipe,
-        total_steps=resolved.total_steps,
         evaluate=mode != "train",
-        progress=Progress(os.environ),
-        watch=session.watch(built) if mode != "eval" else None,
+        actions=actions,
         stop_requested=stop,
-        after_first_step=lambda: _save_operative_config(model_dir, reporter) if is_chief else None,
     )
-    standing.outcome = controller.outcome
     with gin_bindings.usage_errors():
         if mode != "eval":
             with layer_policies.explained(resolved.recipe.precision_overrides):
@@ -393,15 +392,6 @@ def _run_session(
         with stop.installed():
             gce.watch(os.environ, stop.notice)
             controller.train()
-
-
-def _save_operative_config(model_dir: str, reporter: Reporter) -> None:
-    try:
-        gin_used.save_operative(os.path.join(model_dir, "config.gin"))
-    except OSError as error:
-        reporter.note(
-            f"Could not write config.gin in {model_dir}: {error.strerror or error}. Training goes on without."
-        )
 
 
 def _make_model_dir(model_dir: str) -> None:
