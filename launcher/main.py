@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(help_text(options))
             return EXIT_DONE
         if options.mode == "doctor":
-            from launcher.doctor import command as doctor
+            from launcher.doctor import examination as doctor
 
             return doctor.run(options)
         if not options.gin_file:

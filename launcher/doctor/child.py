@@ -49,7 +49,7 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ChildResult:
     """How the process ended, and what it had said by then.
 
     Attributes:
@@ -77,7 +77,7 @@ class Outcome:
         return "\n".join([end, *(f"| {line}" for line in lines[-_TAIL_LINES:])])
 
 
-def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], timeout_seconds: float) -> Outcome:
+def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], timeout_seconds: float) -> ChildResult:
     """Runs a module of this package to its end, or to the end of its time; nothing of it is left then.
 
     Args:
@@ -106,7 +106,7 @@ def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], 
             returncode = None
         finally:
             _end(process)
-        return Outcome(
+        return ChildResult(
             answers={answer.topic: answer for answer in _read(folder / "answers")},
             log=(folder / "log").read_text("utf-8", errors="replace"),
             returncode=returncode,

@@ -38,7 +38,7 @@ from launcher.step.trainer import Trainer
 from launcher.step_program import export_step, lowering
 from launcher.supervised.preemption import StopRequest
 from launcher.supervised.progress import Progress
-from launcher.verify import command as verify
+from launcher.verify import verification as verify
 
 
 def run(options: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 from launcher.reporting import strict_json
@@ -50,9 +50,42 @@ def make_console(
     stream = sys.stdout if stream is None else stream
     if quiet:
         return QuietConsole(stream)
-    if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+    if is_terminal(stream):
         return LiveConsole(stream, Progress(total_steps, clock))
     return PlainConsole(stream, Progress(total_steps, clock))
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Returns whether colours and cursor movements are understood there."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows of as many cells each as lines of plain text, every cell as wide as the widest of its column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def rich_console(stream: TextIO) -> Any:
+    """Returns the `rich.console.Console` for a terminal, which shows text as it is."""
+    from rich.console import Console as RichConsole
+
+    return RichConsole(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False)
+
+
+def live_line(console: Any, *, transient: bool = False) -> Any:
+    """Returns a started `rich.live.Live` on a rich console, whose line moves only when it is updated.
+
+    Args:
+        console: As `rich_console`.
+        transient: Whether the line goes away when it is stopped.
+    """
+    from rich.live import Live
+
+    line = Live(console=console, auto_refresh=False, transient=transient)
+    line.start()
+    console.show_cursor(True)  # A killed run must not leave the terminal without its cursor.
+    return line
 
 
 class Progress:
@@ -98,9 +131,8 @@ class PlainConsole:
         self._progress = progress
 
     def plan(self, lines: Mapping[str, str]) -> None:
-        width = max(map(len, lines), default=0)
-        for name, value in lines.items():
-            _print(self._stream, f"{name:<{width}}  {value}")
+        for line in columns(list(lines.items())):
+            _print(self._stream, line)
 
     def train(self, event: Mapping[str, Any]) -> None:
         _print(self._stream, self._progress.text(event))
@@ -144,10 +176,8 @@ class LiveConsole:
     """
 
     def __init__(self, stream: TextIO, progress: Progress):
-        from rich.console import Console as RichConsole
-
         self._stream = stream
-        self._console = RichConsole(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False)
+        self._console = rich_console(stream)
         self._progress = progress
         self._live: Any = None
 
@@ -189,12 +219,8 @@ class LiveConsole:
             self._live = None
 
     def _show(self, row: Any) -> None:
-        from rich.live import Live
-
         if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False)
-            self._live.start()
-            self._console.show_cursor(True)  # A killed run must not leave the terminal without its cursor.
+            self._live = live_line(self._console)
         self._live.update(row, refresh=True)
 
 

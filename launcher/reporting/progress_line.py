@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any, TextIO
 
-from launcher.reporting.console import Console
+from launcher.reporting.console import Console, is_terminal, live_line, rich_console
 
 _QUIET_SECONDS = 60.0
 
@@ -22,7 +21,7 @@ class ProgressLine:
     def __init__(self, console: Console, stream: TextIO | None = None):
         self._console = console
         self._stream = sys.stdout if stream is None else stream
-        self._is_terminal = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_terminal = is_terminal(self._stream)
         self._text = ""
         self._next = 0.0
         self._live: Any = None
@@ -50,15 +49,10 @@ class ProgressLine:
             self._live = None
 
     def _show(self, text: str) -> None:
-        from rich.console import Console as RichConsole
-        from rich.live import Live
         from rich.text import Text
 
         if self._live is None:
-            console = RichConsole(file=self._stream, force_terminal=True, markup=False, highlight=False, emoji=False)
-            self._live = Live(console=console, auto_refresh=False, transient=True)
-            self._live.start()
-            console.show_cursor(True)  # A killed run must not leave the terminal without its cursor.
+            self._live = live_line(rich_console(self._stream), transient=True)
         self._live.update(Text(text), refresh=True)
 
 

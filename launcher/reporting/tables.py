@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from launcher.reporting.console import Console
+from launcher.reporting.console import Console, columns, is_terminal, rich_console
 
 
-def show_table(rows: Sequence[Sequence[str]], console: Console, stream: TextIO | None = None) -> None:
+def show_table(
+    rows: Sequence[Sequence[str]],
+    console: Console,
+    stream: TextIO | None = None,
+    *,
+    totals: Sequence[str] | None = None,
+    style: Callable[[str], str] = lambda cell: "",
+) -> None:
     """Prints a table whose first row is its heading.
 
     Args:
       rows: cells, as many in each.
       console: takes the lines of a plain table.
       stream: where the console writes; standard output when None.
+      totals: a last row, which a line sets off.
+      style: of a cell on a terminal, in the words of `rich.style.Style`.
     """
     stream = sys.stdout if stream is None else stream
-    if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        _show_rich(rows, stream)
+    if not is_terminal(stream):
+        for line in columns(rows if totals is None else [*rows, totals]):
+            console.note(line)
         return
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        console.note("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _show_rich(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
-    from rich.console import Console as RichConsole
     from rich.table import Table
     from rich.text import Text
 
@@ -37,5 +39,8 @@ def _show_rich(rows: Sequence[Sequence[str]], stream: TextIO) -> None:
     for name in heading:
         table.add_column(name)
     for row in body:
-        table.add_row(*(Text(cell) for cell in row))
-    RichConsole(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False).print(table)
+        table.add_row(*(Text(cell, style=style(cell)) for cell in row))
+    if totals is not None:
+        table.add_section()
+        table.add_row(*(Text(cell, style=style(cell)) for cell in totals))
+    rich_console(stream).print(table)

@@ -1,4 +1,4 @@
-"""The processes of one topology: started together, watched against a deadline, and gone afterwards whatever happens."""
+"""Processes of one topology: started together, watched against a deadline, and always ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Died(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """What the processes of one topology are asked to do.
 
     Attributes:
@@ -67,12 +67,12 @@ class Job:
         return Path(self.folder, f"worker-{rank}.log")
 
 
-def read_job(path: str) -> Job:
+def read_job(path: str) -> TrainingJob:
     """The job that `run` wrote."""
-    return Job(**json.loads(Path(path).read_text("utf-8")))
+    return TrainingJob(**json.loads(Path(path).read_text("utf-8")))
 
 
-def run(job: Job, topology: Topology, *, num_gpus: int, timeout_seconds: float) -> list[Path]:
+def run(job: TrainingJob, topology: Topology, *, num_gpus: int, timeout_seconds: float) -> list[Path]:
     """Runs a topology's processes to their end.
 
     Args:
@@ -124,7 +124,7 @@ def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: in
     return found
 
 
-def _start(job: Job, rank: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(job: TrainingJob, rank: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with job.log_path(rank).open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "launcher.verify.worker", str(job.path)],
@@ -137,7 +137,7 @@ def _start(job: Job, rank: int, environ: Mapping[str, str]) -> subprocess.Popen[
         )
 
 
-def _wait(job: Job, processes: list[subprocess.Popen[bytes]], deadline: float, timeout_seconds: float) -> None:
+def _wait(job: TrainingJob, processes: list[subprocess.Popen[bytes]], deadline: float, timeout_seconds: float) -> None:
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
@@ -154,7 +154,7 @@ def _wait(job: Job, processes: list[subprocess.Popen[bytes]], deadline: float, t
         time.sleep(_POLL_SECONDS)
 
 
-def _failure(job: Job, rank: int, code: int, *, of: int) -> Exception:
+def _failure(job: TrainingJob, rank: int, code: int, *, of: int) -> Exception:
     refusal = job.refusal_path(rank)
     if code == EXIT_USAGE and refusal.exists():
         return Refused(refusal.read_text("utf-8"))
@@ -166,7 +166,7 @@ def _named(rank: int, of: int) -> str:
     return f"worker {rank}" if of > 1 else "its process"
 
 
-def _tail(job: Job, rank: int) -> str:
+def _tail(job: TrainingJob, rank: int) -> str:
     lines = job.log_path(rank).read_text("utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
     return "".join(f"\n  | {line}" for line in lines) or ", without a word"
 

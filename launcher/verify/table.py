@@ -1,21 +1,23 @@
-"""The verdict of a verification: for a terminal, for a log, for a program."""
+"""Table of a verification's results: for a terminal, for a log, for a program."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
 from launcher.reporting.console import Console
+from launcher.reporting.tables import show_table
 from launcher.verify.compare import QUANTITIES, Deviation
 from launcher.verify.control import FACTOR, Control
-from launcher.verify.settings import Topology
-from launcher.verify.tolerances import Tolerances
+from launcher.verify.settings import Tolerances, Topology
 
 # What the table, which fits into 80 characters, has room for.
 _SHORT = {"amplified rounding": "rounding"}
+_STYLES = {
+    "verdict": "bold", "within": "bold green", "rounding": "bold green", "not applicable": "yellow",
+    "EXCEEDED": "bold red", "failed": "bold red",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,27 +86,23 @@ def show(results: Sequence[Result], tolerances: Tolerances, console: Console, st
 
     A row for each quantity and a column for each topology, which fits into 80 characters.
     """
-    stream = sys.stdout if stream is None else stream
-    rows = _rows(results, tolerances)
-    if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        _show_rich(rows, stream)
-    else:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            console.note("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    verdicts = [_SHORT.get(result.verdict, result.verdict) for result in results]
+    show_table(
+        _rows(results, tolerances), console, stream, totals=["verdict", "", *verdicts],
+        style=lambda cell: "red" if cell.endswith("!") else _STYLES.get(cell, ""),
+    )  # fmt: skip
     for result in results:
         for remark in result.remarks:
             console.note(remark)
 
 
 def _rows(results: Sequence[Result], tolerances: Tolerances) -> list[list[str]]:
-    """The heading, a row for each quantity, and the verdicts."""
+    """The heading and a row for each quantity."""
     limits = _tolerance_texts(tolerances)
     found = [{one.quantity: _text(result, one) for one in result.deviations} for result in results]
     return [
         ["deviation", "tolerance", *(result.topology.name for result in results)],
         *([name, limits[name], *(texts.get(name, "") for texts in found)] for name in QUANTITIES),
-        ["verdict", "", *(_SHORT.get(result.verdict, result.verdict) for result in results)],
     ]
 
 
@@ -124,24 +122,6 @@ def _tolerance_texts(tolerances: Tolerances) -> dict[str, str]:
         "moving statistics": tolerances.moving_statistics,
     }
     return {name: f"{numbers[name]:.1e}" if name in numbers else "equal" for name in QUANTITIES}
-
-
-def _show_rich(rows: list[list[str]], stream: TextIO) -> None:
-    from rich.console import Console as RichConsole
-    from rich.table import Table
-    from rich.text import Text
-
-    heading, *body, verdicts = rows
-    table = Table()
-    for name in heading:
-        table.add_column(name)
-    for row in body:
-        table.add_row(
-            *(Text(cell, style="red" if cell.endswith("!") else "") for cell in row), end_section=row is body[-1]
-        )
-    styles = {"within": "bold green", "rounding": "bold green", "not applicable": "yellow", "verdict": "bold"}
-    table.add_row(*(Text(cell, style=styles.get(cell, "bold red")) for cell in verdicts))
-    RichConsole(file=stream, force_terminal=True, markup=False, highlight=False, emoji=False).print(table)
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:

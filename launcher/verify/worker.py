@@ -1,4 +1,4 @@
-"""One process of a topology under verification: trains some steps of a recipe and writes down what came out.
+"""Worker of a verification: trains some steps of a recipe on one topology and writes their record.
 
 python -m launcher.verify.worker JOB.json
 """
@@ -22,17 +22,17 @@ from launcher.config import gin_bindings, gin_used  # noqa: E402
 from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
 from launcher.machine import cluster, farewell  # noqa: E402
 from launcher.run import loading, session  # noqa: E402
-from launcher.verify import control, dropout  # noqa: E402
-from launcher.verify.processes import Job, read_job  # noqa: E402
+from launcher.verify import control  # noqa: E402
+from launcher.verify.processes import TrainingJob, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
-from launcher.verify.settings import Settings  # noqa: E402
+from launcher.verify.settings import VerifySettings  # noqa: E402
 
 # Of the environment, only this may say where the process stands and what it may use.
 _ENVIRONMENT = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")
 
 
 def main(argv: list[str]) -> int:
-    """Does the job in the file that the only argument names; returns the exit code."""
+    """Trains the job in the file that the only argument names and returns the exit code."""
     threading.Thread(target=_follow_parent, daemon=True).start()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     job = read_job(argv[1])
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     return EXIT_DONE
 
 
-def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
+def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
     resolved = loading.resolve(
         job.gin_files,
         job.gin_params,
@@ -61,15 +61,15 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
         deterministic=job.deterministic,
     )
     built = session.build(resolved)
-    if not Settings().dropout:  # the rest of it is the parent's
-        dropout.turn_off(built.model)
+    if not VerifySettings().dropout:  # the rest of it is the parent's
+        control.turn_off_dropout(built.model)
     batches = built.trainer.batches(control.install(built) if job.control else resolved.data)
     built.trainer.trace(batches)
     gin_used.check_all_used()
     return built, batches
 
 
-def _train(job: Job, built: session.Session, batches: Iterator, *, is_chief: bool) -> Record:
+def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_chief: bool) -> Record:
     trainer = built.trainer
     records = trainer.train(batches, job.steps)
     steps = {

@@ -1,83 +1,61 @@
-"""`--mode=doctor`: all checks in order, quick ones first, and the report."""
+"""Examination of `--mode=doctor`: the table of checks, quick ones first, and their run."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.doctor import (
     collective,
-    disk,
-    driver,
-    limits,
-    package_checks,
-    peer_checks,
-    processor,
-    report,
+    disk_speed,
+    findings_report,
+    host,
+    packages,
+    peer_exchange,
     tensorflow_checks,
     variables,
 )
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Finding, Skip, exit_code, fail
+from launcher.doctor.check import Check, Context, Finding, Skip, exit_code, fail
 from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError, advice
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Check:
-    """One part of the examination.
-
-    Attributes:
-      name: that of its findings, and of --doctor_checks.
-      looks_at: what at, in a few words.
-      run: gives the findings; raises Skip where there is nothing to look at.
-      waits_for: what takes long about it, for people; empty when it is quick.
-    """
-
-    name: str
-    looks_at: str
-    run: Callable[[Context], Iterable[Finding]]
-    waits_for: str = ""
-
 
 _PATIENCE_SECONDS = 1.0
 _TENSORFLOW = "starting TensorFlow in a process of its own"
 
 CHECKS = (
-    Check(name="python", looks_at="version and platform that TensorFlow has wheels for", run=package_checks.python),
+    Check(name="python", looks_at="version and platform that TensorFlow has wheels for", run=packages.python),
     Check(
         name="tensorflow_package",
         looks_at="one distribution that brings TensorFlow, not none or two",
-        run=package_checks.tensorflow_package,
+        run=packages.tensorflow_package,
     ),
-    Check(name="packages", looks_at="missing, old, doubled or conflicting packages", run=package_checks.packages),
+    Check(name="packages", looks_at="missing, old, doubled or conflicting packages", run=packages.packages),
     Check(
         name="variables", looks_at="environment variables and keras.json that get in the way", run=variables.variables
     ),
-    Check(name="processor", looks_at="the CPU's instructions and the policy for it", run=processor.processor),
-    Check(name="cores", looks_at="threads against cores and the container's quota", run=processor.cores),
-    Check(name="memory", looks_at="memory that is free within the container's limit", run=limits.memory),
-    Check(name="open_files", looks_at="limits on files, processes, file size, locked memory", run=limits.open_files),
-    Check(name="shared_memory", looks_at="/dev/shm, for NCCL", run=limits.shared_memory),
-    Check(name="driver", looks_at="NVIDIA's driver, and GPU memory that others hold", run=driver.driver),
-    Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peer_checks.cluster),
+    Check(name="processor", looks_at="the CPU's instructions and the policy for it", run=host.processor),
+    Check(name="cores", looks_at="threads against cores and the container's quota", run=host.cores),
+    Check(name="memory", looks_at="memory that is free within the container's limit", run=host.memory),
+    Check(name="open_files", looks_at="limits on files, processes, file size, locked memory", run=host.open_files),
+    Check(name="shared_memory", looks_at="/dev/shm, for NCCL", run=host.shared_memory),
+    Check(name="driver", looks_at="NVIDIA's driver, and GPU memory that others hold", run=host.driver),
+    Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peer_exchange.cluster),
     Check(
         name="model_dir",
         looks_at="whether --model_dir can be written, and how fast",
-        run=disk.model_dir,
+        run=disk_speed.model_dir,
         waits_for="writing 64 MiB, for 5 s at most",
     ),
     Check(
         name="peers",
         looks_at="this worker's port is free, the others' answer",
-        run=peer_checks.peers,
+        run=peer_exchange.peers,
         waits_for="waiting for the other workers' doctors",
     ),
-    Check(name="clock", looks_at="clocks of the other workers", run=peer_checks.clock),
-    Check(name="agreement", looks_at="versions of the other workers", run=peer_checks.agreement),
+    Check(name="clock", looks_at="clocks of the other workers", run=peer_exchange.clock),
+    Check(name="agreement", looks_at="versions of the other workers", run=peer_exchange.agreement),
     Check(
         name="tensorflow",
         looks_at="TensorFlow and Keras 3 start",
@@ -101,11 +79,14 @@ CHECKS = (
 
 
 def run(options: Any, environ: Mapping[str, str] = os.environ) -> int:
-    """Examines this machine; returns 0, or the exit code of the worst failure.
+    """Examines this machine and reports what was found.
 
     Args:
       options: the parsed flags.
       environ: the process's environment variables.
+
+    Returns:
+      0, or the exit code of the worst failure.
 
     Raises:
       UsageError: --doctor_checks names none, or --doctor_wait is no time.
@@ -114,7 +95,7 @@ def run(options: Any, environ: Mapping[str, str] = os.environ) -> int:
     if options.doctor_wait <= 0:
         raise UsageError(f"--doctor_wait={options.doctor_wait:g}: must be more than 0 seconds")
     if options.dry_run:
-        report.plan({check.name: check.looks_at for check in checks})
+        findings_report.plan({check.name: check.looks_at for check in checks})
         return EXIT_DONE
     context = Context(
         environ=environ,
@@ -126,7 +107,7 @@ def run(options: Any, environ: Mapping[str, str] = os.environ) -> int:
         tpu=options.tpu,
         wait_seconds=options.doctor_wait,
     )
-    shown = report.JsonReport() if options.json else report.TextReport()
+    shown = findings_report.JsonReport() if options.json else findings_report.TextReport()
     findings = examine(checks, context, shown)
     code = exit_code(findings)
     shown.end(findings, code)
@@ -141,8 +122,8 @@ def _chosen(names: Sequence[str]) -> tuple[Check, ...]:
     return tuple(check for check in CHECKS if not names or check.name in names)
 
 
-def examine(checks: Iterable[Check], context: Context, shown: report.Report) -> list[Finding]:
-    """Runs the checks in order, one that breaks does not keep the others from running; returns what they found."""
+def examine(checks: Iterable[Check], context: Context, shown: findings_report.DoctorReport) -> list[Finding]:
+    """Runs checks in order and returns their findings; one that breaks does not stop the others."""
     findings: list[Finding] = []
     for check in checks:
         found: list[Finding] = []
@@ -160,8 +141,8 @@ def examine(checks: Iterable[Check], context: Context, shown: report.Report) -> 
 
 
 @contextlib.contextmanager
-def _announced(check: Check, shown: report.Report) -> Iterator[None]:
-    """Says what is being waited for, once it takes a while."""
+def _announced(check: Check, shown: findings_report.DoctorReport) -> Iterator[None]:
+    """Reports what a check waits for, once it takes a while."""
     timer = threading.Timer(_PATIENCE_SECONDS, shown.wait, (check.name, check.waits_for or check.looks_at))
     timer.daemon = True
     timer.start()
