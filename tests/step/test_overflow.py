@@ -15,6 +15,7 @@ from building import build_session
 from launcher.checkpoints import CheckpointStore
 from launcher.data.pipeline import Shard
 from launcher.step import overflow
+from launcher.step.diagnosis import Diagnosis
 from launcher.step.precision import FixedLossScale
 
 STEPS = 24  # one epoch is 16 steps, so the bad example comes once or twice
@@ -148,7 +149,7 @@ def test_layers_that_overflow_and_the_replica_that_saw_it_are_named(recipe, repl
     trainer, data = made.trainer, made.plan.data
     trainer.train(trainer.batches(data), bad)
     before = trainer.snapshot()
-    named = trainer.name_non_finite(data)
+    named = Diagnosis(trainer, data).non_finite_gradients()
     batch = next(iter(data.train_batches(shard_of(bad))))
     seen_by = int(np.flatnonzero(batch["image"].numpy().max(axis=1) > 1e5)[0]) // (32 // replicas)
     assert named.startswith("sequential/one/kernel")

@@ -18,6 +18,7 @@ from small_run import GivenBatches, GivenTask, assert_replicas_equal, build
 
 from launcher import optimizers
 from launcher.errors import UsageError
+from launcher.step.diagnosis import Diagnosis
 from launcher.step.precision import DynamicLossScale
 
 STEPS = 10
@@ -226,7 +227,7 @@ def test_a_skipped_step_names_the_layer_and_the_replica_and_nothing_moves(topolo
     assert made.trainer.train(made.trainer.batches(data), 3).finite.tolist() == [1, 1, 0]
     before = made.trainer.snapshot()
     replica = example % batch // (batch // replicas)
-    assert made.trainer.name_non_finite(data) == f"{layer}_line/kernel, on replica {replica}"
+    assert Diagnosis(made.trainer, data).non_finite_gradients() == f"{layer}_line/kernel, on replica {replica}"
     for name, value in made.trainer.snapshot().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     assert_replicas_equal(made)
