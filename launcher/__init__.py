@@ -18,7 +18,7 @@ The map, from the door inwards. A room may use those below it, never those above
     tasks              model, data, loss and metrics: image classification, translation, language modelling
     decoding           how a model writes text: greedy, sampled, beam search
     data               batches in an order that depends on (seed, step) alone
-    machine            cluster, devices, strategy, TPU, ports, TensorFlow's import
+    machine            cluster, devices, strategy, TPU, ports, child processes, TensorFlow's import
     checkpoints        written whole or not at all, verified, restored, retired
     optimizers         Keras optimizers and learning rates that recipes bind, and the ones Keras lacks
     model_dir          the folder of a run, and the lease of its one writer

@@ -106,7 +106,7 @@ need_gcloud() {
 # of the others: v4 and v5p join the two cores of a chip.
 # shellcheck disable=SC2034  # for the scripts that source this
 read_type() {
-  local type="$1" number counts most shapes shape size a_chip=1 chips sizes=()
+  local type="$1" number family counts most shapes shape size a_chip=1 chips listed sizes=()
   [[ "$type" =~ ^([a-z0-9]*[a-z0-9])-([1-9][0-9]{0,5})$ ]] ||
     fail "--type=$type: is no accelerator type; write FAMILY-NUMBER, such as v5litepod-16, v4-32 or v6e-8"
   tpu_family="${BASH_REMATCH[1]}"
@@ -117,15 +117,17 @@ read_type() {
     v6) fail "--type=$type: there is no such family; did you mean v6e-$number?" ;;
     tpu7x | v7x) fail "--type=$type: the Cloud TPU API has none later than v6e; GKE and Compute Engine have" ;;
   esac
-  read -r _ counts most shapes < <(grep "^$tpu_family " "$tpu_slices") ||
+  while read -r family counts most shapes && [[ "$family" != "$tpu_family" ]]; do :; done <"$tpu_slices"
+  [[ -n "$shapes" ]] ||
     fail "--type=$type: there is no such family; there is v2, v3, v4, v5litepod (v5e), v5p and v6e"
   [[ "$counts" == chips ]] || a_chip=2
   for shape in $shapes; do
     size=$((${shape//x/*} * a_chip)) # the product of its lengths
     ((most && size >= 128)) || sizes+=("$size")
   done
-  [[ " ${sizes[*]} " == *" $number "* ]] || ((number % 128 == 0 && number <= most)) ||
-    fail "--type=$type: $tpu_family comes with$(printf ' %s,' "${sizes[@]}" | sed 's/,$//')$( ((!most)) || printf ' and multiples of 128 up to %s' "$most")"
+  listed="$(IFS=, && echo "${sizes[*]}")"
+  [[ ",$listed," == *",$number,"* ]] || ((number % 128 == 0 && number <= most)) ||
+    fail "--type=$type: $tpu_family comes with ${listed//,/, }$( ((!most)) || printf ' and multiples of 128 up to %s' "$most")"
   chips=$((number / a_chip))
   tpu_hosts=$((a_chip == 1 && chips <= 8 ? 1 : chips / 4)) tpu_replicas="$chips"
   [[ "$tpu_family" != v[23] ]] || tpu_replicas="$number"

@@ -1,4 +1,4 @@
-"""One agent as the head of the job sees it: a process of this host that is connected to it, and what it said."""
+"""The connection from the head of a job to one agent: a process of this host, and what the agent said by it."""
 
 from __future__ import annotations
 

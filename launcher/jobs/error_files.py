@@ -1,4 +1,4 @@
-"""Where the report of a failure goes, and what an attempt leaves behind when nothing was run."""
+"""The files error.json of a job, with one supervisor or many, and what is left of an attempt that ran nothing."""
 
 from __future__ import annotations
 

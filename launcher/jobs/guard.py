@@ -1,4 +1,4 @@
-"""A process of a few lines that ends a job's workers when the supervisor cannot: after a SIGKILL, say.
+"""The guard: a process that ends a job's workers when the supervisor cannot, such as after a SIGKILL.
 
 The supervisor holds the other end of this process's standard input, and when that closes for whatever reason, the
 workers are killed, with all that they started. A line on it lists the workers' process groups.

@@ -1,4 +1,4 @@
-"""What is to be run and what a backend promises: the words that the supervisor and the backends share."""
+"""Job, command, worker and backend: the types that the supervisor and the backends share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All workers on this host, each a process with a session of its own."""
+"""The local backend: all workers on this host, each a process with a session of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers print, to two places: the supervisor's own output, with a prefix, and a log of each worker's own.
+"""Workers' output, to two places: the supervisor's own output, with a prefix, and a log of each worker's own.
 
 Nothing here waits for a disk, a terminal or the reader of a pipe: processes write (`launcher.jobs.writer`), and what
 they do not take is kept up to a limit, then dropped, counted and said.

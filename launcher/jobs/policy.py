@@ -1,4 +1,4 @@
-"""Who failed first, and what the job does about it. Decides, does nothing."""
+"""The restart policy: worker states, who failed first, and what the job does about it. Decides, does nothing."""
 
 from __future__ import annotations
 

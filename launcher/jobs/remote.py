@@ -1,4 +1,4 @@
-"""Workers on other hosts, started by an agent on each."""
+"""The remote backend: workers on other hosts, started by an agent on each."""
 
 from __future__ import annotations
 

@@ -1,29 +1,26 @@
-"""Runs a job to its end: starts its workers, watches them, and decides with `policy` what their end means."""
+"""The supervisor of a job: starts its workers, watches them, and decides with `policy` what their end means."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from launcher.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE, PeerError
+from launcher.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
 from launcher.jobs import first_error
 from launcher.jobs.drill.fault import Drill
-from launcher.jobs.error_files import error_files
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
 from launcher.jobs.job import outcomes as outcomes_of
+from launcher.jobs.job_folder import JobFolder
 from launcher.jobs.output import Console
 from launcher.jobs.policy import Action, Outcome, Restarts, Trouble, Verdict, WorkerState, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
-from launcher.machine.child_process import run_forked, signal_name
+from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.supervised.preemption import REPEAT_SECONDS
 
@@ -32,9 +29,6 @@ _TURN_SECONDS = 0.05
 # raised may be the echo of a death that is only seen a moment later.
 _SETTLE_SECONDS = 1.0
 _SETTLE_SYMPTOM_SECONDS = 3.0
-# What the job's folder has to answer; after it has been too slow once, it is not waited for as long again.
-_DISK_SECONDS = 10.0
-_DEAD_DISK_SECONDS = 1.0
 _DUMP_SECONDS = 5.0
 _DUMP_QUIET_SECONDS = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -61,11 +55,10 @@ class Supervisor:
         self._attempts = 0
         self._step = -1
         self._first_error: FirstError | None = None
-        self._error_files = error_files(job)
+        self._folder = JobFolder(job, console)
         self._started_at = time.time()
         self._why_no_more = ""
         self._mistake = ""
-        self._disk_seconds = _DISK_SECONDS
 
     def run(self) -> int:
         """Runs attempts until the job is done or a further one is pointless; returns the job's exit code.
@@ -74,11 +67,9 @@ class Supervisor:
         """
         with _listening(self._signals):
             try:
-                number = self._on_disk("for the attempts before this one", self._job.next_attempt)
-                if number is None:
-                    raise PeerError(f"--model_dir={self._job.model_dir} does not answer; is its file server there?")
-                restarts = Restarts(self._job.max_restarts, self._newest_checkpoint())
-                self._on_disk("for the report of an earlier error", lambda: self._error_files.begin(number))
+                number = self._folder.next_attempt()
+                restarts = Restarts(self._job.max_restarts, self._folder.newest_step())
+                self._folder.begin(number)
                 while True:
                     logs = self._job.logs / f"attempt_{number}"
                     verdict = self._attempt(number)
@@ -99,7 +90,7 @@ class Supervisor:
         self._first_error = None
         try:
             if number > 1:
-                self._check_folder()
+                self._folder.check_writable()
             self._backend.prepare(lambda: bool(self._signals))
             if self._signals:
                 return Verdict(action=Action.STOP, exit_code=128 + self._signals[0])
@@ -144,17 +135,6 @@ class Supervisor:
             return judge([cause])
         self._mistake = str(error)
         return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
-
-    def _check_folder(self) -> None:
-        """Whether the folder that earlier attempts have written to still lets itself be written to.
-
-        Raises:
-          NotReady: it does not, and no worker could save.
-        """
-        folder = self._job.model_dir
-        if why := self._on_disk("to be written to", lambda: _why_not_writable(folder)):
-            advice = "make it writable and run the same command again"
-            raise NotReady(f"--model_dir={folder} cannot be written to any more: {why}; {advice}", 0, may_pass=False)
 
     def _account_for_the_living(self, workers: Sequence[Worker], verdict: Verdict) -> Verdict:
         """Gives up where a worker of the attempt still runs: the next one would share its devices and its files."""
@@ -310,12 +290,12 @@ class Supervisor:
             return verdict
         error = self._first_error
         assert error is not None
-        if not restarts.may_restart(max(self._step, self._newest_checkpoint())):
+        if not restarts.may_restart(max(self._step, self._folder.newest_step())):
             self._why_no_more = (
                 f"--max_restarts={self._job.max_restarts} restart(s) made no progress past step {max(0, self._step)}"
             )
             return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=verdict.cause)
-        beside = self._write_error(error, exit_code=None)
+        beside = self._folder.write_error(error, exit_code=None)
         delay = restarts.delay_seconds()
         self._console.note("\n".join(filter(None, [error.text(), beside])))
         self._console.note(f"restarting all workers in {delay:.1f} s ({restarts.describe()})")
@@ -327,36 +307,22 @@ class Supervisor:
             return Verdict(action=Action.STOP, exit_code=128 + self._signals[0], cause=verdict.cause)
         return verdict
 
-    def _newest_checkpoint(self) -> int:
-        found = self._on_disk("for the newest checkpoint", lambda: _newest_step(Path(self._job.model_dir)))
-        return -1 if found is None else int(found)
-
-    def _write_error(self, error: FirstError, *, exit_code: int | None) -> str:
-        return self._on_disk("to write error.json", lambda: self._error_files.write(error, exit_code=exit_code)) or ""
-
-    def _on_disk(self, what: str, work: Callable[[], Any]) -> Any:
-        """What `work` returns that reads or writes the job's folder; None when it has taken too long."""
-        try:
-            return run_forked(work, seconds=self._disk_seconds, turn=self._console.turn)
-        except TimeoutError:
-            waited, self._disk_seconds = self._disk_seconds, _DEAD_DISK_SECONDS
-            self._console.note(f"{self._job.model_dir} has not answered for {waited:g} s when asked {what}")
-            return None
-
     def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
         error, beside = self._first_error, ""
         if self._held.ask():
             pass  # the folder is another run's now
         elif verdict.action is Action.DONE:
-            self._on_disk("to remove error.json", self._error_files.clear)
+            self._folder.clear_error()
         elif error is not None and verdict.exit_code == EXIT_USAGE and self._attempts == 1:
             self._console.finish_logs()
-            self._on_disk("to remove the logs", lambda: self._error_files.remove_logs(logs))
+            self._folder.remove_logs(logs)
         elif error is not None:
-            beside = self._write_error(error, exit_code=verdict.exit_code)
+            beside = self._folder.write_error(error, exit_code=verdict.exit_code)
         may_summarise = not self._job.member and not self._held.is_lost
         if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and may_summarise:
-            self._on_disk("to write summary.json", lambda: self._ensure_summary(error, verdict.exit_code))
+            self._folder.ensure_summary(
+                since=self._started_at, exit_code=verdict.exit_code, error=error.headline, step=self._step
+            )
         self._console.finish_logs()
         self._console.note(
             f"job {verdict.action.value}: {self._attempts} attempt(s), {restarts.total} restart(s), "
@@ -369,35 +335,6 @@ class Supervisor:
             if verdict.action is Action.GIVE_UP and verdict.exit_code == EXIT_RETRY:
                 again = "The same command goes on from the last checkpoint."
                 self._console.error(f"Gave up: {self._why_no_more}. {again}")
-
-    def _ensure_summary(self, error: FirstError, exit_code: int) -> None:
-        first_error.ensure_summary(
-            Path(self._job.model_dir),
-            since=self._started_at,
-            exit_code=exit_code,
-            error=error.headline,
-            step=self._step,
-        )
-
-
-def _why_not_writable(folder: str) -> str:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return ""
-    except OSError as error:  # a disk that is full or fails may be better soon, and a worker says what it wanted
-        return str(error.strerror) if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else ""
-
-
-def _newest_step(model_dir: Path) -> int:
-    # Reads manifests only. NumPy comes with it, which a job that never ends early need not wait for.
-    if not (model_dir / "checkpoints").is_dir():
-        return -1
-    from launcher.checkpoints import CheckpointReadError, CheckpointStore
-
-    try:
-        return max(CheckpointStore(str(model_dir / "checkpoints")).steps(), default=-1)
-    except CheckpointReadError:
-        return -1
 
 
 def _not_started(why: str) -> Trouble:

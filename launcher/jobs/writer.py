@@ -1,4 +1,4 @@
-"""A process of a few lines that writes what it is sent, so that the supervisor never waits for a disk or a reader.
+"""The writer: a process that writes what it is sent, so that the supervisor never waits for a disk or a reader.
 
 A process and not a thread: what waits for a dead disk cannot be killed, and a process with such a thread cannot end.
 

@@ -1,4 +1,4 @@
-"""The worker's side of being watched: where it is, why it failed, what it is doing when somebody asks.
+"""Progress reports of a supervised worker: where it is, why it failed, what it is doing when somebody asks.
 
 A supervisor (`launcher.jobs`) names two files in the worker's environment and sends one signal. Without a supervisor,
 every function here does nothing. Imports no TensorFlow: it must work before that import, and after a failed one.

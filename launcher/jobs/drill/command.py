@@ -1,4 +1,4 @@
-"""Rehearses a fault in a real job, so that a user knows before it matters that the job survives it.
+"""The run of a drill: rehearses a fault in a real job, so that a user knows before it matters that the job survives.
 
 The supervisor runs the job as ever and tells the drill of it, which makes one fault in the first attempt, measures what
 follows, and says at the end whether all was as it should be.
