@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from launcher.doctor import (
     collective,
@@ -19,7 +17,7 @@ from launcher.doctor import (
     variables,
 )
 from launcher.doctor.check import Check, Context, Finding, Skip, exit_code, fail
-from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError, advice
+from launcher.errors import EXIT_FAILED, UsageError, advice
 
 _PATIENCE_SECONDS = 1.0
 _TENSORFLOW = "starting TensorFlow in a process of its own"
@@ -78,43 +76,21 @@ CHECKS = (
 )
 
 
-def run(options: Any, environ: Mapping[str, str] = os.environ) -> int:
-    """Examines this machine and reports what was found.
-
-    Args:
-      options: the parsed flags.
-      environ: the process's environment variables.
-
-    Returns:
-      0, or the exit code of the worst failure.
-
-    Raises:
-      UsageError: --doctor_checks names none, or --doctor_wait is no time.
-    """
-    checks = _chosen(options.doctor_checks)
-    if options.doctor_wait <= 0:
-        raise UsageError(f"--doctor_wait={options.doctor_wait:g}: must be more than 0 seconds")
-    if options.dry_run:
-        findings_report.plan({check.name: check.looks_at for check in checks})
-        return EXIT_DONE
-    context = Context(
-        environ=environ,
-        gin_files=tuple(options.gin_file),
-        gin_params=tuple(options.gin_param),
-        model_dir=options.model_dir,
-        strategy=options.strategy,
-        replicas=options.replicas,
-        tpu=options.tpu,
-        wait_seconds=options.doctor_wait,
-    )
-    shown = findings_report.JsonReport() if options.json else findings_report.TextReport()
+def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> int:
+    """Examines this machine; returns 0, or the exit code of the worst failure."""
+    shown = findings_report.JsonReport() if as_json else findings_report.TextReport()
     findings = examine(checks, context, shown)
     code = exit_code(findings)
     shown.end(findings, code)
     return code
 
 
-def _chosen(names: Sequence[str]) -> tuple[Check, ...]:
+def chosen(names: Sequence[str]) -> tuple[Check, ...]:
+    """Returns the checks of these names, in the order of `CHECKS`; all for no name.
+
+    Raises:
+      UsageError: there is no such check.
+    """
     known = [check.name for check in CHECKS]
     for name in names:
         if name not in known:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator
 
 from launcher.machine.tensorflow_import import import_tensorflow
@@ -19,8 +18,8 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from launcher.config import gin_bindings, gin_used  # noqa: E402
-from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
-from launcher.machine import cluster, farewell  # noqa: E402
+from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
+from launcher.machine import child_process, cluster, farewell  # noqa: E402
 from launcher.run import loading, session  # noqa: E402
 from launcher.verify import control  # noqa: E402
 from launcher.verify.processes import TrainingJob, read_job  # noqa: E402
@@ -33,7 +32,7 @@ _ENVIRONMENT = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")
 
 def main(argv: list[str]) -> int:
     """Trains the job in the file that the only argument names and returns the exit code."""
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    child_process.follow_parent()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     job = read_job(argv[1])
     environ = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
@@ -96,13 +95,6 @@ def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, s
         for digests, copy in zip(found, copies, strict=True):
             digests[name] = digest(copy.numpy())
     return tuple(found)
-
-
-def _follow_parent() -> None:
-    """Ends this process when the one that started it is gone: then standard input, which it never writes to, ends."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(EXIT_RETRY)
 
 
 if __name__ == "__main__":

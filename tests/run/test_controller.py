@@ -41,7 +41,7 @@ def controller(made, model_dir: Path, **options):
     stop_requested = options.pop("stop_requested", lambda: False)
     evaluate = options.pop("evaluate", False)
     checkpoints = CheckpointStore(str(model_dir / "checkpoints"), keep=100)
-    reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True, quiet=True)
+    reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True)
     made_controller = Controller(
         made,
         saver=Saver(checkpoints, warn=reporter.note, **options),
