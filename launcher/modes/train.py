@@ -138,23 +138,20 @@ class _Run:
             best=start.best,
             may_write=self._held.check,
         )
+        actions: list[Action] = [TellSupervisor(Progress(os.environ)), Drill(), self._last_events]
+        if self._is_chief:
+            actions.append(SaveConfig(self._model_dir, self._reporter.note))
+        if self._trains and (watch := session.watch(built)) is not None:
+            actions.append(SampleGradients(watch, self._reporter))
         return Controller(
             built,
             saver=saver,
             reporter=self._reporter,
             stopwatch=self._stopwatch,
             evaluate=self._request.mode != "train",
-            actions=self._actions(built),
+            actions=actions,
             stop_requested=stop,
         )
-
-    def _actions(self, built: Session) -> list[Action]:
-        actions: list[Action] = [TellSupervisor(Progress(os.environ)), Drill(), self._last_events]
-        if self._is_chief:
-            actions.append(SaveConfig(self._model_dir, self._reporter.note))
-        if self._trains and (watch := session.watch(built)) is not None:
-            actions.append(SampleGradients(watch, self._reporter))
-        return actions
 
     def _announce(self, built: Session, start: StartingPoint) -> None:
         """Shows the plan, and what the run goes on from."""
