@@ -20,8 +20,7 @@ from launcher.run import session
 from launcher.run.actions import SampleGradients
 from launcher.run.controller import Controller
 from launcher.step.precision import FixedLossScale
-from launcher.watch.precision_watch import Watch
-from launcher.watch.settings import PrecisionWatch
+from launcher.watch.precision_watch import PrecisionWatch, Watch
 
 # ---------------------------------------------------------------------------------------------------- what is sampled
 
@@ -46,7 +45,7 @@ def test_a_sample_is_what_numpy_finds_in_float32(replicas, scale) -> None:
     task = GivenTask(linear_batches([X]), two_layers, negative_sum)
     loss_scale = FixedLossScale(scale=scale)
     made = build(task, replicas, precision="mixed_float16", loss_scale=loss_scale)
-    found = Watch(made.trainer, made.plan.data, 1).sample()
+    found = Watch(made.trainer, session.float32_model(made), made.plan.data, 1).sample()
 
     upstream = -1 / len(X)
     tensors = {  # of one replica each: sums over its examples for weights, one row an example for outputs
@@ -77,6 +76,24 @@ def test_a_sample_is_what_numpy_finds_in_float32(replicas, scale) -> None:
         values.size for name, values in seen.items() if name.endswith(":output")
     )
     assert made.model.get_layer("first").compute_dtype == "float16", "only while it is looked at"
+
+
+def test_a_cast_that_the_model_was_built_with_loses_nothing_in_the_sample() -> None:
+    """A functional model keeps the dtype of a cast, whatever its layers' policies are later."""
+
+    def model() -> keras.Model:
+        inputs = keras.Input((2,))
+        hidden = keras.layers.Dense(1, use_bias=False, name="narrow")(inputs)
+        small = keras.ops.cast(keras.ops.cast(hidden, hidden.dtype) * 2.0**-30, "float32")
+        return keras.Model(inputs, keras.layers.Dense(1, use_bias=False, dtype="float32", name="wide")(small))
+
+    made = build(
+        GivenTask(linear_batches([X]), model, negative_sum),
+        precision="mixed_float16",
+        loss_scale=FixedLossScale(scale=1.0),
+    )
+    found = Watch(made.trainer, session.float32_model(made), made.plan.data, 1).sample()
+    assert found.event["layers"]["narrow:output"][0] == 1, "float16 has nothing this small, float32 has"
 
 
 # ------------------------------------------------------------------------------------------------ beside the training
