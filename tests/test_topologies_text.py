@@ -58,7 +58,10 @@ def assert_same_run(found, expected):
         np.testing.assert_allclose(state[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), [pytest.param(2, 1, marks=pytest.mark.exhaustive), (4, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "microbatches"),
+    [(2, 2), pytest.param(2, 1, marks=pytest.mark.exhaustive), pytest.param(4, 2, marks=pytest.mark.exhaustive)],
+)
 def test_every_topology_trains_and_evaluates_as_one_replica_does(recipe, one_replica, replicas, microbatches):
     found = curve_and_state(recipe, replicas, microbatches)
     assert one_replica[0][-1] < 0.98 * one_replica[0][0], "nothing was learned, so nothing is compared"
