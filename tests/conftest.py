@@ -243,7 +243,7 @@ def start_launcher(tmp_path: Path, fork_server: forked.Server) -> Iterator[Calla
         out, err = logs / f"{len(started)}.out", logs / f"{len(started)}.err"
         changes, folder = env or {}, cwd or tmp_path
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            if forked.can_start(module, changes) and not fresh:
+            if forked.can_start(module, args, changes) and not fresh:
                 process = fork_server.start(module, args, folder, _environment(changes), stdout, stderr)
             else:
                 process = subprocess.Popen(

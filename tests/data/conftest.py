@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,17 @@ def tfds_builders() -> None:
 
 
 @pytest.fixture(scope="session")
-def photos_dir(tfds_builders: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos_dir(tfds_builders: None, made_once: Callable[..., Path]) -> Path:
     """A folder in which TFDS has prepared launcher_test_photos, in several files a split."""
     import tensorflow_datasets as tfds
 
-    folder = tmp_path_factory.mktemp("photos")
-    builder = tfds.builder("launcher_test_photos", data_dir=folder)
-    tfds.disable_progress_bar()
-    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=7, try_download_gcs=False))
-    return folder
+    def prepare(folder: Path) -> None:
+        tfds.disable_progress_bar()
+        tfds.builder("launcher_test_photos", data_dir=folder).download_and_prepare(
+            download_config=tfds.download.DownloadConfig(num_shards=7, try_download_gcs=False)
+        )
+
+    return made_once("photos", prepare)
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ SMALL = (
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("preflight_cache"))
+def cache(made_once) -> str:
+    return str(made_once("preflight_cache"))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 from collectives_run import BETWEEN_DEVICES, METRICS, SETTINGS, in_evaluation, in_training, planned, session
 from graph_walk import Collective, collectives
 from places import PYTHONPATH
@@ -128,10 +129,7 @@ def test_mirrored_replicas_add_up_each_bucket_once_on_one_device(setting):
     assert_as_planned(found, planned(made), devices=1)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [one if one in BETWEEN_DEVICES else pytest.param(one, marks=pytest.mark.exhaustive) for one in SETTINGS],
-)
+@pytest.mark.parametrize("setting", repeated_but(BETWEEN_DEVICES, SETTINGS))
 def test_mirrored_replicas_join_one_ring_a_bucket_as_on_gpus(setting):
     ring = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # TensorFlow's own choice of reduction
     made = session(2, on=ring, **SETTINGS[setting])

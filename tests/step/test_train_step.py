@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 from small_run import (
     GivenTask,
     assert_replicas_equal,
@@ -25,16 +26,7 @@ from launcher.step.precision import DynamicLossScale, FixedLossScale
 
 STEPS, BATCH, FEATURES, HIDDEN, CLASSES = 5, 16, 6, 8, 4
 LEARNING_RATE, MOMENTUM = 0.5, 0.9
-REPEATS = pytest.mark.exhaustive  # one more size or combination of what the cases beside it say
-TOPOLOGIES = [  # replicas, microbatches
-    (1, 1),
-    (4, 1),
-    (1, 4),
-    (2, 2),
-    pytest.param(2, 1, marks=REPEATS),
-    pytest.param(1, 2, marks=REPEATS),
-    pytest.param(4, 4, marks=REPEATS),
-]
+TOPOLOGIES = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 4)]  # replicas, microbatches
 
 # ------------------------------------------------------------------------------------------------------ what is trained
 
@@ -162,7 +154,7 @@ def train_from_the_start(replicas, microbatches, scenario, **recipe):
 SCENARIOS = ["ones", "padding", "a replica and a microbatch of only padding", "fractions", "a step of only padding"]
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), TOPOLOGIES)
+@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(1, 1), (4, 1), (1, 4), (2, 2)], TOPOLOGIES))
 def test_five_steps_equal_numpy_whatever_the_weights_of_the_examples(replicas, microbatches):
     for scenario in SCENARIOS:
         made, records = train_from_the_start(replicas, microbatches, scenario)
@@ -193,14 +185,10 @@ SCALES = {
 
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "scale"),
-    [
-        (1, 2, "3"),
-        (4, 1, "2^-10"),
-        (4, 1, "dynamic"),
-        pytest.param(4, 1, "3", marks=REPEATS),
-        pytest.param(1, 2, "2^-10", marks=REPEATS),
-        pytest.param(1, 2, "dynamic", marks=REPEATS),
-    ],
+    repeated_but(
+        [(1, 2, "3"), (4, 1, "2^-10"), (4, 1, "dynamic")],
+        [(*topology, scale) for topology in [(1, 2), (4, 1)] for scale in SCALES],
+    ),
 )
 def test_a_loss_scale_leaves_the_update_as_it_is(replicas, microbatches, scale):
     made = built(replicas, microbatches, "fractions", loss_scale=SCALES[scale], clip_global_norm=0.3)
@@ -233,12 +221,9 @@ WIRE = {"float16": np.float16, "bfloat16": tf.bfloat16.as_numpy_dtype, "float32"
 
 @pytest.mark.parametrize(
     ("replicas", "wire_dtype"),
-    [
-        *((2, wire_dtype) for wire_dtype in WIRE),
-        (1, "float16"),
-        pytest.param(1, "bfloat16", marks=REPEATS),
-        pytest.param(1, "float32", marks=REPEATS),
-    ],
+    repeated_but(
+        [(1, "float16"), *((2, wire) for wire in WIRE)], [(replicas, wire) for replicas in (1, 2) for wire in WIRE]
+    ),
 )
 def test_gradients_are_rounded_to_the_wire_dtype_before_and_by_the_sum(replicas, wire_dtype):
     """Inputs are small integers and sizes powers of two, so that all but the wire is exact, bit for bit."""
@@ -312,17 +297,14 @@ def test_a_variable_that_the_loss_does_not_reach_stays_and_disturbs_nothing(repl
 
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "precision"),
-    [
-        (1, 1, "float32"),
-        (2, 1, "mixed_bfloat16"),
-        (2, 2, "mixed_float16"),
-        pytest.param(2, 1, "float32", marks=REPEATS),
-        pytest.param(2, 2, "float32", marks=REPEATS),
-        pytest.param(1, 1, "mixed_float16", marks=REPEATS),
-        pytest.param(2, 1, "mixed_float16", marks=REPEATS),
-        pytest.param(1, 1, "mixed_bfloat16", marks=REPEATS),
-        pytest.param(2, 2, "mixed_bfloat16", marks=REPEATS),
-    ],
+    repeated_but(
+        [(1, 1, "float32"), (2, 1, "mixed_bfloat16"), (2, 2, "mixed_float16")],
+        [
+            (*topology, precision)
+            for topology in [(1, 1), (2, 1), (2, 2)]
+            for precision in ("float32", "mixed_float16", "mixed_bfloat16")
+        ],
+    ),
 )
 def test_rows_of_an_embedding_that_come_twice_are_added_up(replicas, microbatches, precision):
     ids = np.array([[[0, 2], [2, 2], [1, 0], [4, 2]]], np.int32)
@@ -352,16 +334,10 @@ PARTS = {
 
 @pytest.mark.parametrize(
     ("dtype", "part"),
-    [
-        ("float16", "plain"),
-        ("float64", "average"),
-        ("float16", "clip_layer_norm"),
-        ("float64", "clip_adaptive"),
-        pytest.param("float64", "plain", marks=REPEATS),
-        pytest.param("float16", "average", marks=REPEATS),
-        pytest.param("float64", "clip_layer_norm", marks=REPEATS),
-        pytest.param("float16", "clip_adaptive", marks=REPEATS),
-    ],
+    repeated_but(
+        [("float16", "plain"), ("float64", "average"), ("float16", "clip_layer_norm"), ("float64", "clip_adaptive")],
+        [(dtype, part) for dtype in ("float16", "float64") for part in PARTS],
+    ),
 )
 def test_a_layer_may_keep_its_weights_in_a_dtype_of_its_own(dtype, part):
     task = GivenTask(linear_batches(np.ones((2, 4, 2))), lambda: linear_model(2, dtype=dtype), negative_sum)
@@ -417,7 +393,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=REPEATS), 2])
+@pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_loss_that_is_no_sum_in_float32_is_refused_with_what_it_is(mistake, replicas):
     function, said = MISTAKES[mistake]
@@ -431,14 +407,10 @@ def test_a_loss_that_is_no_sum_in_float32_is_refused_with_what_it_is(mistake, re
 
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "kind"),
-    [
-        (1, 1, float),
-        (2, 2, np.float32),
-        pytest.param(1, 1, np.float32, marks=REPEATS),
-        pytest.param(2, 1, float, marks=REPEATS),
-        pytest.param(2, 1, np.float32, marks=REPEATS),
-        pytest.param(2, 2, float, marks=REPEATS),
-    ],
+    repeated_but(
+        [(1, 1, float), (2, 2, np.float32)],
+        [(*topology, kind) for topology in [(1, 1), (2, 1), (2, 2)] for kind in (float, np.float32)],
+    ),
 )
 def test_a_weight_or_a_metric_may_be_a_number_of_python(replicas, microbatches, kind):
     """A task whose batches are never padded may well write the size of its batch."""
@@ -470,26 +442,16 @@ def of_the_first_output(model, batch, training):
 
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "make"),
-    [
-        (1, 1, optimizers.lamb),
-        (2, 1, optimizers.momentum),
-        (1, 2, optimizers.adamw),
-        (2, 2, optimizers.adamw),
-        pytest.param(1, 1, optimizers.adamw, marks=REPEATS),
-        pytest.param(2, 1, optimizers.adamw, marks=REPEATS),
-        pytest.param(2, 1, optimizers.lamb, marks=REPEATS),
-        pytest.param(1, 2, optimizers.lamb, marks=REPEATS),
-        pytest.param(2, 2, optimizers.lamb, marks=REPEATS),
-        pytest.param(1, 1, optimizers.momentum, marks=REPEATS),
-        pytest.param(1, 2, optimizers.momentum, marks=REPEATS),
-        pytest.param(2, 2, optimizers.momentum, marks=REPEATS),
-    ],
+    repeated_but(
+        [(1, 1, "lamb"), (2, 1, "momentum"), (1, 2, "adamw"), (2, 2, "adamw")],
+        [(*topology, make) for topology in [(1, 1), (2, 1), (1, 2), (2, 2)] for make in ("adamw", "lamb", "momentum")],
+    ),
 )
 def test_a_weight_that_the_loss_does_not_use_is_named_and_neither_updated_nor_decayed(replicas, microbatches, make):
     task = GivenTask(batches(), network_with_a_spare_layer, of_the_first_output)
 
     def optimizer():
-        return make(learning_rate=0.1, weight_decay=0.1, exclude_from_decay=())
+        return getattr(optimizers, make)(learning_rate=0.1, weight_decay=0.1, exclude_from_decay=())
 
     made = build(task, replicas, microbatches, optimizer=optimizer)
     before = made.trainer.snapshot()

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 from small_run import (
     GivenTask,
     assert_replicas_equal,
@@ -55,8 +56,13 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize(("replicas", "microbatches"), TOPOLOGIES)
+@pytest.mark.parametrize(
+    ("layer", "replicas", "microbatches"),
+    repeated_but(
+        [("ours in groups of 2", 2, 2), ("ours", 4, 1), ("ours", 1, 4), ("Keras's", 1, 1), ("Keras's", 2, 2)],
+        [(layer, *topology) for layer in LAYERS for topology in TOPOLOGIES],
+    ),
+)
 def test_moving_statistics_are_the_mean_over_all_replicas_and_microbatches(layer, replicas, microbatches):
     x = np.random.default_rng(0).normal(3, 2, (4, 16, 3)).astype(np.float32)
     x += np.arange(16, dtype=np.float32)[:, np.newaxis]  # no two parts of the batch are alike
@@ -99,11 +105,16 @@ class Largest(keras.layers.Layer):
         return tf.where(tf.math.is_finite(inputs), inputs, 1.0)
 
 
-@pytest.mark.parametrize("bad", [np.inf, np.nan])
-@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "bad"),
+    repeated_but(
+        [(1, 1, "inf"), (4, 1, "nan"), (2, 2, "inf")],
+        [(*topology, bad) for topology in [(1, 1), (4, 1), (2, 2)] for bad in ("inf", "nan")],
+    ),
+)
 def test_a_statistic_that_alone_is_not_finite_stays_as_it_was_on_every_replica(replicas, microbatches, bad):
     x = np.tile(np.array([2.0, 4.0, 6.0, 8.0], np.float32)[:, np.newaxis], (3, 1, 1))
-    x[1, 2] = bad
+    x[1, 2] = float(bad)
 
     def model():
         return keras.Sequential([keras.Input((1,)), Largest(name="meter"), *linear_model(1).layers])
@@ -242,8 +253,13 @@ def regularised(**dense):
 PADDED = np.array([[1, 1, 0, 1, 0, 0, 0, 0]] * 2, np.float32)  # on four replicas, two have nothing but padding
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize(("replicas", "microbatches"), TOPOLOGIES)
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "precision"),
+    repeated_but(
+        [(1, 1, "float32"), (4, 1, "mixed_float16"), (1, 4, "mixed_bfloat16"), (2, 2, "float32")],
+        [(*topology, one) for topology in TOPOLOGIES for one in ("float32", "mixed_float16", "mixed_bfloat16")],
+    ),
+)
 def test_a_weight_regulariser_counts_once_however_the_batch_is_split_and_padded(replicas, microbatches, precision):
     arrays = {"x": np.zeros((2, 8, 2), np.float32), "weight": PADDED}
 
@@ -259,7 +275,7 @@ def test_a_weight_regulariser_counts_once_however_the_batch_is_split_and_padded(
     assert_replicas_equal(made)
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), TOPOLOGIES)
+@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(1, 1), (4, 1), (1, 4)], TOPOLOGIES))
 def test_an_activity_regulariser_is_the_mean_over_the_global_batch(replicas, microbatches):
     """Keras divides it by the size of the batch it sees, which is right without padding alone."""
     x = np.random.default_rng(0).integers(-4, 4, (1, 8, 2)).astype(np.float32)

@@ -28,12 +28,13 @@ _IMPORTED_AT_START = ("TF_", "XLA_", "KERAS_", "CUDA_", "PYTHON", "LD_", "OMP_")
 """What names of variables begin with that are read before a fork."""
 
 
-def can_start(module: str, changes: Mapping[str, str | None]) -> bool:
+def can_start(module: str, args: Sequence[str], changes: Mapping[str, str | None]) -> bool:
     """Whether a fork does what a fresh process would: what counts while TensorFlow is imported is as it is here."""
     early = {name: value for name, value in changes.items() if name.startswith(_IMPORTED_AT_START)}
     early.pop("TF_CONFIG", None)
     ours = early.pop("PYTHONPATH", PYTHONPATH) == PYTHONPATH
-    trains = module == "launcher.main" or not module.startswith("launcher.")
+    # The doctor imports nothing itself; modules of tests that are no launchers import TensorFlow, too.
+    trains = "--mode=doctor" not in args if module == "launcher.main" else not module.startswith("launcher.")
     return sys.platform == "linux" and trains and ours and not early
 
 
@@ -107,7 +108,7 @@ def _prepare() -> None:
     from launcher.machine.tensorflow_import import import_tensorflow
 
     import_tensorflow()
-    for name in ("gin", "absl.flags", "sklearn.datasets"):
+    for name in ("gin", "absl.flags", "sklearn.datasets", "sklearn.model_selection"):
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "launcher"]:
         del sys.modules[name]
