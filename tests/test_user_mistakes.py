@@ -292,10 +292,13 @@ def far_away(tmp_path):
     return folder / "wine.gin", tmp_path / "elsewhere"
 
 
+VERIFIED = ("replicas = 2", "workers = ()", "microbatches = ()", "steps = 1")
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "flags",
-    [["--mode=verify", "--gin_param=verify.workers = ()", "--gin_param=verify.steps = 1"], ["--workers=2"]],
+    [["--mode=verify", *(f"--gin_param=verify.{one}" for one in VERIFIED)], ["--workers=2"]],
     ids=["verify", "launch"],
 )
 def test_a_module_beside_the_recipe_is_found_from_another_folder(flags, far_away, run_launcher):

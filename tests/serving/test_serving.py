@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import text_run
 from places import ROOT
+
+from launcher import main as entry
+from launcher.config import gin_bindings
 
 LINES = ["abc", "h", "", "what is not in the vocabulary: é, \U0001f389", "ga"]
 
@@ -46,12 +53,13 @@ def run(request, tmp_path_factory):
     return flags, folder, trained.stdout
 
 
-def launch(*flags, stdin=None):
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(
-        [sys.executable, "-m", "launcher.main", *flags], capture_output=True, text=True, input=stdin, env=environ,
-        timeout=400,
-    )  # fmt: skip
+def launch(*flags):
+    """`launcher.main` in this process: exit code and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.dict(os.environ):
+        code = entry.main(["launcher", *flags])
+    gin_bindings.reset()
+    return types.SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def without_data(flags, folder: Path):

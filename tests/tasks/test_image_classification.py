@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from building import build_session
+from places import SMALL_DIGITS
 
 from launcher.data.images import ImageData, image_data
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
@@ -151,15 +152,13 @@ PARAMS = (
     "image_classification.label_smoothing = 0.1",
     "train.steps = 6",
     "train.global_batch_size = 32",
-    "resnet.depth = 8",
-    "resnet.norm_group_size = 8",
     "cosine.decay_steps = 60",
 )
 
 
 def _trained(replicas: int, microbatches: int):
     params = (*PARAMS, f"train.microbatches = {microbatches}")
-    made = build_session("resnet_cpu.gin", params, replicas)
+    made = build_session(SMALL_DIGITS, params, replicas)
     records = made.trainer.train(made.trainer.batches(made.plan.data), 6)
     return records.loss / records.weight, made.trainer.snapshot()
 
@@ -174,12 +173,12 @@ def test_training_on_mixed_images_is_the_same_on_every_topology():
 
 
 def test_training_trains_on_the_mixed_images_and_labels():
-    made = build_session("resnet_cpu.gin", PARAMS)
+    made = build_session(SMALL_DIGITS, PARAMS)
     batch = next(made.trainer.batches(made.plan.data))
     logits = tf.constant(made.model(batch["image"], training=True)).numpy()
     batch = {key: value.numpy() for key, value in batch.items()}
     assert 0 < batch["mix"].min() < 0.4
-    made = build_session("resnet_cpu.gin", PARAMS)
+    made = build_session(SMALL_DIGITS, PARAMS)
     records = made.trainer.train(made.trainer.batches(made.plan.data), 1)
     expected = _expected_loss({**batch, "image": logits}, 0.1, mixed=True) / 32
     np.testing.assert_allclose(records.loss[0] / records.weight[0], expected, rtol=1e-5)

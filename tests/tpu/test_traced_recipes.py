@@ -15,6 +15,7 @@ import made_up_tpu
 import pytest
 import replicated
 import tensorflow as tf
+from cases import repeated_but
 from places import ROOT
 
 from launcher.step import gradients
@@ -93,26 +94,23 @@ def assert_variables_of_the_right_kind(made) -> None:
         assert variable.aggregation.name == expected, name
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+# Experiments train the models of the other recipes.
+@pytest.mark.parametrize("recipe", repeated_but([one for one in RECIPES if not one.startswith("experiment_")], RECIPES))
 def test_the_step_of_every_recipe_is_one_program_with_one_reduction_a_bucket(recipe):
     assert_fit_for_a_tpu(recipe, fewer(recipe), 8)
 
 
-def _unless_for_tpus_exhaustive(recipe: str):
-    return recipe if recipe in _WHOLE else pytest.param(recipe, marks=pytest.mark.exhaustive)
-
-
+# Of resnet_tpu.gin, the next test says it with all blocks.
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    "recipe", [_unless_for_tpus_exhaustive(one) for one in RECIPES if not one.startswith("experiment_")]
+    "recipe",
+    repeated_but(list(_WHOLE)[1:], [one for one in RECIPES if not one.startswith("experiment_")]),
 )
 def test_so_it_is_for_the_replicas_of_several_hosts(recipe):
     assert_fit_for_a_tpu(recipe, fewer(recipe), 32)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    "recipe", ["resnet_tpu.gin", *(pytest.param(recipe, marks=pytest.mark.exhaustive) for recipe in list(_WHOLE)[1:])]
-)
+@pytest.mark.parametrize("recipe", repeated_but(["resnet_tpu.gin"], _WHOLE))
 def test_so_it_is_with_all_blocks_of_the_recipes_for_tpus(recipe):
     assert_fit_for_a_tpu(recipe, _WHOLE[recipe], 32)
