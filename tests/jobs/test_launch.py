@@ -222,7 +222,7 @@ def test_the_first_error_is_named_although_its_victims_end_before_it(run_job):
     assert all(victim["what"] == "ended with exit code 1" for victim in error["victims"])
     report = finished.stderr
     assert report.startswith("First error (attempt 1): worker 2 ended with exit code 70: ValueError: bad label 12\n")
-    assert "raise type(kind, (Exception,), {})(message)" in report  # its traceback
+    assert "{}))(message)" in report  # its traceback
     assert "Victims of it, not causes: worker 0 ended with exit code 1; worker 1 ended with exit code 1" in report
 
 
