@@ -21,15 +21,14 @@ def measure(options: argparse.Namespace) -> dict:
     from launcher.config import gin_bindings
     from launcher.run import loading, plan, session
     from launcher.run.recipe import Recipe
-    from launcher.watch.precision_watch import Watch
-    from launcher.watch.settings import PrecisionWatch
+    from launcher.watch.precision_watch import PrecisionWatch, Watch
 
     loading.import_builtins()
     gin_bindings.load([options.gin_file], options.gin_param)
     built = session.build(plan.resolve(Recipe(), environ=os.environ, replicas=options.replicas))
     trainer, every = built.trainer, PrecisionWatch().every
     batches = trainer.batches(built.plan.data)
-    watch = Watch(trainer, built.plan.data, every)
+    watch = Watch(trainer, session.float32_model(built), built.plan.data, every)
 
     def timed(action) -> float:
         started = time.perf_counter()

@@ -8,6 +8,8 @@ import re
 import pytest
 from places import ROOT
 
+from launcher.main import parse
+
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 FLAGS_OF_OTHER_PROGRAMS = {"filter", "internal-ips"}
@@ -71,7 +73,9 @@ def test_every_file_module_test_flag_and_binding_named_exists(document):
     assert [name for name in modules if unknown_part(name)] == []
     tests = set(re.findall(r"\btest_\w+\b(?!\.)", text))
     assert [name for name in tests if f"def {name}(" not in sources("tests")] == []
-    flags = set(re.findall(r"(?<![\w-])--([a-z]\w+(?:-\w+)*)", text)) - FLAGS_OF_OTHER_PROGRAMS
+    flags = (
+        set(re.findall(r"(?<![\w-])--([a-z]\w+(?:-\w+)*)", text)) - FLAGS_OF_OTHER_PROGRAMS - set(parse(["launcher"]))
+    )
     defined, programs = sources("launcher"), sources("scripts", "benchmarks")
     assert [name for name in flags if f'"{name}"' not in defined and f"--{name}" not in programs] == []
     recipe = (ROOT / "launcher/run/recipe.py").read_text()

@@ -1,4 +1,4 @@
-"""A part of the examination that runs in a process of its own: it may crash, hang or print without harm.
+"""Child process of the doctor, for a part of the examination that may crash, hang or print.
 
 The process writes what it finds out to a file, an answer a line, so that what it knew before it died is not lost.
 """
@@ -31,7 +31,7 @@ _Topic = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the process found out on one topic.
+    """The answer of the process on one topic.
 
     Attributes:
       topic: its name.
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChildResult:
-    """How the process ended, and what it had said by then.
+    """The result of the process: how it ended, and its answers by then.
 
     Attributes:
       answers: by topic.

@@ -76,11 +76,17 @@ CHECKS = (
 )
 
 
-def chosen(names: Sequence[str]) -> tuple[Check, ...]:
-    """Returns the checks of these names, in their order; all for no name.
+def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> int:
+    """Examines this machine; returns 0, or the exit code of the worst failure."""
+    shown = findings_report.JsonReport() if as_json else findings_report.TextReport()
+    findings = examine(checks, context, shown)
+    code = exit_code(findings)
+    shown.end(findings, code)
+    return code
 
-    Returns:
-      0, or the exit code of the worst failure.
+
+def chosen(names: Sequence[str]) -> tuple[Check, ...]:
+    """Returns the checks of these names, in the order of `CHECKS`; all for no name.
 
     Raises:
       UsageError: there is no such check.
@@ -90,15 +96,6 @@ def chosen(names: Sequence[str]) -> tuple[Check, ...]:
         if name not in known:
             raise UsageError(f"--doctor_checks={','.join(names)}: no check {name!r}{advice(name, known)}")
     return tuple(check for check in CHECKS if not names or check.name in names)
-
-
-def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> int:
-    """Examines this machine and returns 0, or the exit code of the worst failure."""
-    shown = findings_report.JsonReport() if as_json else findings_report.TextReport()
-    findings = examine(checks, context, shown)
-    code = exit_code(findings)
-    shown.end(findings, code)
-    return code
 
 
 def examine(checks: Iterable[Check], context: Context, shown: findings_report.DoctorReport) -> list[Finding]:

@@ -6,7 +6,7 @@ import shlex
 
 import keras
 
-from launcher.config import gin_bindings
+from launcher.config import gin_bindings, gin_used
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.modes import Request
 from launcher.modes.plan import describe, resolve
@@ -33,7 +33,7 @@ def show(resolved: RunPlan, request: Request) -> int:
     model = session.build_model(resolved)
     session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
-    gin_bindings.check_all_used(traced=False)
+    gin_used.check_all_used(traced=False)
     if resolved.strategy.is_absent:
         where = _slice_for(resolved, model, request.replicas)
         pod = lowering.for_replicas(resolved, where.num_replicas)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore, Saver
-from launcher.config import gin_bindings
+from launcher.config import gin_bindings, gin_used
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
@@ -20,7 +20,8 @@ from launcher.modes.plan import describe, resolve
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.run import assets, session, starting_point
-from launcher.run.controller import Controller, Outcome
+from launcher.run.actions import Action, Drill, LastEvents, SampleGradients, SaveConfig, TellSupervisor
+from launcher.run.controller import Controller
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
@@ -70,7 +71,7 @@ class _Run:
         # How far it has come, for its summary; both are None until the folder is known to be this run's.
         self._start: StartingPoint | None = None
         self._trainer: Trainer | None = None
-        self._outcome = Outcome()
+        self._last_events = LastEvents()
 
     def build_and_run(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""
@@ -81,13 +82,12 @@ class _Run:
         self._start, self._trainer = start, built.trainer
         stop = StopRequest()
         controller = self._controller(built, store, start, stop)
-        self._outcome = controller.outcome
         with gin_bindings.usage_errors():
             if self._trains:
                 with layer_policies.explained(self._plan.recipe.precision_overrides):
                     controller.prepare()
             # After the step is traced: a task may call configurables of its own in loss().
-            gin_bindings.check_all_used(traced=self._trains)
+            gin_used.check_all_used(traced=self._trains)
         self._held.verify()
         if self._is_chief:
             _make_model_dir(self._model_dir)
@@ -138,20 +138,19 @@ class _Run:
             best=start.best,
             may_write=self._held.check,
         )
+        actions: list[Action] = [TellSupervisor(Progress(os.environ)), Drill(), self._last_events]
+        if self._is_chief:
+            actions.append(SaveConfig(self._model_dir, self._reporter.note))
+        if self._trains and (watch := session.watch(built)) is not None:
+            actions.append(SampleGradients(watch, self._reporter))
         return Controller(
-            trainer=built.trainer,
-            evaluator=built.evaluator,
-            data=self._plan.data,
+            built,
             saver=saver,
             reporter=self._reporter,
             stopwatch=self._stopwatch,
-            recipe=recipe,
-            total_steps=self._plan.total_steps,
             evaluate=self._request.mode != "train",
-            progress=Progress(os.environ),
-            watch=session.watch(built) if self._trains else None,
+            actions=actions,
             stop_requested=stop,
-            after_first_step=self._save_operative_config,
         )
 
     def _announce(self, built: Session, start: StartingPoint) -> None:
@@ -166,16 +165,6 @@ class _Run:
             reporter.note(f"restored step {start.step} from {self._model_dir}")
         for note in (*start.notes, *trainer.notes) if self._trains else ():
             reporter.note(note)
-
-    def _save_operative_config(self) -> None:
-        if not self._is_chief:
-            return
-        try:
-            gin_bindings.save_operative(os.path.join(self._model_dir, "config.gin"))
-        except OSError as error:
-            self._reporter.note(
-                f"Could not write config.gin in {self._model_dir}: {error.strerror or error}. Training goes on without."
-            )
 
     @contextlib.contextmanager
     def summarised(self) -> Iterator[None]:
@@ -205,7 +194,7 @@ class _Run:
                 summary = make_summary(
                     exit_code=exit_code,
                     error=error_text,
-                    metrics={"train": self._outcome.train, "eval": self._outcome.evaluation},
+                    metrics={"train": self._last_events.train, "eval": self._last_events.evaluation},
                     step=step,
                     strategy=self._plan.strategy.kind,
                     num_replicas=self._plan.strategy.num_replicas,

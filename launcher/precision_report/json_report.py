@@ -10,8 +10,7 @@ from typing import Any
 from launcher.precision_report.examine import Examined, PassError
 from launcher.reporting.summary import versions
 from launcher.watch import float16_losses
-from launcher.watch.exponents import BIAS, NON_FINITE_BIN
-from launcher.watch.float16_losses import Gradient
+from launcher.watch.float16_losses import BIAS, NON_FINITE_BIN, Gradient
 
 FORMAT = 1
 

@@ -10,8 +10,7 @@ import numpy as np
 from launcher.precision_report import terminal
 from launcher.precision_report.examine import Examined
 from launcher.watch import float16_losses
-from launcher.watch.exponents import BIAS, NON_FINITE_BIN
-from launcher.watch.float16_losses import Gradient
+from launcher.watch.float16_losses import BIAS, NON_FINITE_BIN, Gradient
 
 _BEFORE, _AFTER = "#9aa5b1", "#1f6fb2"
 _LINES = (

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from launcher.precision_report import float32_copy
+from launcher.data.pipeline import Batch
+from launcher.run import session
 from launcher.run.session import Session
 from launcher.step import gradients
 from launcher.step.layers import owners
-from launcher.step.train_step import Batch, ReplicaStep
-from launcher.watch import gradient_taps
+from launcher.step.train_step import ReplicaStep
+from launcher.watch import float32_copy, gradient_taps
 from launcher.watch.gradient_taps import Output, Spies
 
 
@@ -25,7 +26,7 @@ class Seen(NamedTuple):
     """Gradients of one pass; float32, equal on every replica.
 
     Weight gradients are those of a microbatch, before the reduction; with a loss scale, they are scaled. Counts are
-    sums over replicas (see `exponents.count`); maxima are of finite magnitudes.
+    sums over replicas (see `float16_losses.count_exponents`); maxima are of finite magnitudes.
 
     Attributes:
       weight_counts: [weights, 256].
@@ -102,8 +103,7 @@ class Probe:
         self._strategy = built.strategy
         self._trainer = built.trainer
         self.model = built.model
-        self.shadow = float32_copy.build(built.strategy, built.plan)
-        float32_copy.copy_weights(self.model, self.shadow)
+        self.shadow = session.float32_model(built)
         self._real_spies, self._shadow_spies = Spies(self.model), Spies(self.shadow)
         self._real = built.trainer.step_of(self.model, self._real_spies.watch)
         self._shadow = built.trainer.step_of(self.shadow, self._shadow_spies.watch)
@@ -170,6 +170,7 @@ class Probe:
             return self._strategy.run(self._in_replica, args=(batch, scale))
 
     def _in_replica(self, batch: Batch, scale: tf.Tensor) -> Probed:
+        float32_copy.copy_weights(self.model, self.shadow)
         expected, plain = _observe(self._shadow, batch, tf.constant(1.0))
         found, scaled = _observe(self._real, batch, scale)
         unscaled = [gradient / scale for gradient in scaled]
@@ -183,17 +184,8 @@ def _observe(step: ReplicaStep, batch: Batch, scale: tf.Tensor) -> tuple[Seen, l
     local = step.first_microbatch(batch, scale=scale)
     weights = tf.stack([gradient_taps.observe(gradient) for gradient in local.gradients])
     layers = tf.stack(local.watched)
-    context = tf.distribute.get_replica_context()
-    row = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None]
     seen = gradients.reduce_sum(
-        [
-            gradient_taps.counts(weights),
-            row * gradient_taps.maxima(weights)[None, :],
-            gradient_taps.counts(layers),
-            row * gradient_taps.maxima(layers)[None, :],
-            local.loss,
-            local.weight,
-        ]
+        [*gradient_taps.to_reduce(weights), *gradient_taps.to_reduce(layers), local.loss, local.weight]
     )
     *tables, loss, weight = seen
     return Seen._make([*tables, tf.math.divide_no_nan(loss, weight)]), local.gradients

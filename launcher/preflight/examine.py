@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import keras
 
-from launcher.config import gin_bindings
+from launcher.config import gin_used
 from launcher.machine import strategy as strategy_lib
 from launcher.preflight import advice, hlo, memory, refusals, roofline
 from launcher.preflight.compiler import Compilation, Compiler
@@ -144,7 +144,7 @@ class Examiner:
         resolved = self.resolve(case)
         self._on_phase(case, "lowering")
         program, model, lines = _lowered(resolved, case.where.num_replicas)
-        gin_bindings.check_all_used()
+        gin_used.check_all_used()
         self._on_phase(case, "compiling")
         compilation = self._compiler.compile(program.stablehlo, case.where)
         line_of = functools.partial(look_up, lines)
@@ -243,7 +243,7 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
         trained_parameters=sum(sizes),
         gradient_bytes=4 * sum(sizes),
         group_sizes=tuple(sorted(groups)),
-        rematerialize=gin_bindings.used_as("rematerialize", False),
+        rematerialize=gin_used.used_as("rematerialize", False),
         tokens_per_example=None if weight is None else float(weight),
         notes=() if task_notes is None else tuple(task_notes(model, "tpu")),
     )

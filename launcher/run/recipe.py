@@ -15,7 +15,7 @@ from launcher.step import gradients, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import check_task
-from launcher.watch.settings import PrecisionWatch
+from launcher.watch.precision_watch import PrecisionWatch
 
 # Evaluation metrics of which less is better; of all others, more.
 LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")

@@ -21,6 +21,7 @@ from launcher.step import initial_values, layer_policies, moving_statistics
 from launcher.step.layers import group_size, walk
 from launcher.step.train_step import StepConfig
 from launcher.step.trainer import Trainer
+from launcher.watch import float32_copy
 from launcher.watch.precision_watch import Watch
 
 _MODELS = pathlib.Path(models.__file__).parent
@@ -104,7 +105,15 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
 def watch(session: Session) -> Watch | None:
     """What the recipe has look at the gradients while training, if anything."""
     settings = session.plan.recipe.precision_watch
-    return None if settings is None else Watch(session.trainer, session.plan.data, settings.every)
+    if settings is None:
+        return None
+    return Watch(session.trainer, float32_model(session), session.plan.data, settings.every)
+
+
+def float32_model(session: Session) -> keras.Model:
+    """The session's model once more, in float32; see `float32_copy.build`."""
+    plan = dataclasses.replace(session.plan, policy="float32")
+    return float32_copy.build(session.model, session.strategy, lambda: build_model(plan))
 
 
 def build_model(plan: RunPlan) -> keras.Model:

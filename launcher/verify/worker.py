@@ -17,7 +17,7 @@ import_tensorflow()  # before the others, which import it as Python does: slower
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from launcher.config import gin_bindings  # noqa: E402
+from launcher.config import gin_bindings, gin_used  # noqa: E402
 from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
 from launcher.machine import child_process, cluster, farewell  # noqa: E402
 from launcher.run import loading, session  # noqa: E402
@@ -64,7 +64,7 @@ def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, 
         control.turn_off_dropout(built.model)
     batches = built.trainer.batches(control.install(built) if job.control else resolved.data)
     built.trainer.trace(batches)
-    gin_bindings.check_all_used()
+    gin_used.check_all_used()
     return built, batches
 
 

@@ -1,6 +1,7 @@
 """What float16 loses of a tensor, now and under every loss scale, from counts of its exponents.
 
-Pure functions of NumPy arrays. A scale of 2^k moves a table of exponents by k places, so nothing is computed twice.
+The exponents are counted on the device, in tables that add up over tensors and replicas; the rest are pure functions of
+NumPy arrays. A scale of 2^k moves a table by k places, so one pass over a tensor tells what every scale would lose.
 Magnitudes below 2^-25 round to zero, below 2^-14 they lose bits, above 65504 they are infinite (IEEE 754 binary16).
 Sources: Micikevicius et al. 2017 (arXiv 1710.03740) for the histograms and the idea of the scale.
 """
@@ -13,8 +14,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
-from launcher.watch.exponents import BIAS, NON_FINITE_BIN
+NUM_BINS = 256
+BIAS = 127
+ZERO_BIN = 0
+NON_FINITE_BIN = 255
 
 FLUSH, NORMAL, LARGEST = -25, -14, 65504.0
 _TOP = 15  # 65504 lies in [2^15, 2^16)
@@ -23,6 +28,22 @@ _TOP = 15  # 65504 lies in [2^15, 2^16)
 CEILING, FLOOR = 24, -24
 NEGLIGIBLE = 1e-3
 HEADROOM_BITS = 1.0
+
+
+def count_exponents(tensor: tf.Tensor) -> tf.Tensor:
+    """Counts the exponents of a tensor, for use inside a graph and on any device.
+
+    Args:
+      tensor: floating-point, any static shape; 16-bit values are exact in float32.
+
+    Returns:
+      float32 [256] that adds up over tensors and replicas, exact up to 2^24 a bin. Bin e, for 1 to 254, counts
+      magnitudes in [2^(e - 127), 2^(e - 126)); bin 0 counts zeros and what float32 itself holds only as subnormal;
+      bin 255 counts infinities and NaNs.
+    """
+    bits = tf.bitcast(tf.reshape(tf.cast(tensor, tf.float32), [-1]), tf.int32)
+    exponents = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 23), 0xFF)
+    return tf.math.unsorted_segment_sum(tf.ones_like(exponents, tf.float32), exponents, NUM_BINS)
 
 
 class Shares(NamedTuple):
@@ -52,7 +73,7 @@ class Gradient:
       kind: "weight" (its gradient, on one replica), "activation" (by the layer's output) or "wire" (summed over
         replicas).
       dtype: it has under the policy.
-      counts: [256], see `exponents.count`; of all replicas.
+      counts: [256], see `count_exponents`; of all replicas.
       maxima: [replicas], largest finite magnitudes; one of them on the wire.
     """
 

@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from launcher.step.layers import walk
 from launcher.step.trainer import unique_name
-from launcher.watch import exponents
+from launcher.watch.float16_losses import NUM_BINS, count_exponents
 from models.transformer.layers import Dropout
 
 # Maxima do not add up over a layer's calls, so each call has a place of its own; those past the last share it.
 _CALLS = 4
-TOKEN_SIZE = exponents.NUM_BINS + _CALLS
+TOKEN_SIZE = NUM_BINS + _CALLS
 
 # These draw other numbers in 16 bits than in float32.
 _RANDOM = (
@@ -178,8 +178,8 @@ def _described(value: tf.Tensor) -> Output:
 
 
 def counts(seen: tf.Tensor) -> tf.Tensor:
-    """Counts of exponents, float32 [..., 256], in tokens' gradients [..., TOKEN_SIZE]; see `exponents.count`."""
-    return seen[..., : exponents.NUM_BINS]
+    """Counts of exponents, float32 [..., 256], in tokens' gradients [..., TOKEN_SIZE]; see `count_exponents`."""
+    return seen[..., :NUM_BINS]
 
 
 def maxima(seen: tf.Tensor) -> tf.Tensor:
@@ -187,7 +187,18 @@ def maxima(seen: tf.Tensor) -> tf.Tensor:
 
     Exact where a layer is called up to 4 times; past that, no less than the true value.
     """
-    return tf.reduce_max(seen[..., exponents.NUM_BINS :], axis=-1)
+    return tf.reduce_max(seen[..., NUM_BINS:], axis=-1)
+
+
+def to_reduce(seen: tf.Tensor) -> list[tf.Tensor]:
+    """What this replica adds to a sum over replicas, of tokens' gradients [tensors, TOKEN_SIZE].
+
+    Returns:
+      Counts [tensors, 256], and maxima [replicas, tensors] that are zero but for this replica's row.
+    """
+    context = tf.distribute.get_replica_context()
+    row = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None]
+    return [counts(seen), row * maxima(seen)[None, :]]
 
 
 def observe(tensor: tf.Tensor, place: int = 0) -> tf.Tensor:
@@ -195,7 +206,7 @@ def observe(tensor: tf.Tensor, place: int = 0) -> tf.Tensor:
     wide = tf.abs(tf.cast(tensor, tf.float32))
     largest = tf.reduce_max(tf.where(tf.math.is_finite(wide), wide, 0.0))
     # Of no elements, the largest is -inf.
-    return tf.concat([exponents.count(tensor), tf.maximum(largest, 0.0) * tf.one_hot(place, _CALLS)], axis=0)
+    return tf.concat([count_exponents(tensor), tf.maximum(largest, 0.0) * tf.one_hot(place, _CALLS)], axis=0)
 
 
 def _identity(value: tf.Tensor, token: tf.Tensor, place: int) -> tf.Tensor:

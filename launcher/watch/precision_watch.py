@@ -1,31 +1,46 @@
-"""Looks, between two training steps, at the gradients of one batch in float32, and says what float16 makes of them.
+"""The precision watch: samples, between training steps, of gradients in float32 and of what float16 makes of them.
 
 A sample is a device program of its own, beside the one that trains: the forward and backward pass of each replica's
-first microbatch with the present weights, traced while every layer's policy is float32, so that nothing is lost before
-it is counted. The program that trains is the same with and without a watch, and so are the weights.
+first microbatch with the present weights in the model's float32 copy, so that nothing is lost before it is counted. The
+program that trains is the same with and without a watch, and so are the weights.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import gin
 import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import Data
-from launcher.errors import TrainingError
+from launcher.data.pipeline import Batch, Data
+from launcher.errors import TrainingError, UsageError
 from launcher.step import gradients
-from launcher.step.layers import owners, walk
-from launcher.step.train_step import Batch
+from launcher.step.layers import owners
 from launcher.step.trainer import Trainer, unique_name
-from launcher.watch import float16_losses, gradient_taps
-from launcher.watch.exponents import NUM_BINS
-from launcher.watch.float16_losses import Gradient
+from launcher.watch import float16_losses, float32_copy, gradient_taps
+from launcher.watch.float16_losses import NUM_BINS, Gradient
 from launcher.watch.gradient_taps import Spies
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrecisionWatch:
+    """Samples the exponents of gradients during training; `train.precision_watch = @PrecisionWatch()`.
+
+    Attributes:
+      every: steps between samples. A sample takes about as long as some steps, see docs/precision_watch.md.
+    """
+
+    every: int = 200
+
+    def __post_init__(self) -> None:
+        if not self.every >= 1:
+            raise UsageError(f"PrecisionWatch.every = {self.every}: must be 1 or more")
 
 
 class Sample(NamedTuple):
@@ -51,17 +66,19 @@ class Watch:
 
     Args:
       trainer: whose weights, step and loss scale are used and left as they are.
+      reference: the float32 copy of its model, which takes its weights before each sample; see `float32_copy`.
       data: the task's data. Sample n takes the batch of step n: batches that training has seen, from one stream that
         stays open, whatever step training is at.
       every: steps between samples.
     """
 
-    def __init__(self, trainer: Trainer, data: Data, every: int):
+    def __init__(self, trainer: Trainer, reference: keras.Model, data: Data, every: int):
         self._trainer = trainer
         self._data = data
         self._every = every
-        self._spies = Spies(trainer.model)
-        self._step = trainer.step_of(trainer.model, self._spies.watch)
+        self._reference = reference
+        self._spies = Spies(reference)
+        self._step = trainer.step_of(reference, self._spies.watch)
         self._tensors = self._describe_tensors()
         self._batches: Iterator | None = None
         self._run = tf.function(self._run_in_graph)
@@ -76,8 +93,7 @@ class Watch:
         """Looks at one batch. All workers call this after the same step.
 
         Raises:
-          TrainingError: the device has no room for the float32 pass. Half of it may have moved the model's moving
-            statistics, so nothing can go on from here.
+          TrainingError: the device has no room for the float32 pass.
         """
         trainer = self._trainer
         if self._batches is None:
@@ -98,16 +114,15 @@ class Watch:
         return summarise(seen, trainer.loss_scale)
 
     def _run_in_graph(self, batch: Any) -> Any:
-        with in_float32(self._trainer.model), self._spies.installed():
+        with self._spies.installed():
             return self._trainer.strategy.run(self._in_replica, args=(batch,))
 
     def _in_replica(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         """Counts [tensors, 256] and largest magnitudes [replicas, tensors], equal on every replica."""
+        float32_copy.copy_weights(self._trainer.model, self._reference)
         local = self._step.first_microbatch(batch, scale=tf.constant(1.0))
         seen = tf.stack([*map(gradient_taps.observe, local.gradients), *local.watched])
-        context = tf.distribute.get_replica_context()
-        row = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)[:, None]
-        counts, largest = gradients.reduce_sum([gradient_taps.counts(seen), row * gradient_taps.maxima(seen)[None, :]])
+        counts, largest = gradients.reduce_sum(gradient_taps.to_reduce(seen))
         return counts, largest
 
     def _describe_tensors(self) -> list[tuple[str, str, str]]:
@@ -117,7 +132,7 @@ class Watch:
         named: dict[str, tuple[str, str]] = {}
         for variable in model.trainable_variables:
             named[unique_name(variable.path, named)] = "weight", holders[id(variable)].layer.compute_dtype
-        for path, layer in zip(self._spies.paths, self._spies.layers, strict=True):
+        for path, layer in gradient_taps.named_leaves(model).items():
             named[unique_name(f"{path}:output", named)] = "activation", layer.compute_dtype
         return [(path, *rest) for path, rest in named.items()]
 
@@ -158,21 +173,6 @@ def summarise(seen: list[Gradient], scale: float) -> Sample:
         for kind in ("weight", "activation")
     }
     return Sample(event, exponents)
-
-
-@contextlib.contextmanager
-def in_float32(model: keras.Model) -> Iterator[None]:
-    """Every layer computes in float32 in what is traced inside."""
-    changed = [
-        (layer, layer.dtype_policy) for layer, *_ in walk(model) if layer.compute_dtype in ("float16", "bfloat16")
-    ]
-    for layer, _ in changed:
-        layer.dtype_policy = "float32"
-    try:
-        yield
-    finally:
-        for layer, policy in changed:
-            layer.dtype_policy = policy
 
 
 def _short(value: float) -> float | None:

@@ -10,7 +10,7 @@ from small_run import GivenTask, build, copies, linear_batches, negative_sum, st
 
 from launcher.errors import UsageError
 from launcher.precision_report.probe import Probe
-from launcher.watch import exponents
+from launcher.watch import float16_losses
 from models.transformer.layers import Dropout
 
 
@@ -18,7 +18,7 @@ def _bins(values) -> np.ndarray:
     """The table of exponents, by NumPy."""
     values = np.abs(np.asarray(values, np.float32)).ravel()
     _, exponent = np.frexp(values)
-    places = np.where(values == 0, 0, np.where(np.isfinite(values), exponent - 1 + exponents.BIAS, 255))
+    places = np.where(values == 0, 0, np.where(np.isfinite(values), exponent - 1 + float16_losses.BIAS, 255))
     return np.bincount(places, minlength=256)
 
 
@@ -86,10 +86,10 @@ def test_a_float16_pass_shows_what_the_scale_saves(two_layers):
     assert {one.dtype for one in [*probe.weights, *probe.activations]} == {"float16"}
     hidden = [0, 1]
     # Of the activation gradients 2^-12 and 2^-22, the scale 2^-5 takes the second below 2^-25.
-    assert lost.real.activation_counts[0][exponents.ZERO_BIN] == 4
-    assert saved.real.activation_counts[0][exponents.ZERO_BIN] == 0
+    assert lost.real.activation_counts[0][float16_losses.ZERO_BIN] == 4
+    assert saved.real.activation_counts[0][float16_losses.ZERO_BIN] == 0
     np.testing.assert_array_equal(lost.shadow.activation_counts, saved.shadow.activation_counts)
-    assert (lost.shadow.activation_counts[0][[exponents.BIAS - 12, exponents.BIAS - 22]] == 4).all()
+    assert (lost.shadow.activation_counts[0][[float16_losses.BIAS - 12, float16_losses.BIAS - 22]] == 4).all()
     assert lost.compared.relative_error[hidden].max() > saved.compared.relative_error[hidden].max()
     np.testing.assert_allclose(saved.compared.cosine, 1, atol=1e-6)
 
@@ -97,9 +97,9 @@ def test_a_float16_pass_shows_what_the_scale_saves(two_layers):
 def test_overflow_is_counted_and_has_no_direction(two_layers):
     _, _, found = _probe(two_layers, precision="mixed_float16", scale=2.0**20)
 
-    assert found.real.activation_counts[1][exponents.NON_FINITE_BIN] == 4
+    assert found.real.activation_counts[1][float16_losses.NON_FINITE_BIN] == 4
     assert np.isnan(found.compared.cosine[0])
-    assert found.shadow.activation_counts[:, exponents.NON_FINITE_BIN].sum() == 0
+    assert found.shadow.activation_counts[:, float16_losses.NON_FINITE_BIN].sum() == 0
 
 
 class _Drawn(keras.layers.Layer):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.watch import exponents, float16_losses
+from launcher.watch import float16_losses
 from launcher.watch.float16_losses import Gradient
 
 
@@ -17,7 +17,7 @@ def gradient(values, path="w", kind="weight", dtype="float16", replicas=1) -> Gr
         path=path,
         kind=kind,
         dtype=dtype,
-        counts=exponents.count(tf.constant(values)).numpy(),
+        counts=float16_losses.count_exponents(tf.constant(values)).numpy(),
         maxima=np.array([np.abs(part).max() for part in parts]),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import keras
@@ -16,11 +17,10 @@ from launcher.reporting.metrics_file import read_events
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run import session
+from launcher.run.actions import SampleGradients
 from launcher.run.controller import Controller
 from launcher.step.precision import FixedLossScale
-from launcher.supervised.progress import Progress
-from launcher.watch.precision_watch import Watch
-from launcher.watch.settings import PrecisionWatch
+from launcher.watch.precision_watch import PrecisionWatch, Watch
 
 # ---------------------------------------------------------------------------------------------------- what is sampled
 
@@ -45,7 +45,7 @@ def test_a_sample_is_what_numpy_finds_in_float32(replicas, scale) -> None:
     task = GivenTask(linear_batches([X]), two_layers, negative_sum)
     loss_scale = FixedLossScale(scale=scale)
     made = build(task, replicas, precision="mixed_float16", loss_scale=loss_scale)
-    found = Watch(made.trainer, made.plan.data, 1).sample()
+    found = Watch(made.trainer, session.float32_model(made), made.plan.data, 1).sample()
 
     upstream = -1 / len(X)
     tensors = {  # of one replica each: sums over its examples for weights, one row an example for outputs
@@ -76,6 +76,24 @@ def test_a_sample_is_what_numpy_finds_in_float32(replicas, scale) -> None:
         values.size for name, values in seen.items() if name.endswith(":output")
     )
     assert made.model.get_layer("first").compute_dtype == "float16", "only while it is looked at"
+
+
+def test_a_cast_that_the_model_was_built_with_loses_nothing_in_the_sample() -> None:
+    """A functional model keeps the dtype of a cast, whatever its layers' policies are later."""
+
+    def model() -> keras.Model:
+        inputs = keras.Input((2,))
+        hidden = keras.layers.Dense(1, use_bias=False, name="narrow")(inputs)
+        small = keras.ops.cast(keras.ops.cast(hidden, hidden.dtype) * 2.0**-30, "float32")
+        return keras.Model(inputs, keras.layers.Dense(1, use_bias=False, dtype="float32", name="wide")(small))
+
+    made = build(
+        GivenTask(linear_batches([X]), model, negative_sum),
+        precision="mixed_float16",
+        loss_scale=FixedLossScale(scale=1.0),
+    )
+    found = Watch(made.trainer, session.float32_model(made), made.plan.data, 1).sample()
+    assert found.event["layers"]["narrow:output"][0] == 1, "float16 has nothing this small, float32 has"
 
 
 # ------------------------------------------------------------------------------------------------ beside the training
@@ -113,10 +131,11 @@ def trained(model_dir: Path, replicas: int, steps: int = STEPS, watch: Precision
         made.trainer.restore(store.read(store.steps()[-1]))
     reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True, quiet=True)
     reporter.truncate_after(made.trainer.step)
+    made = dataclasses.replace(made, plan=dataclasses.replace(made.plan, total_steps=steps))
+    sampling = session.watch(made)
     loop = Controller(
-        trainer=made.trainer, evaluator=made.evaluator, data=made.plan.data, saver=Saver(store, asynchronous=False),
-        reporter=reporter, stopwatch=Stopwatch(), recipe=made.plan.recipe, total_steps=steps, evaluate=False,
-        progress=Progress({}), watch=session.watch(made),
+        made, saver=Saver(store, asynchronous=False), reporter=reporter, stopwatch=Stopwatch(), evaluate=False,
+        actions=[SampleGradients(sampling, reporter)] if sampling is not None else [],
     )  # fmt: skip
     loop.prepare()
     loop.train()

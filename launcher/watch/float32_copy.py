@@ -1,0 +1,64 @@
+"""A float32 copy of a model: what its gradients are when nothing is lost, for the precision report and the watch.
+
+The model is built a second time. To give the layers of the one that is there another policy while it is traced is not
+enough: a cast in a functional model and the constants of a Normalization layer keep the dtype that they were made in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.step import initial_values
+from launcher.step.layers import walk
+
+
+def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[[], keras.Model]) -> keras.Model:
+    """Builds a model again, its layers in float32 where they would be in 16 bits; the global policy stays as it was.
+
+    Args:
+      source: the model to copy.
+      strategy: of that model.
+      make: builds it once more under float32; as for any build, layers' names count from the beginning again.
+
+    Returns:
+      The copy. Its weights are its own until `copy_weights`.
+
+    Raises:
+      UsageError: what `make` built has other variables.
+    """
+    policy = keras.config.dtype_policy()
+    keras.utils.clear_session()
+    try:
+        with initial_values.scope(strategy):
+            copy = make()
+    finally:
+        keras.config.set_dtype_policy(policy)
+    for layer, *_ in walk(copy):
+        if layer.compute_dtype in ("float16", "bfloat16"):  # whatever the policy, when its code says so
+            layer.dtype_policy = "float32"
+    _check_same(source, copy)
+    return copy
+
+
+def copy_weights(source: keras.Model, copy: keras.Model) -> None:
+    """Gives `copy` the present weights of `source`; in a replica's function."""
+    for one, other in zip(source.weights, copy.weights, strict=True):
+        other.value.assign(tf.cast(one.value, other.dtype))
+
+
+def _check_same(source: keras.Model, copy: keras.Model) -> None:
+    for one, other in zip(source.weights, copy.weights, strict=False):
+        if (one.path, tuple(one.shape)) != (other.path, tuple(other.shape)):
+            raise UsageError(
+                f"the task's model() built {other.path} {tuple(other.shape)} where it had built {one.path} "
+                f"{tuple(one.shape)} before: to compare precisions, it must build the same model each time it is called"
+            )
+    if len(source.weights) != len(copy.weights):
+        raise UsageError(
+            f"the task's model() built {len(copy.weights)} variables where it had built {len(source.weights)} before:"
+            " to compare precisions, it must build the same model each time it is called"
+        )
