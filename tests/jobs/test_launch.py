@@ -52,10 +52,11 @@ def test_an_error_that_a_retry_will_not_help_ends_the_job_with_its_code(run_job,
 
 
 def test_the_report_of_an_error_that_says_what_to_do_has_no_traceback(run_job):
-    raised = fault("raise_error", kind="PeerError", message="nothing listens at the address of worker 0", code=75)
-    job, finished = run_job("--max_restarts=0", faults=[raised])
+    said = "nothing listens at the address of worker 1"
+    raised = fault("raise_error", rank=0, kind="PeerError", message=said, code=75)
+    job, finished = run_job("--max_restarts=0", workers=1, faults=[raised])
     assert finished.returncode == 75
-    assert ": PeerError: nothing listens at the address of worker 0\n" in finished.stderr
+    assert f": PeerError: {said}\n" in finished.stderr
     assert "traceback" not in finished.stderr
     assert json.loads((job.model_dir / "error.json").read_text())["error"]["traceback"] == ""
 
