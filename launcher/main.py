@@ -114,7 +114,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_bool(
         "preflight_search",
         False,
-        "For --mode=preflight: compile with each knob turned, too, instead of estimating what it would do.",
+        "For --mode=preflight: compile with each knob turned, too, not only until a step fits that does not.",
         flag_values=values,
     )
     flags.DEFINE_float(

@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher.preflight.costs import MatrixOp, Source
+from launcher.preflight.costs import MatrixOp
+from launcher.preflight.hlo import OpSource
 from launcher.run.session import Session
 from launcher.step.layers import walk
 from launcher.step.precision import DynamicLossScale
@@ -275,7 +276,7 @@ def _products(model: keras.Model, outputs: Mapping[str, Sequence[Output]]) -> It
         yield (
             path,
             MatrixOp(
-                source=Source(op_name=path),
+                source=OpSource(op_name=path),
                 flops=2.0 * contracted * elements,
                 contracted=contracted,
                 columns=columns,

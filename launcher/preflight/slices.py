@@ -1,4 +1,4 @@
-"""Accelerator types, as gcloud's `--accelerator-type` names them, and how the compiler names and lays out the same.
+"""TPU slices: as gcloud's `--accelerator-type` names them, and how the compiler names and lays out the same.
 
 The sizes are those that Google lists (https://cloud.google.com/tpu/docs, a page for each generation) and, for v4 and
 v5p, the shapes that its tools give them by default. v2 to v4 and v5p count cores, two a chip; v5litepod and v6e chips.
