@@ -37,7 +37,7 @@ setup(
     python_requires=">=3.10,<3.14",  # what TensorFlow 2.20 and 2.21 have wheels for
     # gin_configs holds data only; it stands beside launcher/ in a checkout and in site-packages alike.
     packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs"],
-    package_data={"gin_configs": ["**/*.gin"]},
+    package_data={"gin_configs": ["**/*.gin"], "launcher.preflight": ["tpu_slices.txt"]},
     zip_safe=False,  # recipes are opened as files
     install_requires=[
         "absl-py>=2.0",  # flags

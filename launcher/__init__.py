@@ -4,8 +4,8 @@ The map, from the door inwards. A room may use those below it, never those above
 
     main               the worker's entry: flags, then one mode
     launch             the supervisor's entry: starts workers, watches them, restarts them
-    modes              what each `--mode` does
     jobs               workers started, watched and restarted: on this host, over ssh, on TPU VMs, in Slurm, Kubernetes
+    modes              what each `--mode` does: a table, and a file a mode
     precision_report   what 16 bits would do to this model's gradients
     preflight          whether a step fits a device, and how fast it can be
     doctor             whether this machine and its peers are fit
@@ -18,7 +18,7 @@ The map, from the door inwards. A room may use those below it, never those above
     tasks              model, data, loss and metrics: image classification, translation, language modelling
     decoding           how a model writes text: greedy, sampled, beam search
     data               batches in an order that depends on (seed, step) alone
-    machine            cluster, devices, strategy, TPU, ports, TensorFlow's import
+    machine            cluster, devices, strategy, TPU, ports, child processes, TensorFlow's import
     checkpoints        written whole or not at all, verified, restored, retired
     optimizers         Keras optimizers and learning rates that recipes bind, and the ones Keras lacks
     model_dir          the folder of a run, and the lease of its one writer

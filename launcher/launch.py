@@ -16,20 +16,23 @@ import re
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
-from launcher import main as worker
+from launcher import modes
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, advice
-from launcher.jobs import backends, disk, kubernetes, member, private_network
+from launcher.jobs import backends, kubernetes, private_network
 from launcher.jobs.drill import command as drills
 from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
 from launcher.jobs.output import Console, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
-from launcher.model_dir import default_model_dir, lease
+from launcher.machine import cluster
+from launcher.machine.child_process import run_forked
+from launcher.model_dir import lease
 from launcher.supervised import preemption
 
 _ORDER = (
@@ -38,8 +41,11 @@ _ORDER = (
 )  # fmt: skip
 
 
+_LEASE_SECONDS = 2.0
+
+
 def define_flags() -> flags.FlagValues:
-    """The flags of the job; those of its workers are `launcher.main.define_flags`."""
+    """The flags of the job; those of its workers are `launcher.modes.define_flags`."""
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # a value of launcher.main's flags may stand apart from its name
     backends.define_flags(values)
@@ -100,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Members share a folder: the chief's holds the lease for all.
         writes_to = None if job.member else job.model_dir
         with lease.held(
-            writes_to, environ={}, say=console.note, supervised_job=job.identity, isolate=disk.isolated
+            writes_to, environ={}, say=console.note, supervised_job=job.identity, isolate=_isolated
         ) as held:
             if drill is not None:
                 return drills.run(
@@ -137,15 +143,12 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         value = options[name].value
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{name}={value:g}: must be a number of seconds above 0")
-    recipe = worker.define_flags()
-    stray = _parse_worker(recipe, arguments)
-    if stray:
-        raise UsageError(f"unexpected argument {stray[0]!r}: flags are written --name=value. --help shows every flag")
-    if not recipe.gin_file:
+    request = _worker_request(arguments)
+    if not request.gin_file:
         raise UsageError("no recipe: add --gin_file=NAME; python -m launcher.main lists the recipes")
-    if recipe.mode == "verify":
-        raise UsageError("--mode=verify starts processes of its own; run it with python -m launcher.main")
-    model_dir = recipe.model_dir or default_model_dir(recipe.gin_file)
+    if modes.MODES[request.mode].starts_processes:
+        raise UsageError(f"--mode={request.mode} starts processes of its own; run it with python -m launcher.main")
+    model_dir = request.run_dir
     if "://" in model_dir:
         raise UsageError(f"--model_dir={model_dir}: logs need a folder; mount the bucket and give its path")
     identity = uuid.uuid4().hex[:12]
@@ -153,14 +156,14 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         identity=identity,
         workers=kind.num_workers(options),
         module=options.worker_module,
-        arguments=(*arguments, *(() if recipe.model_dir else (f"--model_dir={model_dir}",))),
+        arguments=(*arguments, *(() if request.model_dir else (f"--model_dir={model_dir}",))),
         model_dir=model_dir,
         max_restarts=kind.max_restarts if options.max_restarts is None else options.max_restarts,
         stall_timeout_seconds=options.stall_timeout,
         start_timeout_seconds=options.start_timeout,
         grace_period_seconds=options.grace_period,
         scratch=Path(_temporary_folder(), f"launcher-{identity}"),
-        member=member.rank(os.environ) if options.backend == "member" else None,
+        member=cluster.resolve(os.environ).index if options.backend == "member" else None,
     )
 
 
@@ -173,20 +176,24 @@ def _temporary_folder() -> str:
         ) from None
 
 
+def _isolated(work: Callable[[], Any]) -> Any:
+    """What `work` returns of the lease's file; OSError whatever goes wrong, so that a dead disk holds nobody up."""
+    try:
+        return run_forked(work, seconds=_LEASE_SECONDS)
+    except RuntimeError as error:
+        raise OSError(f"the disk did not answer: {error}") from error
+
+
 def _private_network(options: flags.FlagValues, job: Job) -> str | None:
     """Enters a network of the job's own where that is wanted; returns what to say of it."""
     if options.dry_run:
         return None
-    recipe = worker.define_flags()
-    _parse_worker(recipe, job.arguments)
-    return private_network.enter(options.private_network, job, recipe, os.environ)
+    return private_network.enter(options.private_network, job, _worker_request(job.arguments), os.environ)
 
 
 def _apply(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
     """Hands the job to a cluster that supervises it by itself."""
-    recipe = worker.define_flags()
-    _parse_worker(recipe, job.arguments)
-    where = kubernetes.pods(options, job, recipe.gin_file)
+    where = kubernetes.pods(options, job, _worker_request(job.arguments).gin_file)
     if options.dry_run:
         sys.stdout.write(kubernetes.render(job, where, arguments))
         return EXIT_DONE
@@ -221,14 +228,19 @@ def _parse(options: flags.FlagValues, argv: Sequence[str]) -> list[str]:
         raise _usage_error(error) from None
 
 
-def _parse_worker(recipe: flags.FlagValues, arguments: Sequence[str]) -> list[str]:
+def _worker_request(arguments: Sequence[str]) -> modes.Request:
+    """What the workers are asked for; refuses what `launcher.main` would refuse in each of them."""
+    values = modes.define_flags()
     try:
-        return recipe(["launcher.main", *arguments])[1:]
+        stray = values(["launcher.main", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
-        known = [*_ORDER, *recipe]
+        known = [*_ORDER, *values]
         raise UsageError(f"unknown flag --{error.flagname}{advice(error.flagname, known)}") from None
     except flags.Error as error:
         raise _usage_error(error) from None
+    if stray:
+        raise UsageError(f"unexpected argument {stray[0]!r}: flags are written --name=value. --help shows every flag")
+    return modes.make_request(values)
 
 
 def _usage_error(error: flags.Error) -> UsageError:

@@ -1,8 +1,7 @@
 # Sourced by the scripts for Cloud TPU: what an accelerator type says about a slice, and how gcloud is spoken to.
 # shellcheck shell=bash
-#
-# Types and sizes: https://cloud.google.com/tpu/docs/v2, /v3, /v4, /v5e, /v5p and /v6e, "Configurations".
 
+tpu_slices="$(dirname -- "${BASH_SOURCE[0]}")/../launcher/preflight/tpu_slices.txt"
 # shellcheck disable=SC2034  # for the scripts that source this
 dry_run="" tpu_family="" tpu_hosts=0 tpu_replicas=0
 place=() # --zone and --project, as given
@@ -103,34 +102,35 @@ need_gcloud() {
 }
 
 # read_type TYPE: sets tpu_family, tpu_hosts and tpu_replicas, or says which types there are.
-# The number counts TensorCores, two a chip, for v2, v3, v4 and v5p, and chips for v5e and v6e. A replica of TensorFlow
-# is a TensorCore of v2 and v3, and a chip of the others: v4 and v5p join the two cores of a chip.
+# The number counts TensorCores, two a chip, or chips. A replica of TensorFlow is a TensorCore of v2 and v3, and a chip
+# of the others: v4 and v5p join the two cores of a chip.
 # shellcheck disable=SC2034  # for the scripts that source this
 read_type() {
-  local type="$1" number sizes most=0
+  local type="$1" number family counts most shapes shape size a_chip=1 chips listed sizes=()
   [[ "$type" =~ ^([a-z0-9]*[a-z0-9])-([1-9][0-9]{0,5})$ ]] ||
     fail "--type=$type: is no accelerator type; write FAMILY-NUMBER, such as v5litepod-16, v4-32 or v6e-8"
   tpu_family="${BASH_REMATCH[1]}"
   number="${BASH_REMATCH[2]}"
   case "$tpu_family" in
-    v2) sizes="8 32 128 256 512" ;;
-    v3) sizes="8 32 64 128 256 512 1024 2048" ;;
-    v4) sizes="8 16 32 64" most=8192 ;;
-    v5p) sizes="8 16 32 64" most=17920 ;;
-    v5litepod | v6e) sizes="1 4 8 16 32 64 128 256" ;;
     v5e | v5lite) fail "--type=$type: there is no such family; v5e is called v5litepod: --type=v5litepod-$number" ;;
     v5) fail "--type=$type: there is no such family; did you mean v5p-$number or v5litepod-$number?" ;;
     v6) fail "--type=$type: there is no such family; did you mean v6e-$number?" ;;
     tpu7x | v7x) fail "--type=$type: the Cloud TPU API has none later than v6e; GKE and Compute Engine have" ;;
-    *) fail "--type=$type: there is no such family; there is v2, v3, v4, v5litepod (v5e), v5p and v6e" ;;
   esac
-  [[ " $sizes " == *" $number "* ]] || ((number % 128 == 0 && number <= most)) ||
-    fail "--type=$type: $tpu_family comes with ${sizes// /, }$( ((!most)) || printf ' and multiples of 128 up to %s' "$most")"
-  case "$tpu_family" in
-    v2 | v3) tpu_hosts=$((number / 8)) tpu_replicas="$number" ;;
-    v4 | v5p) tpu_hosts=$((number / 8)) tpu_replicas=$((number / 2)) ;;
-    *) tpu_hosts=$((number > 8 ? number / 4 : 1)) tpu_replicas="$number" ;;
-  esac
+  while read -r family counts most shapes && [[ "$family" != "$tpu_family" ]]; do :; done <"$tpu_slices"
+  [[ -n "$shapes" ]] ||
+    fail "--type=$type: there is no such family; there is v2, v3, v4, v5litepod (v5e), v5p and v6e"
+  [[ "$counts" == chips ]] || a_chip=2
+  for shape in $shapes; do
+    size=$((${shape//x/*} * a_chip)) # the product of its lengths
+    ((most && size >= 128)) || sizes+=("$size")
+  done
+  listed="$(IFS=, && echo "${sizes[*]}")"
+  [[ ",$listed," == *",$number,"* ]] || ((number % 128 == 0 && number <= most)) ||
+    fail "--type=$type: $tpu_family comes with ${listed//,/, }$( ((!most)) || printf ' and multiples of 128 up to %s' "$most")"
+  chips=$((number / a_chip))
+  tpu_hosts=$((a_chip == 1 && chips <= 8 ? 1 : chips / 4)) tpu_replicas="$chips"
+  [[ "$tpu_family" != v[23] ]] || tpu_replicas="$number"
 }
 
 # need_tensorflow VERSION: as setup.py has it, in the extra tpu.

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import importlib.util
 import json
 import os
 import re
 import socket
+import sys
+import types
 import unittest.mock
 from pathlib import Path
 
 import gin
 import pytest
+from absl import flags
 from places import SMALL_DIGITS
 
 from launcher import main as entry
+from launcher import modes
 from launcher.errors import PeerError
 from launcher.supervised.progress import ERROR_FILE, read_error
 
@@ -235,11 +241,44 @@ def test_without_a_recipe_the_recipes_are_listed_with_their_purpose(capsys):
 def test_help_names_every_flag_and_exit_code(capsys):
     assert entry.main(["launcher", "--help"]) == 0
     printed = capsys.readouterr().out
-    for flag in entry.define_flags():
+    for flag in modes.define_flags():
         if flag != "h":
             assert f"--{flag}" in printed
     for code in ("42", "64", "70", "75"):
         assert code in printed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GreetingRequest(modes.Request):
+    greeting: str = modes.flag(flags.DEFINE_string, "hello", "what is said.")
+
+
+def test_a_row_of_the_table_and_a_file_are_a_mode(capsys, monkeypatch):
+    file = types.ModuleType("launcher.modes.greet")
+    file.run = lambda request: print(request.greeting, request.dry_run) or 0
+    row = modes.Mode(
+        name="greet", purpose="says something", request=GreetingRequest, refuses={"replicas": "speaks once"},
+        needs_recipe=False, needs_tensorflow=False, shows_plan=True,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "launcher.modes.greet", file)
+    monkeypatch.setitem(modes.MODES, "greet", row)
+
+    assert entry.main(["launcher", "--mode=greet", "--greeting=good morning", "--dry_run"]) == 0
+    assert capsys.readouterr().out == "good morning True\n"
+    assert entry.main(["launcher", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "|greet\n" in printed and "; greet says something." in printed
+    assert "  --greeting=GREETING\n      For --mode=greet: what is said. Default: hello.\n" in printed
+    assert entry.main(["launcher", "--greeting=x", "--gin_file=resnet_cpu.gin"]) == 64
+    assert capsys.readouterr().err == "error: --greeting is for --mode=greet, and the mode is train_and_eval\n"
+    assert entry.main(["launcher", "--mode=greet", "--replicas=2"]) == 64
+    assert capsys.readouterr().err == "error: --replicas=2: --mode=greet speaks once\n"
+
+
+@pytest.mark.parametrize("mode", modes.MODES.values(), ids=lambda mode: mode.name)
+def test_every_row_names_a_file_and_flags_that_exist(mode):
+    assert importlib.util.find_spec(f"launcher.modes.{mode.module or mode.name}")
+    assert set(mode.refuses) <= {field.name for field in dataclasses.fields(mode.request)}
 
 
 @gin.configurable

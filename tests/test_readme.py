@@ -1,13 +1,18 @@
-"""What the README shows works as it stands there."""
+"""What the README shows works as it stands there, and what the documentation names exists."""
 
 from __future__ import annotations
 
 import json
 import re
 
+import pytest
 from places import ROOT
 
+from launcher.main import parse
+
 README = (ROOT / "README.md").read_text()
+DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+FLAGS_OF_OTHER_PROGRAMS = {"filter", "internal-ips"}
 
 
 def code_block(containing: str) -> str:
@@ -36,3 +41,43 @@ def test_every_recipe_and_script_named_exists():
         assert (ROOT / "gin_configs" / name).exists(), name
     recipes = {path.name for path in (ROOT / "gin_configs").glob("*.gin")}
     assert recipes <= set(re.findall(r"\w+\.gin", README))
+
+
+def sources(*folders: str) -> str:
+    return "\n".join(
+        path.read_text()
+        for one in folders
+        for path in (ROOT / one).rglob("*.*")
+        if path.suffix in (".py", ".sh", ".sbatch")
+    )
+
+
+def unknown_part(dotted: str) -> str:
+    """What of a dotted name is neither a package nor a module, nor a name in the module before it."""
+    place, parts = ROOT, dotted.split(".")
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    module = place / f"{parts[0]}.py" if parts else place / "__init__.py"
+    if module.is_file():
+        return ".".join(name for name in parts[1:] if not re.search(rf"\b{name}\b", module.read_text()))
+    return ".".join(parts)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_module_test_flag_and_binding_named_exists(document):
+    text = (ROOT / document).read_text()
+    folders = "launcher|tests|scripts|models|benchmarks|docs|gin_configs"
+    paths = set(re.findall(rf"(?<![\w/])(?:{folders})/[\w./-]*\.(?:py|sh|md|gin|yaml|sbatch)\b", text))
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+    modules = set(re.findall(r"(?<![\w/])launcher(?:\.\w+)+", text))
+    assert [name for name in modules if unknown_part(name)] == []
+    tests = set(re.findall(r"\btest_\w+\b(?!\.)", text))
+    assert [name for name in tests if f"def {name}(" not in sources("tests")] == []
+    flags = (
+        set(re.findall(r"(?<![\w-])--([a-z]\w+(?:-\w+)*)", text)) - FLAGS_OF_OTHER_PROGRAMS - set(parse(["launcher"]))
+    )
+    defined, programs = sources("launcher"), sources("scripts", "benchmarks")
+    assert [name for name in flags if f'"{name}"' not in defined and f"--{name}" not in programs] == []
+    recipe = (ROOT / "launcher/run/recipe.py").read_text()
+    bindings = set(re.findall(r"\btrain\.(\w+)\b", text))
+    assert [name for name in bindings if not re.search(rf"^    {name}: ", recipe, re.MULTILINE)] == []

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 from places import ROOT
+
+from launcher.config.gin_files import Binding, read_file
 
 RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 # What takes the place of hardware that is not here, and of sizes that would take minutes to build on a CPU.
@@ -31,6 +36,13 @@ def test_every_recipe_makes_a_plan_without_its_data(recipe, capsys, tmp_path, mo
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_opens_with_its_purpose_hardware_and_expectation(recipe):
-    header = (ROOT / "gin_configs" / recipe).read_text().split("\n\n")[0]
+def test_every_recipe_opens_with_its_purpose_hardware_expectation_and_what_is_often_overridden(recipe):
+    from launcher.run.recipe import Recipe
+
+    path = ROOT / "gin_configs" / recipe
+    header = path.read_text().split("\n\n")[0]
     assert "# Hardware:" in header and "Expected:" in header
+    offered = re.split(r", | and ", re.search(r"^# Often overridden: (.*)\.$", header, re.MULTILINE)[1])
+    bound = {statement.name for statement in read_file(str(path), opened=[]) if isinstance(statement, Binding)}
+    of_every_run = {f"train.{field.name}" for field in dataclasses.fields(Recipe)}
+    assert offered and set(offered) <= bound | of_every_run

@@ -20,7 +20,6 @@ from launcher.checkpoints.compatible import check_same_model, check_same_run
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside
 from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError
 from launcher.checkpoints.manifest import Damage, find_damage, folder_name, is_complete, read_manifest
-from launcher.checkpoints.retention import spaced
 from launcher.errors import UsageError
 
 _FOLDER = re.compile(r"step_(\d{8}|[1-9]\d{8,})")
@@ -275,3 +274,20 @@ class CheckpointStore:
             except CheckpointReadError:
                 return False
         return self._whole[step]
+
+
+def spaced(times: Mapping[int, float], hours: float) -> set[int]:
+    """The steps of checkpoints that lie at least `hours` apart, beginning with the first.
+
+    Taking away a step that is not among them, or adding one behind the last, changes nothing about those before: so
+    what is once kept for ever stays so, whenever it is asked.
+
+    Args:
+        times: When the checkpoint of each step was written, in Unix seconds.
+        hours: 0 for none at all.
+    """
+    kept: list[int] = []
+    for step in sorted(times) if hours > 0 else ():
+        if not kept or times[step] - times[kept[-1]] >= hours * 3600:
+            kept.append(step)
+    return set(kept)

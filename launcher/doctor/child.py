@@ -1,4 +1,4 @@
-"""A part of the examination that runs in a process of its own: it may crash, hang or print without harm.
+"""Child process of the doctor, for a part of the examination that may crash, hang or print.
 
 The process writes what it finds out to a file, an answer a line, so that what it knew before it died is not lost.
 """
@@ -8,20 +8,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError
+from launcher.errors import EXIT_DONE, UsageError
 from launcher.errors.failures import unwrap
+from launcher.machine import child_process
 
 _PACKAGE = __name__.rpartition(".")[0]
 _TAIL_LINES = 12
@@ -33,7 +31,7 @@ _Topic = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the process found out on one topic.
+    """The answer of the process on one topic.
 
     Attributes:
       topic: its name.
@@ -49,8 +47,8 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How the process ended, and what it had said by then.
+class ChildResult:
+    """The result of the process: how it ended, and its answers by then.
 
     Attributes:
       answers: by topic.
@@ -70,14 +68,14 @@ class Outcome:
         if self.returncode is None:
             end = f"did not end within {self.seconds:.0f} s and was stopped"
         elif self.returncode < 0:
-            end = f"was ended by {signal.Signals(-self.returncode).name}"
+            end = f"was ended by {child_process.signal_name(-self.returncode)}"
         else:
             end = f"ended with exit code {self.returncode}"
         lines = [line for line in self.log.splitlines() if line.strip() and not any(one in line for one in _NOISE)]
         return "\n".join([end, *(f"| {line}" for line in lines[-_TAIL_LINES:])])
 
 
-def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], timeout_seconds: float) -> Outcome:
+def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], timeout_seconds: float) -> ChildResult:
     """Runs a module of this package to its end, or to the end of its time; nothing of it is left then.
 
     Args:
@@ -90,36 +88,18 @@ def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], 
     with tempfile.TemporaryDirectory(prefix="doctor-") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request), "utf-8")
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"{_PACKAGE}.{module}", name],
-                # Never written to: when this process goes, even by SIGKILL, its end closes and the other follows.
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=dict(environ),
-                start_new_session=True,
-            )
-        try:
-            returncode = process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            returncode = None
-        finally:
-            _end(process)
-        return Outcome(
+        command = [sys.executable, "-m", f"{_PACKAGE}.{module}", name]
+        with child_process.running(command, log=folder / "log", environ=environ) as process:
+            try:
+                returncode = process.wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                returncode = None
+        return ChildResult(
             answers={answer.topic: answer for answer in _read(folder / "answers")},
             log=(folder / "log").read_text("utf-8", errors="replace"),
             returncode=returncode,
             seconds=time.monotonic() - started,
         )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdin:
-        process.stdin.close()
 
 
 def _read(path: Path) -> list[Answer]:
@@ -141,7 +121,7 @@ def answer_topics(folder: str, topics: Mapping[str, _Topic], *, essential: str) 
         and the others are still taken. Each may leave something for later ones in the request.
       essential: the topic without which the others make no sense.
     """
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    child_process.follow_parent()
     request = json.loads(Path(folder, "request.json").read_text("utf-8"))
     with Path(folder, "answers").open("w", encoding="utf-8") as file:
         for topic, find_out in topics.items():
@@ -164,10 +144,3 @@ def _answer(topic: str, find_out: _Topic, request: dict[str, Any]) -> Answer | N
         traceback.print_exc()
         return Answer(topic=topic, error=f"{type(error).__name__}: {error}")
     return None if values is None else Answer(topic=topic, values=values)
-
-
-def _follow_parent() -> None:
-    """Ends this process when the one that started it is gone: then standard input, which it never writes to, ends."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(EXIT_RETRY)

@@ -1,15 +1,21 @@
-"""The collective self-test: does an all-reduce over the replicas end, is its sum right, and how fast is it."""
+"""Collective self-test: whether an all-reduce over the replicas ends, sums correctly, and how fast it is.
+
+The all-reduces run in a process of their own, through `launcher.step.gradients.reduce_sum` as a training's do.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import time
 from collections.abc import Iterator
+from typing import Any
 
-from launcher.doctor import child
-from launcher.doctor.collective_child import SIZES
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor import child, peer_exchange
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_RETRY
+from launcher.machine.tensorflow_import import import_tensorflow
 
 LIMIT_SECONDS = 120.0
 
@@ -17,20 +23,26 @@ LIMIT_SECONDS = 120.0
 _SLOW_NETWORK = 0.118e9
 _SLOW_BUS = 0.985e9
 
+# Chained in one graph, so that the start of it and the check of its result count little.
+REDUCTIONS = 4
+_MOST_CALLS = 5
+_SECONDS_A_SIZE = 5.0
+SIZES = {"small": 4 * 2**10, "medium": 2**20, "large": 32 * 2**20}
+
 
 def collective(context: Context) -> Iterator[Finding]:
-    """All-reduces over the replicas here, and over all workers where all of them run the doctor."""
+    """Checks all-reduces over the replicas here, and over all workers if all of them run the doctor."""
     workers = context.cluster.num_workers
-    if workers > 1 and not context.exchange.everyone:
+    if workers > 1 and not context.once(peer_exchange.exchanged).everyone:
         raise Skip("not all workers reach each other, and a collective waits for all")
     request = {name: getattr(context, name) for name in ("strategy", "replicas", "tpu")}
     yield collective_finding(
-        child.run("collective_child", request, environ=context.environ, timeout_seconds=LIMIT_SECONDS), workers=workers
+        child.run("collective", request, environ=context.environ, timeout_seconds=LIMIT_SECONDS), workers=workers
     )
 
 
-def collective_finding(outcome: child.Outcome, *, workers: int) -> Finding:
-    """Of how the process went."""
+def collective_finding(outcome: child.ChildResult, *, workers: int) -> Finding:
+    """The finding on the process that ran the all-reduces."""
     built = outcome.answers.get("build")
     sizes = [outcome.answers[name] for name in SIZES if name in outcome.answers]
     wrong = next((answer for answer in (built, *sizes) if answer and (answer.refused or answer.error)), None)
@@ -88,3 +100,81 @@ def _size(answer: child.Answer) -> str:
 def _bus_bandwidth(answer: child.Answer, replicas: int) -> float:
     """Bytes a second that each replica sends in a ring, as nccl-tests counts them (its PERFORMANCE.md)."""
     return float(answer.values["bytes"] / answer.values["seconds"] * 2 * (replicas - 1) / replicas)
+
+
+# ------------------------------------------------------------------------------------------------- in its own process
+
+
+def _build(request: dict[str, Any]) -> dict[str, Any]:
+    """Builds the strategy, which waits for all workers."""
+    import_tensorflow()
+    from launcher.machine import cluster, strategy
+
+    peers = cluster.resolve(os.environ)
+    requested = request["strategy"] or "auto"
+    plan = strategy.plan(
+        requested=requested, replicas=request["replicas"], tpu=request["tpu"], cluster=peers, environ=os.environ
+    )
+    if plan.kind == "one_device" and plan.accelerator == "cpu" and request["replicas"] is None:
+        # One replica has nothing to reduce: two logical devices show at least that TensorFlow can.
+        plan = strategy.plan(requested="mirrored", replicas=2, tpu=None, cluster=peers, environ=os.environ)
+    request["built"] = strategy.build(plan, peers)
+    return {"kind": plan.kind, "accelerator": plan.accelerator, "replicas": request["built"].num_replicas_in_sync}
+
+
+def _measure(size: int, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Measures one all-reduce of `size` bytes of float32, the best of some; raises if the sum is wrong."""
+    import tensorflow as tf
+
+    from launcher.step.gradients import reduce_sum
+
+    if "built" not in request:
+        return None
+    strategy = request["built"]
+    replicas = strategy.num_replicas_in_sync
+    mean = (replicas + 1) / 2
+
+    def own_values() -> tf.Tensor:
+        index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.fill([size // 4], tf.cast(index, tf.float32) + 1.0)
+
+    def replica_step(values: tf.Tensor) -> tf.Tensor:
+        for _ in range(REDUCTIONS):
+            values = reduce_sum([values])[0] / replicas
+        return tf.reduce_max(tf.abs(values - mean))
+
+    def agree(seconds: tf.Tensor) -> tf.Tensor:
+        return reduce_sum([seconds])[0] / replicas
+
+    # An argument, on the devices already: TensorFlow would compute with constants once, while it optimises the graph.
+    values = tf.function(lambda: strategy.run(own_values))()
+    reduce_once = tf.function(lambda values: strategy.run(replica_step, args=(values,)))
+    agree_once = tf.function(lambda seconds: strategy.run(agree, args=(seconds,)))
+
+    def call() -> float:
+        started = time.monotonic()
+        errors = [float(error) for error in strategy.experimental_local_results(reduce_once(values))]
+        seconds = time.monotonic() - started
+        if not max(errors) <= 1e-5 * mean:
+            raise RuntimeError(f"the sum over {replicas} replicas is wrong: the mean is off by {max(errors):g}")
+        return seconds
+
+    call()  # traced and connected
+    first = call()
+    # The same number everywhere, or somebody would wait for a reduction that the others do not do.
+    agreed = float(strategy.experimental_local_results(agree_once(tf.constant(first, tf.float32)))[0])
+    more = max(0, min(_MOST_CALLS, int(_SECONDS_A_SIZE / max(agreed, 1e-6))) - 1)
+    best = min([first, *(call() for _ in range(more))])
+    return {"bytes": size, "seconds": best / REDUCTIONS, "calls": more + 1}
+
+
+TOPICS: dict[str, Any] = {"build": _build}
+for _name, _bytes in SIZES.items():
+    TOPICS[_name] = lambda request, size=_bytes: _measure(size, request)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    os.environ.setdefault("NCCL_DEBUG", "VERSION")
+    sys.exit(child.answer_topics(sys.argv[1], TOPICS, essential="build"))

@@ -1,35 +1,27 @@
-"""Which packages are installed, and which of them do not go together. Imports none of them.
+"""Packages that are installed: missing, old, doubled or conflicting ones. Imports none of them.
 
-`packaging` is imported late: where it is missing, the checks that need it say so, and the others still run.
+What Launcher requires stands in setup.py alone. `packaging` is imported late: where it is missing, the checks that need
+it say so, and the others still run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import platform
 import re
+import runpy
+import struct
+import sys
+import types
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import launcher
-
-# As in setup.py, which a checkout that was not installed cannot be asked for.
-PYTHONS = ">=3.10,<3.14"
-REQUIRED = (
-    "absl-py>=2.0",
-    "gin-config>=0.5.0,<0.6",
-    "importlib-resources",
-    "keras>=3.10",
-    "ml-dtypes>=0.3",
-    "numpy>=1.26",
-    "packaging>=22",
-    "rich>=13.0",
-    "tensorflow-datasets>=4.9.9",
-    "typeguard>=4.3",
-)
-TENSORFLOWS = ">=2.20"
-# Of the extras: not needed, and of use from these versions on.
-OPTIONAL = ("jax>=0.10.2", "libtpu>=0.0.51", "matplotlib>=3.8", "sentencepiece>=0.2", "sacrebleu>=2.3")
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.machine import installation
 
 # All of them bring files of the one module `tensorflow`.
 PROVIDERS = (
@@ -48,8 +40,85 @@ PROVIDERS = (
 )
 
 
+# What TensorFlow is made of beside our own requirements; each one's requirements are looked at.
+_LOOKED_AT = ("keras", "tensorflow-datasets", "jax", "jaxlib", "h5py", "tensorboard", "typeguard", "rich")
+
+_SETUP = Path(__file__).resolve().parents[2] / "setup.py"  # if this copy is a checkout
+_EXTRA = re.compile(r"""extra == ["']([\w-]+)["']""")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Package:
+class Requirements:
+    """The requirements of Launcher, which setup.py declares.
+
+    Attributes:
+      pythons: a specifier such as ">=3.10".
+      lines: requirements in the form of installed metadata: those of an extra have it in their marker.
+    """
+
+    pythons: str
+    lines: tuple[str, ...]
+
+    @property
+    def required(self) -> list[str]:
+        """The requirements that always apply."""
+        return [line for line in self.lines if not _EXTRA.search(line)]
+
+    @property
+    def optional(self) -> list[tuple[str, str]]:
+        """The requirements of extras that users choose, without TensorFlow: (extra, requirement)."""
+        found = [(match[1], line) for line in self.lines if (match := _EXTRA.search(line))]
+        return [(extra, line) for extra, line in found if extra != "test" and _name(line) not in PROVIDERS]
+
+    @property
+    def tensorflows(self) -> str:
+        """The specifier of TensorFlow, which is the same for each distribution of it."""
+        from packaging.requirements import Requirement
+
+        return str(next(Requirement(line).specifier for line in self.lines if _name(line) in PROVIDERS))
+
+
+@functools.cache
+def requirements() -> Requirements:
+    """Reads the requirements of Launcher from a checkout's setup.py, else from the installed distribution.
+
+    Raises:
+      Skip: neither is there.
+    """
+    if _SETUP.is_file() and _SETUP.with_name("pyproject.toml").is_file():
+        return _of_setup(_SETUP)
+    try:
+        metadata = importlib.metadata.metadata("tf-launcher")
+    except importlib.metadata.PackageNotFoundError:
+        raise Skip("Launcher's requirements are not known: it is neither installed nor a checkout") from None
+    return Requirements(pythons=metadata["Requires-Python"], lines=tuple(metadata.get_all("Requires-Dist") or ()))
+
+
+def _of_setup(path: Path) -> Requirements:
+    seen: dict[str, Any] = {}
+    # A stand-in: setuptools itself may be missing, and would go on to build.
+    before, stand_in = sys.modules.get("setuptools"), types.ModuleType("setuptools")
+    vars(stand_in).update(setup=seen.update, find_packages=lambda include: [])
+    sys.modules["setuptools"] = stand_in
+    try:
+        runpy.run_path(str(path))
+    finally:
+        del sys.modules["setuptools"]
+        if before is not None:
+            sys.modules["setuptools"] = before
+    lines = list(seen["install_requires"])
+    for extra, wanted in seen["extras_require"].items():
+        for name, _, marker in (line.partition(";") for line in wanted):
+            lines.append(f"{name}; {f'({marker.strip()}) and ' if marker else ''}extra == '{extra}'")
+    return Requirements(pythons=seen["python_requires"], lines=tuple(lines))
+
+
+def _name(requirement: str) -> str:
+    return _canonical(re.match(r"[\w.-]*", requirement)[0])  # type: ignore[index]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InstalledPackage:
     """One installed distribution.
 
     Attributes:
@@ -68,44 +137,44 @@ class Package:
         return f"{self.name} {self.version}"
 
 
-class Packages:
-    """All that is installed; the first on the path wins, as when it is imported."""
+class InstalledPackages:
+    """All installed packages; the first on the path wins, as when it is imported."""
 
-    def __init__(self, found: Iterable[Package]):
+    def __init__(self, found: Iterable[InstalledPackage]):
         self._all = tuple(found)
-        self._first: dict[str, Package] = {}
+        self._first: dict[str, InstalledPackage] = {}
         for package in self._all:
             self._first.setdefault(package.name, package)
 
-    def get(self, name: str) -> Package | None:
+    def get(self, name: str) -> InstalledPackage | None:
         return self._first.get(_canonical(name))
 
-    def tensorflows(self) -> list[Package]:
-        """What brings the module `tensorflow`; one is right."""
+    def tensorflows(self) -> list[InstalledPackage]:
+        """The packages that bring the module `tensorflow`; there should be one."""
         return [self._first[name] for name in PROVIDERS if name in self._first]
 
-    def shadowed(self) -> Iterator[tuple[Package, Package]]:
-        """What is imported, and another version of it that lies behind, further down the path."""
+    def shadowed(self) -> Iterator[tuple[InstalledPackage, InstalledPackage]]:
+        """Pairs of the package that is imported and another version of it further down the path."""
         for package in self._all:
             first = self._first[package.name]
             if package is not first and package.version != first.version:
                 yield first, package
 
     def unmet(self, name: str) -> list[str]:
-        """Requirements of an installed package that are not met, in words."""
+        """Describes the requirements of an installed package that are not met."""
         package = self.get(name)
         problems = [] if package is None else [self.problem(requirement) for requirement in package.requires]
         return [f"{package} requires {problem}" for problem in problems if problem]
 
-    def problem(self, requirement: str) -> str | None:
-        """What is wrong with one requirement, in words; None where it is met or does not apply here."""
+    def problem(self, requirement: str, extra: str = "") -> str | None:
+        """Describes what is wrong with one requirement; None if it is met or does not apply here."""
         from packaging.requirements import InvalidRequirement, Requirement
 
         try:
             wanted = Requirement(requirement)
         except InvalidRequirement:
             return None
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
             return None
         name = f"{wanted.name}{wanted.specifier}"
         found = self.get(wanted.name)
@@ -115,26 +184,26 @@ class Packages:
 
 
 def fits(version: str, specifier: str) -> bool:
-    """Whether a version, also a preliminary one, is one of those that a specifier such as ">=2.20" means."""
+    """Whether a version, also a preliminary one, matches a specifier such as ">=2.20"."""
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
-def installed() -> Packages:
-    """What this Python would import, in the order of its path."""
-    return Packages(_read())
+def installed() -> InstalledPackages:
+    """The packages that this Python would import, in the order of its path."""
+    return InstalledPackages(_read())
 
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
 
 
-def _read() -> Iterator[Package]:
+def _read() -> Iterator[InstalledPackage]:
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name:  # a folder that a broken installation left behind has none
-            yield Package(
+            yield InstalledPackage(
                 name=_canonical(name),
                 version=distribution.version,
                 folder=str(distribution.locate_file("")),
@@ -143,10 +212,120 @@ def _read() -> Iterator[Package]:
 
 
 def facts() -> dict[str, str]:
-    """What all workers of a job should have alike: the versions that decide what a run computes."""
+    """The versions that decide what a run computes, which all workers of a job should share."""
     found = {"python": ".".join(platform.python_version_tuple()[:2]), "launcher": launcher.__version__}
     everything = installed()
     for package in (*everything.tensorflows(), *map(everything.get, ("keras", "numpy", "gin-config"))):
         if package is not None:
             found[package.name] = package.version
     return found
+
+
+def python(context: Context) -> Iterator[Finding]:
+    """Checks whether TensorFlow has wheels for this Python."""
+    version = platform.python_version()
+    seen = f"{version}, {platform.python_implementation()}, {platform.system()} on {platform.machine()}"
+    pythons = requirements().pythons
+    if not fits(version, pythons):
+        yield fail("python", seen, f"TensorFlow has wheels for Python {pythons}: make a virtual environment with one")
+    elif platform.python_implementation() != "CPython" or struct.calcsize("P") != 8:
+        yield fail("python", seen, "TensorFlow's wheels are for 64-bit CPython: make a virtual environment with it")
+    elif platform.system() != "Linux":
+        yield warn("python", seen, "Launcher is tried on Linux only; use a Linux machine or a container")
+    else:
+        yield ok("python", seen)
+
+
+def tensorflow_package(context: Context) -> Iterator[Finding]:
+    """Checks that one distribution brings the module `tensorflow`."""
+    yield from tensorflow_findings(installed())
+
+
+def tensorflow_findings(found: InstalledPackages) -> Iterator[Finding]:
+    """The finding on the distributions of TensorFlow among packages."""
+    name, there, anew = "tensorflow_package", found.tensorflows(), installation.tensorflow_command()
+    if not there:
+        yield fail(
+            name,
+            "TensorFlow is not installed",
+            f"choose the extra for this machine: {anew}",
+        )
+        return
+    seen = " and ".join(map(str, there))
+    if len(there) > 1:
+        both = " ".join(package.name for package in there)
+        yield fail(
+            name,
+            f"{seen} are installed at once and overwrite each other's files",
+            f"pip uninstall -y {both}, then install one of them anew: {anew}",
+        )
+    elif there[0].name == "tensorflow-gpu":
+        yield fail(
+            name,
+            f"{seen}: that distribution has been withdrawn",
+            f"pip uninstall -y tensorflow-gpu; {anew}",
+        )
+    elif not fits(there[0].version, wanted := requirements().tensorflows):
+        yield fail(name, f"{seen} is too old, {wanted} is needed", f"pip install --upgrade '{there[0].name}{wanted}'")
+    else:
+        yield ok(name, seen)
+
+
+def packages(context: Context) -> Iterator[Finding]:
+    """Checks for packages that are missing, too old, doubled or in conflict."""
+    yield from package_findings(installed())
+
+
+def package_findings(found: InstalledPackages) -> Iterator[Finding]:
+    """Findings on packages that are missing, old, doubled or in conflict."""
+    name, clean = "packages", True
+    for requirement in requirements().required:
+        if problem := found.problem(requirement):
+            clean = False
+            yield fail(name, f"Launcher requires {problem}", f"pip install '{requirement}'")
+    for extra, requirement in requirements().optional:
+        problem = found.problem(requirement, extra)
+        if problem and "not installed" not in problem:
+            clean = False
+            yield warn(name, f"Launcher uses {problem}", f"pip install '{requirement.partition(';')[0]}'")
+    looked_at = dict.fromkeys((*(package.name for package in found.tensorflows()), *_LOOKED_AT))
+    for problem in (problem for one in looked_at for problem in found.unmet(one)):
+        clean = False
+        yield warn(
+            name, problem, "install both anew in one command, so that pip finds versions that fit: see pip check"
+        )
+    for first, behind in found.shadowed():
+        if first.name in looked_at or first.name in ("numpy", "protobuf", "ml-dtypes", "gin-config", "absl-py"):
+            clean = False
+            yield warn(
+                name,
+                f"{first.name} is there twice: {first.version} in {first.folder} hides {behind.version} in "
+                f"{behind.folder}",
+                "delete one of them, or unset PYTHONPATH, or set PYTHONNOUSERSITE=1",
+            )
+    for one in _misfits(found):
+        clean = False
+        yield one
+    if clean:
+        shown = ("keras", "numpy", "tensorflow-datasets", "gin-config", "protobuf", "jax")
+        yield ok(name, ", ".join(str(package) for package in map(found.get, shown) if package is not None))
+
+
+def _misfits(found: InstalledPackages) -> Iterator[Finding]:
+    """Findings on conflicts that no package's own requirements declare."""
+    keras, nightly = found.get("keras"), found.get("keras-nightly")
+    if keras and nightly:
+        yield fail(
+            "packages",
+            f"{keras} and {nightly} are installed at once and overwrite each other's files",
+            "pip uninstall -y keras keras-nightly, then pip install 'keras>=3.10'",
+        )
+    if addons := found.get("tensorflow-addons"):
+        yield warn(
+            "packages",
+            f"{addons} is for Keras 2 and cannot be used with Keras 3",
+            "pip uninstall -y tensorflow-addons; Launcher has LAMB and warm-up schedules of its own",
+        )
+    jax, jaxlib = found.get("jax"), found.get("jaxlib")
+    if jax and not jaxlib:
+        yield warn("packages", f"{jax} without jaxlib cannot be imported", installation.command("preflight"))

@@ -1,4 +1,4 @@
-"""What TensorFlow itself says: that it starts, what it was built with, which devices it sees, what it would do."""
+"""Checks of TensorFlow: its import, build and devices, and the recipe, data and strategy of a training."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from launcher.doctor import child
 from launcher.doctor import packages as packages_lib
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_FAILED, UsageError
 from launcher.machine import installation
 
@@ -17,7 +16,7 @@ _ONEDNN = "oneDNN custom operations are on"
 
 
 def tensorflow(context: Context) -> Iterator[Finding]:
-    """That TensorFlow and Keras can be imported, in a process of its own: an import may crash."""
+    """Checks that TensorFlow and Keras can be imported."""
     anew = installation.tensorflow_command()
     answer = context.tensorflow.answers.get("import")
     if answer is None:
@@ -46,8 +45,8 @@ def tensorflow(context: Context) -> Iterator[Finding]:
             yield _crash(context.tensorflow)
 
 
-def _crash(outcome: child.Outcome) -> Finding:
-    """Of a process that ended badly after the import."""
+def _crash(outcome: child.ChildResult) -> Finding:
+    """The finding on a process that ended badly after the import."""
     seen = f"after {list(outcome.answers)[-1]!r} its process {outcome.how}"
     if _UNKNOWN_FLAG in outcome.log:
         return fail(
@@ -58,7 +57,7 @@ def _crash(outcome: child.Outcome) -> Finding:
 
 
 def build(context: Context) -> Iterator[Finding]:
-    """CUDA, cuDNN, NCCL and oneDNN that TensorFlow was built with."""
+    """Names CUDA, cuDNN, NCCL and oneDNN that TensorFlow was built with."""
     answer = context.says("build")
     values = answer.values
     onednn = "oneDNN on" if _ONEDNN in context.tensorflow.log else "oneDNN not mentioned in the log"
@@ -72,7 +71,7 @@ def build(context: Context) -> Iterator[Finding]:
 
 
 def devices(context: Context) -> Iterator[Finding]:
-    """The devices that TensorFlow sees, and the policy that suits them."""
+    """Checks which devices TensorFlow sees, and names the policy that suits each."""
     answer = context.says("devices")
     if answer.error:
         yield fail("devices", answer.error, "see nvidia-smi, and whether driver and CUDA libraries fit")
@@ -124,7 +123,7 @@ def _no_gpus(context: Context, *, quiet: bool) -> Iterator[Finding]:
 
 
 def gpus(context: Context) -> Iterator[Finding]:
-    """That the GPUs can be set up as a training sets them up: memory growth, TF32, a product on each."""
+    """Checks that GPUs can be set up as for training: memory growth, TF32, a product on each."""
     answer = context.says("gpus") if context.says("devices").values.get("gpus") else None
     if answer is None:
         raise Skip("no GPU")
@@ -141,7 +140,7 @@ def gpus(context: Context) -> Iterator[Finding]:
 
 
 def xla(context: Context) -> Iterator[Finding]:
-    """That XLA compiles for the first device."""
+    """Checks that XLA compiles for the first device."""
     answer = context.says("xla")
     if answer.error:
         yield warn("xla", f"does not compile: {answer.error}", "leave train.jit_compile = False; look at XLA_FLAGS")
@@ -150,7 +149,7 @@ def xla(context: Context) -> Iterator[Finding]:
 
 
 def recipe(context: Context) -> Iterator[Finding]:
-    """That the recipe can be loaded."""
+    """Checks that the recipe can be loaded."""
     _need_recipe(context)
     answer = context.says("recipe")
     if answer.refused or answer.error:
@@ -160,7 +159,7 @@ def recipe(context: Context) -> Iterator[Finding]:
 
 
 def data(context: Context) -> Iterator[Finding]:
-    """That the recipe's data set is prepared."""
+    """Checks that the recipe's data set is prepared."""
     _need_recipe(context)
     answer = context.says("data")
     if answer.refused or answer.error:
@@ -176,7 +175,7 @@ def _need_recipe(context: Context) -> None:
 
 
 def strategy(context: Context) -> Iterator[Finding]:
-    """The tf.distribute strategy and the policy that a training would take."""
+    """Names the strategy and the policy that a training would take."""
     if isinstance(context.cluster_or_error, UsageError):
         raise Skip("the cluster is not known")
     answer = context.says("plan")

@@ -1,4 +1,4 @@
-"""What only TensorFlow can tell: run as a process of its own by `launcher.doctor.child`."""
+"""TensorFlow's part of the doctor, run in a process of its own by `launcher.doctor.child`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _data(request: dict[str, Any]) -> dict[str, Any] | None:
-    """Opens the recipe's data and looks whether it is prepared."""
+    """Opens the recipe's data and checks whether it is prepared."""
     if "recipe" not in request:
         return None
     from launcher.tasks.base import open_data
@@ -75,7 +75,7 @@ def _data(request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
-    """Strategy and policy, as a training would choose them."""
+    """Chooses strategy and policy as a training would."""
     from launcher.machine import cluster, strategy
 
     requested = request["strategy"] or getattr(request.get("recipe"), "strategy", "auto")

@@ -9,8 +9,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from launcher.doctor.context import Context
-from launcher.doctor.finding import FAIL, WARN, Finding, fail, ok, warn
+from launcher.doctor.check import FAIL, WARN, Context, Finding, fail, ok, warn
 
 _TRUE = ("1", "true")
 
@@ -77,7 +76,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def variables(context: Context) -> Iterator[Finding]:
-    """Variables that get in the way, and settings in keras.json."""
+    """Checks environment variables and keras.json."""
     findings = [*_mistakes(context.environ), *_proxies(context), *_keras_json(context.environ)]
     yield from findings or [ok("variables", "none that gets in the way")]
 
@@ -94,7 +93,7 @@ def _mistakes(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _proxies(context: Context) -> Iterator[Finding]:
-    """A proxy that gRPC asks for the way to a peer: seen with TensorFlow 2.21, workers then wait without end."""
+    """The finding on a proxy between workers: with TensorFlow 2.21 they were seen to wait for ever."""
     cluster = context.cluster_or_error
     name = next((name for name in _PROXIES if context.environ.get(name)), None)
     if name is None or isinstance(cluster, Exception) or cluster.num_workers == 1:
@@ -113,7 +112,7 @@ def _proxies(context: Context) -> Iterator[Finding]:
 
 
 def _is_exempt(host: str, exempt: str) -> bool:
-    """As gRPC reads no_proxy: the end of a name, or a network such as 10.0.0.0/8."""
+    """Whether no_proxy exempts a host, as gRPC reads it: by the end of a name, or a network such as 10.0.0.0/8."""
     if "/" not in exempt:
         return host.endswith(exempt)
     try:

@@ -1,4 +1,4 @@
-"""Errors a user can act on, the exit codes that a scheduler can act on, and the nearest name to a mistyped one.
+"""Errors for users, exit codes for schedulers, and the nearest name to a mistyped one.
 
 Whoever raises one of these promises that the message says what is wrong, the value seen and what to do;
 `launcher.main` prints it without a traceback. What a user's own Python raised becomes one in
@@ -45,7 +45,7 @@ class Preempted(LauncherError):
 
 
 class PortTakenError(LauncherError):
-    """Somebody else listens on the port that this worker was given: exit 75, run the same command again."""
+    """Another process listens on the port that this worker was given: exit 75, run the same command again."""
 
     exit_code = EXIT_RETRY
 

@@ -1,4 +1,4 @@
-"""Whose failure an exception was, and so whether to run the same command again can help.
+"""Failures by cause: the user's, ours, a machine's or a peer's, and so the exit code of an exception.
 
 A peer's death has many faces. Where workers train together, TensorFlow says UnavailableError or AbortedError; a program
 that drives the hosts of a TPU pod also sees what is left of a host that was taken away and has come back empty.
@@ -40,7 +40,7 @@ _WRONG_INPUT = ("InvalidArgumentError", "NotFoundError", "UnimplementedError")
 
 
 def explained(error: BaseException) -> BaseException:
-    """What a person is told: the LauncherError that an exception is or, raised by a user's own Python, stands for.
+    """Translates an exception for users: into the LauncherError that it is or, from a user's own Python, stands for.
 
     Returns:
       A LauncherError, to be printed as its message; or `error` itself, which is ours or the machine's and keeps its
@@ -60,7 +60,7 @@ def explained(error: BaseException) -> BaseException:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code that DESIGN's contract gives an exception: its own if it has one, 75 where a retry can help."""
+    """The exit code of an exception: its own if it has one, 75 where a retry can help, else 70."""
     if isinstance(error, LauncherError):
         return error.exit_code
     return EXIT_RETRY if is_machine_failure(error) or is_peer_failure(error) else EXIT_FAILED

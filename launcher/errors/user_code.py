@@ -1,4 +1,4 @@
-"""Errors that a user's own Python raised: whose they are, and the one line that says where and what.
+"""Errors raised by a user's own Python: how they are recognised, and the one line that says where and what.
 
 An error is the user's where the innermost frame that belongs to no library stands in a file of the user's, and ours
 where it stands in launcher/ or models/. AutoGraph rewrites users' functions and says in `ag_error_metadata` which of
@@ -39,7 +39,7 @@ _MOST_CHARACTERS = 500
 
 
 class Place(NamedTuple):
-    """One frame: a file, a line in it and the function."""
+    """One frame of a traceback: a file, a line in it and the function."""
 
     file: str
     line: int
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 
 
 def mistake(error: BaseException) -> UsageError | None:
-    """The message for an error that the user's own Python raised; None for an error of anybody else's."""
+    """The usage error for an error that the user's own Python raised; None for any other error."""
     place = raised_at(error)
     if place is None or place.is_ours:
         return None

@@ -206,7 +206,7 @@ class Agent:
         state = {
             "exit_code": worker.exit_code,
             "frozen": worker.is_frozen(),
-            "unkillable": worker.unkillable,
+            "unkillable": worker.trouble.what if worker.trouble else "",
             "report": report and dataclasses.asdict(report),
             "error": error and dataclasses.asdict(error),
         }

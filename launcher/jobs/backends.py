@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from absl import flags
 
-from launcher import main as worker
+from launcher import modes
 from launcher.errors import UsageError
-from launcher.jobs import kubernetes, member, private_network, remote_flags, tpu_vm
+from launcher.jobs import kubernetes, private_network, remote_flags, tpu_vm
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import Console
@@ -81,10 +81,6 @@ def _make_local(options: flags.FlagValues, job: Job, console: Console) -> Backen
     return LocalBackend(job, console, os.environ)
 
 
-def _make_member(options: flags.FlagValues, job: Job, console: Console) -> Backend:
-    return member.MemberBackend(job, console, os.environ)
-
-
 def _make_ssh(options: flags.FlagValues, job: Job, console: Console) -> Backend:
     return remote_flags.make_backend(options, job, console, remote_flags.make_ssh(options), os.environ)
 
@@ -95,7 +91,7 @@ def _make_slurm(options: flags.FlagValues, job: Job, console: Console) -> Backen
 
 def _make_tpu_vm(options: flags.FlagValues, job: Job, console: Console) -> Backend:
     transport = tpu_vm.TpuVm(options.tpu_node, options.zone, options.project)
-    recipe = worker.define_flags()
+    recipe = modes.define_flags()
     recipe(["launcher.main", *job.arguments])
     needed = tpu_vm.environment(options.tpu_node, recipe.tpu)
     return remote_flags.make_backend(
@@ -109,7 +105,7 @@ KINDS: Mapping[str, Kind] = {
         says="one on this host, which finds its peers in the environment (TF_CONFIG, a Slurm task, a pod), each with a "
         "supervisor of its own",
         num_workers=_one,
-        make=_make_member,
+        make=_make_local,
         max_restarts=0,  # its scheduler restarts all of them
     ),
     "ssh": Kind(

@@ -1,11 +1,9 @@
-"""One agent as the head of the job sees it: a process of this host that is connected to it, and what it said."""
+"""The connection from the head of a job to one agent: a process of this host, and what the agent said by it."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import os
-import signal
 import subprocess
 import threading
 import time
@@ -18,6 +16,7 @@ from launcher.jobs import protocol
 from launcher.jobs.hosts import Host
 from launcher.jobs.stalls import AwakeClock
 from launcher.jobs.transports import last_words
+from launcher.machine import child_process
 
 _KEPT_LINES = 50
 _LONGEST_LINE = 500
@@ -51,15 +50,7 @@ class Connection:
         self.exit_code: int | None = None
         self.stderr: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         try:
-            # A session of its own: what a terminal sends to the head is for the head to pass on.
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
+            self._process = child_process.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         except OSError as error:
             raise UsageError(f"{argv[0]} cannot be started: {error.strerror or error}; is it installed?") from None
         assert self._process.stdin and self._process.stdout and self._process.stderr
@@ -188,6 +179,5 @@ class Connection:
                 self._note(line)
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        child_process.kill_group(self._process.pid)
         self.exit_code = self._process.wait()

@@ -1,4 +1,4 @@
-"""Where the report of a failure goes, and what an attempt leaves behind when nothing was run."""
+"""The files error.json of a job, with one supervisor or many, and what is left of an attempt that ran nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from launcher.jobs import first_error
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Job
+from launcher.jobs.policy import WorkerState
 from launcher.reporting import strict_json
 
 
@@ -80,7 +81,7 @@ class Shared:
 
     def write(self, error: FirstError, *, exit_code: int | None) -> str:
         own = error.log.with_suffix(".error.json")
-        _write(own, {**error.record(exit_code=exit_code), "symptom": error.cause.is_symptom})
+        _write(own, {**error.record(exit_code=exit_code), "symptom": error.cause.state is WorkerState.VICTIM})
         before: list[dict[str, Any]] = []
         # Members write at the same time. Whoever is overtaken sees more when it looks again, so the last one to write
         # has seen them all.

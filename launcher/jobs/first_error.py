@@ -1,19 +1,14 @@
-"""The end of a bad attempt as a person wants to read it: who failed first, why, and that the others are victims."""
+"""The report of an attempt's first error: which worker failed first, why, and that the others are victims."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import signal
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EXIT_USAGE
 from launcher.jobs.policy import Outcome
-from launcher.reporting import summary
+from launcher.machine.child_process import signal_name
 
 FILE_NAME = "error.json"
 
@@ -72,7 +67,7 @@ class FirstError:
         """The report for the terminal."""
         lines = [f"First error (attempt {self.attempt}): {self.headline}"]
         error = self.cause.error
-        if error and error.exit_code == EXIT_USAGE:
+        if error and not error.traceback:
             lines += [f"  {line}" for line in error.message.strip().splitlines()[1:]]
         elif error:
             trace = error.traceback.rstrip().splitlines()
@@ -93,7 +88,7 @@ class FirstError:
 def what_happened(outcome: Outcome) -> str:
     """The end of a sentence that begins with "worker 3"."""
     if outcome.trouble:
-        return outcome.trouble
+        return outcome.trouble.what
     if outcome.code is None:
         return "was running"
     if outcome.code >= 0:
@@ -101,41 +96,6 @@ def what_happened(outcome: Outcome) -> str:
     name = signal_name(-outcome.code)
     hint = " (the kernel's, when memory ran out? see dmesg)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def ensure_summary(model_dir: Path, *, since: float, exit_code: int, error: str, step: int) -> None:
-    """Writes summary.json for a job that failed before its chief could; leaves one written after `since` alone.
-
-    Args:
-      model_dir: the job's folder.
-      since: Unix seconds at which the last attempt began.
-      exit_code, error, step: what there is to tell.
-    """
-    path = model_dir / summary.FILE_NAME
-    with contextlib.suppress(OSError):
-        if path.stat().st_mtime >= since:
-            return
-    unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "num_replicas", "policy", "loss_scale"))
-    with contextlib.suppress(summary.SummaryWriteError):
-        summary.write_summary(
-            os.fspath(model_dir),
-            summary.make_summary(
-                exit_code=exit_code,
-                error=error,
-                metrics={},
-                step=max(0, step),
-                seconds={"total": time.time() - since},
-                **unknown,
-            ),
-        )
 
 
 def last_lines(lines: Sequence[str]) -> list[str]:

@@ -1,9 +1,9 @@
-"""A process of a few lines that ends a job's workers when the supervisor cannot: after a SIGKILL, say.
+"""The guard: a process that ends a job's workers when the supervisor cannot, such as after a SIGKILL.
 
 The supervisor holds the other end of this process's standard input, and when that closes for whatever reason, the
 workers are killed, with all that they started. A line on it lists the workers' process groups.
 
-Run by path with `python -I -S`, so that it starts in milliseconds; therefore it imports nothing of launcher.
+A `child_process.helper`, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+
+from launcher.machine.child_process import kill_group
 
 JOB = "LAUNCHER_JOB"
 
 _ROUNDS = 50
 _DEATH_SECONDS = 0.01  # a process that is killed is gone a moment later
-
-
-def kill_group(group: int) -> None:
-    """SIGKILLs a process group, if it is still there."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
 
 
 def kill_marked(job: str, variable: str = JOB) -> None:
@@ -33,7 +30,7 @@ def kill_marked(job: str, variable: str = JOB) -> None:
     Linux only; elsewhere the groups are all there is to go by.
     """
     for _ in range(_ROUNDS):  # again, because one that is not yet dead may have started another
-        found = _marked(f"{variable}={job}".encode())
+        found = marked(f"{variable}={job}".encode().__eq__)
         for process in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -42,12 +39,13 @@ def kill_marked(job: str, variable: str = JOB) -> None:
         time.sleep(_DEATH_SECONDS)
 
 
-def _marked(mark: bytes) -> list[int]:
+def marked(is_mark: Callable[[bytes], bool]) -> list[int]:
+    """Other processes of this host, by an environment variable, "NAME=value", that says whose they are; Linux only."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):
+                if any(map(is_mark, file.read().split(b"\0"))):
                     found.append(int(name))
     return [process for process in found if process != os.getpid()]
 
@@ -63,7 +61,3 @@ def main(job: str, folder: str) -> None:
         kill_group(group)
     kill_marked(job)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

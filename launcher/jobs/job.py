@@ -1,4 +1,4 @@
-"""What is to be run and what a backend promises: the words that the supervisor and the backends share."""
+"""Job, command, worker and backend: the types that the supervisor and the backends share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from launcher.errors import PeerError
 from launcher.jobs.output import Tee
+from launcher.jobs.policy import Outcome, Trouble
 from launcher.supervised.progress import ErrorRecord, Report
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
@@ -107,8 +108,8 @@ class Worker(Protocol):
       last_alive: the latest time, on this host's monotonic clock, at which it was seen running.
       report: where it is, as it last said.
       error: why it is ending, if it said so.
-      trouble: why nothing more will be heard of it though it has not ended, such as "was lost: …"; else "".
-      unkillable: why it still runs after `Backend.clear`, such as "cannot be killed: …"; else "".
+      trouble: why it cannot go on though it has not ended: it was not started, its host was lost, or it still runs
+        after `Backend.clear`; else None.
     """
 
     command: Command
@@ -117,8 +118,7 @@ class Worker(Protocol):
     last_alive: float
     report: Report | None
     error: ErrorRecord | None
-    trouble: str
-    unkillable: str
+    trouble: Trouble | None
 
     def refresh(self) -> None:
         """Brings the attributes up to date; ends what an ended worker has left running."""
@@ -131,6 +131,14 @@ class Worker(Protocol):
 
     def kill(self) -> None:
         """Ends the worker and all it started, at once; `refresh` sees the end."""
+
+
+def outcomes(workers: Iterable[Worker]) -> list[Outcome]:
+    """How workers stand, in their order; what is frozen has no trouble of its own yet."""
+    return [
+        Outcome(rank=w.command.rank, exit_code=w.exit_code, error=w.error, last_alive=w.last_alive, trouble=w.trouble)
+        for w in workers
+    ]
 
 
 class Backend(Protocol):

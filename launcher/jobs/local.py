@@ -1,4 +1,4 @@
-"""All workers on this host, each a process with a session of its own."""
+"""The local backend: all workers on this host, each a process with a session of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -15,9 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.jobs import guard, writer
+from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, NotReady, Worker, describe
 from launcher.jobs.output import Console, LogFile, Tee
+from launcher.jobs.policy import Trouble, WorkerState
+from launcher.machine import child_process
 from launcher.machine.cluster import without_peers
 from launcher.machine.peers import START_TIMEOUT
 from launcher.machine.ports import free_ports
@@ -85,8 +86,10 @@ class LocalBackend:
         return describe(self.commands(attempt))
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
-        """What an attempt would run, on ports that are free now."""
+        """What an attempt would run, on ports that are free now; a member finds its peers in the environment."""
         job = self._job
+        if job.member is not None:
+            return (make_command(job, attempt, job.member, {}),)
         addresses = [f"127.0.0.1:{port}" for port in free_ports(job.workers)]
         found = []
         for rank in range(job.workers):
@@ -118,7 +121,8 @@ class LocalBackend:
                 self._tell_guard()
         except OSError as error:
             self.clear()
-            what = f"{error.filename or sys.executable} cannot be run: {error.strerror or error}"
+            program = error.filename or sys.executable
+            what = f"{program} cannot be run: {error.strerror or error}; mend that and run the same command again"
             raise NotReady(what, rank, may_pass=error.errno in _MAY_PASS) from None
         except BaseException:
             self.clear()
@@ -166,7 +170,8 @@ class LocalBackend:
         while alive := [worker for worker in self._workers if not worker.is_gone()]:
             if time.monotonic() > deadline:
                 for worker in alive:
-                    worker.unkillable = f"cannot be killed: {worker.describe_state()}, for {_DEATH_SECONDS:g} s"
+                    what = f"cannot be killed: {worker.describe_state()}, for {_DEATH_SECONDS:g} s"
+                    worker.trouble = Trouble(state=WorkerState.UNKILLABLE, what=what)
                 return
             self._while_waiting()
             time.sleep(_TURN_SECONDS)
@@ -197,13 +202,11 @@ class LocalBackend:
     def _start_guard(self) -> None:
         if self._guard is not None and self._guard.poll() is None:
             return
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, self._job.identity, str(self._job.scratch)],
-            stdin=subprocess.PIPE,
+        self._guard = child_process.start(
+            child_process.helper("launcher.jobs.guard", self._job.identity, str(self._job.scratch)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            start_new_session=True,
         )
 
     def _replace_guard(self) -> None:
@@ -235,19 +238,17 @@ class LocalWorker:
         self.command = command
         self.tee = tee
         self.exit_code: int | None = None
-        self.trouble = ""
-        self.unkillable = ""
+        self.trouble: Trouble | None = None
         self.report: Report | None = None
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()
-        self.process = subprocess.Popen(
+        self.process = child_process.start(
             command.argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(environ),
-            start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=child_process.die_with_parent(),
         )
         assert self.process.stdout is not None
         self.output = self.process.stdout
@@ -301,7 +302,7 @@ class LocalWorker:
         """Kills its process group; `refresh` sees it end."""
         if self.exit_code is None:
             # Not reaped yet, so the number cannot have gone to another group.
-            guard.kill_group(self.process.pid)
+            child_process.kill_group(self.process.pid)
 
     def close(self) -> None:
         """Passes on what is left in the pipe; whoever still holds its other end is not waited for."""
@@ -354,17 +355,6 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
         progress_file=reports,
         error_file=errors,
     )
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """What a worker does before it is one: it ends with its supervisor, also when the guard was killed with it."""
-
-    def before_exec() -> None:
-        writer.end_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return before_exec
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:

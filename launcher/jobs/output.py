@@ -1,4 +1,4 @@
-"""What workers print, to two places: the supervisor's own output, with a prefix, and a log of each worker's own.
+"""Workers' output, to two places: the supervisor's own output, with a prefix, and a log of each worker's own.
 
 Nothing here waits for a disk, a terminal or the reader of a pipe: processes write (`launcher.jobs.writer`), and what
 they do not take is kept up to a limit, then dropped, counted and said.
@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from launcher.jobs import protocol, writer
+from launcher.jobs import protocol
+from launcher.machine import child_process
 
 _KEPT_LINES = 5000
 _LONGEST_LINE = 65536
@@ -43,13 +44,10 @@ class Writer:
         self._is_full = False
         self._last_reports: list[bytes] = []
         self._moved_at = time.monotonic()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", writer.__file__],
-            stdin=subprocess.PIPE,
+        self._process = child_process.start(
+            child_process.helper("launcher.jobs.writer"),
             stdout=subprocess.PIPE if stream is None else stream,
             stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
         )
         assert self._process.stdin is not None
         self._outgoing = protocol.LineWriter(self._process.stdin.fileno())

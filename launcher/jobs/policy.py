@@ -1,4 +1,4 @@
-"""Who failed first, and what the job does about it. Decides, does nothing."""
+"""The restart policy: worker states, who failed first, and what the job does about it. Decides, does nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,40 @@ _FIRST_DELAY_SECONDS = 0.5
 _LONGEST_DELAY_SECONDS = 60.0
 
 
+class WorkerState(enum.Enum):
+    """The state of one worker, as torchelastic's `WorkerState` (torch.distributed.elastic.agent.server.api) has it."""
+
+    HEALTHY = "runs, and nothing speaks against it"
+    SUCCEEDED = "ended with exit code 0"
+    PREEMPTED = "saved when it was asked to stop, and ended with 42"
+    FATAL = "ended with 64 or 70: a retry will not help"
+    FAILED = "ended in any other way: a retry may help"
+    VICTIM = "ended as workers do when another one has failed, so it may not be the cause"
+    # These have not ended, and no attempt can go on with them.
+    NOT_STARTED = "could not be started, or has never reported"
+    LOST = "is on a host that is not heard of any more"
+    FROZEN = "was stopped by a signal"
+    STUCK = "makes no progress and holds the others up"
+    UNKILLABLE = "runs though it was killed"
+
+
+_STATES_OF_GOOD_ENDS = {EXIT_DONE: WorkerState.SUCCEEDED, EXIT_PREEMPTED: WorkerState.PREEMPTED}
+_NOT_FAILED = (WorkerState.HEALTHY, *_STATES_OF_GOOD_ENDS.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """What the supervisor holds against a worker that has not ended.
+
+    Attributes:
+      state: NOT_STARTED, LOST, FROZEN, STUCK or UNKILLABLE.
+      what: the end of a sentence that begins with "worker 3": "is stuck: …", "was lost: …".
+    """
+
+    state: WorkerState
+    what: str
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How one worker stood when its attempt ended.
@@ -28,14 +62,14 @@ class Outcome:
       exit_code: negative for a signal; None when it was still running and did not say that it failed.
       error: its own record of why it failed.
       last_alive: monotonic seconds; without an error record, it failed after this.
-      trouble: what the supervisor holds against it though it has not ended: "is stuck …", "is frozen …".
+      trouble: what the supervisor holds against it though it has not ended.
     """
 
     rank: int
     exit_code: int | None = None
     error: ErrorRecord | None = None
     last_alive: float = 0.0
-    trouble: str = ""
+    trouble: Trouble | None = None
 
     @property
     def code(self) -> int | None:
@@ -43,17 +77,17 @@ class Outcome:
         return self.error.exit_code if self.error else self.exit_code
 
     @property
-    def has_failed(self) -> bool:
-        return bool(self.trouble) or self.code not in (None, EXIT_DONE, EXIT_PREEMPTED)
-
-    @property
-    def is_symptom(self) -> bool:
-        """Whether it may only tell that another worker has failed."""
+    def state(self) -> WorkerState:
+        """What the exit code, announced or real, and the error say; the trouble's, if there is any."""
         if self.trouble:
-            return False
-        if self.error:
-            return self.error.type in _PEER_ERRORS
-        return self.code in (_BARE_EXIT, EXIT_RETRY)
+            return self.trouble.state
+        if self.code is None:
+            return WorkerState.HEALTHY
+        if self.code in _STATES_OF_GOOD_ENDS:
+            return _STATES_OF_GOOD_ENDS[self.code]
+        if self.error.type in _PEER_ERRORS if self.error else self.code in (_BARE_EXIT, EXIT_RETRY):
+            return WorkerState.VICTIM
+        return WorkerState.FATAL if self.code in (EXIT_USAGE, EXIT_FAILED) else WorkerState.FAILED
 
     @property
     def failed_at(self) -> float:
@@ -66,8 +100,8 @@ class Outcome:
 
 def find_cause(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The worker that failed first: the earliest failure that is not the echo of another; None when none failed."""
-    failed = [outcome for outcome in outcomes if outcome.has_failed]
-    return min(failed, key=lambda outcome: (outcome.is_symptom, outcome.failed_at, outcome.rank), default=None)
+    failed = [outcome for outcome in outcomes if outcome.state not in _NOT_FAILED]
+    return min(failed, key=lambda one: (one.state is WorkerState.VICTIM, one.failed_at, one.rank), default=None)
 
 
 class Action(enum.Enum):
@@ -98,9 +132,9 @@ def judge(outcomes: Sequence[Outcome]) -> Verdict:
       RESTART where a retry can help; whether it is allowed is for `Restarts` to say.
     """
     cause = find_cause(outcomes)
-    if cause and not cause.trouble and cause.code in (EXIT_USAGE, EXIT_FAILED) and not cause.is_symptom:
+    if cause and cause.code and cause.state is WorkerState.FATAL:
         return Verdict(action=Action.GIVE_UP, exit_code=cause.code, cause=cause)
-    if any(outcome.code == EXIT_PREEMPTED for outcome in outcomes):
+    if any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes):
         return Verdict(action=Action.STOP, exit_code=EXIT_PREEMPTED, cause=cause)
     if cause is None:
         return Verdict(action=Action.DONE, exit_code=EXIT_DONE)

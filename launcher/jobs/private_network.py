@@ -14,7 +14,6 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
 
 from absl import flags
 
@@ -23,11 +22,14 @@ from launcher.errors import LauncherError, UsageError
 from launcher.jobs.job import Job
 from launcher.jobs.local import visible_gpus
 from launcher.machine import gce
+from launcher.machine.child_process import run_forked
+from launcher.modes import Request
 
 FLAGS = ("private_network",)
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
+_TRIAL_SECONDS = 10.0
 _NCCL = "NCCL_SOCKET_IFNAME"
 
 
@@ -42,13 +44,13 @@ def define_flags(values: flags.FlagValues) -> None:
     )  # fmt: skip
 
 
-def enter(wanted: str, job: Job, recipe: Any, environ: MutableMapping[str, str]) -> str | None:
+def enter(wanted: str, job: Job, request: Request, environ: MutableMapping[str, str]) -> str | None:
     """Moves this process into a network of its own, if that is wanted; it must not have started a thread or a child.
 
     Args:
       wanted: "auto", "on" or "off".
       job: what is about to run.
-      recipe: the workers' parsed flags.
+      request: what the workers are asked for.
       environ: what workers inherit; NCCL is told to use the loopback interface, unless told otherwise.
 
     Returns:
@@ -59,7 +61,7 @@ def enter(wanted: str, job: Job, recipe: Any, environ: MutableMapping[str, str])
     """
     if wanted == "off" or job.workers == 1:
         return None
-    if wanted == "auto" and (visible_gpus(environ) or _needs_network(job.arguments, recipe, environ)):
+    if wanted == "auto" and (visible_gpus(environ) or _needs_network(job.arguments, request, environ)):
         return None
     refusal = _refusal()
     if refusal and wanted == "on":
@@ -73,36 +75,32 @@ def enter(wanted: str, job: Job, recipe: Any, environ: MutableMapping[str, str])
     return "the workers have a network of their own, without a way out; --private_network=off gives them this host's"
 
 
-def _needs_network(arguments: Sequence[str], recipe: Any, environ: Mapping[str, str]) -> bool:
+def _needs_network(arguments: Sequence[str], request: Request, environ: Mapping[str, str]) -> bool:
     """Whether something is known to need more than the loopback interface, or what is needed is not known."""
-    if recipe.tpu or environ.get("TPU_NAME") or gce.on_gce(environ):
+    if request.tpu or environ.get("TPU_NAME") or gce.on_gce(environ):
         return True
     if any("://" in text for text in (*arguments, environ.get("TFDS_DATA_DIR", ""))):
         return True
     try:
-        found = [each for name in recipe.gin_file for each in gin_files.read_file(gin_files.find_file(name), opened=[])]
+        found = [
+            each for name in request.gin_file for each in gin_files.read_file(gin_files.find_file(name), opened=[])
+        ]
     except LauncherError:
         return True
     if any(isinstance(each, gin_files.Import) or "://" in str(each.value) for each in found):
         return True
-    return any(text.lstrip().startswith("import ") for text in recipe.gin_param)
+    return any(text.lstrip().startswith("import ") for text in request.gin_param)
 
 
 def _refusal() -> str:
     """Why this process cannot have a network of its own; tried in a child, as there is no way back. "" if it can."""
     try:
-        child = os.fork()
-    except (OSError, AttributeError) as error:
+        run_forked(_unshare, seconds=_TRIAL_SECONDS)
+    except RuntimeError:
+        return "this kernel, or the container around, allows this user no network namespace"
+    except OSError as error:
         return str(error)
-    if not child:
-        code = 1
-        try:
-            _unshare()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return "" if status == 0 else "this kernel, or the container around, allows this user no network namespace"
+    return ""
 
 
 def _unshare() -> None:

@@ -1,4 +1,4 @@
-"""What the head of a job and its agents on other hosts say to each other: one JSON object a line, over any pipe.
+"""The protocol between the head of a job and its agents on other hosts: one JSON object a line, over any pipe.
 
 Head to agent, by "do": hello, ports, start, signal, kill, clear, ping, close. Agent to head, by "is": hello, refused,
 ports, output, state, not_started, cleared, alive. `launcher.jobs.agent` and `launcher.jobs.connection` say what is in

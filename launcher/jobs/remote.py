@@ -1,4 +1,4 @@
-"""Workers on other hosts, started by an agent on each."""
+"""The remote backend: workers on other hosts, started by an agent on each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
-from launcher.jobs.job import Command, Job, NotReady, Worker
+from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
 from launcher.jobs.output import Console, LogFile, Tee
-from launcher.jobs.policy import Outcome, find_cause
-from launcher.jobs.remote_hosts import Site, Sites, first_of
+from launcher.jobs.policy import Trouble, WorkerState, find_cause
+from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts, first_of
 from launcher.jobs.transports import AgentCommand, Transport
 from launcher.machine.cluster import elastic
 from launcher.machine.peers import START_TIMEOUT
@@ -64,7 +64,9 @@ class RemoteBackend:
         self._hidden = hidden
         self._min_workers = min_workers
         self._connect_timeout = connect_timeout_seconds
-        self._sites = Sites(identity=job.identity, console=console, transport=transport, agent=agent, environ=environ)
+        self._remotes = RemoteHosts(
+            identity=job.identity, console=console, transport=transport, agent=agent, environ=environ
+        )
         self._seats: list[_Seat] = []
         self._attempt = 0
         self._workers: dict[int, RemoteWorker] = {}
@@ -73,15 +75,15 @@ class RemoteBackend:
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Connects to the hosts that are not connected, and decides which of them take part."""
-        refusals = self._sites.connect(self._connect_timeout, is_first=self._is_first, stop=stop)
+        refusals = self._remotes.connect(self._connect_timeout, is_first=self._is_first, stop=stop)
         if stop():
             return
-        there = [site for site in self._sites.all if site.is_ready]
-        number = elastic.workers_of(self._job.workers, sum(site.host.slots for site in there), self._min_workers)
+        there = [remote for remote in self._remotes.all if remote.is_ready]
+        number = elastic.workers_of(self._job.workers, sum(remote.host.slots for remote in there), self._min_workers)
         if number is None:
-            site, message = first_of(refusals)
+            remote, message = first_of(refusals)
             advice = "bring it up, name other hosts, or allow for fewer by --min_workers"
-            raise NotReady(f"{message}; {advice}", site.first_rank)
+            raise NotReady(f"{message}; {advice}", remote.first_rank)
         self._is_first = False
         for refusal in refusals.values():
             self._console.note(f"going on without a host: {refusal.message}")
@@ -97,13 +99,13 @@ class RemoteBackend:
     def plan(self, attempt: int) -> str:
         """What would run here to start the agents, and what these would run."""
         lines = ["# To a worker's variables its agent adds where to report, and its share of the host's GPUs.\n"]
-        seats = [_Seat(site=site, slot=slot) for site in self._sites.all for slot in range(site.host.slots)]
-        for site in self._sites.all:
-            argv = self._transport.argv(site.host, self._agent.words(f"{self._job.identity}-{site.number}-0"))
-            lines.append(f"# agent on {site.host.name}, {site.host.slots} worker(s)\n{shlex.join(argv)}\n")
+        seats = [_Seat(remote=remote, slot=slot) for remote in self._remotes.all for slot in range(remote.host.slots)]
+        for remote in self._remotes.all:
+            argv = self._transport.argv(remote.host, self._agent.words(f"{self._job.identity}-{remote.number}-0"))
+            lines.append(f"# agent on {remote.host.name}, {remote.host.slots} worker(s)\n{shlex.join(argv)}\n")
         for command, seat in zip(self._commands(attempt, seats), seats, strict=True):
             shown = dataclasses.replace(command, environ={**command.environ, **self._hidden})
-            lines.append(f"# worker {command.rank} on {seat.site.host.name}, log: {command.log}\n{shown}\n")
+            lines.append(f"# worker {command.rank} on {seat.remote.host.name}, log: {command.log}\n{shown}\n")
         return "".join(lines)
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
@@ -111,7 +113,7 @@ class RemoteBackend:
         self._workers = {}
         orders: dict[Connection, list[dict[str, Any]]] = {}
         for command, seat in zip(commands, self._seats, strict=True):
-            connection = seat.site.agent
+            connection = seat.remote.agent
             tee = Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console))
             self._workers[command.rank] = RemoteWorker(command, tee, connection)
             told = {"rank": command.rank, "slot": seat.slot, "argv": command.argv, "environ": command.environ}
@@ -125,14 +127,14 @@ class RemoteBackend:
         if self._console.is_behind:
             time.sleep(timeout_seconds)
             return
-        self._sites.wait(timeout_seconds)
-        cause = find_cause([worker.outcome() for worker in self._workers.values()])
-        patience = _SUSPECT_SECONDS if cause and cause.is_symptom else protocol.HEAD_PATIENCE_SECONDS
-        for site in self._sites.all:
-            if site.connection is None:
+        self._remotes.wait(timeout_seconds)
+        cause = find_cause(outcomes(self._workers.values()))
+        patience = _SUSPECT_SECONDS if cause and cause.state is WorkerState.VICTIM else protocol.HEAD_PATIENCE_SECONDS
+        for remote in self._remotes.all:
+            if remote.connection is None:
                 continue
-            for message in site.connection.receive(patience):
-                self._take(site.connection, message)
+            for message in remote.connection.receive(patience):
+                self._take(remote.connection, message)
 
     def clear(self) -> None:
         """Makes sure that nothing of the attempt still runs where the agents can tell."""
@@ -144,24 +146,24 @@ class RemoteBackend:
     def close(self) -> None:
         """Ends the agents."""
         self.clear()
-        self._sites.close(_CLOSE_SECONDS)
+        self._remotes.close(_CLOSE_SECONDS)
 
     # --------------------------------------------------------------------------------------------------------- details
 
-    def _choose_seats(self, there: list[Site], number: int) -> list[_Seat]:
+    def _choose_seats(self, there: list[RemoteHost], number: int) -> list[_Seat]:
         """Places for `number` workers, host by host, on ports that are free now.
 
         Raises:
           NotReady: a host was lost meanwhile.
         """
-        seats = [_Seat(site=site, slot=slot) for site in there for slot in range(site.host.slots)][:number]
-        questions = {seat.site.agent: {"do": "ports", "count": seat.site.host.slots} for seat in seats}
+        seats = [_Seat(remote=remote, slot=slot) for remote in there for slot in range(remote.host.slots)][:number]
+        questions = {seat.remote.agent: {"do": "ports", "count": seat.remote.host.slots} for seat in seats}
         answers = self._ask(questions, "ports")
         found = []
         for seat in seats:
-            connection = seat.site.agent
+            connection = seat.remote.agent
             if connection not in answers:
-                raise NotReady(connection.lost, seat.site.first_rank)
+                raise NotReady(connection.lost, seat.remote.first_rank)
             found.append(dataclasses.replace(seat, port=str(answers[connection]["ports"][seat.slot])))
         return found
 
@@ -187,13 +189,14 @@ class RemoteBackend:
         elif message["is"] == "not_started":
             for worker in self._workers.values():
                 if worker.connection is connection:
-                    worker.trouble = f"could not be started on {connection.host.name}: {message['why']}"
+                    what = f"could not be started on {connection.host.name}: {message['why']}"
+                    worker.trouble = Trouble(state=WorkerState.NOT_STARTED, what=what)
         elif message["is"] in ("ports", "cleared"):
             self._answers[connection, message["is"]] = dict(message)
 
     def _commands(self, attempt: int, seats: Sequence[_Seat]) -> tuple[Command, ...]:
         job = self._job
-        addresses = [f"{seat.site.host.address}:{seat.port}" for seat in seats]
+        addresses = [f"{seat.remote.host.address}:{seat.port}" for seat in seats]
         fewer = {elastic.FULL_WORKERS: str(job.workers)} if len(seats) < job.workers else {}
         return tuple(
             Command(
@@ -222,7 +225,7 @@ class RemoteBackend:
 class _Seat:
     """A worker's place: its host, the how many-th of that host it is, and its port there."""
 
-    site: Site
+    remote: RemoteHost
     slot: int
     port: str = "<free port>"
 
@@ -238,8 +241,7 @@ class RemoteWorker:
         self.report: Report | None = None
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()
-        self.trouble = ""
-        self.unkillable = ""
+        self.trouble: Trouble | None = None
         self._frozen = False
 
     def take(self, state: Mapping[str, Any]) -> None:
@@ -248,26 +250,17 @@ class RemoteWorker:
         self.last_alive = now - ages["alive"]
         self.exit_code = state.get("exit_code", self.exit_code)
         self._frozen = state.get("frozen", self._frozen)
-        self.unkillable = state.get("unkillable", self.unkillable)
+        if state.get("unkillable"):
+            self.trouble = Trouble(state=WorkerState.UNKILLABLE, what=state["unkillable"])
         if state.get("report"):
             self.report = Report(**{**state["report"], "monotonic": now - ages["report"]})
         if state.get("error"):
             self.error = ErrorRecord(**{**state["error"], "monotonic": now - ages["error"]})
 
-    def outcome(self) -> Outcome:
-        """How it stands."""
-        return Outcome(
-            rank=self.command.rank,
-            exit_code=self.exit_code,
-            error=self.error,
-            last_alive=self.last_alive,
-            trouble=self.trouble,
-        )
-
     def refresh(self) -> None:
         """Notices that its host is lost."""
         if self.connection.lost and self.exit_code is None and not self.trouble:
-            self.trouble = f"was lost: {self.connection.lost}"
+            self.trouble = Trouble(state=WorkerState.LOST, what=f"was lost: {self.connection.lost}")
 
     def is_frozen(self) -> bool:
         """Whether the agent has seen it stopped."""

@@ -21,7 +21,7 @@ _RETRY_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 15.0
 
 
-class Site:
+class RemoteHost:
     """One host; `connection` is None while there is none.
 
     Args:
@@ -50,7 +50,7 @@ class Site:
         return self.connection
 
 
-class Sites:
+class RemoteHosts:
     """All hosts of a job.
 
     Args:
@@ -77,12 +77,13 @@ class Sites:
         self._environ = environ
         hosts = transport.hosts
         self.all = [
-            Site(number, host, sum(before.slots for before in hosts[:number])) for number, host in enumerate(hosts)
+            RemoteHost(number, host, sum(before.slots for before in hosts[:number]))
+            for number, host in enumerate(hosts)
         ]
         self._over = threading.Event()
         self._beats: threading.Thread | None = None
 
-    def connect(self, timeout_seconds: float, *, is_first: bool, stop: Callable[[], bool]) -> dict[Site, Refusal]:
+    def connect(self, timeout_seconds: float, *, is_first: bool, stop: Callable[[], bool]) -> dict[RemoteHost, Refusal]:
         """Connects to the hosts that are not connected, and tries again until the time is over.
 
         Args:
@@ -102,32 +103,34 @@ class Sites:
             self._beats = threading.Thread(target=self._beat, daemon=True)
             self._beats.start()
         deadline = time.monotonic() + timeout_seconds
-        for site in self.all:
-            site.refusal, site.retry_at = None, 0.0
-            if not site.is_ready:
-                self._drop(site, "connected again")
-        while not stop() and (waiting := [site for site in self.all if not site.is_ready]):
+        for remote in self.all:
+            remote.refusal, remote.retry_at = None, 0.0
+            if not remote.is_ready:
+                self._drop(remote, "connected again")
+        while not stop() and (waiting := [remote for remote in self.all if not remote.is_ready]):
             now = time.monotonic()
-            for site in waiting:
-                self._pursue(site, timeout_seconds, is_first=is_first, may_try=site.refusal is None or now < deadline)
-            under_way = any(site.connection is not None for site in waiting)
+            for remote in waiting:
+                self._pursue(
+                    remote, timeout_seconds, is_first=is_first, may_try=remote.refusal is None or now < deadline
+                )
+            under_way = any(remote.connection is not None for remote in waiting)
             if now > deadline and (not under_way or now > deadline + _HANDSHAKE_SECONDS):
                 break
             self.wait(_TURN_SECONDS)
-            for site in self.all:
-                if site.connection is not None:
-                    site.connection.receive()
+            for remote in self.all:
+                if remote.connection is not None:
+                    remote.connection.receive()
         refusals = {}
-        for site in self.all:
-            if not site.is_ready:
-                silent = f"{site.host.name} did not answer within {timeout_seconds:g} s (--connect_timeout)"
-                refusals[site] = site.refusal or Refusal(message=silent, is_mistake=False)
-                self._drop(site, silent)
+        for remote in self.all:
+            if not remote.is_ready:
+                silent = f"{remote.host.name} did not answer within {timeout_seconds:g} s (--connect_timeout)"
+                refusals[remote] = remote.refusal or Refusal(message=silent, is_mistake=False)
+                self._drop(remote, silent)
         return refusals
 
     def wait(self, timeout_seconds: float) -> None:
         """Returns when there is something to receive from any of them, after `timeout_seconds` at the latest."""
-        descriptors = [number for site in self.all if site.connection for number in site.connection.descriptors()]
+        descriptors = [number for remote in self.all if remote.connection for number in remote.connection.descriptors()]
         if not descriptors:
             time.sleep(timeout_seconds)
             return
@@ -138,47 +141,47 @@ class Sites:
 
     def close(self, timeout_seconds: float) -> None:
         """Lets the agents end, and waits for that."""
-        connections = [site.connection for site in self.all if site.connection is not None]
+        connections = [remote.connection for remote in self.all if remote.connection is not None]
         for connection in connections:
             connection.send({"do": "close"})
         deadline = time.monotonic() + timeout_seconds
         for connection in connections:
             connection.close(max(0.0, deadline - time.monotonic()))
-        for site in self.all:
-            site.connection = None
+        for remote in self.all:
+            remote.connection = None
         self._over.set()
         if self._beats is not None:
             self._beats.join()
 
     def _beat(self) -> None:
         while not self._over.wait(protocol.BEAT_SECONDS):
-            for connection in [site.connection for site in self.all]:
+            for connection in [remote.connection for remote in self.all]:
                 if connection is not None:
                     connection.send({"do": "ping"})
 
-    def _pursue(self, site: Site, timeout_seconds: float, *, is_first: bool, may_try: bool) -> None:
+    def _pursue(self, remote: RemoteHost, timeout_seconds: float, *, is_first: bool, may_try: bool) -> None:
         """Sees what has become of an attempt to connect, or makes the next one."""
-        if site.connection is not None:
-            refusal = self._refusal(site.connection)
+        if remote.connection is not None:
+            refusal = self._refusal(remote.connection)
             if refusal is None:
                 return
             if refusal.is_mistake and is_first:
                 raise UsageError(refusal.message)
-            if site.refusal is None and not refusal.is_mistake:
+            if remote.refusal is None and not refusal.is_mistake:
                 self._console.note(f"{refusal.message}; trying for {timeout_seconds:g} s")
-            site.refusal = refusal
-            site.retry_at = time.monotonic() + _RETRY_SECONDS
-            self._drop(site, refusal.message)
-        if may_try and time.monotonic() >= site.retry_at:
-            mark = f"{self._identity}-{site.number}-{len(site.marks)}"
-            argv = self._transport.argv(site.host, self._agent.words(mark))
+            remote.refusal = refusal
+            remote.retry_at = time.monotonic() + _RETRY_SECONDS
+            self._drop(remote, refusal.message)
+        if may_try and time.monotonic() >= remote.retry_at:
+            mark = f"{self._identity}-{remote.number}-{len(remote.marks)}"
+            argv = self._transport.argv(remote.host, self._agent.words(mark))
             hello: dict[str, Any] = {
-                "earlier": list(site.marks),
+                "earlier": list(remote.marks),
                 "environ": dict(self._environ),
-                "slots": site.host.slots,
+                "slots": remote.host.slots,
             }
-            site.connection = Connection(site.host, argv, mark, hello)
-            site.marks.append(mark)
+            remote.connection = Connection(remote.host, argv, mark, hello)
+            remote.marks.append(mark)
 
     def _refusal(self, connection: Connection) -> Refusal | None:
         """Why an agent does not serve; None while it may come to."""
@@ -191,14 +194,14 @@ class Sites:
             return Refusal(message=connection.lost, is_mistake=False)
         return self._transport.explain(host, code, lines) or self._agent.explain(host, code, lines)
 
-    def _drop(self, site: Site, why: str) -> None:
-        if site.connection is not None:
-            site.connection.drop(why)
-        site.connection = None
+    def _drop(self, remote: RemoteHost, why: str) -> None:
+        if remote.connection is not None:
+            remote.connection.drop(why)
+        remote.connection = None
 
 
-def first_of(refusals: Mapping[Site, Refusal]) -> tuple[Site, str]:
+def first_of(refusals: Mapping[RemoteHost, Refusal]) -> tuple[RemoteHost, str]:
     """One that stands for all, and its message."""
-    (site, refusal), *others = refusals.items()
+    (remote, refusal), *others = refusals.items()
     more = ", ".join(other.host.name for other, _ in others)
-    return site, refusal.message + (f" (the same goes for {more})" if more else "")
+    return remote, refusal.message + (f" (the same goes for {more})" if more else "")

@@ -1,4 +1,4 @@
-"""Notices that a job makes no progress, and which worker holds it up."""
+"""Stall detection: notices that a job makes no progress, and which worker holds it up."""
 
 from __future__ import annotations
 

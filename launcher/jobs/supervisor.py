@@ -1,26 +1,26 @@
-"""Runs a job to its end: starts its workers, watches them, and decides with `policy` what their end means."""
+"""The supervisor of a job: starts its workers, watches them, and decides with `policy` what their end means."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import dataclasses
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE, PeerError
-from launcher.jobs import disk, first_error
-from launcher.jobs.error_files import error_files
+from launcher.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
+from launcher.jobs import first_error
+from launcher.jobs.drill.fault import Drill
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
-from launcher.jobs.observer import NoObserver, Observer
+from launcher.jobs.job import outcomes as outcomes_of
+from launcher.jobs.job_folder import JobFolder
 from launcher.jobs.output import Console
-from launcher.jobs.policy import Action, Outcome, Restarts, Verdict, find_cause, judge
+from launcher.jobs.policy import Action, Outcome, Restarts, Trouble, Verdict, WorkerState, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
+from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.supervised.preemption import REPEAT_SECONDS
 
@@ -29,9 +29,6 @@ _TURN_SECONDS = 0.05
 # raised may be the echo of a death that is only seen a moment later.
 _SETTLE_SECONDS = 1.0
 _SETTLE_SYMPTOM_SECONDS = 3.0
-# What the job's folder has to answer; after it has been too slow once, it is not waited for as long again.
-_DISK_SECONDS = 10.0
-_DEAD_DISK_SECONDS = 1.0
 _DUMP_SECONDS = 5.0
 _DUMP_QUIET_SECONDS = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -45,23 +42,23 @@ class Supervisor:
       backend: where.
       console: where it says what happens.
       held: the lease of the job's folder.
-      observer: is told of the attempts; None for nobody.
+      drill: a fault to rehearse.
     """
 
-    def __init__(self, *, job: Job, backend: Backend, console: Console, held: Lease, observer: Observer | None = None):
+    def __init__(self, *, job: Job, backend: Backend, console: Console, held: Lease, drill: Drill | None = None):
         self._job = job
         self._backend = backend
         self._console = console
         self._held = held
-        self._observer = observer or NoObserver()
+        self._drill = drill
         self._signals: list[int] = []
         self._attempts = 0
         self._step = -1
         self._first_error: FirstError | None = None
-        self._error_files = error_files(job)
+        self._folder = JobFolder(job, console)
         self._started_at = time.time()
         self._why_no_more = ""
-        self._disk_seconds = _DISK_SECONDS
+        self._mistake = ""
 
     def run(self) -> int:
         """Runs attempts until the job is done or a further one is pointless; returns the job's exit code.
@@ -70,11 +67,9 @@ class Supervisor:
         """
         with _listening(self._signals):
             try:
-                number = self._on_disk("for the attempts before this one", self._job.next_attempt)
-                if number is None:
-                    raise PeerError(f"--model_dir={self._job.model_dir} does not answer; is its file server there?")
-                restarts = Restarts(self._job.max_restarts, self._newest_checkpoint())
-                self._on_disk("for the report of an earlier error", lambda: self._error_files.begin(number))
+                number = self._folder.next_attempt()
+                restarts = Restarts(self._job.max_restarts, self._folder.newest_step())
+                self._folder.begin(number)
                 while True:
                     logs = self._job.logs / f"attempt_{number}"
                     verdict = self._attempt(number)
@@ -95,21 +90,22 @@ class Supervisor:
         self._first_error = None
         try:
             if number > 1:
-                self._check_folder()
+                self._folder.check_writable()
             self._backend.prepare(lambda: bool(self._signals))
             if self._signals:
                 return Verdict(action=Action.STOP, exit_code=128 + self._signals[0])
             commands = self._backend.commands(number)
             told = f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}"
             self._console.note(told)
-            workers = self._backend.start(self._observer.commands(commands))
+            workers = self._backend.start(self._drill.commands(commands) if self._drill else commands)
         except NotReady as error:
             if self._attempts == 1:
                 raise
             return self._not_started(number, error)
         try:
             verdict, outcomes = self._watch(workers)
-            self._observer.judged(workers, verdict)
+            if self._drill:
+                self._drill.judged(workers, verdict)
         finally:
             self._backend.clear()
         verdict = self._account_for_the_living(workers, verdict)
@@ -126,7 +122,7 @@ class Supervisor:
         return verdict
 
     def _not_started(self, number: int, error: NotReady) -> Verdict:
-        cause = Outcome(rank=error.rank, trouble=f"did not start: {error}")
+        cause = Outcome(rank=error.rank, trouble=_not_started(str(error)))
         self._first_error = FirstError(
             attempt=number,
             cause=cause,
@@ -137,30 +133,20 @@ class Supervisor:
         )
         if error.may_pass:
             return judge([cause])
-        self._why_no_more = "no worker can be started here"
+        self._mistake = str(error)
         return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
-
-    def _check_folder(self) -> None:
-        """Whether the folder that earlier attempts have written to still lets itself be written to.
-
-        Raises:
-          NotReady: it does not, and no worker could save.
-        """
-        folder = self._job.model_dir
-        if why := self._on_disk("to be written to", lambda: _why_not_writable(folder)):
-            advice = "make it writable and run the same command again"
-            raise NotReady(f"--model_dir={folder} cannot be written to any more: {why}; {advice}", 0, may_pass=False)
 
     def _account_for_the_living(self, workers: Sequence[Worker], verdict: Verdict) -> Verdict:
         """Gives up where a worker of the attempt still runs: the next one would share its devices and its files."""
-        living = {worker.command.rank: worker.unkillable for worker in workers if worker.unkillable}
-        for rank, why in living.items():
-            self._console.note(f"worker {rank} {why}")
+        living = [outcome for outcome in outcomes_of(workers) if outcome.state is WorkerState.UNKILLABLE]
+        for outcome in living:
+            self._console.note(f"worker {outcome.rank} {first_error.what_happened(outcome)}")
         if not living or verdict.action in (Action.DONE, Action.GIVE_UP):
             return verdict
-        (rank, why), *_ = living.items()
-        self._why_no_more = f"the next attempt would share what worker {rank} still holds"
-        return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=Outcome(rank=rank, trouble=why))
+        self._why_no_more = f"the next attempt would share what worker {living[0].rank} still holds"
+        return Verdict(
+            action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=Outcome(rank=living[0].rank, trouble=living[0].trouble)
+        )
 
     def _watch(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
         """Turns until the attempt is over, one way or the other."""
@@ -171,7 +157,7 @@ class Supervisor:
         frozen = FrozenWatch()
         while True:
             self._turn(workers)
-            outcomes = _outcomes(workers)
+            outcomes = outcomes_of(workers)
             if self._signals:
                 return self._stop(workers)
             try:
@@ -179,11 +165,11 @@ class Supervisor:
             except LeaseLostError as error:
                 self._console.error(str(error))
                 return Verdict(action=Action.STOP, exit_code=EXIT_FAILED), outcomes
-            if all(outcome.exit_code == EXIT_DONE for outcome in outcomes):
+            if all(outcome.state is WorkerState.SUCCEEDED for outcome in outcomes):
                 return judge(outcomes), outcomes
-            if any(outcome.code == EXIT_PREEMPTED for outcome in outcomes):
+            if any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes):
                 self._wait_for_all(workers, self._job.grace_period_seconds)
-                outcomes = _outcomes(workers)
+                outcomes = outcomes_of(workers)
                 return judge(outcomes), outcomes
             if find_cause(outcomes) is not None:
                 outcomes = self._settle(workers)
@@ -206,19 +192,20 @@ class Supervisor:
             worker.refresh()
             if worker.report is not None and worker.report.step is not None:
                 self._step = max(self._step, worker.report.step)
-        self._observer.turn(workers)
+        if self._drill:
+            self._drill.turn(workers)
 
     def _settle(self, workers: Sequence[Worker]) -> list[Outcome]:
         """Waits a moment for the failure behind the first one seen."""
         began = time.monotonic()
         while True:
-            outcomes = _with_frozen(workers, _outcomes(workers))
+            outcomes = _with_frozen(workers, outcomes_of(workers))
             cause = find_cause(outcomes)
             assert cause is not None
             waited = time.monotonic() - began
             # Nothing explains a signal but the signal; a worker that was stopped explains all the rest.
-            explained = bool(cause.trouble) or (cause.code or 0) < 0
-            patience = _SETTLE_SYMPTOM_SECONDS if cause.is_symptom else _SETTLE_SECONDS
+            explained = cause.trouble is not None or (cause.code or 0) < 0
+            patience = _SETTLE_SYMPTOM_SECONDS if cause.state is WorkerState.VICTIM else _SETTLE_SECONDS
             if explained or waited > patience or self._signals or all(w.exit_code is not None for w in workers):
                 return outcomes
             self._turn(workers)
@@ -228,18 +215,18 @@ class Supervisor:
         number = self._signals[0]
         grace = self._job.grace_period_seconds
         self._console.note(
-            f"{first_error.signal_name(number)}: passed on to the workers, which have {grace:g} s to save and end; "
+            f"{signal_name(number)}: passed on to the workers, which have {grace:g} s to save and end; "
             f"a second signal, {REPEAT_SECONDS:g} s later or more, ends them at once"
         )
         for worker in workers:
             # A closed terminal asks for the same as SIGTERM does, and only that is known to save first.
             worker.send(signal.SIGTERM if number == signal.SIGHUP else number)
         self._wait_for_all(workers, grace)
-        outcomes = _outcomes(workers)
+        outcomes = outcomes_of(workers)
         verdict = judge(outcomes)
         if verdict.action in (Action.RESTART, Action.GIVE_UP) or any(outcome.exit_code is None for outcome in outcomes):
             told = verdict.cause if verdict.cause and verdict.cause.error else None
-            preempted = any(outcome.code == EXIT_PREEMPTED for outcome in outcomes)
+            preempted = any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes)
             exit_code = EXIT_PREEMPTED if preempted else 128 + number
             verdict = Verdict(action=Action.STOP, exit_code=exit_code, cause=told)
         return verdict, outcomes
@@ -257,7 +244,7 @@ class Supervisor:
     def _blame(self, workers: Sequence[Worker], stall: Stall) -> list[Outcome]:
         """Asks every worker for its stacks and names the one that holds the job up."""
         if stall.silent:
-            troubles = dict.fromkeys(stall.silent, f"did not start: no report within {stall.seconds:.0f} s")
+            troubles = dict.fromkeys(stall.silent, _not_started(f"no report within {stall.seconds:.0f} s"))
             names = ", ".join(f"worker {rank}" for rank in stall.silent)
             self._console.note(f"no report from {names} within --start_timeout")
             self._dump_stacks(workers)
@@ -267,13 +254,14 @@ class Supervisor:
             running = {worker.command.rank: worker.report for worker in workers if worker.exit_code is None}
             if running:
                 rank, reasons = find_stuck(running, stacks)
-                troubles = {rank: f"is stuck: no progress for {stall.seconds:.0f} s, {reasons}"}
+                what = f"is stuck: no progress for {stall.seconds:.0f} s, {reasons}"
+                troubles = {rank: Trouble(state=WorkerState.STUCK, what=what)}
             else:
                 troubles = {}
-        outcomes = _with_frozen(workers, _outcomes(workers))
+        outcomes = _with_frozen(workers, outcomes_of(workers))
         if any(outcome.trouble for outcome in outcomes):
             return outcomes  # Whoever is frozen is the one that holds up the others.
-        return [_replaced(outcome, troubles.get(outcome.rank, "")) for outcome in outcomes]
+        return [dataclasses.replace(one, trouble=troubles.get(one.rank, one.trouble)) for one in outcomes]
 
     def _dump_stacks(self, workers: Sequence[Worker]) -> dict[int, list[list[Frame]]]:
         """The Python stacks of all who listen, by rank; they are in the logs too."""
@@ -302,12 +290,12 @@ class Supervisor:
             return verdict
         error = self._first_error
         assert error is not None
-        if not restarts.may_restart(max(self._step, self._newest_checkpoint())):
+        if not restarts.may_restart(max(self._step, self._folder.newest_step())):
             self._why_no_more = (
                 f"--max_restarts={self._job.max_restarts} restart(s) made no progress past step {max(0, self._step)}"
             )
             return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=verdict.cause)
-        beside = self._write_error(error, exit_code=None)
+        beside = self._folder.write_error(error, exit_code=None)
         delay = restarts.delay_seconds()
         self._console.note("\n".join(filter(None, [error.text(), beside])))
         self._console.note(f"restarting all workers in {delay:.1f} s ({restarts.describe()})")
@@ -319,99 +307,46 @@ class Supervisor:
             return Verdict(action=Action.STOP, exit_code=128 + self._signals[0], cause=verdict.cause)
         return verdict
 
-    def _newest_checkpoint(self) -> int:
-        found = self._on_disk("for the newest checkpoint", lambda: _newest_step(Path(self._job.model_dir)))
-        return -1 if found is None else int(found)
-
-    def _write_error(self, error: FirstError, *, exit_code: int | None) -> str:
-        return self._on_disk("to write error.json", lambda: self._error_files.write(error, exit_code=exit_code)) or ""
-
-    def _on_disk(self, what: str, work: Callable[[], Any]) -> Any:
-        """What `work` returns that reads or writes the job's folder; None when it has taken too long."""
-        try:
-            return disk.within(self._disk_seconds, work, self._console.turn)
-        except disk.DiskTimeout:
-            waited, self._disk_seconds = self._disk_seconds, _DEAD_DISK_SECONDS
-            self._console.note(f"{self._job.model_dir} has not answered for {waited:g} s when asked {what}")
-            return None
-
     def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
         error, beside = self._first_error, ""
         if self._held.ask():
             pass  # the folder is another run's now
         elif verdict.action is Action.DONE:
-            self._on_disk("to remove error.json", self._error_files.clear)
+            self._folder.clear_error()
         elif error is not None and verdict.exit_code == EXIT_USAGE and self._attempts == 1:
             self._console.finish_logs()
-            self._on_disk("to remove the logs", lambda: self._error_files.remove_logs(logs))
+            self._folder.remove_logs(logs)
         elif error is not None:
-            beside = self._write_error(error, exit_code=verdict.exit_code)
+            beside = self._folder.write_error(error, exit_code=verdict.exit_code)
         may_summarise = not self._job.member and not self._held.is_lost
         if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and may_summarise:
-            self._on_disk("to write summary.json", lambda: self._ensure_summary(error, verdict.exit_code))
+            self._folder.ensure_summary(
+                since=self._started_at, exit_code=verdict.exit_code, error=error.headline, step=self._step
+            )
         self._console.finish_logs()
         self._console.note(
             f"job {verdict.action.value}: {self._attempts} attempt(s), {restarts.total} restart(s), "
             f"exit code {verdict.exit_code}"
         )
-        if verdict.action is not Action.DONE and error is not None:
+        if self._mistake:
+            self._console.error(f"error: {self._mistake}")
+        elif verdict.action is not Action.DONE and error is not None:
             self._console.error("\n".join(filter(None, [error.text(), beside])))
             if verdict.action is Action.GIVE_UP and verdict.exit_code == EXIT_RETRY:
                 again = "The same command goes on from the last checkpoint."
                 self._console.error(f"Gave up: {self._why_no_more}. {again}")
 
-    def _ensure_summary(self, error: FirstError, exit_code: int) -> None:
-        first_error.ensure_summary(
-            Path(self._job.model_dir),
-            since=self._started_at,
-            exit_code=exit_code,
-            error=error.headline,
-            step=self._step,
-        )
+
+def _not_started(why: str) -> Trouble:
+    return Trouble(state=WorkerState.NOT_STARTED, what=f"did not start: {why}")
 
 
-def _why_not_writable(folder: str) -> str:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return ""
-    except OSError as error:  # a disk that is full or fails may be better soon, and a worker says what it wanted
-        return str(error.strerror) if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else ""
-
-
-def _newest_step(model_dir: Path) -> int:
-    # Reads manifests only. NumPy comes with it, which a job that never ends early need not wait for.
-    if not (model_dir / "checkpoints").is_dir():
-        return -1
-    from launcher.checkpoints import CheckpointReadError, CheckpointStore
-
-    try:
-        return max(CheckpointStore(str(model_dir / "checkpoints")).steps(), default=-1)
-    except CheckpointReadError:
-        return -1
-
-
-def _outcomes(workers: Sequence[Worker]) -> list[Outcome]:
+def _with_frozen(workers: Sequence[Worker], found: Sequence[Outcome]) -> list[Outcome]:
+    trouble = Trouble(state=WorkerState.FROZEN, what="is frozen: a signal such as SIGSTOP has stopped it")
     return [
-        Outcome(rank=w.command.rank, exit_code=w.exit_code, error=w.error, last_alive=w.last_alive, trouble=w.trouble)
-        for w in workers
+        dataclasses.replace(outcome, trouble=trouble) if worker.is_frozen() else outcome
+        for worker, outcome in zip(workers, found, strict=True)
     ]
-
-
-def _with_frozen(workers: Sequence[Worker], outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [
-        _replaced(outcome, "is frozen: a signal such as SIGSTOP has stopped it") if worker.is_frozen() else outcome
-        for worker, outcome in zip(workers, outcomes, strict=True)
-    ]
-
-
-def _replaced(outcome: Outcome, trouble: str) -> Outcome:
-    return Outcome(
-        rank=outcome.rank,
-        exit_code=outcome.exit_code,
-        error=outcome.error,
-        last_alive=outcome.last_alive,
-        trouble=trouble or outcome.trouble,
-    )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""How an agent comes to run on a host, and what it means when it does not."""
+"""Transports, such as ssh: how an agent comes to run on a host, and what it means when it does not."""
 
 from __future__ import annotations
 

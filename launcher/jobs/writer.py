@@ -1,4 +1,4 @@
-"""A process of a few lines that writes what it is sent, so that the supervisor never waits for a disk or a reader.
+"""The writer: a process that writes what it is sent, so that the supervisor never waits for a disk or a reader.
 
 A process and not a thread: what waits for a dead disk cannot be killed, and a process with such a thread cannot end.
 
@@ -6,7 +6,7 @@ Its standard input takes messages: a line with two numbers, the bytes of a path 
 path the content goes to its standard output. No content closes the file. What a file refuses is answered once, by a
 line with the path and the reason, and no more is written to it.
 
-Run by path with `python -I -S`, so that it starts in milliseconds; therefore it imports nothing of launcher.
+A `child_process.helper`, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -17,21 +17,9 @@ import select
 import signal
 import sys
 
-try:
-    import ctypes
-
-    _LIBRARY = ctypes.CDLL(None)
-except (ImportError, OSError):  # not everywhere
-    _LIBRARY = None  # type: ignore[assignment]
+from launcher.machine import child_process
 
 _LAST_SECONDS = 2
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def end_with_parent(number: int) -> None:
-    """Has the kernel send this process a signal when the thread that started it ends; does nothing but on Linux."""
-    if sys.platform.startswith("linux") and _LIBRARY is not None:
-        _LIBRARY.prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -50,7 +38,12 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Killed, it cannot end its writers: a little time for what it had said, also to one that waits for a reader.
     signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_LAST_SECONDS))
-    end_with_parent(signal.SIGUSR1)
+    child_process.signal_at_parents_end(signal.SIGUSR1)
+    with contextlib.suppress(OSError):  # the reader of the standard output has gone
+        _write_what_comes()
+
+
+def _write_what_comes() -> None:
     files: dict[bytes, int | None] = {}  # None: it refuses
     source = sys.stdin.buffer
     while header := source.readline():
@@ -76,8 +69,3 @@ def _append(files: dict[bytes, int | None], path: bytes, content: bytes) -> None
     except OSError as error:
         files[path] = None
         write_all(1, b"%s\0%s\n" % (path, (error.strerror or str(error)).encode()))
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(OSError):  # the reader of the standard output has gone
-        main()

@@ -1,4 +1,4 @@
-"""The chief leaves last.
+"""The order in which workers leave at the end of a job: the chief leaves last.
 
 TensorFlow's coordination service lives in worker 0's process. A worker that still runs when that process is gone prints
 "Failed to send RPC to coordination service", and may end with another exit code than its own. So the chief ends when

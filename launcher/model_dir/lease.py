@@ -20,13 +20,9 @@ Imports no TensorFlow: the supervisor holds leases, too.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import errno
-import fcntl
-import json
 import os
-import socket
 import threading
 import time
 import uuid
@@ -35,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError, PeerError, UsageError, failures
+from launcher.model_dir import lease_file
+from launcher.model_dir.lease_file import Holder
 
-FILE_NAME = "lease.json"
 JOB = "LAUNCHER_LEASE"
 
 _BEAT_SECONDS = 5.0
@@ -47,46 +44,13 @@ _CONTENTION_SECONDS = 10.0
 # A file system that hangs keeps neither a training nor its end.
 _PATIENCE_SECONDS = 2.0
 _TURN_SECONDS = 0.1
-_RECORD_BYTES = 2048
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class LeaseLostError(LauncherError):
     """Another run has taken the folder over: exit 70, for this one must not write to it again."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Holder:
-    """Who holds a lease.
-
-    Attributes:
-      job: the same for a supervisor and all workers of its job, other than that of any other run.
-      host, process, started: the process, by its number and when it was started.
-      since: Unix seconds.
-      supervises: whether it holds the lease for workers that write in its place.
-      locked: whether it holds the kernel's lock on the file.
-      device: number of the mount on which it does.
-      boot, processes: which kernel and which of its process namespaces `process` is to be looked for in.
-    """
-
-    job: str
-    host: str
-    process: int
-    started: str
-    since: float
-    supervises: bool
-    locked: bool
-    device: int
-    boot: str
-    processes: str
-
-    def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
-        return f"{'supervisor' if self.supervises else 'process'} {self.process} on {self.host} since {since}"
-
-
 Isolate = Callable[[Callable[[], Any]], Any]
-_GONE = "gone"
 
 
 def _here(work: Callable[[], Any]) -> Any:
@@ -116,7 +80,7 @@ class Lease:
         self._descriptor = descriptor
         self._made = made
         self._lost = ""
-        self._seen = _clock()
+        self._seen = lease_file.clock()
         self._is_looking = False
         self._asked, self._answered, self._over = threading.Event(), threading.Event(), threading.Event()
         # A daemon, and with `verify` all that touches the file: a file system that hangs, hangs nothing else.
@@ -139,7 +103,7 @@ class Lease:
         Raises:
           LeaseLostError: another run has taken the lease over.
         """
-        if _clock() - self._seen > _LIMIT_SECONDS / 2 and not self._is_looking:
+        if lease_file.clock() - self._seen > _LIMIT_SECONDS / 2 and not self._is_looking:
             self.ask()
         if self._lost:
             raise LeaseLostError(self._lost)
@@ -186,15 +150,15 @@ class Lease:
             with contextlib.suppress(OSError):
                 self._look(path)
                 if not self._lost:
-                    self._isolate(lambda: _remove(path, self._made))
-            _close(self._descriptor)
+                    self._isolate(lambda: lease_file.remove(path, self._made))
+            lease_file.close(self._descriptor)
 
     def _look(self, path: Path, *, beats: bool = False) -> None:
         """Sees who holds the lease, and gives a heartbeat if that is this run; OSError where nothing can be known."""
         mine = self._holder
         assert mine is not None
-        answer = self._isolate(lambda: _seen_at(path, mine if beats else None))
-        if answer == _GONE:
+        answer = self._isolate(lambda: lease_file.seen_at(path, mine if beats else None))
+        if answer == lease_file.GONE:
             self._lost = (
                 f"{path} is gone: somebody has removed it, or another run took the lease over and has ended. This run "
                 "writes nothing more to the folder. Run again, or choose another --model_dir"
@@ -204,7 +168,7 @@ class Lease:
             return  # being written
         found = Holder(**answer)
         if found == mine or (self._descriptor is None and found.job == mine.job):
-            self._seen = _clock()
+            self._seen = lease_file.clock()
             return
         self._lost = (
             f"{path} was taken over by {found}, while no heartbeat of this run reached the file: it was suspended, or "
@@ -249,7 +213,7 @@ def held(
 def _acquire(
     folder: Path, joins: str | None, supervises: str | None, say: Callable[[str], None], isolate: Isolate
 ) -> Lease:
-    path, made = folder / FILE_NAME, _missing(folder)
+    path, made = folder / lease_file.FILE_NAME, lease_file.missing_folders(folder)
     deadline = time.monotonic() + _CONTENTION_SECONDS
     try:
         while True:
@@ -261,14 +225,14 @@ def _acquire(
                     lease = _take(descriptor, path, joins, supervises, made, say, isolate)
                 finally:
                     if lease is None or not lease.keeps(descriptor):
-                        _close(descriptor)
+                        lease_file.close(descriptor)
             if lease is not None:
                 return lease
             if time.monotonic() > deadline:
                 raise UsageError(f"--model_dir={folder}: another run is just starting there ({path} is locked)")
             time.sleep(_TURN_SECONDS)
     except OSError as error:
-        _remove_empty(made)
+        lease_file.remove_empty(made)
         raise _write_error(folder, error) from error
 
 
@@ -283,10 +247,10 @@ def _take(
 ) -> Lease | None:
     """Takes or joins the lease; None where another process is just taking or releasing it: to be tried again."""
     job = supervises or joins or uuid.uuid4().hex[:12]
-    is_locked = _lock(descriptor)
-    found = _read(descriptor)
+    is_locked = lease_file.lock(descriptor)
+    found = lease_file.read(descriptor)
     life = _Life.GONE if found is None else _life(found, is_locked, os.fstat(descriptor).st_dev)
-    if (is_locked is False and life is _Life.GONE) or not _is_at(descriptor, path):
+    if (is_locked is False and life is _Life.GONE) or not lease_file.is_at(descriptor, path):
         return None
     if found is not None:
         if found.job == job and found.supervises and life is not _Life.GONE:
@@ -294,19 +258,19 @@ def _take(
         is_earlier_attempt = found.job == joins
         if life is _Life.UNKNOWN and not is_earlier_attempt:
             life = _watch(path, found, say)
-            if not _is_at(descriptor, path):
+            if not lease_file.is_at(descriptor, path):
                 return None
         if life is _Life.ALIVE and not is_earlier_attempt:
             raise _refusal(found, path)
     try:
-        mine = _claim(descriptor, job, supervises is not None, is_locked is True)
+        mine = lease_file.write(descriptor, job, supervises is not None, is_locked is True)
     except OSError:
         if found is None:
             path.unlink()
         raise
     if is_locked is None:
         time.sleep(_SETTLE_SECONDS)
-        now = _read_path(path)
+        now = lease_file.read_path(path)
         if now is not None and now != mine:
             raise _refusal(now, path)
     if found is not None:
@@ -326,7 +290,7 @@ def _watch(path: Path, holder: Holder, say: Callable[[str], None]) -> _Life:
         try:
             # Opened anew, because only that makes a network file system ask the server.
             with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_mtime_ns != first or _read(file.fileno()) not in (holder, None):
+                if os.fstat(file.fileno()).st_mtime_ns != first or lease_file.read(file.fileno()) not in (holder, None):
                     return _Life.ALIVE
         except FileNotFoundError:
             return _Life.GONE
@@ -341,35 +305,12 @@ def _life(holder: Holder, is_locked: bool | None, device: int) -> _Life:
       is_locked: whether this process has the lock now; None where there are none.
       device: the mount of the file, as this process sees it: another mount of the same files may have its own locks.
     """
-    same_kernel = holder.boot == _boot()
+    same_kernel = holder.boot == lease_file.boot()
     if same_kernel and is_locked and holder.locked and holder.device == device:
         return _Life.GONE
-    if same_kernel and holder.processes == _processes():
-        return _Life.ALIVE if _started(holder.process) == holder.started else _Life.GONE
+    if same_kernel and holder.processes == lease_file.processes():
+        return _Life.ALIVE if lease_file.started(holder.process) == holder.started else _Life.GONE
     return _Life.ALIVE if is_locked is False else _Life.UNKNOWN
-
-
-def _claim(descriptor: int, job: str, supervises: bool, locked: bool) -> Holder:
-    holder = Holder(
-        job=job,
-        host=socket.gethostname(),
-        process=os.getpid(),
-        started=_started(os.getpid()),
-        since=time.time(),
-        supervises=supervises,
-        locked=locked,
-        device=os.fstat(descriptor).st_dev,
-        boot=_boot(),
-        processes=_processes(),
-    )
-    content = json.dumps(dataclasses.asdict(holder), indent=1).encode()
-    # In place: to another reader the file is never away, and the next one needs no room.
-    size = max(_RECORD_BYTES, os.fstat(descriptor).st_size)
-    content = content.ljust(size - 1) + b"\n"
-    if os.pwrite(descriptor, content, 0) != len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.fsync(descriptor)
-    return holder
 
 
 def _refusal(holder: Holder, path: Path) -> UsageError:
@@ -388,128 +329,7 @@ def _write_error(folder: Path, error: OSError) -> LauncherError:
             f"--model_dir={folder} cannot be written to any more: {error.strerror}; make it writable and run the same "
             "command again"
         )
-    what = f"--model_dir={folder}: {FILE_NAME} cannot be written there: {error.strerror or error}"
+    what = f"--model_dir={folder}: {lease_file.FILE_NAME} cannot be written there: {error.strerror or error}"
     if failures.is_machine_failure(error):
         return PeerError(f"{what}. Make room there, or mend the file system, then run the same command again")
     return UsageError(f"{what}; choose another --model_dir")
-
-
-# ----------------------------------------------------------------------------------------------------------- the file
-
-
-def _seen_at(path: Path, beats: Holder | None) -> dict[str, Any] | str | None:
-    """Who holds the lease, `_GONE` where the file is, or None while it is written; a heartbeat where `beats` does."""
-    try:
-        found = _read_path(path)
-    except FileNotFoundError:
-        return _GONE
-    if found is not None and found == beats:
-        os.utime(path)
-    return None if found is None else dataclasses.asdict(found)
-
-
-def _remove(path: Path, made: tuple[Path, ...]) -> None:
-    path.unlink()
-    _remove_empty(made)
-
-
-def _read_path(path: Path) -> Holder | None:
-    with open(path, "rb") as file:
-        return _read(file.fileno())
-
-
-def _read(descriptor: int) -> Holder | None:
-    """Who the file says; None where it is empty or half written."""
-    try:
-        return Holder(**json.loads(os.pread(descriptor, 2 * _RECORD_BYTES, 0)))
-    except (ValueError, TypeError):
-        return None
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Whether the lock was free and is now held; None where the file system has none."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return None
-    _locked.add(descriptor)
-    return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _close(descriptor: int) -> None:
-    _locked.discard(descriptor)
-    with contextlib.suppress(OSError):
-        os.close(descriptor)
-
-
-# A child that is forked without another program would go on holding the lock when this process is killed.
-_locked: set[int] = set()
-
-
-def _close_all() -> None:
-    for descriptor in tuple(_locked):
-        _close(descriptor)
-
-
-os.register_at_fork(after_in_child=_close_all)
-
-
-def _missing(folder: Path) -> tuple[Path, ...]:
-    """The folders that have to be made, innermost first."""
-    return tuple(one for one in (folder, *folder.parents) if not one.exists())
-
-
-def _remove_empty(folders: tuple[Path, ...]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-# -------------------------------------------------------------------------------------------------------- this process
-
-
-def _clock() -> float:
-    """Seconds that go on while the machine is suspended."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def _started(process: int) -> str:
-    """When a process was started, in the kernel's words; "" when it has ended."""
-    if not os.path.isdir("/proc/self"):
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return ""
-        except PermissionError:
-            pass
-        return "running"
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
-
-
-def _processes() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.checkpoints import CheckpointStore
-from launcher.config import gin_bindings
+from launcher.config import gin_used
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.model_dir import check_model_dir
 from launcher.precision_report import html_report, json_report, terminal
@@ -83,7 +83,7 @@ def run(
     # A run in another policy left another policy's scale.
     scale = built.trainer.loss_scale if own == resolved.policy else float(resolved.loss_scale.initial().scale)
     found = examine(built, settings, scale, console.note)
-    gin_bindings.check_all_used()
+    gin_used.check_all_used()
     terminal.show(found, console, layers=settings.layers)
     described = {**lines, "weights": weights, "seed": str(resolved.seed)}
     _write(model_dir, JSON_NAME, f"{strict_json.dumps(json_report.as_json(found, described), indent=1)}\n")

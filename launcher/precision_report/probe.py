@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from launcher.data.pipeline import Batch
 from launcher.run import session
 from launcher.run.session import Session
 from launcher.step import gradients
 from launcher.step.layers import owners
-from launcher.step.train_step import Batch, ReplicaStep
+from launcher.step.train_step import ReplicaStep
 from launcher.watch import float32_copy, gradient_taps
 from launcher.watch.gradient_taps import GradientTaps, Output
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
 from launcher.preflight import case_report, comparison, slices, suggestions
 from launcher.preflight.case_report import CaseReport, Tried
-from launcher.preflight.compiler import Compiler, default_cache_dir, require_versions
+from launcher.preflight.compiler import Compiler, require_versions
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
-from launcher.preflight.slices import Slice
 from launcher.preflight.suggestions import Suggestion
 from launcher.reporting import strict_json
 from launcher.reporting.console import Console, make_console
@@ -30,7 +27,7 @@ FILE_NAME = "preflight.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the flags ask for.
+    """What is to be compiled, and for what.
 
     Attributes:
       gin_files, gin_params, seed, deterministic: the recipe.
@@ -61,49 +58,6 @@ class Request:
         wanted = [slices.find(name) for name in self.tpu_types]
         changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
         return [Case(where=where, changes=change) for where in wanted for change in changes]
-
-
-def request(options: Any) -> Request:
-    """The request of the parsed flags.
-
-    Raises:
-      UsageError: no slice is named, or a number is none.
-    """
-    names = [name.strip() for given in options.tpu_type for name in given.split(",") if name.strip()]
-    if not names:
-        raise UsageError("--mode=preflight: say what to compile for, such as --tpu_type=v5litepod-256")
-    if not options.preflight_timeout > 0:
-        raise UsageError(f"--preflight_timeout={options.preflight_timeout:g}: must be more than 0 seconds")
-    return Request(
-        gin_files=tuple(options.gin_file),
-        gin_params=tuple(options.gin_param),
-        seed=options.seed,
-        deterministic=options.deterministic,
-        tpu_types=tuple(dict.fromkeys(names)),
-        batch_sizes=tuple(dict.fromkeys(_batch_size(text) for text in options.preflight_batch_sizes)),
-        search=options.preflight_search,
-        model_dir=options.model_dir,
-        cache_dir=options.preflight_cache or default_cache_dir(os.environ),
-        timeout_seconds=options.preflight_timeout,
-    )
-
-
-def command_line(options: Any, where: Slice) -> str:
-    """The command that compiles the recipe of the parsed flags for a slice."""
-    given = [f"--gin_file={name}" for name in options.gin_file] + [f"--gin_param={one}" for one in options.gin_param]
-    given += [f"--{name}={value}" for name in ("data_dir", "seed") if (value := getattr(options, name)) is not None]
-    program = ["python", "-m", "launcher.main", "--mode=preflight", f"--tpu_type={where.accelerator_type}"]
-    return shlex.join([*program, *given])
-
-
-def _batch_size(text: str) -> int:
-    try:
-        size = int(text)
-    except ValueError:
-        size = 0
-    if size < 1:
-        raise UsageError(f"--preflight_batch_sizes: {text!r} is no whole number above 0; write such as 2048,4096")
-    return size
 
 
 def run(request: Request, *, dry_run: bool = False) -> int:

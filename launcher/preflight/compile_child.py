@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import sys
-import threading
 import time
 from pathlib import Path
 
-from launcher.errors import EXIT_DONE, EXIT_RETRY
+from launcher.errors import EXIT_DONE
+from launcher.machine import child_process
 
 REQUEST, PROGRAM, OUTCOME, DUMP = "request.json", "program.mlir", "outcome.json.gz", "dump"
 
 
 def main(argv: list[str]) -> int:
     """Compiles what the folder asks for and leaves the outcome there."""
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    child_process.follow_parent()
     folder = Path(argv[1])
     request = json.loads((folder / REQUEST).read_text("utf-8"))
     outcome = _compile(folder, request)
@@ -59,13 +58,6 @@ def _dumped(folder: Path, hlo: str) -> dict[str, str]:
         "buffer_assignment": text(".after_optimizations-buffer-assignment.txt"),
         "live_ranges": text(".after_optimizations-live-range.txt"),
     }
-
-
-def _follow_parent() -> None:
-    """Ends this process when the one that started it is gone: then standard input, which it never writes to, ends."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(EXIT_RETRY)
 
 
 if __name__ == "__main__":

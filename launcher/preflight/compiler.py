@@ -23,7 +23,7 @@ from typing import Any
 
 import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
-from launcher.machine import installation
+from launcher.machine import child_process, installation
 from launcher.preflight.compile_child import DUMP, OUTCOME, PROGRAM, REQUEST
 from launcher.preflight.slices import Slice
 
@@ -206,20 +206,8 @@ class Compiler:
         (folder / PROGRAM).write_text(stablehlo, "utf-8")
         (folder / REQUEST).write_text(json.dumps(request), "utf-8")
         log = folder / "log.txt"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*self._child, str(folder)],
-                # Never written to: when this process goes, even by SIGKILL, its end closes and the child follows.
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=_environment(folder),
-                start_new_session=True,
-            )
-        try:
+        with child_process.running([*self._child, str(folder)], log=log, environ=_environment(folder)) as process:
             self._wait(process, where)
-        finally:
-            _end(process)
         if process.returncode:
             raise _death(process.returncode, log, where)
 
@@ -259,9 +247,8 @@ def _death(code: int, log: Path, where: Slice) -> LauncherError:
             f"({_host_memory()}) is most likely too small for it. Run on a machine with more, end other programs, or "
             "try a smaller model"
         )
-    how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-    tail = "".join(f"\n  | {line}" for line in lines[-_TAIL_LINES:]) or ", without a word"
-    return CompilerDiedError(f"the TPU compiler ended with {how} while compiling for {where.accelerator_type}{tail}")
+    how, words = child_process.describe_end(code, lines, count=_TAIL_LINES)
+    return CompilerDiedError(f"the TPU compiler ended with {how} while compiling for {where.accelerator_type}{words}")
 
 
 def _host_memory() -> str:
@@ -269,16 +256,6 @@ def _host_memory() -> str:
         return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
     except (ValueError, OSError):
         return "of unknown size"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills it and what it started, if it still runs."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if process.stdin:
-        process.stdin.close()
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import keras
 
-from launcher.config import gin_bindings
+from launcher.config import gin_used
 from launcher.machine import strategy as strategy_lib
 from launcher.preflight import advice, hbm, hlo, op_source, roofline
 from launcher.preflight.compiler import Compilation, Compiler
@@ -164,7 +164,7 @@ class Examiner:
         resolved = self.resolve(case)
         self._on_phase(case, "lowering")
         program, model, lines = _lowered(resolved, case.where.num_replicas)
-        gin_bindings.check_all_used()
+        gin_used.check_all_used()
         self._on_phase(case, "compiling")
         compilation = self._compiler.compile(program.stablehlo, case.where)
         line_of = functools.partial(op_source.line_of, lines)
@@ -236,7 +236,7 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
         group_sizes=tuple(sorted(groups)),
-        rematerialize=gin_bindings.used_as("rematerialize", False),
+        rematerialize=gin_used.used_as("rematerialize", False),
         tokens_per_example=None if weight is None else float(weight),
         notes=() if task_notes is None else tuple(task_notes(model, "tpu")),
     )

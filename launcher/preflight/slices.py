@@ -1,7 +1,6 @@
 """TPU slices: as gcloud's `--accelerator-type` names them, and how the compiler names and lays out the same.
 
-The sizes are those that Google lists (https://cloud.google.com/tpu/docs, a page for each generation) and, for v4 and
-v5p, the shapes that its tools give them by default. v2 to v4 and v5p count cores, two a chip; v5litepod and v6e chips.
+Their shapes are in tpu_slices.txt. v2 to v4 and v5p count cores, two a chip; v5litepod and v6e chips.
 """
 
 from __future__ import annotations
@@ -9,28 +8,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from pathlib import Path
 
 from launcher.errors import UsageError, nearest
 from launcher.preflight.chips import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip
 
+_FILE = Path(__file__).with_name("tpu_slices.txt")
 _CHIPS_A_HOST = 4
 _SHOWN = 24
 
-_SHAPES: dict[str, str] = {
-    V2.family: "2x2 4x4 8x8 8x16 16x16",
-    V3.family: "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
-    V4.family: "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x4x12 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16",
-    V5E.family: "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16",
-    V5P.family: """2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x4x12 4x8x8 4x4x20 4x8x12 4x4x28 8x8x8 4x12x12 4x8x20 4x4x44
-        8x8x12 4x4x52 4x8x28 4x12x20 8x8x16 4x4x68 8x12x12 4x4x76 8x8x20 4x12x28 4x8x44 4x4x92 8x12x16 4x20x20 4x8x52
-        12x12x12 8x8x28 4x4x116 8x12x20 4x4x124 8x16x16 4x12x44 4x8x68 4x20x28 12x12x16 4x4x148 4x8x76 4x12x52 8x16x20
-        4x4x164 8x12x28 4x4x172 8x8x44 12x12x20 4x8x92 4x4x188 12x16x16 4x28x28 8x20x20 4x12x68 8x8x52 4x4x212 12x12x24
-        4x20x44 8x16x28 4x12x76 4x8x116 4x4x236 12x16x20 4x4x244 4x8x124 12x12x28 16x16x16 4x20x52 8x12x44 8x8x68
-        4x12x92 8x20x28 12x16x24 4x8x148 12x20x20 8x8x76 4x28x44 8x12x52 16x16x20 12x12x36 4x8x164 12x16x28 4x20x68
-        4x8x172 4x12x116 8x16x44 12x20x24 4x28x52 8x8x92 4x12x124 4x8x188 4x20x76 16x16x24 12x24x24 16x20x28""",
-    V6E.family: "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16",
-}
-_COUNTS_CORES = (V2.family, V3.family, V4.family, V5P.family)
 # The name that libtpu has for a family, where it is another one.
 _LIBTPU = {V5E.family: "v5e", V5P.family: "v5"}
 # An axis is closed to a ring when it is as long as the pod's; slices of v4 and v5p are cubes of 4x4x4 whose optical
@@ -110,10 +96,13 @@ class Slice:
 
 def _slices() -> dict[str, Slice]:
     found = {}
-    for family, shapes in _SHAPES.items():
-        for text in shapes.split():
+    for line in _FILE.read_text("utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        family, counts, _, *shapes = line.split()
+        for text in shapes:
             shape = tuple(int(length) for length in text.split("x"))
-            count = math.prod(shape) * (2 if family in _COUNTS_CORES else 1)
+            count = math.prod(shape) * (2 if counts == "cores" else 1)
             name = f"{family}-{count}"
             found[name] = Slice(accelerator_type=name, chip=CHIPS[family], shape=shape)
     return found

@@ -36,20 +36,16 @@ def make_console(
     *,
     total_steps: int,
     stream: TextIO | None = None,
-    quiet: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Console:
-    """Returns the console that fits the stream: live on a terminal, plain lines otherwise, notes only when quiet.
+    """Returns the console that fits the stream: live on a terminal, plain lines otherwise.
 
     Args:
         total_steps: The training's last step.
         stream: Where to write; standard output when None.
-        quiet: Show notes only.
         clock: A monotonic clock in seconds, for the time to go.
     """
     stream = sys.stdout if stream is None else stream
-    if quiet:
-        return QuietConsole(stream)
     if is_terminal(stream):
         return LiveConsole(stream, ProgressText(total_steps, clock))
     return PlainConsole(stream, ProgressText(total_steps, clock))
@@ -139,28 +135,6 @@ class PlainConsole:
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
         _print(self._stream, evaluation_text(event))
-
-    def note(self, text: str) -> None:
-        _print(self._stream, text)
-
-    def close(self) -> None:
-        pass
-
-
-class QuietConsole:
-    """Notes only."""
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-
-    def plan(self, lines: Mapping[str, str]) -> None:
-        pass
-
-    def train(self, event: Mapping[str, Any]) -> None:
-        pass
-
-    def evaluation(self, event: Mapping[str, Any]) -> None:
-        pass
 
     def note(self, text: str) -> None:
         _print(self._stream, text)

@@ -27,7 +27,6 @@ class Reporter:
         model_dir: The run's directory.
         total_steps: The training's last step.
         is_chief: Whether this process reports. Elsewhere every method returns at once.
-        quiet: Show only notes on the console.
         stream: The console's stream; standard output when None.
     """
 
@@ -37,7 +36,6 @@ class Reporter:
         model_dir: str,
         total_steps: int,
         is_chief: bool,
-        quiet: bool = False,
         stream: TextIO | None = None,
     ):
         self._model_dir = model_dir
@@ -46,7 +44,7 @@ class Reporter:
         self._events_wait = False
         if not is_chief:
             return
-        self._console = make_console(total_steps=total_steps, stream=stream, quiet=quiet)
+        self._console = make_console(total_steps=total_steps, stream=stream)
         self._metrics = MetricsFile(model_dir)
         self._tensorboard = TensorBoard(str(Path(model_dir, "tensorboard")))
 

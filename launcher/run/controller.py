@@ -3,100 +3,69 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from launcher.checkpoints import Best, Saver
-from launcher.data.pipeline import Data
-from launcher.errors import Preempted, TrainingError, UsageError, advice
+from launcher.errors import Preempted, UsageError, advice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
-from launcher.run.evaluator import Evaluator
-from launcher.run.recipe import LOW_IS_BEST, Recipe
-from launcher.step import overflow
-from launcher.step.trainer import StepRecords, Trainer
-from launcher.supervised import drill
-from launcher.supervised.progress import Progress
-from launcher.watch.precision_watch import Watch
-
-Event = dict[str, Any]
-
-_MOST_LOOKS = 3  # at the batches of skipped steps
-_MADE_BY_THE_MODEL = (
-    "its batch holds no such number, so the model or loss() made it: by an overflow, by a logarithm or root of 0 or, "
-    "on a GPU and with train.jit_compile, from a label that the model has no output for"
-)
-
-
-@dataclasses.dataclass
-class Outcome:
-    """What a run has to show so far: its last log events."""
-
-    train: Event = dataclasses.field(default_factory=dict)
-    evaluation: Event = dataclasses.field(default_factory=dict)
+from launcher.run.actions import Action, Event
+from launcher.run.recipe import LOW_IS_BEST
+from launcher.run.session import Session
+from launcher.run.skipped_steps import SkippedSteps
+from launcher.step.diagnosis import Diagnosis
+from launcher.step.trainer import StepRecords
 
 
 class Controller:
     """Trains to the last step, or evaluates once.
 
     Args:
-      trainer, evaluator: the inner loops.
-      data: the task's data.
+      session: the inner loops, the data and the plan with its cadence.
       saver: where checkpoints go.
       reporter: where events go.
       stopwatch: splits the wall time into phases.
-      recipe: the cadence.
-      total_steps: length of the run.
       evaluate: whether to evaluate while training and at the end.
-      progress: tells a supervisor, if there is one, how far this worker is.
-      watch: samples gradients while training, or None.
+      actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between steps.
-      after_first_step: called once, when everything has been traced and used.
     """
 
     def __init__(
         self,
+        session: Session,
         *,
-        trainer: Trainer,
-        evaluator: Evaluator,
-        data: Data,
         saver: Saver,
         reporter: Reporter,
         stopwatch: Stopwatch,
-        recipe: Recipe,
-        total_steps: int,
         evaluate: bool = True,
-        progress: Progress,
-        watch: Watch | None = None,
+        actions: Sequence[Action] = (),
         stop_requested: Callable[[], bool] = lambda: False,
-        after_first_step: Callable[[], None] = lambda: None,
     ):
-        self._trainer = trainer
-        self._evaluator = evaluator
-        self._data = data
+        plan = session.plan
+        self._trainer = session.trainer
+        self._evaluator = session.evaluator
+        self._data = plan.data
+        self._recipe = plan.recipe
+        self._total_steps = plan.total_steps
         self._saver = saver
         self._reporter = reporter
         self._stopwatch = stopwatch
-        self._recipe = recipe
-        self._total_steps = total_steps
-        self._evaluates = evaluate and bool(data.num_eval_examples)
-        self._progress = progress
-        self._watch = watch
+        self._evaluates = evaluate and bool(plan.data.num_eval_examples)
+        self._actions = tuple(actions)
         self._stop_requested = stop_requested
-        self._after_first_step = after_first_step
+        self._diagnosis = Diagnosis(session.trainer, plan.data)
+        self._skipped = SkippedSteps(
+            session.trainer, self._diagnosis, most_at_floor=plan.recipe.max_skips_at_floor, note=reporter.note
+        )
         self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
         self._pending_since = 0.0
         self._saved_at = time.monotonic()
-        self._sampled = False
-        self._looks_left = _MOST_LOOKS
-        self._bad_data: str | None = None
-        self.outcome = Outcome()
+        self._has_evaluated = False
 
     def prepare(self) -> None:
         """Opens the data at the trainer's step and builds the training graph; nothing is trained or written.
@@ -104,8 +73,7 @@ class Controller:
         Raises:
           UsageError: the task's loss() or the recipe's best_metric is wrong.
         """
-        self._progress.report(phase="compile", step=self._trainer.step)
-        with self._stopwatch.phase("compile"):
+        with self._phase("compile"):
             self._batches = self._trainer.batches(self._data)
             names = {"loss", *self._trainer.trace(self._batches), *self._evaluator.extra_metrics}
         if self._recipe.best_metric not in names:
@@ -137,22 +105,23 @@ class Controller:
                 self.evaluate()
             return
         self._take(1, phase="compile")
-        self._trainer.check_weight(self._data, float(self._pending[-1].weight[-1]))
-        self._after_first_step()
+        self._diagnosis.check_weight(float(self._pending[-1].weight[-1]))
+        for action in self._actions:
+            action.after_first_step()
         self._act(step + 1)
         while (step := trainer.step) < total:
             if trainer.any_worker(self._stop_requested()):
                 self._save(step, {})
-                self._finish_saving(step)
+                self._finish_saving()
                 raise Preempted(f"asked to stop: step {step} of {total} is saved; the same command goes on from there")
             self._take(self._steps_until_next_event(step), phase="train")
             self._act(trainer.step)
-        self._finish_saving(total)
+        self._finish_saving()
 
     def evaluate(self, last: bool = True) -> Event:
         """Evaluates the current weights and reports them; `last` as in `Evaluator.evaluate`."""
         # The first evaluation is traced and compiled, which takes as long as it takes.
-        self._progress.report(phase="evaluate" if self.outcome.evaluation else "compile", step=self._trainer.step)
+        self._begin("evaluate" if self._has_evaluated else "compile")
         averaged = (
             self._trainer.ema.in_place_of_weights(self._trainer.strategy)
             if self._recipe.evaluate_ema
@@ -163,19 +132,32 @@ class Controller:
         self._reporter.evaluation(event)
         for note in self._evaluator.notes if last else ():
             self._reporter.note(note)
-        self.outcome.evaluation = event
+        self._has_evaluated = True
+        for action in self._actions:
+            action.on_evaluation(event)
         return event
+
+    def _begin(self, phase: str) -> None:
+        step = self._trainer.step
+        for action in self._actions:
+            action.begins(phase, step)
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        self._begin(name)
+        with self._stopwatch.phase(name):
+            yield
 
     def _take(self, num_steps: int, *, phase: str) -> None:
         if not self._pending:
             self._pending_since = time.monotonic()
-        self._progress.report(phase=phase, step=self._trainer.step)
-        drill.between_steps()
-        with self._stopwatch.phase(phase):
+        with self._phase(phase):
+            for action in self._actions:
+                action.before_steps()
             records = self._trainer.train(self._batches, num_steps)
         self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
         self._pending.append(records)
-        self._note_skips(records)
+        self._skipped.note(records)
 
     def _steps_until_next_event(self, step: int) -> int:
         recipe = self._recipe
@@ -184,29 +166,20 @@ class Controller:
             cadences.append(recipe.evaluate_every)
         if recipe.checkpoint_every:
             cadences.append(recipe.checkpoint_every)
-        until_event = min(every - step % every for every in cadences)
-        if self._watch is not None:
-            until_event = min(until_event, self._watch.steps_until_due(step))
-        return min(until_event, recipe.steps_per_loop, self._total_steps - step)
+        until_event = [every - step % every for every in cadences]
+        until_event += [due for action in self._actions if (due := action.steps_until_due(step)) is not None]
+        return min(*until_event, recipe.steps_per_loop, self._total_steps - step)
 
     def _act(self, step: int) -> None:
         """Does what is due after `step` steps."""
         recipe, last = self._recipe, step >= self._total_steps
         self._saver.check()
-        stuck = self._trainer.skips_at_floor >= recipe.max_skips_at_floor
+        stuck = self._skipped.are_too_many
         if last or stuck or _due(step, recipe.log_every):
             self._log(step)
         if stuck:
-            raise TrainingError(
-                f"gradients were not finite for {self._trainer.skips_at_floor} consecutive steps (to step {step}) at "
-                f"loss scale {self._trainer.loss_scale:g}, which cannot fall further: first in "
-                f"{self._trainer.name_non_finite(self._data)}. "
-                + (f"{self._bad_data}. " if self._bad_data else "")
-                + "The weights are those of the last finite step. Lower the learning rate, check the data for "
-                "non-finite values, or train in float32"
-            )
-        if self._watch is not None and self._watch.is_due(step):
-            self._sample(self._watch, step)
+            raise self._skipped.error(step)
+        self._tell_after_steps(step)
         if self._evaluates and (last or _due(step, recipe.evaluate_every)):
             event = self.evaluate(last)
             if best := self._new_best(event):
@@ -217,14 +190,10 @@ class Controller:
         if last or by_clock or _due(step, recipe.checkpoint_every):
             self._save(step, {})
 
-    def _sample(self, watch: Watch, step: int) -> None:
-        # The first sample is traced and compiled, which takes as long as it takes.
-        self._progress.report(phase="compile" if not self._sampled else "train", step=step)
+    def _tell_after_steps(self, step: int) -> None:
         started = time.monotonic()
-        with self._stopwatch.phase("train" if self._sampled else "compile"):
-            sample = watch.sample()
-        self._sampled = True
-        self._reporter.precision({"step": step, **sample.event}, sample.exponents)
+        for action in self._actions:
+            action.after_steps(step, self._phase)
         if self._pending:
             # What a log event calls its speed is that of the steps.
             self._pending_since += time.monotonic() - started
@@ -241,15 +210,13 @@ class Controller:
         return found if better else None
 
     def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
-        self._progress.report(phase="checkpoint", step=step)
-        with self._stopwatch.phase("checkpoint"):
+        with self._phase("checkpoint"):
             self._reporter.flush()
             self._saver.save(step, self._trainer.snapshot, metrics=metrics, best=best)
         self._saved_at = time.monotonic()
 
-    def _finish_saving(self, step: int) -> None:
-        self._progress.report(phase="checkpoint", step=step)
-        with self._stopwatch.phase("checkpoint"):
+    def _finish_saving(self) -> None:
+        with self._phase("checkpoint"):
             self._saver.finish()
 
     def _log(self, step: int) -> None:
@@ -266,38 +233,8 @@ class Controller:
         )
         self._pending.clear()
         self._reporter.train(event)
-        self.outcome.train = event
-
-    def _note_skips(self, records: StepRecords) -> None:
-        paths = [variable.path for variable in self._trainer.model.trainable_variables]
-        for offset in np.flatnonzero(records.finite == 0):
-            step, before = records.first_step + int(offset), records.loss_scale[offset]
-            last = offset + 1 == len(records.finite)
-            after = self._trainer.loss_scale if last else records.loss_scale[offset + 1]
-            if records.weight[offset] == 0:
-                self._reporter.note(
-                    f"step {step} skipped: all weights of its batch are 0, so there is nothing to learn from; the loss "
-                    "scale stays as it is"
-                )
-                continue
-            moved = [f"loss scale {before:g} -> {after:g}"] if before != after else []
-            if math.isfinite(records.loss[offset]):
-                what = "gradients were not finite"
-                # Where the scale falls, gradients overflow now and then on good data.
-                why = [] if moved else self._look_for_cause(step)
-                why.append(f"not finite: {overflow.describe(paths, records.non_finite[offset])}")
-            else:
-                what, why = "the loss was not finite", self._look_for_cause(step, otherwise=_MADE_BY_THE_MODEL)
-            self._reporter.note("; ".join([f"step {step} skipped: {what}", *moved, *why]))
-
-    def _look_for_cause(self, step: int, otherwise: str = "") -> list[str]:
-        """What is not finite in the batch of a step; only a few times a run, as that batch has to be made once more."""
-        if not self._looks_left:
-            return []
-        self._looks_left -= 1
-        found = self._trainer.non_finite_in_batch(self._data, step)
-        self._bad_data = self._bad_data or found
-        return [why] if (why := found or otherwise) else []
+        for action in self._actions:
+            action.on_log(event)
 
 
 def summarise(parts: list[StepRecords]) -> Event:

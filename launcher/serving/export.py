@@ -1,4 +1,4 @@
-"""`--mode=export`: a SavedModel that answers text with text, or images with classes, without this package."""
+"""Export of a SavedModel that answers text with text, or images with classes, without this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
-from launcher.serving.weights import trained
+from launcher.serving import trained
 from launcher.tasks.base import Serves
 
 

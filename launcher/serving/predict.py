@@ -1,4 +1,4 @@
-"""`--mode=predict`: lines in, as many lines out, in their order."""
+"""Prediction by a trained model: lines in, as many lines out, in their order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.serving.weights import trained
+from launcher.serving import trained
 from launcher.tasks.base import ReadsLines
 
 

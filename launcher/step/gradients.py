@@ -67,6 +67,12 @@ def plan_buckets(sizes: Sequence[int], dtypes: Sequence[tf.DType], bucket_bytes:
 
 
 @as_written
+def to_wire(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+    """Gradients in the dtype that they are reduced in; on one replica too, so that the topology changes no result."""
+    return [tf.cast(gradient, dtype) for gradient in gradients]
+
+
+@as_written
 def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[tf.Tensor]:
     """Sums each tensor over all replicas, one collective a bucket.
 

@@ -10,27 +10,21 @@ conditional; whatever depends on the judgement is local.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
-from launcher.errors import UsageError
-from launcher.machine.as_written import as_written
+from launcher.data.pipeline import Batch
 from launcher.optimizers import Optimizer
 from launcher.step import gradients, overflow
 from launcher.step.clipping import Clipping
+from launcher.step.local_pass import LocalPass, LocalSums, Watch, num_replicas
 from launcher.step.moving_average import MovingAverage
-from launcher.step.moving_statistics import is_moving, seed_states
 from launcher.step.precision import LossScale, ScaleState
 from launcher.step.regularization import Penalty
-from launcher.tasks.base import Task, loss_sums
-
-Batch = dict[str, tf.Tensor]
-
-Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
-"""Called under the tape of every microbatch, before its loss: tensors to differentiate the loss by, besides weights."""
+from launcher.tasks.base import Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,11 +101,6 @@ class ReplicaStep:
     Args:
       statistics: variables that the model's forward pass assigns, see `launcher.step.moving_statistics`.
       watch: what else the loss is differentiated by; see `first_microbatch`.
-
-    Attributes:
-      metric_names: of the task, once the step is traced.
-      unused: positions of the trained variables that the loss does not depend on, once the step is traced. They are not
-        reduced and not updated, so that neither momentum nor weight decay moves them.
     """
 
     def __init__(
@@ -127,37 +116,46 @@ class ReplicaStep:
         statistics: Sequence[keras.Variable],
         watch: Watch | None = None,
     ):
-        self._task = task
-        self._watch = watch
-        self._model = model
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._counters = counters
         self._ema = ema
         self._config = config
         self._weights = list(model.trainable_variables)
-        self._moving = [variable for variable in statistics if is_moving(variable)]
-        self._counts = [variable for variable in statistics if not is_moving(variable)]
-        self._seeds = seed_states(model)
-        self.metric_names: tuple[str, ...] = ()
-        self.unused: frozenset[int] = frozenset()
-        self._forward_backward: Any = self._differentiate  # or a tf.function of it
-        if config.jit_compile:
-            self._forward_backward = tf.function(self._differentiate, jit_compile=True)
-        elif config.microbatches > 1:
-            self._forward_backward = tf.function(self._differentiate)
+        self._pass = LocalPass(task=task, model=model, config=config, statistics=statistics, watch=watch)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Of the task, once the step is traced."""
+        return self._pass.metric_names
+
+    @property
+    def unused(self) -> frozenset[int]:
+        """Positions of the trained variables that the loss does not depend on, once the step is traced.
+
+        They are not reduced and not updated, so that neither momentum nor weight decay moves them.
+        """
+        return self._pass.unused
+
+    @property
+    def report_names(self) -> tuple[str, ...]:
+        """Of the scalars of a `StepReport`, in the order of `tf.nest.flatten`, once the step is traced."""
+        flags = range(overflow.num_scalars(len(self._weights)))
+        parts = {"metrics": self.metric_names, "non_finite": [str(number) for number in flags]}
+        return tuple(
+            name
+            for field in StepReport._fields
+            for name in ([f"{field}/{part}" for part in parts[field]] if field in parts else [field])
+        )
 
     def __call__(self, batch: Batch) -> StepReport:
         config, counters = self._config, self._counters
         scale = tf.convert_to_tensor(counters.scale.scale)
         step = tf.convert_to_tensor(counters.step)
-        moving_before = [tf.convert_to_tensor(variable.value) for variable in self._moving]
-
-        counts_before = [tf.convert_to_tensor(variable.value) for variable in self._counts]
-        local = self._accumulate(batch, scale, step, moving_before)
+        local = self._pass(batch, scale, step)
 
         used = [index for index in range(len(self._weights)) if index not in self.unused]
-        wire = [tf.cast(local.gradients[index], config.wire_dtype) for index in used]
+        wire = gradients.to_wire([local.gradients[index] for index in used], config.wire_dtype)
         sums = [local.loss, local.weight, *local.metrics]
         reduced = gradients.reduce_sum([*wire, *local.moving, *sums], bucket_bytes=config.bucket_bytes)
         reduced_wire, rest = reduced[: len(wire)], reduced[len(wire) :]
@@ -171,8 +169,7 @@ class ReplicaStep:
             true_weight=weight,
         )
         learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
-        parts = _num_replicas() * config.microbatches
-        moving_after = [old + delta / parts for old, delta in zip(moving_before, moving_deltas, strict=True)]
+        parts = num_replicas() * config.microbatches
 
         def apply() -> tf.Tensor:
             weights = [tf.cast(self._weights[index].value, tf.float32) for index in used]
@@ -180,7 +177,9 @@ class ReplicaStep:
             of_used = dict(zip(used, clipped, strict=True))
             of_all = [of_used.get(index) for index in range(len(self._weights))]
             self._optimizer.apply(of_all, tf.cast(step, tf.float32))
-            for variable, old, new in zip(self._moving, moving_before, moving_after, strict=True):
+            for variable, delta in zip(self._pass.moving, moving_deltas, strict=True):
+                old = tf.convert_to_tensor(variable.value)
+                new = old + delta / parts
                 # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever.
                 variable.value.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, old))
             self._ema.update(step - tf.convert_to_tensor(self._counters.skipped))
@@ -192,10 +191,11 @@ class ReplicaStep:
 
         # Looked at only where nothing is applied, so that a finite step pays nothing for it.
         non_finite = tf.cond(judged.applied, apply, name)
-        for variable, before in zip(self._counts, counts_before, strict=True):
+        for variable, gained in zip(self._pass.counts, local.counts, strict=True):
             # Counted once a microbatch so far; a step counts once, a skipped one not at all.
-            counted = (tf.convert_to_tensor(variable.value) - before) // config.microbatches
-            variable.value.assign(before + tf.where(judged.applied, counted, tf.zeros_like(counted)))
+            counted = gained // config.microbatches
+            old = tf.convert_to_tensor(variable.value)
+            variable.value.assign(old + tf.where(judged.applied, counted, tf.zeros_like(counted)))
         self._advance(judged)
         return StepReport(
             loss=loss,
@@ -217,14 +217,7 @@ class ReplicaStep:
           batch: this replica's part of that step.
           scale: float32 scalar, the loss scale.
         """
-        moving = [tf.convert_to_tensor(variable.value) for variable in self._moving]
-        counts_before = [tf.convert_to_tensor(variable.value) for variable in self._counts]
-        count = self._config.microbatches
-        part = {name: tensor[: tensor.shape[0] // count] for name, tensor in batch.items()}
-        local = self._microbatch(part, scale, tf.convert_to_tensor(self._counters.step), 0, moving)
-        for variable, before in zip(self._counts, counts_before, strict=True):
-            variable.value.assign(before)
-        return local
+        return self._pass.first(batch, scale, tf.convert_to_tensor(self._counters.step))
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """Which gradients of the step that this batch belongs to are not finite, and on which replica.
@@ -238,15 +231,11 @@ class ReplicaStep:
           float32 [replicas + 1, trained variables]: 1 where a replica's own gradient is not finite; the last row tells
           of the sums over replicas, which can overflow on the wire where no part does.
         """
-        scale, step = tf.convert_to_tensor(self._counters.scale.scale), tf.convert_to_tensor(self._counters.step)
-        moving = [tf.convert_to_tensor(variable.value) for variable in self._moving]
-        counts_before = [tf.convert_to_tensor(variable.value) for variable in self._counts]
-        local = self._accumulate(batch, scale, step, moving)
-        for variable, before in zip(self._counts, counts_before, strict=True):
-            variable.value.assign(before)
-        sent = [tf.cast(gradient, self._config.wire_dtype) for gradient in local.gradients]
+        counters = self._counters
+        scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
+        sent = gradients.to_wire(self._pass(batch, scale, step).gradients, self._config.wire_dtype)
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        mine = tf.one_hot(replica, _num_replicas())[:, None] * overflow.flags(sent)[None, :]
+        mine = tf.one_hot(replica, num_replicas())[:, None] * overflow.flags(sent)[None, :]
         (rows,) = gradients.reduce_sum([mine])
         summed = gradients.reduce_sum(sent, bucket_bytes=self._config.bucket_bytes)
         return tf.concat([rows, overflow.flags(summed)[None, :]], axis=0)
@@ -260,136 +249,3 @@ class ReplicaStep:
             variable.assign(old if new is old else tf.where(judged.empty, old, new))
         counters.step.assign_add(1)
         counters.skipped.assign_add(tf.where(judged.applied, tf.constant(0, tf.int64), tf.constant(1, tf.int64)))
-
-    def _accumulate(
-        self, batch: Batch, scale: tf.Tensor, step: tf.Tensor, moving_before: Sequence[tf.Tensor]
-    ) -> LocalSums:
-        """Adds up the microbatches of this replica in float32."""
-        count = self._config.microbatches
-        if count == 1:
-            return self._microbatch(batch, scale, step, 0, moving_before)
-        parts = {
-            name: tf.reshape(tensor, [count, tensor.shape[0] // count, *tensor.shape[1:]])
-            for name, tensor in batch.items()
-        }
-
-        def part(index: tf.Tensor | int) -> Batch:
-            return {name: tensor[index] for name, tensor in parts.items()}
-
-        # From zeros, not from the first microbatch: outside the loop, it would be held beside those inside, and two
-        # microbatches would need the memory of one.
-        zeros = self._zero_sums(part(0), scale)
-
-        def body(index: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            more = tf.nest.flatten(self._microbatch(part(index), scale, step, index, moving_before))
-            return (index + 1, *(total + value for total, value in zip(totals, more, strict=True)))
-
-        start = (tf.constant(0), *tf.nest.flatten(zeros))
-        _, *flat = tf.while_loop(lambda index, *_: index < count, body, start, parallel_iterations=1)
-        return tf.nest.pack_sequence_as(zeros, flat)
-
-    def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
-        """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
-        outputs = self._forward_backward.get_concrete_function(batch, scale).structured_outputs
-        found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
-        moving = [tf.zeros(variable.shape, tf.convert_to_tensor(variable.value).dtype) for variable in self._moving]
-        grads, watched, loss, weight, metrics = found
-        return LocalSums(grads, moving, loss, weight, metrics, watched)
-
-    def _microbatch(
-        self,
-        batch: Batch,
-        scale: tf.Tensor,
-        step: tf.Tensor,
-        index: tf.Tensor | int,
-        moving_before: Sequence[tf.Tensor],
-    ) -> LocalSums:
-        """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
-        self._set_seeds(step, index)
-        grads, watched, loss, weight, metrics = self._forward_backward(batch, scale)
-        # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
-        # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
-        deltas = []
-        for variable, before in zip(self._moving, moving_before, strict=True):
-            deltas.append(tf.convert_to_tensor(variable.value) - before)
-            variable.value.assign(before)
-        return LocalSums(grads, deltas, loss, weight, metrics, watched)
-
-    def _differentiate(
-        self, batch: Batch, scale: tf.Tensor
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
-        variables = [variable.value for variable in self._weights]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            for variable in variables:
-                tape.watch(variable)
-            sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
-            loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
-            if self._model.losses:
-                # Weighted like the examples beside it, a regulariser counts once in the global mean.
-                loss += weight * tf.add_n([tf.cast(extra, tf.float32) for extra in self._model.losses])
-            if self._config.penalty is not None:
-                loss += weight * self._config.penalty(self._model)
-            scaled = loss / self._config.nominal_weight * scale
-        found, watched = tape.gradient(scaled, (variables, sources))
-        self.metric_names = tuple(sorted(metrics))
-        self.unused = frozenset(index for index, gradient in enumerate(found) if gradient is None)
-        if len(self.unused) == len(variables):
-            raise UsageError(
-                "the loss depends on no trained variable: does the task's loss() call the model that it is given, and "
-                "return a loss computed from its outputs?"
-            )
-        return (
-            [
-                tf.zeros(variable.shape) if gradient is None else gradients.dense(gradient)
-                for gradient, variable in zip(found, variables, strict=True)
-            ],
-            [
-                tf.zeros_like(source) if gradient is None else tf.convert_to_tensor(gradient)
-                for gradient, source in zip(watched, sources, strict=True)
-            ],
-            loss,
-            weight,
-            tuple(metrics[name] for name in self.metric_names),
-        )
-
-    @as_written
-    def _set_seeds(self, step: tf.Tensor, microbatch: tf.Tensor | int) -> None:
-        """Gives every seed generator a state of (seed, step, first example of this part of the global batch)."""
-        if not self._seeds:
-            return
-        config = self._config
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        per_replica = config.global_batch_size // _num_replicas()
-        # The offset, not the replica, so that 2 replicas of 2 microbatches draw what 4 replicas draw.
-        offset = replica * per_replica + microbatch * (per_replica // config.microbatches)
-        pair = tf.stack([tf.constant(config.seed & 0x7FFFFFFF, tf.int32), tf.constant(0, tf.int32)])
-        pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(step, tf.int32))
-        pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(offset, tf.int32))
-        states = tf.random.stateless_uniform(
-            [len(self._seeds), 2], seed=pair, minval=0, maxval=2**31 - 1, dtype=tf.int32
-        )
-        for index, variable in enumerate(self._seeds):
-            variable.value.assign(tf.cast(states[index], variable.value.dtype))
-
-
-class LocalSums(NamedTuple):
-    """One replica's float32 sums over its microbatches.
-
-    Attributes:
-      gradients: of the scaled loss, by each trained variable.
-      moving: what the moving statistics gained.
-      loss, weight, metrics: as the task gives them, regularisation included.
-      watched: gradients by what `ReplicaStep` was told to watch.
-    """
-
-    gradients: list[tf.Tensor]
-    moving: list[tf.Tensor]
-    loss: tf.Tensor
-    weight: tf.Tensor
-    metrics: tuple[tf.Tensor, ...]
-    watched: list[tf.Tensor]
-
-
-@as_written
-def _num_replicas() -> int:
-    return tf.distribute.get_replica_context().num_replicas_in_sync

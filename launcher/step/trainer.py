@@ -10,14 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
-from launcher.data.pipeline import WEIGHT, Data
+from launcher.data.pipeline import Data
 from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
-from launcher.step import gradients, initial_values, moving_statistics, overflow, precision
+from launcher.step import initial_values, moving_statistics, overflow, precision
+from launcher.step.local_pass import Watch
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
-from launcher.step.train_step import Batch, Counters, ReplicaStep, StepConfig, Watch
-from launcher.tasks.base import Task, loss_sums, mean_weight
+from launcher.step.train_step import Counters, ReplicaStep, StepConfig
+from launcher.tasks.base import Task
 
 # Prefixes of names in a checkpoint.
 _MODEL, _SCALE = "model/", "loss_scale/"
@@ -82,7 +83,6 @@ class Trainer:
         self.config = config
         # Step and loss scale after the last call of `train`, for when the devices are gone.
         self.last_seen: tuple[int, float] | None = None
-        self._float_keys: tuple[str, ...] = ()
         self.statistics = moving_statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
         # What a checkpoint says of the loss scale's state, which is another one's where any of this differs.
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
@@ -93,21 +93,18 @@ class Trainer:
             moving = filter(moving_statistics.is_moving, self.statistics)
             self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay)
             self.ema.build()
-        self._task, self._loss_scale = task, loss_scale
+        self.task, self._loss_scale = task, loss_scale
         self.replica_step = self.step_of(model)
         self._run_steps = tf.function(self._run_steps_in_graph)
         # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
         self._sum = tf.function(self._sum_in_graph)
-        self._non_finite = tf.function(self._non_finite_in_graph)
-        self._non_finite_rows = tf.function(self._non_finite_rows_in_graph)
-        self._weights = tf.function(self._weights_in_graph)
 
     def step_of(self, model: keras.Model, watch: Watch | None = None) -> ReplicaStep:
         """This run's step on a model of the same task; see `ReplicaStep`. Only the run's own model can be trained."""
         assigned = {id(variable) for variable in self.statistics}
         pairs = zip(self.model.weights, model.weights, strict=True)
         return ReplicaStep(
-            task=self._task,
+            task=self.task,
             model=model,
             optimizer=self.optimizer,
             loss_scale=self._loss_scale,
@@ -184,116 +181,28 @@ class Trainer:
         """
         first_step = self.step + 1
         table, waits = self._run_steps(batches, tf.constant(num_steps, tf.int32))
-        columns = table.numpy().astype(np.float64).T
-        names = self.replica_step.metric_names
-        metrics = dict(zip(names, columns[2 : 2 + len(names)], strict=True))
-        norm, finite, scale, learning_rate, *packed = columns[2 + len(names) :]
-        self.last_seen = first_step + num_steps - 1, float(scale[-1])
+        columns = dict(zip(self.replica_step.report_names, table.numpy().astype(np.float64).T, strict=True))
+
+        def within(field: str) -> dict[str, np.ndarray]:
+            return {name.partition("/")[2]: part for name, part in columns.items() if name.startswith(f"{field}/")}
+
+        self.last_seen = first_step + num_steps - 1, float(columns["loss_scale"][-1])
+        packed = np.stack([*within("non_finite").values()], axis=1)
         return StepRecords(
             first_step=first_step,
-            loss=columns[0],
-            weight=columns[1],
-            metrics=metrics,
-            gradient_norm=norm,
-            finite=finite,
-            loss_scale=scale,
-            learning_rate=learning_rate,
-            non_finite=overflow.unpack(np.stack(packed, axis=1), len(self.model.trainable_variables)),
+            loss=columns["loss"],
+            weight=columns["weight"],
+            metrics=within("metrics"),
+            gradient_norm=columns["gradient_norm"],
+            finite=columns["finite"],
+            loss_scale=columns["loss_scale"],
+            learning_rate=columns["learning_rate"],
+            non_finite=overflow.unpack(packed, len(self.model.trainable_variables)),
             input_wait_seconds=waits.numpy(),
         )
 
-    def name_non_finite(self, data: Data) -> str:
-        """Says which layers' gradients are not finite on the batch of the last step, and on which replica.
-
-        That step must have been skipped, so that the weights are still those it saw. All workers call this together.
-        """
-        counters = self.counters
-        batch = self._batch_of(data, self.step)
-        counters.step.assign_sub(1)
-        table = self._non_finite(batch)
-        counters.step.assign_add(1)
-        rows = self.strategy.experimental_local_results(table)[0].numpy()
-        names = [variable.path for variable in self.model.trainable_variables]
-        for replica, row in enumerate(rows):
-            found = [name for name, bad in zip(names, row, strict=True) if bad]
-            if found:
-                where = f"on replica {replica}" if replica + 1 < len(rows) else "only in their sum over the replicas"
-                more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-                return f"{', '.join(found[:3])}{more}, {where}"
-        return "no layer when computed again"
-
-    def check_weight(self, data: Data, weight: float) -> None:
-        """Refuses a task whose loss() returns a mean for the weight, which does not grow with the batch.
-
-        A weight near the number of examples or above it, such as one of tokens, is a sum. Below it, loss() is asked
-        again for each half of the batch: sums of weights add up to that of the batch, means to twice as much. All
-        workers call this together.
-
-        Args:
-          data: the task's data.
-          weight: of the step that was taken last.
-
-        Raises:
-          UsageError: it is a mean.
-        """
-        examples = self.config.global_batch_size
-        if not 0 < weight < 0.75 * examples:
-            return
-        sums = self.strategy.experimental_local_results(self._weights(self._batch_of(data, self.step)))[0].numpy()
-        if sums[1] > 1.5 * sums[0]:
-            raise mean_weight(self._task, weight, examples)
-
-    def non_finite_in_batch(self, data: Data, step: int) -> str | None:
-        """Says where the batch of a step holds numbers that are not finite; None if it holds none.
-
-        All workers call this together.
-        """
-        table = self._non_finite_rows(self._batch_of(data, step))
-        flags = self.strategy.experimental_local_results(table)[0].numpy()
-        found = np.argwhere(flags)  # of key and row of the global batch
-        if not len(found):
-            return None
-        key, row = self._float_keys[found[0][0]], int(found[0][1])
-        position = (step - 1) * self.config.global_batch_size + row
-        if not hasattr(data, "example_at"):
-            return f"{key!r} in row {row} of its batch is not finite"
-        example = data.example_at(position, self.config.seed)
-        return f"{key!r} of training example {example} is not finite (row {row} of its batch; both count from 0)"
-
-    def _batch_of(self, data: Data, step: int) -> Any:
-        """The global batch of a step, counted from 1, made once more."""
-        return next(self.batches(data, start_step=step - 1))
-
     def _sum_in_graph(self, value: tf.Tensor) -> Any:
         return self.strategy.run(_sum_over_replicas, args=(value,))
-
-    def _non_finite_in_graph(self, batch: Any) -> Any:
-        return self.strategy.run(self.replica_step.non_finite, args=(batch,))
-
-    def _non_finite_rows_in_graph(self, batch: Any) -> Any:
-        return self.strategy.run(self._flag_rows, args=(batch,))
-
-    def _flag_rows(self, batch: Batch) -> tf.Tensor:
-        """float32 [keys with floating-point values, rows of the global batch]: 1 where a value is not finite."""
-        self._float_keys = tuple(sorted(key for key, value in batch.items() if value.dtype.is_floating))
-        flat = [tf.reshape(batch[key], [batch[key].shape[0], -1]) for key in self._float_keys]
-        flags = tf.stack([tf.reduce_any(~tf.math.is_finite(value), axis=1) for value in flat])
-        context = tf.distribute.get_replica_context()
-        mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
-        (rows,) = gradients.reduce_sum([mine[None, :, None] * tf.cast(flags, tf.float32)[:, None, :]])
-        return tf.reshape(rows, [len(self._float_keys), -1])
-
-    def _weights_in_graph(self, batch: Any) -> Any:
-        return self.strategy.run(self._weight_of_whole_and_halves, args=(batch,))
-
-    def _weight_of_whole_and_halves(self, batch: Batch) -> tf.Tensor:
-        middle = batch[WEIGHT].shape[0] // 2
-        halves = ({key: value[part] for key, value in batch.items()} for part in (slice(middle), slice(middle, None)))
-        # A batch of one row has no halves.
-        parts = [batch, *halves] if middle else [batch, batch]
-        whole, *rest = [loss_sums(self._task, self.model, part, False)[1] for part in parts]
-        (sums,) = gradients.reduce_sum([tf.stack([whole, tf.add_n(rest)])])
-        return sums
 
     def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)

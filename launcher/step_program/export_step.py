@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import launcher
 from launcher.checkpoints import CheckpointStore
-from launcher.config import gin_bindings
+from launcher.config import gin_used
 from launcher.errors import UsageError
 from launcher.run import session, starting_point
 from launcher.run.plan import RunPlan
@@ -67,7 +67,7 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
     starting_point.restore(store, built.trainer, same_order=False)
     lowered = lowering.lower_session(built)
-    gin_bindings.check_all_used()
+    gin_used.check_all_used()
     batches, no_batches = _batches(built, num_batches)
     partial = Path(f"{export_dir.rstrip(os.sep)}.partial")
     try:
@@ -136,7 +136,7 @@ def _write(folder: Path, lowered: Lowered, batches: dict[str, np.ndarray]) -> st
             "jax": jax.version,
             "stablehlo": version,
         },
-        "config": gin_bindings.operative_config(),
+        "config": gin_used.operative_config(),
     }
     (folder / runner.DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", "utf-8")
     shutil.copyfile(runner.__file__, folder / "run.py")

@@ -19,8 +19,6 @@ from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.step import overflow
-from launcher.step.train_step import StepReport
 from launcher.step.trainer import unique_name
 from launcher.step_program import cannot_lower, jax_parts, pod_module
 from launcher.step_program.pod_replica import PodReplica
@@ -153,7 +151,9 @@ def lower_session(session: Session) -> Lowered:
         except (ValueError, tf.errors.OpError) as error:
             raise cannot_lower.explain(error) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
-    reports = _reports(trainer.replica_step.metric_names, len(session.model.trainable_variables))
+    reports = [
+        Argument(name=name, shape=(), dtype="float32", kind="report") for name in trainer.replica_step.report_names
+    ]
     results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
     places = {argument.name: place for place, argument in enumerate(arguments) if argument.kind == "variable"}
     updates = {len(reports) + number: places[name] for number, name in enumerate(named)}
@@ -197,14 +197,6 @@ def _arguments(
             constants[name] = tensor.numpy()
             arguments.append(_described(name, tensor, "constant"))
     return arguments, constants
-
-
-def _reports(metric_names: Sequence[str], num_gradients: int) -> list[Argument]:
-    parts = {"metrics": metric_names, "non_finite": map(str, range(overflow.num_scalars(num_gradients)))}
-    names: list[str] = []
-    for field in StepReport._fields:
-        names += [f"{field}/{part}" for part in parts[field]] if field in parts else [field]
-    return [Argument(name=name, shape=(), dtype="float32", kind="report") for name in names]
 
 
 def _described(name: str, tensor: tf.Variable | tf.Tensor | tf.TensorSpec, kind: str) -> Argument:

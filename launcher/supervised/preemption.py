@@ -1,4 +1,4 @@
-"""Being asked to stop: finish the step, save, and end with exit code 42.
+"""Preemption: when asked to stop, finish the step, save, and end with exit code 42.
 
 Schedulers send SIGTERM some time before they take a machine away (Slurm by `--signal=TERM@300`, Kubernetes at the start
 of the grace period, Cloud TPU and GCE at preemption; for a word from GCE before that see `launcher.machine.gce`).

@@ -1,4 +1,4 @@
-"""The worker's side of being watched: where it is, why it failed, what it is doing when somebody asks.
+"""Progress reports of a supervised worker: where it is, why it failed, what it is doing when somebody asks.
 
 A supervisor (`launcher.jobs`) names two files in the worker's environment and sends one signal. Without a supervisor,
 every function here does nothing. Imports no TensorFlow: it must work before that import, and after a failed one.
@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
+from launcher.errors import EXIT_DONE, EXIT_PREEMPTED, LauncherError
 from launcher.supervised import drill
 
 PROGRESS_FILE = "LAUNCHER_PROGRESS_FILE"
@@ -64,7 +64,10 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ErrorRecord:
-    """Why a worker failed, in its own words: the exception, the exit code it was about to end with, and when."""
+    """Why a worker failed, in its own words: the exception, the exit code it was about to end with, and when.
+
+    `traceback` is empty for a LauncherError, whose message says all that a person needs.
+    """
 
     type: str
     message: str
@@ -150,7 +153,7 @@ def record_error(environ: Mapping[str, str], error: BaseException, exit_code: in
     record = ErrorRecord(
         type=type(error).__name__,
         message=_shortened(str(error), _MESSAGE_LENGTH),
-        traceback=_shortened("".join(traceback.format_exception(error)), _TRACEBACK_LENGTH),
+        traceback="" if isinstance(error, LauncherError) else _shortened(_format(error), _TRACEBACK_LENGTH),
         exit_code=exit_code,
         time=time.time(),
         monotonic=time.monotonic(),
@@ -168,6 +171,10 @@ def read_error(path: Path) -> ErrorRecord | None:
     """What `record_error` wrote; None when it wrote nothing."""
     record = _read(path)
     return None if record is None else ErrorRecord(**record)
+
+
+def _format(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def _shortened(text: str, length: int) -> str:

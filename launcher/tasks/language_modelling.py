@@ -17,8 +17,7 @@ from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabula
 from launcher.decoding import greedy, sample, without
 from launcher.errors import UsageError
 from launcher.tasks.base import Assets, Served, check_builder
-from launcher.tasks.text import VOCABULARY, model_notes, read_vocabulary, rows_of
-from launcher.tasks.tokens import Sums, token_sums
+from launcher.tasks.text import VOCABULARY, Sums, model_notes, read_vocabulary, rows_of, token_sums
 
 
 @gin.configurable(name_or_fn="language_modelling")

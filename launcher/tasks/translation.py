@@ -18,8 +18,7 @@ from launcher.decoding import beam_search, greedy, without
 from launcher.errors import UsageError
 from launcher.tasks import bleu
 from launcher.tasks.base import Assets, Score, Served, check_builder
-from launcher.tasks.text import VOCABULARY, model_notes, read_vocabulary, rows_of
-from launcher.tasks.tokens import Sums, token_sums
+from launcher.tasks.text import VOCABULARY, Sums, model_notes, read_vocabulary, rows_of, token_sums
 
 DECODE = ("always", "end", "never")
 _SAMPLES = 10

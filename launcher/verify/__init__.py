@@ -1,1 +1,1 @@
-"""Proves on a recipe that the topology does not change what is trained: `--mode=verify`."""
+"""Verification on a recipe that the topology does not change what is trained: `--mode=verify`."""

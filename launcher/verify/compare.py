@@ -1,4 +1,4 @@
-"""How far one run's record is from another's, quantity by quantity."""
+"""Comparison of two runs' records: the deviation of each quantity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from launcher.verify.record import Record
-from launcher.verify.tolerances import Tolerances
+from launcher.verify.settings import Tolerances
 
 QUANTITIES = (
     "loss",
@@ -30,7 +30,7 @@ _SMALLEST_OF_FIRST = 1e-2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """One quantity's distance from one replica.
+    """The deviation of one quantity from one replica's.
 
     Attributes:
       quantity: one of `QUANTITIES`.
@@ -103,7 +103,7 @@ def compare(baseline: Record, record: Record, tolerances: Tolerances) -> tuple[D
 
 
 def not_finite(record: Record) -> str | None:
-    """What in a record is not finite although it was applied; None if all is well."""
+    """Names the first value of a record that is not finite although it was applied; None if there is none."""
     for step in np.flatnonzero((record.finite > 0) & ~(np.isfinite(record.loss) & np.isfinite(record.gradient_norm))):
         return f"the loss or gradient of step {step + 1}"
     for name, value in record.state.items():

@@ -43,9 +43,29 @@ FACTOR = 4.0
 _UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 _FLOAT32 = 2.0**-24
 
+_RATES = ("rate", "stddev", "dropout", "recurrent_dropout")
+_RANDOM = (
+    keras.layers.AlphaDropout,
+    keras.layers.Dropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.GRUCell,
+    keras.layers.LSTMCell,
+    keras.layers.SimpleRNNCell,
+)
+
+
+def turn_off_dropout(model: keras.Model) -> None:
+    """Turns off dropout and noise in a model; call it before the model is traced."""
+    for layer, *_ in walk(model):
+        if isinstance(layer, _RANDOM):
+            for name in _RATES:
+                if isinstance(getattr(layer, name, None), float):
+                    setattr(layer, name, 0.0)
+
 
 def install(built: Session) -> Data:
-    """Makes a session the control of its recipe; before it is traced.
+    """Turns a session into the control of its recipe; call it before the session is traced.
 
     Returns:
       What it is to train on.
@@ -124,7 +144,7 @@ def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Control:
-    """What became of the control.
+    """The result of the control.
 
     Attributes:
       deviations: its distance from the reference.
@@ -135,7 +155,7 @@ class Control:
     void: str = ""
 
     def explains(self, found: Sequence[Deviation]) -> bool:
-        """Whether deviations of a topology are such as rounding alone brings about in this training."""
+        """Whether rounding alone explains a topology's deviations in this training."""
         if self.void:
             return False
         own = {one.quantity: one.value or 0.0 for one in self.deviations}
@@ -155,7 +175,7 @@ def judge(deviations: tuple[Deviation, ...], baseline: Record) -> Control:
 
 
 def may_be_rounding(deviations: Sequence[Deviation], baseline: Record) -> bool:
-    """Whether rounding could have grown into these: all are numbers, and none is there before the first update."""
+    """Whether rounding could have grown into deviations: all are numbers, and none is there before the first update."""
     return all(one.within or _grown(one, baseline) for one in deviations)
 
 

@@ -1,4 +1,4 @@
-"""The processes of one topology: started together, watched against a deadline, and gone afterwards whatever happens."""
+"""Processes of one topology: started together, watched against a deadline, and always ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import EXIT_USAGE
+from launcher.machine import child_process
 from launcher.machine.ports import free_ports
 from launcher.verify.settings import Topology
 
@@ -30,7 +30,7 @@ class Died(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """What the processes of one topology are asked to do.
 
     Attributes:
@@ -67,12 +67,12 @@ class Job:
         return Path(self.folder, f"worker-{rank}.log")
 
 
-def read_job(path: str) -> Job:
+def read_job(path: str) -> TrainingJob:
     """The job that `run` wrote."""
-    return Job(**json.loads(Path(path).read_text("utf-8")))
+    return TrainingJob(**json.loads(Path(path).read_text("utf-8")))
 
 
-def run(job: Job, topology: Topology, *, num_gpus: int, timeout_seconds: float) -> list[Path]:
+def run(job: TrainingJob, topology: Topology, *, num_gpus: int, timeout_seconds: float) -> list[Path]:
     """Runs a topology's processes to their end.
 
     Args:
@@ -90,14 +90,13 @@ def run(job: Job, topology: Topology, *, num_gpus: int, timeout_seconds: float) 
     """
     job.path.write_text(json.dumps(dataclasses.asdict(job)), "utf-8")
     deadline = time.monotonic() + timeout_seconds
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank, environ in enumerate(environments(topology, os.environ, num_gpus=num_gpus)):
-            processes.append(_start(job, rank, environ))
+    command = [sys.executable, "-m", "launcher.verify.worker", str(job.path)]
+    with contextlib.ExitStack() as all_running:
+        processes = [
+            all_running.enter_context(child_process.running(command, log=job.log_path(rank), environ=environ))
+            for rank, environ in enumerate(environments(topology, os.environ, num_gpus=num_gpus))
+        ]
         _wait(job, processes, deadline, timeout_seconds)
-    finally:
-        for process in processes:
-            _end(process)
     return [job.record_path(rank) for rank in range(topology.workers)]
 
 
@@ -124,20 +123,7 @@ def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: in
     return found
 
 
-def _start(job: Job, rank: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    with job.log_path(rank).open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "launcher.verify.worker", str(job.path)],
-            # Never written to: when this process goes, even by SIGKILL, its end closes and the worker follows.
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=dict(environ),
-            start_new_session=True,
-        )
-
-
-def _wait(job: Job, processes: list[subprocess.Popen[bytes]], deadline: float, timeout_seconds: float) -> None:
+def _wait(job: TrainingJob, processes: list[subprocess.Popen[bytes]], deadline: float, timeout_seconds: float) -> None:
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
@@ -149,33 +135,22 @@ def _wait(job: Job, processes: list[subprocess.Popen[bytes]], deadline: float, t
             late = next(rank for rank, code in enumerate(codes) if code is None)
             raise Died(
                 f"{_named(late, len(processes))} did not end within verify.timeout_seconds = {timeout_seconds:g}"
-                f"{_tail(job, late)}"
+                f"{child_process.last_words(_printed(job, late), _TAIL_LINES)}"
             )
         time.sleep(_POLL_SECONDS)
 
 
-def _failure(job: Job, rank: int, code: int, *, of: int) -> Exception:
+def _failure(job: TrainingJob, rank: int, code: int, *, of: int) -> Exception:
     refusal = job.refusal_path(rank)
     if code == EXIT_USAGE and refusal.exists():
         return Refused(refusal.read_text("utf-8"))
-    how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-    return Died(f"{_named(rank, of)} ended with {how}{_tail(job, rank)}")
+    how, words = child_process.describe_end(code, _printed(job, rank), count=_TAIL_LINES)
+    return Died(f"{_named(rank, of)} ended with {how}{words}")
 
 
 def _named(rank: int, of: int) -> str:
     return f"worker {rank}" if of > 1 else "its process"
 
 
-def _tail(job: Job, rank: int) -> str:
-    lines = job.log_path(rank).read_text("utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-    return "".join(f"\n  | {line}" for line in lines) or ", without a word"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills it and what it started, if it still runs."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if process.stdin:
-        process.stdin.close()
+def _printed(job: TrainingJob, rank: int) -> list[str]:
+    return job.log_path(rank).read_text("utf-8", errors="replace").splitlines()

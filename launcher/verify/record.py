@@ -1,4 +1,4 @@
-"""What a topology's run leaves behind for the comparison: every step's numbers, the final state, replicas' digests."""
+"""Record of a topology's run: every step's numbers, the final state, digests of the replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP_ARRAYS = ("loss", "gradient_norm", "loss_scale", "finite")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run.
+    """The record of one run.
 
     Attributes:
       loss: float64 [steps], mean loss over the global batch.
@@ -36,7 +36,7 @@ class Record:
     digests: tuple[Mapping[str, str], ...]
 
     def save(self, path: Path) -> None:
-        """Writes one file."""
+        """Writes the record to one file."""
         notes = json.dumps({"trained": self.trained, "digests": [dict(one) for one in self.digests]})
         arrays = {f"steps/{name}": getattr(self, name) for name in STEP_ARRAYS}
         arrays |= {f"state/{name}": _storable(value) for name, value in self.state.items()}

@@ -1,4 +1,4 @@
-"""The verdict of a verification: for a terminal, for a log, for a program."""
+"""Table of a verification's results: for a terminal, for a log, for a program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table
 from launcher.verify.compare import QUANTITIES, Deviation
 from launcher.verify.control import FACTOR, Control
-from launcher.verify.settings import Topology
-from launcher.verify.tolerances import Tolerances
+from launcher.verify.settings import Tolerances, Topology
 
 # What the table, which fits into 80 characters, has room for.
 _SHORT = {"amplified rounding": "rounding"}

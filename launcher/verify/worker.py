@@ -1,4 +1,4 @@
-"""One process of a topology under verification: trains some steps of a recipe and writes down what came out.
+"""Worker of a verification: trains some steps of a recipe on one topology and writes their record.
 
 python -m launcher.verify.worker JOB.json
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator
 
 from launcher.machine.tensorflow_import import import_tensorflow
@@ -18,22 +17,22 @@ import_tensorflow()  # before the others, which import it as Python does: slower
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from launcher.config import gin_bindings  # noqa: E402
-from launcher.errors import EXIT_DONE, EXIT_RETRY, UsageError  # noqa: E402
-from launcher.machine import cluster, farewell  # noqa: E402
+from launcher.config import gin_bindings, gin_used  # noqa: E402
+from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
+from launcher.machine import child_process, cluster, farewell  # noqa: E402
 from launcher.run import loading, session  # noqa: E402
-from launcher.verify import control, dropout  # noqa: E402
-from launcher.verify.processes import Job, read_job  # noqa: E402
+from launcher.verify import control  # noqa: E402
+from launcher.verify.processes import TrainingJob, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
-from launcher.verify.settings import Settings  # noqa: E402
+from launcher.verify.settings import VerifySettings  # noqa: E402
 
 # Of the environment, only this may say where the process stands and what it may use.
 _ENVIRONMENT = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")
 
 
 def main(argv: list[str]) -> int:
-    """Does the job in the file that the only argument names; returns the exit code."""
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    """Trains the job in the file that the only argument names and returns the exit code."""
+    child_process.follow_parent()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     job = read_job(argv[1])
     environ = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
@@ -50,7 +49,7 @@ def main(argv: list[str]) -> int:
     return EXIT_DONE
 
 
-def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
+def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
     resolved = loading.resolve(
         job.gin_files,
         job.gin_params,
@@ -61,15 +60,15 @@ def _build(job: Job, environ: dict[str, str]) -> tuple[session.Session, Iterator
         deterministic=job.deterministic,
     )
     built = session.build(resolved)
-    if not Settings().dropout:  # the rest of it is the parent's
-        dropout.turn_off(built.model)
+    if not VerifySettings().dropout:  # the rest of it is the parent's
+        control.turn_off_dropout(built.model)
     batches = built.trainer.batches(control.install(built) if job.control else resolved.data)
     built.trainer.trace(batches)
-    gin_bindings.check_all_used()
+    gin_used.check_all_used()
     return built, batches
 
 
-def _train(job: Job, built: session.Session, batches: Iterator, *, is_chief: bool) -> Record:
+def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_chief: bool) -> Record:
     trainer = built.trainer
     records = trainer.train(batches, job.steps)
     steps = {
@@ -96,13 +95,6 @@ def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, s
         for digests, copy in zip(found, copies, strict=True):
             digests[name] = digest(copy.numpy())
     return tuple(found)
-
-
-def _follow_parent() -> None:
-    """Ends this process when the one that started it is gone: then standard input, which it never writes to, ends."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(EXIT_RETRY)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import Data
+from launcher.data.pipeline import Batch, Data
 from launcher.errors import TrainingError, UsageError
 from launcher.step import gradients
 from launcher.step.layers import owners
-from launcher.step.train_step import Batch
 from launcher.step.trainer import Trainer, unique_name
 from launcher.watch import float16_losses, float32_copy, gradient_taps
 from launcher.watch.float16_losses import NUM_BINS, Gradient

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from saved import flip_a_bit
 
 from launcher.checkpoints import CheckpointStore
-from launcher.checkpoints.retention import spaced
+from launcher.checkpoints.store import spaced
 
 HOUR = 3600.0
 

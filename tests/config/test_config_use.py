@@ -11,7 +11,7 @@ import gin
 import pytest
 from gin_objects import anything, job, loaded, refusal, warm_schedule, write
 
-from launcher.config import gin_bindings
+from launcher.config import gin_bindings, gin_used
 from launcher.errors import PeerError, UsageError, nearest
 
 # ------------------------------------------------------------------------------------------------------------- imports
@@ -80,12 +80,12 @@ def test_what_an_empty_recipe_lacks_is_named_when_it_is_called():
 def unused(text="", *params):
     loaded(text, *params)
     job()
-    return gin_bindings.unused_bindings()
+    return gin_used.unused_bindings()
 
 
 def test_nothing_is_unused_when_everything_was_read():
     assert unused("rate = 0.5\nslow_descent.rate = %rate\npictures.shape = (1, 2, 3)\n") == []
-    gin_bindings.check_all_used()
+    gin_used.check_all_used()
 
 
 def test_a_binding_of_what_is_never_called_says_what_is_called_instead():
@@ -94,7 +94,7 @@ def test_a_binding_of_what_is_never_called_says_what_is_called_instead():
         "fast_descent.beta = 0.8 (recipe.gin line 5): fast_descent is never called; job.optimizer is @slow_descent"
     )
     with pytest.raises(UsageError, match=r"bound but never used: fast_descent\.beta"):
-        gin_bindings.check_all_used()
+        gin_used.check_all_used()
 
 
 def test_a_macro_that_only_unused_bindings_mention_is_unused_too():
@@ -102,7 +102,7 @@ def test_a_macro_that_only_unused_bindings_mention_is_unused_too():
     assert len(found) == 2
     assert "only fast_descent.beta mentions it" in found[0]
     with pytest.raises(UsageError, match=r"never used: \n  beta = .*\n  fast_descent.beta = "):
-        gin_bindings.check_all_used()
+        gin_used.check_all_used()
 
 
 def test_a_binding_in_a_scope_nobody_enters_is_unused():
@@ -121,7 +121,7 @@ def test_a_binding_that_an_inner_scope_shadows_is_unused():
 def test_a_binding_that_the_caller_sets_itself_is_unused():
     loaded("job.rate = 2.0\n")
     job(rate=3.0)
-    (found,) = gin_bindings.unused_bindings()
+    (found,) = gin_used.unused_bindings()
     assert "whoever calls job sets rate itself" in found
 
 
@@ -156,15 +156,15 @@ def test_the_operative_config_loads_again_and_gives_the_same(module, folder):
     """
     loaded(recipe)
     first = [job(), anything()]
-    gin_bindings.save_operative("config.gin")
-    text = gin_bindings.operative_config()
+    gin_used.save_operative("config.gin")
+    text = gin_used.operative_config()
     for name in ("import users_shapes", "rate = 0.25", "slow_descent.decay = 0.0", "job.wire = 'auto'"):
         assert name in text
 
     gin_bindings.load(["config.gin"])
     second = [job(), anything()]
-    assert gin_bindings.unused_bindings() == []
-    assert gin_bindings.operative_config() == text
+    assert gin_used.unused_bindings() == []
+    assert gin_used.operative_config() == text
     assert first[0].pop("optimizer").rate == second[0].pop("optimizer").rate == 0.25
     assert first[0].pop("data").shape == second[0].pop("data").shape == (4, 4, 3)
     assert first == second == [first[0], [7, {"key": (0.25, None, True)}]]
@@ -176,7 +176,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(folder, monkeypatc
     write("run/config.gin", "old")
     monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        gin_bindings.save_operative("run/config.gin")
+        gin_used.save_operative("run/config.gin")
     assert os.listdir("run") == ["config.gin"]
     assert Path("run/config.gin").read_text() == "old"
 

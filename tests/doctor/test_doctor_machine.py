@@ -8,9 +8,8 @@ import subprocess
 
 import pytest
 
-from launcher.doctor import disk, driver, limits, processor
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Skip
+from launcher.doctor import disk_speed, host
+from launcher.doctor.check import Context, Skip
 
 
 def only(findings):
@@ -37,30 +36,30 @@ def system(root, **files):
 def test_the_quota_of_a_container_is_read_from_both_versions_of_control_groups(tmp_path):
     second = system(tmp_path / "2", proc__self__cgroup="0::/pod/app\n", sys__fs__cgroup__pod__app__x="")
     (second.root / "sys/fs/cgroup/pod/app/cpu.max").write_text("max 100000")
-    assert processor.cpu_quota(second) is None
+    assert host.cpu_quota(second) is None
     (second.root / "sys/fs/cgroup/pod/cpu.max").write_text("150000 100000")
-    assert processor.cpu_quota(second) == 1.5
+    assert host.cpu_quota(second) == 1.5
     own_root = system(tmp_path / "root", proc__self__cgroup="0::/somewhere/above\n", sys__fs__cgroup__x="")
     (own_root.root / "sys/fs/cgroup/cpu.max").write_text("50000 100000")
-    assert processor.cpu_quota(own_root) == 0.5
+    assert host.cpu_quota(own_root) == 0.5
     first = system(tmp_path / "1", proc__self__cgroup="4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n")
     folder = first.root / "sys/fs/cgroup/cpu/docker/abc"
     folder.mkdir(parents=True)
     (folder / "cpu.cfs_quota_us").write_text("-1")
     (folder / "cpu.cfs_period_us").write_text("100000")
-    assert processor.cpu_quota(first) is None
+    assert host.cpu_quota(first) is None
     (folder / "cpu.cfs_quota_us").write_text("250000")
-    assert processor.cpu_quota(first) == 2.5
+    assert host.cpu_quota(first) == 2.5
 
 
 def test_more_threads_than_the_quota_allows_are_warned_of(tmp_path):
     context = system(tmp_path, proc__self__cgroup="0::/\n", sys__fs__cgroup__x="")
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("100000 1000000")
-    found = only(processor.cores(context))
+    found = only(host.cores(context))
     assert found.status == "warn"
     assert "TF_NUM_INTRAOP_THREADS=1" in found.fix
     many = str(len(os.sched_getaffinity(0)) + 1)
-    found = only(processor.cores(Context(environ={"OMP_NUM_THREADS": many}, root=tmp_path)))
+    found = only(host.cores(Context(environ={"OMP_NUM_THREADS": many}, root=tmp_path)))
     assert f"OMP_NUM_THREADS={many} is more than there are" in found.seen
 
 
@@ -74,9 +73,9 @@ def test_more_threads_than_the_quota_allows_are_warned_of(tmp_path):
     ],
 )
 def test_the_policy_for_a_cpu_follows_from_its_instructions(flags, status, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
     context = system(tmp_path, proc__cpuinfo=f"processor : 0\nmodel name : Some CPU\nflags\t\t: {flags}\n")
-    found = only(processor.processor(context))
+    found = only(host.processor(context))
     assert found.status == status
     assert said in found.seen
     assert "Some CPU" in found.seen
@@ -85,26 +84,26 @@ def test_the_policy_for_a_cpu_follows_from_its_instructions(flags, status, said,
 def test_memory_is_what_the_container_leaves_without_files_that_can_be_dropped(tmp_path):
     gib, meminfo = 2**30, "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\n"
     context = system(tmp_path, proc__meminfo=meminfo, proc__self__cgroup="0::/app\n", sys__fs__cgroup__app__x="")
-    assert only(limits.memory(context)).status == "ok"
+    assert only(host.memory(context)).status == "ok"
     group = tmp_path / "sys/fs/cgroup/app"
     (group / "memory.max").write_text(str(4 * gib))
     (group / "memory.current").write_text(str(3 * gib))
     (group / "memory.stat").write_text(f"anon 1\ninactive_file {2 * gib}\n")
-    found = only(limits.memory(context))
+    found = only(host.memory(context))
     assert found.status == "ok"
     assert "limit is 4.0 GiB, 3.0 of it free" in found.seen
     (group / "memory.stat").write_text(f"anon 1\ninactive_file {gib // 2}\n")
-    assert only(limits.memory(context)).status == "warn"
+    assert only(host.memory(context)).status == "warn"
     (group / "memory.stat").write_text("anon 1\ninactive_file 0\n")
     (group / "memory.current").write_text(str(4 * gib - 1))
-    assert only(limits.memory(context)).status == "fail"
+    assert only(host.memory(context)).status == "fail"
 
 
 def test_few_open_files_are_warned_of_with_the_command_that_raises_them():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1000, before[1]))
-        found = next(limits.open_files(Context(environ={})))
+        found = next(host.open_files(Context(environ={})))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert found.status == "warn"
@@ -116,7 +115,7 @@ def test_a_limit_on_the_size_of_files_is_found():
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**20, before[1]))
-        found = list(limits.open_files(Context(environ={})))
+        found = list(host.open_files(Context(environ={})))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "64 MiB (ulimit -f)" in found[-1].seen
@@ -142,21 +141,21 @@ def mounted(tmp_path):
 
 def test_shared_memory_of_a_container_is_too_small_for_nccl_between_gpus_only(mounted, tmp_path):
     mounted(tmp_path / "dev/shm", "size=64m")
-    assert only(limits.shared_memory(Context(environ={}, root=tmp_path))).status == "ok"
+    assert only(host.shared_memory(Context(environ={}, root=tmp_path))).status == "ok"
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / "dev" / name).touch()
-    found = only(limits.shared_memory(Context(environ={}, root=tmp_path)))
+    found = only(host.shared_memory(Context(environ={}, root=tmp_path)))
     assert found.status == "warn"
     assert "between 2 GPUs" in found.seen
     assert "--shm-size" in found.fix
-    assert only(limits.shared_memory(Context(environ={}, root=tmp_path / "empty"))).status == "warn"
+    assert only(host.shared_memory(Context(environ={}, root=tmp_path / "empty"))).status == "warn"
 
 
 # ------------------------------------------------------------------------------------------------------------ model_dir
 
 
 def check_dir(path):
-    return only(disk.model_dir(Context(environ={}, model_dir=str(path))))
+    return only(disk_speed.model_dir(Context(environ={}, model_dir=str(path))))
 
 
 def test_a_folder_that_can_be_written_is_measured_and_left_as_it_was(tmp_path):
@@ -208,7 +207,7 @@ def nvidia_smi(tmp_path):
         program = tmp_path / "nvidia-smi"
         program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
         program.chmod(0o755)
-        return list(driver.driver(Context(environ={"PATH": f"{tmp_path}:/usr/bin:/bin"}, root=tmp_path)))
+        return list(host.driver(Context(environ={"PATH": f"{tmp_path}:/usr/bin:/bin"}, root=tmp_path)))
 
     return answers
 
@@ -232,4 +231,4 @@ def test_a_driver_that_does_not_work_fails_in_its_own_words(nvidia_smi):
 
 def test_without_a_gpu_there_is_no_driver_to_look_at(tmp_path):
     with pytest.raises(Skip):
-        next(driver.driver(Context(environ={"PATH": str(tmp_path)}, root=tmp_path)))
+        next(host.driver(Context(environ={"PATH": str(tmp_path)}, root=tmp_path)))

@@ -9,9 +9,9 @@ import pytest
 import setuptools
 from places import ROOT
 
-from launcher.doctor import package_checks, packages, variables
-from launcher.doctor.context import Context
-from launcher.doctor.packages import Package, Packages
+from launcher.doctor import packages, variables
+from launcher.doctor.check import Context
+from launcher.doctor.packages import InstalledPackage, InstalledPackages
 
 
 def only(findings):
@@ -26,25 +26,25 @@ def test_what_the_doctor_requires_is_what_setup_requires(monkeypatch):
     seen = {}
     monkeypatch.setattr(setuptools, "setup", lambda **keywords: seen.update(keywords))
     runpy.run_path(str(ROOT / "setup.py"))
-    assert set(packages.REQUIRED) == set(seen["install_requires"])
-    assert seen["python_requires"] == packages.PYTHONS
-    extras = [one for extra in ("cpu", "cuda", "tpu") for one in seen["extras_require"][extra]]
-    tensorflows = [one.split(";")[0] for one in extras if one.startswith("tensorflow")]
-    assert {one.split(">")[1] for one in tensorflows} == {packages.TENSORFLOWS[1:]}
-    every = {one.split(";")[0] for extra in seen["extras_require"].values() for one in extra}
-    assert set(packages.OPTIONAL) <= every
+    found = packages.requirements()
+    assert found.pythons == seen["python_requires"]
+    assert found.required == seen["install_requires"]
+    assert found.tensorflows == ">=2.20"
+    optional = {line.partition(";")[0] for _, line in found.optional}
+    assert {"jax>=0.10.2", "matplotlib>=3.8", "sentencepiece>=0.2"} <= optional
+    assert not {"pytest>=8.0", "tensorflow-cpu>=2.20"} & optional
 
 
 def test_this_environment_has_one_tensorflow_and_what_launcher_requires():
     found = packages.installed()
     assert len(found.tensorflows()) == 1
-    assert only(package_checks.tensorflow_findings(found)).status == "ok"
-    assert not [one for one in package_checks.package_findings(found) if one.status == "fail"]
+    assert only(packages.tensorflow_findings(found)).status == "ok"
+    assert not [one for one in packages.package_findings(found) if one.status == "fail"]
 
 
 def having(*names_and_versions, **requires):
-    return Packages(
-        Package(name=name, version=version, folder=f"/site{position}", requires=tuple(requires.get(name, ())))
+    return InstalledPackages(
+        InstalledPackage(name=name, version=version, folder=f"/site{position}", requires=tuple(requires.get(name, ())))
         for position, (name, _, version) in enumerate(one.partition(" ") for one in names_and_versions)
     )
 
@@ -62,7 +62,7 @@ def having(*names_and_versions, **requires):
     ],
 )
 def test_one_new_enough_tensorflow_is_right(there, status, said):
-    found = only(package_checks.tensorflow_findings(having(*there)))
+    found = only(packages.tensorflow_findings(having(*there)))
     assert found.status == status
     assert said in f"{found.seen} {found.fix}"
 
@@ -77,13 +77,13 @@ def complaints(*more, without=(), **requires):
     there = [one for one in COMPLETE if one.split()[0] not in without]
     return [
         f"{one.status}: {one.seen}: {one.fix}"
-        for one in package_checks.package_findings(having(*there, *more, **requires))
+        for one in packages.package_findings(having(*there, *more, **requires))
         if one.status != "ok"
     ]
 
 
 def test_complete_packages_are_one_line_with_their_versions():
-    found = only(package_checks.package_findings(having(*COMPLETE)))
+    found = only(packages.package_findings(having(*COMPLETE)))
     assert found.status == "ok"
     assert "keras 3.12.0, numpy 2.3.0" in found.seen
 

@@ -12,11 +12,10 @@ import pytest
 from places import ROOT
 
 from launcher import main as entry
-from launcher.doctor import command
-from launcher.doctor.command import CHECKS, Check, examine
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Skip, exit_code, fail, ok, warn, worst
-from launcher.doctor.report import TextReport
+from launcher.doctor import examination
+from launcher.doctor.check import Context, Skip, exit_code, fail, ok, warn, worst
+from launcher.doctor.examination import CHECKS, Check, examine
+from launcher.doctor.findings_report import TextReport
 
 QUICK = "python,tensorflow_package,packages,variables,processor,cores,memory,open_files,shared_memory,cluster"
 
@@ -97,7 +96,7 @@ def test_lines_say_what_json_says(doctor, capsys):
 
 def test_dry_run_lists_all_checks_and_makes_none(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "examine", None)
+    monkeypatch.setattr(examination, "examine", None)
     assert entry.main(["launcher", "--mode=doctor", "--dry_run"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [check.name for check in CHECKS]
     assert list(tmp_path.iterdir()) == []

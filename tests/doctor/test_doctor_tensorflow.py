@@ -11,8 +11,8 @@ import pytest
 from places import ROOT
 
 from launcher.doctor import child, collective, tensorflow_checks
-from launcher.doctor.child import Answer, Outcome
-from launcher.doctor.context import Context
+from launcher.doctor.check import Context
+from launcher.doctor.child import Answer, ChildResult
 
 TENSORFLOW = "tensorflow,build,devices,gpus,xla,recipe,data,strategy"
 
@@ -128,7 +128,7 @@ def context(outcome, tmp_path, **environ):
 
 
 def outcome(*answers, log="", returncode=0, seconds=1.0):
-    return Outcome(answers={one.topic: one for one in answers}, log=log, returncode=returncode, seconds=seconds)
+    return ChildResult(answers={one.topic: one for one in answers}, log=log, returncode=returncode, seconds=seconds)
 
 
 def test_a_crash_after_the_import_is_told_from_one_within_it(tmp_path):

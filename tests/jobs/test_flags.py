@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher import launch as entry
-from launcher.main import define_flags
+from launcher.modes import define_flags
 
 
 @pytest.fixture
@@ -95,6 +95,8 @@ def test_gpus_are_divided_among_the_workers(run, monkeypatch):
         (["--stall_timeout=0"], ["--stall_timeout=0"]),
         (["--grace_period=nan"], ["--grace_period=nan"]),
         (["--replicas=two"], ["replicas", "two"]),
+        (["--replicas=0"], ["--replicas=0"]),
+        (["--tpu_type=v5litepod-8"], ["--tpu_type", "--mode=preflight", "train_and_eval"]),
         (["--mode=verify"], ["verify", "launcher.main"]),
         (["--model_dir=gs://bucket/run"], ["gs://bucket/run"]),
         (["stray"], ["stray"]),

@@ -158,5 +158,5 @@ def test_workers_of_one_host_do_not_take_the_place_of_the_task_that_starts_them(
 
 
 def test_finding_the_peers_needs_no_tensorflow():
-    program = "import sys, launcher.jobs.member; sys.exit('tensorflow' in sys.modules or 'numpy' in sys.modules)"
+    program = "import sys, launcher.launch; sys.exit('tensorflow' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

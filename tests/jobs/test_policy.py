@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.jobs.policy import Action, Outcome, Restarts, find_cause, judge
+from launcher.jobs.policy import Action, Outcome, Restarts, Trouble, WorkerState, find_cause, judge
 from launcher.supervised.progress import ErrorRecord
+
+FROZEN = Trouble(state=WorkerState.FROZEN, what="is frozen")
+STUCK = Trouble(state=WorkerState.STUCK, what="is stuck")
 
 
 def raised(rank, kind, code, at):
@@ -26,13 +29,33 @@ def ended(rank, code, at=0.0):
         ([raised(0, "InternalError", 70, at=2.01), ended(1, -9, at=2.0)], 1),  # seen dead later than it was mourned
         ([raised(0, "ValueError", 70, at=1.0), ended(1, -9, at=2.0)], 0),
         ([ended(0, 1, at=1.0), ended(1, None, at=9.0), ended(2, 1, at=2.0)], 0),
-        ([ended(0, -9, at=1.0), Outcome(rank=1, last_alive=9.0, trouble="is frozen")], 1),
+        ([ended(0, -9, at=1.0), Outcome(rank=1, last_alive=9.0, trouble=FROZEN)], 1),
         ([ended(0, 0), ended(1, 42)], None),
     ],
 )
 def test_the_cause_is_the_earliest_failure_that_echoes_no_other(outcomes, rank):
     cause = find_cause(outcomes)
     assert (cause.rank if cause else None) == rank
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        (ended(0, None), WorkerState.HEALTHY),
+        (ended(0, 0), WorkerState.SUCCEEDED),
+        (ended(0, 42), WorkerState.PREEMPTED),
+        (ended(0, 64), WorkerState.FATAL),
+        (raised(0, "ValueError", 70, at=1.0), WorkerState.FATAL),
+        (ended(0, -9), WorkerState.FAILED),
+        (raised(0, "CheckpointWriteError", 75, at=1.0), WorkerState.FAILED),
+        (ended(0, 1), WorkerState.VICTIM),
+        (ended(0, 75), WorkerState.VICTIM),
+        (raised(0, "CancelledError", 70, at=1.0), WorkerState.VICTIM),
+        (Outcome(rank=0, exit_code=0, trouble=FROZEN), WorkerState.FROZEN),
+    ],
+)
+def test_the_state_of_a_worker_follows_from_its_end_or_from_what_is_held_against_it(outcome, state):
+    assert outcome.state is state
 
 
 @pytest.mark.parametrize(
@@ -50,7 +73,7 @@ def test_the_cause_is_the_earliest_failure_that_echoes_no_other(outcomes, rank):
         ([ended(0, 1), ended(1, 1)], Action.RESTART, 75),
         ([ended(0, 75), ended(1, 0)], Action.RESTART, 75),
         ([ended(0, 137), ended(1, 0)], Action.RESTART, 75),
-        ([Outcome(rank=0, trouble="is stuck"), ended(1, None)], Action.RESTART, 75),
+        ([Outcome(rank=0, trouble=STUCK), ended(1, None)], Action.RESTART, 75),
     ],
 )
 def test_exit_codes_decide_between_retry_and_giving_up(outcomes, action, exit_code):

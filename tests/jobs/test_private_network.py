@@ -12,12 +12,12 @@ import pytest
 from places import ROOT
 
 from launcher import launch as entry
-from launcher import main as worker
+from launcher import modes
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
 from launcher.jobs import private_network
 
-TESTS = ROOT / "tests"
+SUPPORT = ROOT / "tests" / "support"
 
 needs_namespaces = pytest.mark.skipif(
     bool(private_network._refusal()), reason="the kernel allows no network namespace here"
@@ -57,7 +57,7 @@ def test_nobody_outside_reaches_a_worker_and_the_weights_are_the_same(start_laun
         job = start_launcher(
             "--workers=2", "--gin_file=task.gin", f"--model_dir={folder}/run", f"--private_network={wanted}",
             module="launcher.launch",
-            env={"LAGGING_FOLDER": str(folder), "PYTHONPATH": f"{ROOT}:{TESTS}"},
+            env={"LAGGING_FOLDER": str(folder), "PYTHONPATH": f"{ROOT}:{SUPPORT}"},
         )  # fmt: skip
         # Both have trained, and worker 1 stays.
         job.wait_until(lambda folder=folder: (folder / "run" / "summary.json").exists())
@@ -84,9 +84,9 @@ def test_signals_restarts_and_exit_codes_are_as_ever(run_job):
 
 
 def needs(*flags, **environ):
-    recipe = worker.define_flags()
-    recipe(["launcher.main", *flags])
-    return private_network._needs_network(flags, recipe, environ)
+    values = modes.define_flags()
+    values(["launcher.main", *flags])
+    return private_network._needs_network(flags, modes.make_request(values), environ)
 
 
 def test_what_may_need_the_network_keeps_it_unless_it_is_asked_to_do_without(tmp_path, monkeypatch):
@@ -110,11 +110,10 @@ def test_a_kernel_that_refuses_is_an_error_only_where_it_was_asked(monkeypatch):
     options, rest = entry.define_flags(), ["--gin_file=resnet_cpu.gin"]
     options(["launcher.launch", "--workers=2"])
     job = entry.make_job(options, rest)
-    recipe = worker.define_flags()
-    recipe(["launcher.main", *rest])
+    request = modes.Request(gin_file=("resnet_cpu.gin",))
     monkeypatch.setattr(private_network, "_refusal", lambda: "no")
     environ = {"CUDA_VISIBLE_DEVICES": "-1"}
-    assert private_network.enter("auto", job, recipe, environ) is None
+    assert private_network.enter("auto", job, request, environ) is None
     with pytest.raises(UsageError, match="--private_network=on: no"):
-        private_network.enter("on", job, recipe, environ)
+        private_network.enter("on", job, request, environ)
     assert "NCCL_SOCKET_IFNAME" not in environ and os.path.exists("/proc/net")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small_run
 
-from launcher.config import gin_bindings
+from launcher.config import gin_bindings, gin_used
 from launcher.errors import UsageError
 from launcher.machine.cluster import elastic
 from launcher.run import plan
@@ -72,4 +72,4 @@ def test_the_operative_configuration_keeps_the_microbatches_of_the_recipe():
     gin_bindings.load(["resnet_cpu.gin"], ["train.microbatches = 2"])
     resolved = plan.resolve(Recipe(), environ={elastic.FULL_WORKERS: "2"}, replicas=1)
     assert resolved.recipe.microbatches == 4
-    assert "train.microbatches = 2" in gin_bindings.operative_config()
+    assert "train.microbatches = 2" in gin_used.operative_config()

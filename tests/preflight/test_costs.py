@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_step import convolution_step, dense_step, looped_product
 
-from launcher.preflight import costs, hlo, memory, roofline, slices
+from launcher.preflight import costs, hbm, hlo, roofline, slices
 from launcher.preflight.costs import valid_positions
 
 
@@ -101,7 +101,7 @@ def test_padding_follows_from_the_layout(text, logical, padded):
 def test_every_byte_of_hbm_is_accounted_for(compiled):
     found = compiled(dense_step(4, batch=2**18, features=1024), "v5litepod-4")
     module = hlo.parse(found.hlo)
-    counted = memory.account(
+    counted = hbm.account(
         found, module, argument_names=["batch/x", "model/w"], result_names=["loss", "model/w"], available=15.75 * 2**30
     )
     assert counted.fits
@@ -115,7 +115,7 @@ def test_every_byte_of_hbm_is_accounted_for(compiled):
 
 def test_a_refused_program_names_its_biggest_buffers(compiled):
     found = compiled(dense_step(4, batch=2**19, features=120_000), "v5litepod-4")
-    counted = memory.account(
+    counted = hbm.account(
         found, None, argument_names=["batch/x", "model/w"], result_names=["loss", "model/w"], available=0
     )
     assert not counted.fits

@@ -11,15 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import launcher
 from launcher.reporting.console import make_console
 
 PROGRAM = """
 import sys
 from launcher.reporting.console import make_console
-console = make_console(total_steps=400, quiet="quiet" in sys.argv)
+console = make_console(total_steps=400)
 console.plan({"strategy": "mirrored [2 replicas]", "batch": "64 = 2 x 32"})
 for step in range(100, 401, 100):
     console.train({"step": step, "loss": 1 / step, "accuracy": 0.5, "learning_rate": 0.1, "loss_scale": 2.0**15,
@@ -115,12 +113,6 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
     written = on_a_terminal(TERM="dumb")
     assert "\x1b" not in written
     assert "step 400/400" in written
-
-
-@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
-def test_quiet_shows_notes_only(term: str) -> None:
-    written = on_a_terminal("quiet", TERM=term)
-    assert written.splitlines() == ["skipped step 150: [bold]not finite[/bold]", "printed by the user", "done"]
 
 
 def test_a_pipe_that_nobody_reads_any_more_does_not_stop_the_training() -> None:

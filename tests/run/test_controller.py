@@ -14,7 +14,6 @@ from launcher.errors import Preempted
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run.controller import Controller
-from launcher.supervised.progress import Progress
 
 STEPS, EVERY, EXAMPLES, FEATURES = 12, 3, 4, 5
 DEADLINE_SECONDS = 60
@@ -42,18 +41,13 @@ def controller(made, model_dir: Path, **options):
     stop_requested = options.pop("stop_requested", lambda: False)
     evaluate = options.pop("evaluate", False)
     checkpoints = CheckpointStore(str(model_dir / "checkpoints"), keep=100)
-    reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True, quiet=True)
+    reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True)
     made_controller = Controller(
-        trainer=made.trainer,
-        evaluator=made.evaluator,
-        data=made.plan.data,
+        made,
         saver=Saver(checkpoints, warn=reporter.note, **options),
         reporter=reporter,
         stopwatch=Stopwatch(),
-        recipe=made.plan.recipe,
-        total_steps=STEPS,
         evaluate=evaluate,
-        progress=Progress({}),
         stop_requested=stop_requested,
     )
     made_controller.prepare()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import keras
 import pytest
 import tensorflow as tf
-from collectives_run import METRICS, SETTINGS, in_evaluation, in_training, planned, session
+from collectives_run import BETWEEN_DEVICES, METRICS, SETTINGS, in_evaluation, in_training, planned, session
 from graph_walk import Collective, collectives
 from places import PYTHONPATH
 
@@ -114,15 +115,23 @@ def test_one_device_sends_nothing(setting):
     assert in_training(session(1, **SETTINGS[setting])) == []
 
 
+@functools.cache
+def mirrored(setting):
+    return session(2, **SETTINGS[setting])
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_mirrored_replicas_add_up_each_bucket_once_on_one_device(setting):
-    made = session(2, **SETTINGS[setting])
+    made = mirrored(setting)
     found = in_training(made)
     assert {collective.op for collective in found} == {"AddN"}
     assert_as_planned(found, planned(made), devices=1)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting",
+    [one if one in BETWEEN_DEVICES else pytest.param(one, marks=pytest.mark.exhaustive) for one in SETTINGS],
+)
 def test_mirrored_replicas_join_one_ring_a_bucket_as_on_gpus(setting):
     ring = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # TensorFlow's own choice of reduction
     made = session(2, on=ring, **SETTINGS[setting])
@@ -139,7 +148,7 @@ def test_workers_join_one_ring_a_bucket(run_workers, tmp_path):
     answers = [json.loads(Path(tmp_path, f"answer.{rank}.json").read_text()) for rank in range(2)]
     for answer in answers:
         assert answer["trained"] == {"replicas": 2, "finite": [1.0, 1.0]}
-        for setting in SETTINGS:
+        for setting in BETWEEN_DEVICES:
             found = [Collective(**fields) for fields in answer[setting]["found"]]
             assert all(collective.op.startswith("CollectiveReduce") for collective in found)
             assert_as_planned(found, Counter(map(tuple, answer[setting]["planned"])), devices=1)
@@ -147,13 +156,13 @@ def test_workers_join_one_ring_a_bucket(run_workers, tmp_path):
         assert_as_planned(found, Counter({("float32", 2 + METRICS): 1}), devices=1)
 
     def without_devices(answer):
-        return {setting: [{**one, "device": ""} for one in answer[setting]["found"]] for setting in SETTINGS}
+        return {setting: [{**one, "device": ""} for one in answer[setting]["found"]] for setting in BETWEEN_DEVICES}
 
     assert without_devices(answers[0]) == without_devices(answers[1])  # the same, in the same order: no deadlock
 
 
 def test_the_plan_tells_the_settings_apart():
-    plans = {setting: planned(session(2, **SETTINGS[setting])) for setting in SETTINGS}
+    plans = {setting: planned(mirrored(setting)) for setting in SETTINGS}
     kernels, rest = 6 * 5 + 5 + 5 + 5 + 5 * 3 + 3, 5 + 5 + 2 + METRICS
     assert plans["as it is"] == Counter({("float32", kernels + rest): 1})
     assert plans["float16"] == Counter({("float16", kernels): 1, ("float32", rest): 1})
@@ -165,7 +174,7 @@ def test_the_plan_tells_the_settings_apart():
 @pytest.mark.parametrize("ring", [False, True])
 def test_an_evaluation_sends_one_collective_a_batch(ring):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if ring else None
-    found = in_evaluation(session(2, on=strategy))
+    found = in_evaluation(session(2, on=strategy) if ring else mirrored("as it is"))
     assert_as_planned(found, Counter({("float32", 2 + METRICS): 1}), devices=2 if ring else 1)
     assert in_evaluation(session(1)) == []
 

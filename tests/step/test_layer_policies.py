@@ -11,8 +11,8 @@ import tensorflow as tf
 from building import build_session
 from small_run import GivenTask, assert_replicas_equal, build, train
 
-from launcher import modes
 from launcher.errors import UsageError
+from launcher.modes.plan import describe
 from launcher.run import plan
 from launcher.run.recipe import Recipe
 from launcher.step import layer_policies
@@ -104,7 +104,7 @@ def test_parts_of_a_subclassed_model_change_alone_or_with_the_layer_around_them(
     assert all(np.isfinite(weight).all() for weight in weights_after(made, 1)), "tensors of both dtypes meet"
     named = layer_policies.in_effect(made.model, overrides)
     assert Override("transformer/encoder_block1/attention/query", "float32", "transformer/encoder_block1") in named
-    assert modes.describe(made.plan, made.model, made.trainer.statistics)["layer policies"].startswith(
+    assert describe(made.plan, made.model, made.trainer.statistics)["layer policies"].startswith(
         "float32 in transformer/encoder_block1"
     )
 

@@ -13,7 +13,7 @@ from launcher.config import gin_bindings
 from launcher.step import layer_policies
 from launcher.step.layers import owners, walk
 from launcher.step.regularization import Penalty
-from launcher.verify import dropout
+from launcher.verify import control
 from launcher.watch import gradient_taps
 
 
@@ -101,7 +101,7 @@ def test_policies_taps_and_dropout_find_the_same_layers():
     inside = {f"shared/{name}" for name in INSIDE}
     assert inside <= set(layer_policies.policies(model))
     assert inside - {"shared/inner"} <= set(gradient_taps.named_leaves(model))
-    dropout.turn_off(model)
+    control.turn_off_dropout(model)
     rates = [one.layer.rate for one in walk(model) if isinstance(one.layer, keras.layers.Dropout)]
     assert rates == [0.0, 0.0]
 

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+
+import keras
 import numpy as np
 import pytest
-from building import build_session
+from small_run import GivenTask, build, linear_batches, negative_sum
 
-from launcher.run.recipe import Recipe
+from launcher import optimizers
+from launcher.step.precision import FixedLossScale
 
 DECAY = 0.5
-PARAMS = ("train.steps = 8", "train.global_batch_size = 32", "resnet.depth = 8", "resnet.norm_group_size = 8")
 
 
-def built(replicas=1, params=()):
-    return build_session("resnet_cpu.gin", [*PARAMS, f"train.ema_decay = {DECAY}", *params], replicas)
+def model() -> keras.Model:
+    """Two layers and a normalisation, whose statistics are averaged, too."""
+    layers = [keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    return keras.Sequential(layers)
+
+
+@functools.cache
+def first_session(replicas, **recipe):
+    x = np.random.default_rng(0).normal(size=(8, 8, 3))
+    task = GivenTask(linear_batches(x), model, negative_sum)
+    made = build(task, replicas, ema_decay=DECAY, optimizer=lambda: optimizers.momentum(learning_rate=0.1), **recipe)
+    return made, made.trainer.snapshot()
+
+
+def built(replicas=1, **recipe):
+    """A session at its first step; every topology's graph is traced once."""
+    made, start = first_session(replicas, **recipe)
+    made.trainer.restore(start)
+    return made
 
 
 def averages(state):
@@ -22,8 +42,8 @@ def averages(state):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_average_follows_its_recurrence_and_is_equal_on_replicas(replicas):
-    trainer = built(replicas).trainer
-    batches = trainer.batches(session_data())
+    made = built(replicas)
+    trainer, batches = made.trainer, made.trainer.batches(made.plan.data)
     expected = averages(trainer.snapshot())
     for name, value in expected.items():
         np.testing.assert_array_equal(value, trainer.snapshot()[f"model/{name}"])
@@ -41,19 +61,11 @@ def test_average_follows_its_recurrence_and_is_equal_on_replicas(replicas):
             np.testing.assert_array_equal(copies[0], copies[1])
 
 
-def session_data():
-    return Recipe().task.data()
-
-
 def test_a_skipped_step_leaves_the_average_alone_also_under_float16():
-    overflow = [
-        "train.precision = 'mixed_float16'",
-        "train.loss_scale = @FixedLossScale()",
-        "FixedLossScale.scale = 1e38",
-    ]
-    trainer = built(2, overflow).trainer
+    made = built(2, precision="mixed_float16", loss_scale=FixedLossScale(scale=1e38))
+    trainer = made.trainer
     before = averages(trainer.snapshot())
-    records = trainer.train(trainer.batches(session_data()), 2)
+    records = trainer.train(trainer.batches(made.plan.data), 2)
     assert list(records.finite) == [0, 0]
     for name, value in averages(trainer.snapshot()).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
@@ -78,10 +90,11 @@ def test_evaluation_sees_the_average_and_training_gets_its_weights_back(replicas
 
 
 def test_average_is_restored_from_a_snapshot():
-    trainer = built().trainer
-    trainer.train(trainer.batches(session_data()), 3)
-    state = trainer.snapshot()
+    made = built()
+    made.trainer.train(made.trainer.batches(made.plan.data), 3)
+    state = made.trainer.snapshot()
     other = built().trainer
+    assert any(not np.array_equal(value, state[f"ema/{name}"]) for name, value in averages(other.snapshot()).items())
     other.restore(state)
     for name, value in averages(other.snapshot()).items():
         np.testing.assert_array_equal(value, state[f"ema/{name}"], err_msg=name)

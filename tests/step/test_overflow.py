@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from building import build_session
 from launcher.checkpoints import CheckpointStore
 from launcher.data.pipeline import Shard
 from launcher.step import overflow
+from launcher.step.diagnosis import Diagnosis
 from launcher.step.precision import FixedLossScale
 
 STEPS = 24  # one epoch is 16 steps, so the bad example comes once or twice
@@ -58,32 +60,64 @@ adamw.weight_decay = 0.01
 """
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("poisoned")
+    (folder / "poisoned.py").write_text(MODULE)
+    (folder / "poisoned.gin").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first_session(folder):
+    """first_session(replicas, microbatches): a session of the recipe and its first state, made once."""
+
+    @functools.cache
+    def make(replicas, microbatches):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.syspath_prepend(str(folder))
+            made = build_session("poisoned.gin", [f"train.microbatches = {microbatches}"], replicas)
+        return made, made.trainer.snapshot()
+
+    return make
+
+
 @pytest.fixture
-def recipe(tmp_path, monkeypatch):
-    (tmp_path / "poisoned.py").write_text(MODULE)
-    (tmp_path / "poisoned.gin").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return "poisoned.gin"
+def session(first_session):
+    """session(replicas=1, microbatches=1): that session at its first step."""
+
+    def restored(replicas=1, microbatches=1):
+        made, start = first_session(replicas, microbatches)
+        made.trainer.restore(start)
+        return made
+
+    return restored
 
 
-def train(recipe, replicas=1, microbatches=1):
-    made = build_session(recipe, [f"train.microbatches = {microbatches}"], replicas)
-    return made.trainer.train(made.trainer.batches(made.plan.data), STEPS), made
+@pytest.fixture
+def train(session):
+    """train(replicas=1, microbatches=1): the records of all steps, and the session."""
+
+    def run(replicas=1, microbatches=1):
+        made = session(replicas, microbatches)
+        return made.trainer.train(made.trainer.batches(made.plan.data), STEPS), made
+
+    return run
 
 
 def skipped_steps(records):
     return [int(step) for step in records.first_step + np.flatnonzero(records.finite == 0)]
 
 
-def test_every_topology_skips_the_same_steps_and_replicas_stay_equal(recipe):
-    expected, _ = train(recipe)
+def test_every_topology_skips_the_same_steps_and_replicas_stay_equal(train):
+    expected, _ = train()
     skipped = skipped_steps(expected)
     assert 1 <= len(skipped) <= 2
     assert expected.loss_scale[0] == 2.0**15
     assert expected.loss_scale[-1] in (2.0**14, 2.0**13)
     for replicas, microbatches in [(2, 1), (4, 1), (2, 2)]:
-        records, made = train(recipe, replicas, microbatches)
+        records, made = train(replicas, microbatches)
         assert skipped_steps(records) == skipped
         np.testing.assert_array_equal(records.loss_scale, expected.loss_scale)
         assert made.trainer.skipped_steps == len(skipped)
@@ -95,10 +129,10 @@ def test_every_topology_skips_the_same_steps_and_replicas_stay_equal(recipe):
                 np.testing.assert_array_equal(copy, copies[0], err_msg=variable.path)
 
 
-def test_a_skipped_step_leaves_weights_slots_statistics_and_counters_untouched(recipe):
-    records, _ = train(recipe)
+def test_a_skipped_step_leaves_weights_slots_statistics_and_counters_untouched(train, session):
+    records, _ = train()
     bad = skipped_steps(records)[0]
-    made = build_session(recipe, replicas=2)
+    made = session(2)
     trainer = made.trainer
     batches = trainer.batches(made.plan.data)
     trainer.train(batches, bad - 1)
@@ -111,9 +145,9 @@ def test_a_skipped_step_leaves_weights_slots_statistics_and_counters_untouched(r
 
 
 @pytest.mark.heavy
-def test_two_workers_skip_the_same_steps_and_the_log_says_so(recipe, run_workers, tmp_path):
-    skipped = skipped_steps(train(recipe)[0])
-    workers = run_workers(2, f"--gin_file={recipe}", "--model_dir=run")
+def test_two_workers_skip_the_same_steps_and_the_log_says_so(train, folder, run_workers, tmp_path):
+    skipped = skipped_steps(train()[0])
+    workers = run_workers(2, "--gin_file=poisoned.gin", f"--model_dir={tmp_path}/run", cwd=folder)
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
     for step in skipped:
         (note,) = (line for line in workers[0].stdout.splitlines() if line.startswith(f"step {step} skipped: "))
@@ -126,10 +160,10 @@ def test_two_workers_skip_the_same_steps_and_the_log_says_so(recipe, run_workers
     assert all(np.isfinite(value).all() for value in state.values())
 
 
-def test_scale_and_skipped_steps_survive_a_restart(recipe):
-    records, made = train(recipe)
+def test_scale_and_skipped_steps_survive_a_restart(train):
+    records, made = train()
     state = made.trainer.snapshot()
-    _, other = train(recipe, replicas=2)
+    _, other = train(2)
     other.trainer.restore(state)
     assert other.trainer.skipped_steps == len(skipped_steps(records))
     assert other.trainer.loss_scale == made.trainer.loss_scale
@@ -141,14 +175,14 @@ def test_scale_and_skipped_steps_survive_a_restart(recipe):
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
-def test_layers_that_overflow_and_the_replica_that_saw_it_are_named(recipe, replicas):
-    records, _ = train(recipe, replicas)
+def test_layers_that_overflow_and_the_replica_that_saw_it_are_named(train, session, replicas):
+    records, _ = train(replicas)
     bad = skipped_steps(records)[0]
-    made = build_session(recipe, replicas=replicas)
+    made = session(replicas)
     trainer, data = made.trainer, made.plan.data
     trainer.train(trainer.batches(data), bad)
     before = trainer.snapshot()
-    named = trainer.name_non_finite(data)
+    named = Diagnosis(trainer, data).non_finite_gradients()
     batch = next(iter(data.train_batches(shard_of(bad))))
     seen_by = int(np.flatnonzero(batch["image"].numpy().max(axis=1) > 1e5)[0]) // (32 // replicas)
     assert named.startswith("sequential/one/kernel")

@@ -25,7 +25,16 @@ from launcher.step.precision import DynamicLossScale, FixedLossScale
 
 STEPS, BATCH, FEATURES, HIDDEN, CLASSES = 5, 16, 6, 8, 4
 LEARNING_RATE, MOMENTUM = 0.5, 0.9
-TOPOLOGIES = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 4)]  # replicas, microbatches
+REPEATS = pytest.mark.exhaustive  # one more size or combination of what the cases beside it say
+TOPOLOGIES = [  # replicas, microbatches
+    (1, 1),
+    (4, 1),
+    (1, 4),
+    (2, 2),
+    pytest.param(2, 1, marks=REPEATS),
+    pytest.param(1, 2, marks=REPEATS),
+    pytest.param(4, 4, marks=REPEATS),
+]
 
 # ------------------------------------------------------------------------------------------------------ what is trained
 
@@ -136,17 +145,27 @@ def built(replicas, microbatches, scenario="ones", **recipe):
     return build(task, replicas, microbatches, **{"optimizer": optimizer, "loss_scale": "none", **recipe})
 
 
+@functools.cache
+def built_once(replicas, microbatches, **recipe):
+    """A session that is traced once for all cases, and its first state."""
+    made = built(replicas, microbatches, **recipe)
+    return made, made.trainer.snapshot()
+
+
+def train_from_the_start(replicas, microbatches, scenario, **recipe):
+    made, start = built_once(replicas, microbatches, **recipe)
+    made.trainer.restore(start)
+    given = GivenTask(batches(scenario), network, cross_entropy).data()
+    return made, made.trainer.train(made.trainer.batches(given), STEPS)
+
+
 SCENARIOS = ["ones", "padding", "a replica and a microbatch of only padding", "fractions", "a step of only padding"]
 
 
 @pytest.mark.parametrize(("replicas", "microbatches"), TOPOLOGIES)
 def test_five_steps_equal_numpy_whatever_the_weights_of_the_examples(replicas, microbatches):
-    made = built(replicas, microbatches)
-    start = made.trainer.snapshot()
     for scenario in SCENARIOS:
-        made.trainer.restore(start)
-        given = GivenTask(batches(scenario), network, cross_entropy).data()
-        records = made.trainer.train(made.trainer.batches(given), STEPS)
+        made, records = train_from_the_start(replicas, microbatches, scenario)
         assert_equals_numpy(made, records, scenario)
 
 
@@ -161,8 +180,8 @@ def test_the_scenarios_are_told_apart_by_the_oracle():
 def test_the_mean_gradient_is_clipped_once_by_its_global_norm(replicas, microbatches, scenario):
     norms = numpy_run("fractions")[0][3]
     clip = float(np.median(norms))  # some steps are clipped and some are not
-    made = built(replicas, microbatches, scenario, clip_global_norm=clip)
-    assert_equals_numpy(made, train(made), scenario, clip)
+    made, records = train_from_the_start(replicas, microbatches, scenario, clip_global_norm=clip)
+    assert_equals_numpy(made, records, scenario, clip)
 
 
 SCALES = {
@@ -172,8 +191,17 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "scale"),
+    [
+        (1, 2, "3"),
+        (4, 1, "2^-10"),
+        (4, 1, "dynamic"),
+        pytest.param(4, 1, "3", marks=REPEATS),
+        pytest.param(1, 2, "2^-10", marks=REPEATS),
+        pytest.param(1, 2, "dynamic", marks=REPEATS),
+    ],
+)
 def test_a_loss_scale_leaves_the_update_as_it_is(replicas, microbatches, scale):
     made = built(replicas, microbatches, "fractions", loss_scale=SCALES[scale], clip_global_norm=0.3)
     records = train(made)
@@ -184,8 +212,9 @@ def test_a_loss_scale_leaves_the_update_as_it_is(replicas, microbatches, scale):
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40])
 def test_the_size_of_the_buckets_changes_no_bit(bucket_bytes):
-    small, large = built(2, 2, "fractions", bucket_bytes=bucket_bytes), built(2, 2, "fractions")
-    for one, other in zip(train(small)[:-1], train(large)[:-1], strict=True):
+    small = built(2, 2, "fractions", bucket_bytes=bucket_bytes)
+    large, records = train_from_the_start(2, 2, "fractions")
+    for one, other in zip(train(small)[:-1], records[:-1], strict=True):
         np.testing.assert_equal(one, other)
     for one, other in zip(small.model.weights, large.model.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
@@ -202,8 +231,15 @@ def test_a_step_compiled_by_xla_equals_numpy():
 WIRE = {"float16": np.float16, "bfloat16": tf.bfloat16.as_numpy_dtype, "float32": np.float32}
 
 
-@pytest.mark.parametrize("wire_dtype", WIRE)
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("replicas", "wire_dtype"),
+    [
+        *((2, wire_dtype) for wire_dtype in WIRE),
+        (1, "float16"),
+        pytest.param(1, "bfloat16", marks=REPEATS),
+        pytest.param(1, "float32", marks=REPEATS),
+    ],
+)
 def test_gradients_are_rounded_to_the_wire_dtype_before_and_by_the_sum(replicas, wire_dtype):
     """Inputs are small integers and sizes powers of two, so that all but the wire is exact, bit for bit."""
     x = np.random.default_rng(0).integers(-5000, 5000, (1, 4, 5)).astype(np.float32)
@@ -274,8 +310,20 @@ def test_a_variable_that_the_loss_does_not_reach_stays_and_disturbs_nothing(repl
     np.testing.assert_array_equal(bias, np.zeros(3))
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "precision"),
+    [
+        (1, 1, "float32"),
+        (2, 1, "mixed_bfloat16"),
+        (2, 2, "mixed_float16"),
+        pytest.param(2, 1, "float32", marks=REPEATS),
+        pytest.param(2, 2, "float32", marks=REPEATS),
+        pytest.param(1, 1, "mixed_float16", marks=REPEATS),
+        pytest.param(2, 1, "mixed_float16", marks=REPEATS),
+        pytest.param(1, 1, "mixed_bfloat16", marks=REPEATS),
+        pytest.param(2, 2, "mixed_bfloat16", marks=REPEATS),
+    ],
+)
 def test_rows_of_an_embedding_that_come_twice_are_added_up(replicas, microbatches, precision):
     ids = np.array([[[0, 2], [2, 2], [1, 0], [4, 2]]], np.int32)
 
@@ -302,8 +350,19 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "part"),
+    [
+        ("float16", "plain"),
+        ("float64", "average"),
+        ("float16", "clip_layer_norm"),
+        ("float64", "clip_adaptive"),
+        pytest.param("float64", "plain", marks=REPEATS),
+        pytest.param("float16", "average", marks=REPEATS),
+        pytest.param("float64", "clip_layer_norm", marks=REPEATS),
+        pytest.param("float16", "clip_adaptive", marks=REPEATS),
+    ],
+)
 def test_a_layer_may_keep_its_weights_in_a_dtype_of_its_own(dtype, part):
     task = GivenTask(linear_batches(np.ones((2, 4, 2))), lambda: linear_model(2, dtype=dtype), negative_sum)
     made = build(task, 2, 2, **PARTS[part])
@@ -358,7 +417,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=REPEATS), 2])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_loss_that_is_no_sum_in_float32_is_refused_with_what_it_is(mistake, replicas):
     function, said = MISTAKES[mistake]
@@ -370,8 +429,17 @@ def test_a_loss_that_is_no_sum_in_float32_is_refused_with_what_it_is(mistake, re
         made.trainer.trace(made.trainer.batches(task.data()))
 
 
-@pytest.mark.parametrize("kind", [float, np.float32])
-@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "kind"),
+    [
+        (1, 1, float),
+        (2, 2, np.float32),
+        pytest.param(1, 1, np.float32, marks=REPEATS),
+        pytest.param(2, 1, float, marks=REPEATS),
+        pytest.param(2, 1, np.float32, marks=REPEATS),
+        pytest.param(2, 2, float, marks=REPEATS),
+    ],
+)
 def test_a_weight_or_a_metric_may_be_a_number_of_python(replicas, microbatches, kind):
     """A task whose batches are never padded may well write the size of its batch."""
 
@@ -400,8 +468,23 @@ def of_the_first_output(model, batch, training):
     return cross_entropy(lambda x, training: model(x, training=training)[0], batch, training)
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("make", [optimizers.adamw, optimizers.lamb, optimizers.momentum])
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "make"),
+    [
+        (1, 1, optimizers.lamb),
+        (2, 1, optimizers.momentum),
+        (1, 2, optimizers.adamw),
+        (2, 2, optimizers.adamw),
+        pytest.param(1, 1, optimizers.adamw, marks=REPEATS),
+        pytest.param(2, 1, optimizers.adamw, marks=REPEATS),
+        pytest.param(2, 1, optimizers.lamb, marks=REPEATS),
+        pytest.param(1, 2, optimizers.lamb, marks=REPEATS),
+        pytest.param(2, 2, optimizers.lamb, marks=REPEATS),
+        pytest.param(1, 1, optimizers.momentum, marks=REPEATS),
+        pytest.param(1, 2, optimizers.momentum, marks=REPEATS),
+        pytest.param(2, 2, optimizers.momentum, marks=REPEATS),
+    ],
+)
 def test_a_weight_that_the_loss_does_not_use_is_named_and_neither_updated_nor_decayed(replicas, microbatches, make):
     task = GivenTask(batches(), network_with_a_spare_layer, of_the_first_output)
 
@@ -429,20 +512,27 @@ def test_a_loss_that_uses_no_weight_is_refused():
         train(made)
 
 
-@pytest.mark.parametrize("padding", [0.0, np.nan, np.inf])
-@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (2, 2)])
-def test_a_batch_without_weight_moves_nothing_but_the_count_of_steps(replicas, microbatches, padding):
-    given = batches("a step of only padding")
-    given["x"][2] = padding
+@functools.cache
+def adaptive_session(replicas, microbatches):
     made = build(
-        GivenTask(given, network, cross_entropy),
+        GivenTask(batches(), network, cross_entropy),
         replicas,
         microbatches,
         optimizer=lambda: optimizers.adamw(learning_rate=0.1, weight_decay=0.1),
         loss_scale=DynamicLossScale(growth_interval=3),
         ema_decay=0.5,
     )
-    source = made.trainer.batches(made.plan.data)
+    return made, made.trainer.snapshot()
+
+
+@pytest.mark.parametrize("padding", [0.0, np.nan, np.inf])
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (2, 2)])
+def test_a_batch_without_weight_moves_nothing_but_the_count_of_steps(replicas, microbatches, padding):
+    given = batches("a step of only padding")
+    given["x"][2] = padding
+    made, start = adaptive_session(replicas, microbatches)
+    made.trainer.restore(start)
+    source = made.trainer.batches(GivenTask(given, network, cross_entropy).data())
     made.trainer.train(source, 2)
     before = made.trainer.snapshot()
     records = made.trainer.train(source, 1)

@@ -18,6 +18,7 @@ from small_run import GivenBatches, GivenTask, assert_replicas_equal, build
 
 from launcher import optimizers
 from launcher.errors import UsageError
+from launcher.step.diagnosis import Diagnosis
 from launcher.step.precision import DynamicLossScale
 
 STEPS = 10
@@ -26,7 +27,15 @@ FEATURES = {"first": 3, "second": 2}
 RATE, DECAY, EPSILON = 0.125, 0.5, 0.01
 SCALE = DynamicLossScale(initial_scale=64.0, growth_interval=2, hysteresis=2, floor=16.0, ceiling=128.0)
 # Replicas, microbatches, examples: one example a part, and two; whole numbers of neither two nor four.
-TOPOLOGIES = [(1, 1, 1), (1, 3, 3), (2, 1, 2), (2, 2, 8), (3, 1, 3), (4, 1, 4)]
+REPEATS = pytest.mark.exhaustive  # one more topology of what the others say
+TOPOLOGIES = [
+    (1, 3, 3),
+    (2, 2, 8),
+    (3, 1, 3),
+    pytest.param((1, 1, 1), marks=REPEATS),
+    pytest.param((2, 1, 2), marks=REPEATS),
+    pytest.param((4, 1, 4), marks=REPEATS),
+]
 
 quickly = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -216,7 +225,7 @@ def test_overflows_anywhere_move_the_scale_by_the_rule_and_leave_no_other_trace(
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("example", [0, 3])
-@pytest.mark.parametrize("topology", [(1, 1, 1), (2, 1, 2), (2, 2, 8), (4, 1, 4)])
+@pytest.mark.parametrize("topology", [(1, 3, 3), (2, 2, 8), (3, 1, 3), pytest.param((4, 1, 4), marks=REPEATS)])
 def test_a_skipped_step_names_the_layer_and_the_replica_and_nothing_moves(topology, example, layer):
     replicas, _, batch = topology
     arrays = poisoned(filled(batch, 0), [(2, example, layer, np.inf)])
@@ -226,7 +235,7 @@ def test_a_skipped_step_names_the_layer_and_the_replica_and_nothing_moves(topolo
     assert made.trainer.train(made.trainer.batches(data), 3).finite.tolist() == [1, 1, 0]
     before = made.trainer.snapshot()
     replica = example % batch // (batch // replicas)
-    assert made.trainer.name_non_finite(data) == f"{layer}_line/kernel, on replica {replica}"
+    assert Diagnosis(made.trainer, data).non_finite_gradients() == f"{layer}_line/kernel, on replica {replica}"
     for name, value in made.trainer.snapshot().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     assert_replicas_equal(made)
@@ -238,7 +247,10 @@ def overflows_on_the_wire(parts: list[float], scale: float, nominal: float) -> b
     return max(*sent, sum(sent)) >= 65520
 
 
-@pytest.mark.parametrize("topology", [(1, 1, 1), (2, 1, 2), (4, 1, 4), (2, 2, 4)])
+@pytest.mark.parametrize(
+    "topology",
+    [(4, 1, 4), (2, 2, 4)] + [pytest.param(one, marks=REPEATS) for one in [(1, 1, 1), (2, 1, 2)]],
+)
 @given(data=st.data())
 @quickly
 def test_a_scale_too_large_for_the_float16_wire_falls_until_the_sum_fits(topology, data):

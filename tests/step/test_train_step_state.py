@@ -19,6 +19,7 @@ from small_run import (
     train,
 )
 
+from launcher.step.diagnosis import Diagnosis
 from models.normalization import BatchNormalization
 
 TOPOLOGIES = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2)]  # replicas, microbatches
@@ -141,7 +142,11 @@ def test_a_whole_number_that_a_layer_counts_is_one_a_step_and_none_for_a_skipped
     made = build(GivenTask(linear_batches(x), model, first_output), replicas, microbatches)
     assert train(made).finite.tolist() == [1, 0, 1, 0]
     assert copies(made.model.layers[0].count) == [2] * replicas
-    assert made.trainer.name_non_finite(made.plan.data).endswith(f"line/kernel, on replica {replicas - 1}")
+    assert (
+        Diagnosis(made.trainer, made.plan.data)
+        .non_finite_gradients()
+        .endswith(f"line/kernel, on replica {replicas - 1}")
+    )
     assert copies(made.model.layers[0].count) == [2] * replicas
 
 

@@ -30,6 +30,7 @@ import traceback
 import types
 from pathlib import Path
 
+from launcher import errors
 from launcher.machine.cluster import resolve
 from launcher.supervised import drill
 from launcher.supervised.preemption import StopRequest
@@ -131,7 +132,7 @@ def leave(code):
 def raise_error(kind, message, code, after_peers=False):
     """As launcher.main ends: the error is recorded and printed, then the process leaves, sooner or later."""
     try:
-        raise type(kind, (Exception,), {})(message)
+        raise getattr(errors, kind, type(kind, (Exception,), {}))(message)
     except Exception as error:
         record_error(os.environ, error, code)
         traceback.print_exc()

@@ -13,7 +13,7 @@ from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.pairs import TextPairs
 from launcher.errors import UsageError
 from launcher.tasks.language_modelling import LanguageModelling
-from launcher.tasks.tokens import token_sums
+from launcher.tasks.text import token_sums
 from launcher.tasks.translation import Translation
 from models.transformer import language_model, transformer
 

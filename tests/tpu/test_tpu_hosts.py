@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import RandomAccessData
-from launcher.data.text.mapped import MappedExamples
+from launcher.data.text.rows import MappedExamples
 from launcher.errors import UsageError
 
 BINDINGS = ["mlp.units = 8", "train.precision = 'float32'", "train.global_batch_size = 32"]

@@ -13,6 +13,7 @@ import tensorflow as tf
 from launcher.data.distributed import distribute_batches
 from launcher.data.text.corpus import TextCorpus
 from launcher.serving import predict
+from launcher.step.diagnosis import Diagnosis
 
 REPLICAS, ROWS = 8, 2
 TRANSFORMER = ("transformer.layers = 1", "transformer.width = 128", "text_pairs.vocab_size = 512")
@@ -97,6 +98,7 @@ def test_the_layers_of_a_skipped_step_are_named_by_one_program():
     with made_up_tpu.strategy(REPLICAS) as strategy:
         made = built(strategy, "resnet_cpu.gin", ("resnet.depth = 8",))
         stand_in = made_up_tpu.training_shapes(made.plan)
-        found = graph_of(lambda: made.trainer._non_finite(next(batches(made, stand_in))))
+        diagnosis = Diagnosis(made.trainer, made.plan.data)
+        found = graph_of(lambda: diagnosis._non_finite(next(batches(made, stand_in))))
     assert replicated.faults(found) == []
     assert replicated.reductions(found).total() == 2

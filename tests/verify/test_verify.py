@@ -19,12 +19,11 @@ from building import build_session
 
 from launcher.errors import TrainingError, UsageError
 from launcher.reporting.console import make_console
-from launcher.verify import command, control, processes, record, table
+from launcher.verify import control, processes, record, table, verification
 from launcher.verify.compare import QUANTITIES, compare, not_finite
-from launcher.verify.processes import Died, Job, Refused
+from launcher.verify.processes import Died, Refused, TrainingJob
 from launcher.verify.record import Record, digest
-from launcher.verify.settings import Settings, Topology
-from launcher.verify.tolerances import Tolerances, for_policy
+from launcher.verify.settings import Tolerances, Topology, VerifySettings, for_policy
 
 TOLERANCES = Tolerances(loss=1e-5, gradient_norm=1e-4, weights=1e-3, slots=1e-2, moving_statistics=1e-3)
 STEPS = 4
@@ -194,21 +193,21 @@ def results(*records: Record):
 def test_the_worst_offender_is_named_with_topology_quantity_and_place():
     slight = made(loss=made().loss * (1 + 2e-5))
     bad = state(**{"model/dense/kernel": np.float32([[0.5, 7.0]])})
-    command.judge(results(made(), made()))
+    verification.judge(results(made(), made()))
     with pytest.raises(TrainingError, match=r"1 of 2 .*mirrored 3: loss off by 2e-05 at step 1"):
-        command.judge(results(made(), slight))
+        verification.judge(results(made(), slight))
     with pytest.raises(TrainingError, match=r"worst offender is mirrored 2: weights .*model/dense/kernel"):
-        command.judge(results(bad, slight, made()))
+        verification.judge(results(bad, slight, made()))
 
 
 def test_a_topology_that_died_fails_and_one_that_does_not_apply_passes():
     died = table.Result(topology=Topology(workers=2), seconds=1.0, died="worker 1 ended with exit code 3")
     refused = table.Result(topology=Topology(microbatches=3), seconds=1.0, refused="128 cannot be split")
-    command.judge([*results(made()), refused])
+    verification.judge([*results(made()), refused])
     with pytest.raises(TrainingError, match="workers 2"):
-        command.judge([*results(made()), died])
+        verification.judge([*results(made()), died])
     with pytest.raises(UsageError, match="nothing was verified"):
-        command.judge([refused])
+        verification.judge([refused])
 
 
 def judged(found: Record, other_rounding: Record) -> table.Result:
@@ -227,7 +226,7 @@ def test_a_deviation_that_one_replica_has_from_itself_is_amplified_rounding_and_
     for own in (3e-5, 6e-6):  # within its tolerance or not
         result = judged(late(2e-5), late(own))
         assert result.verdict == "amplified rounding"
-        command.judge([result])
+        verification.judge([result])
     (remark,) = result.remarks
     assert remark.startswith("mirrored 2: amplified rounding: loss off by 2e-05 at step 4")
     assert remark.endswith("the control is off by 6.0e-06")
@@ -238,7 +237,7 @@ def test_a_larger_one_or_one_in_another_quantity_stays_exceeded_and_says_what_to
     for result in (judged(late(1.3e-4), late(3e-5)), judged(weights, late(3e-5)), judged(late(2e-5), made())):
         assert result.verdict == "EXCEEDED"
         with pytest.raises(TrainingError, match=r"Rounding does not explain it: .* fewer verify.steps, or with train"):
-            command.judge([result])
+            verification.judge([result])
 
 
 def test_only_what_may_have_grown_from_rounding_is_put_to_the_control():
@@ -248,8 +247,8 @@ def test_only_what_may_have_grown_from_rounding_is_put_to_the_control():
     infinite = state(**{"model/dense/kernel": np.float32([[np.inf, 1]])})
     for found in (at_once, other_skips, other_bits, infinite):
         (result,) = results(found)
-        assert not command.may_be_rounding(result, made())
-    assert command.may_be_rounding(results(late(2e-5))[0], made())
+        assert not verification.may_be_rounding(result, made())
+    assert verification.may_be_rounding(results(late(2e-5))[0], made())
     # Where the first step is skipped, nothing has been updated before the second.
     skipped = made(finite=np.array([0.0, 1.0, 1.0, 1.0]))
     second = made(loss=made().loss * np.array([1.0, 1.001, 1.0, 1.0]), finite=skipped.finite)
@@ -267,7 +266,7 @@ def test_a_control_with_the_defect_in_it_excuses_nothing(own, why):
     result = judged(late(2e-5), own)
     assert result.verdict == "EXCEEDED"
     with pytest.raises(TrainingError, match=f"the control cannot be used: .*{why}"):
-        command.judge([result])
+        verification.judge([result])
 
 
 @pytest.mark.parametrize("groups", [(), (4,), (2, 4), (4, 6)])
@@ -317,7 +316,7 @@ def test_the_table_shows_every_topology_and_says_what_is_wrong(stream, monkeypat
 
 
 def test_topologies_follow_the_settings_and_the_recipes_own_microbatches():
-    assert [one.name for one in Settings(replicas=2, workers=(2, 3), microbatches=()).topologies(4)] == [
+    assert [one.name for one in VerifySettings(replicas=2, workers=(2, 3), microbatches=()).topologies(4)] == [
         "mirrored 2",
         "workers 2",
         "workers 3",
@@ -325,9 +324,9 @@ def test_topologies_follow_the_settings_and_the_recipes_own_microbatches():
     ]
     for settings in ({"replicas": 1}, {"steps": 0}, {"timeout_seconds": 0.0}, {"devices": "tpu"}):
         with pytest.raises(UsageError, match=f"verify.{next(iter(settings))}"):
-            Settings(**settings)
+            VerifySettings(**settings)
     with pytest.raises(UsageError, match="nothing to verify"):
-        Settings(replicas=(), workers=(), microbatches=()).topologies(1)
+        VerifySettings(replicas=(), workers=(), microbatches=()).topologies(1)
 
 
 def test_sixteen_bits_get_wider_tolerances_than_float32_and_float16_no_wider_than_bfloat16():
@@ -341,8 +340,8 @@ def test_sixteen_bits_get_wider_tolerances_than_float32_and_float16_no_wider_tha
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def job(tmp_path, **changes) -> Job:
-    plain = Job(
+def job(tmp_path, **changes) -> TrainingJob:
+    plain = TrainingJob(
         gin_files=("absent.gin",),
         gin_params=(),
         seed=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import keras
@@ -16,9 +17,9 @@ from launcher.reporting.metrics_file import read_events
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run import session
+from launcher.run.actions import SampleGradients
 from launcher.run.controller import Controller
 from launcher.step.precision import FixedLossScale
-from launcher.supervised.progress import Progress
 from launcher.watch.precision_watch import PrecisionWatch, Watch
 
 # ---------------------------------------------------------------------------------------------------- what is sampled
@@ -130,10 +131,11 @@ def trained(model_dir: Path, replicas: int, steps: int = STEPS, watch: Precision
         made.trainer.restore(store.read(store.steps()[-1]))
     reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True, quiet=True)
     reporter.truncate_after(made.trainer.step)
+    made = dataclasses.replace(made, plan=dataclasses.replace(made.plan, total_steps=steps))
+    sampling = session.watch(made)
     loop = Controller(
-        trainer=made.trainer, evaluator=made.evaluator, data=made.plan.data, saver=Saver(store, asynchronous=False),
-        reporter=reporter, stopwatch=Stopwatch(), recipe=made.plan.recipe, total_steps=steps, evaluate=False,
-        progress=Progress({}), watch=session.watch(made),
+        made, saver=Saver(store, asynchronous=False), reporter=reporter, stopwatch=Stopwatch(), evaluate=False,
+        actions=[SampleGradients(sampling, reporter)] if sampling is not None else [],
     )  # fmt: skip
     loop.prepare()
     loop.train()

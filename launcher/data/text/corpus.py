@@ -12,33 +12,29 @@ not 0: of held-out text, every token and every END exactly once.
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Iterable, Iterator
 
 import gin
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.batch_spec import BatchSpec
-from launcher.data.pipeline import Batch, Shard
-from launcher.data.text import packing, rows, storage, vocabulary
+from launcher.data.pipeline import Batch
+from launcher.data.text import packing, rows, storage
 from launcher.data.text.files import FileCorpus
 from launcher.data.text.packing import Sequences
 from launcher.data.text.python_docs import PythonDocs
-from launcher.data.text.rows import Rows
+from launcher.data.text.rows import TextRows
 from launcher.data.text.source import Source, refuse
 from launcher.data.text.tfds_text import TfdsCorpus
-from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
+from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError, advice
 
 _BLOCK = 1_000
-_FORMAT = 1  # of the stored rows
 _NAMES = ("python_docs", "files", "tfds:lm1b")
 _TFDS_PREFIX = "tfds:"
 
 
-class TextCorpus:
+class TextCorpus(TextRows[str]):
     """Documents as tokens: `Data`, and what a language modelling task has to know.
 
     Args:
@@ -59,39 +55,13 @@ class TextCorpus:
         eval_context: int = 0,
         memory_limit_bytes: int = 2 * 1024**3,
     ):
-        vocabulary.check_size(vocab_size, "text_corpus.vocab_size")
+        super().__init__(source, binding="text_corpus", vocab_size=vocab_size, memory_limit_bytes=memory_limit_bytes)
         if length < 2:
             raise UsageError(f"text_corpus.length = {length} must be 2 or more")
         if not 0 <= eval_context < length:
             raise UsageError(f"text_corpus.eval_context = {eval_context} must be from 0 to length - 1 = {length - 1}")
-        self.name = source.name
-        self.vocab_size = vocab_size
-        self.length = length
+        self.length = self.max_length = self.row_length = length
         self._eval_context = eval_context
-        self._source = source
-        self._memory_limit_bytes = memory_limit_bytes
-        self._checked = False
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of a row."""
-        return self.length
-
-    def check(self) -> None:
-        """Raises UsageError where a package is missing or the data set is not prepared. Reads no text."""
-        vocabulary.check("text_corpus")
-        self._source.check()
-        self._checked = True
-
-    @property
-    def num_train_examples(self) -> int | None:
-        """Rows of an epoch; None before `check()`: how many there are is known when they are packed."""
-        return self._opened.batches.num_train_examples if self._checked else None
-
-    @property
-    def num_eval_examples(self) -> int | None:
-        """Rows of one evaluation; None before `check()` or if there are none."""
-        return self._opened.batches.num_eval_examples if self._checked else None
 
     @property
     def bytes_per_token(self) -> float:
@@ -114,33 +84,16 @@ class TextCorpus:
         """All held-out documents, one after another."""
         return "".join(self._source.held_out())
 
-    def batch_spec(self, size: int) -> BatchSpec:
-        """See `launcher.data.batch_spec`."""
-        rows_spec = tf.TensorSpec([size, self.length], tf.int32)
-        names = ("tokens", "targets", "segments", "positions")
-        return {**dict.fromkeys(names, rows_spec), "weight": tf.TensorSpec([size], tf.float32)}
+    def _keys(self) -> Iterable[str]:
+        return "tokens", "targets", "segments", "positions"
 
-    def train_batches(self, shard: Shard) -> tf.data.Dataset:
-        return self._opened.batches.train_batches(shard)
+    def _layout(self) -> tuple[int, ...]:
+        return self.length, self._eval_context
 
-    def eval_batches(self, shard: Shard) -> tf.data.Dataset:
-        return self._opened.batches.eval_batches(shard)
+    def _texts(self) -> Iterator[str]:
+        return self._source.train()
 
-    @functools.cached_property
-    def vocabulary(self) -> Vocabulary:
-        """Trained on the training documents when it is first asked for."""
-        return vocabulary.cached_vocabulary(
-            self.name, self._source.digest(), size=self.vocab_size, texts=self._source.train
-        )
-
-    @functools.cached_property
-    def _opened(self) -> Rows:
-        version = storage.digest(self._source.digest(), self.vocab_size, self.length, self._eval_context, _FORMAT)
-        return rows.open_rows(
-            self.name, version, self._rows, finish=_batch, memory_limit_bytes=self._memory_limit_bytes
-        )
-
-    def _rows(self) -> storage.Built:
+    def _make(self) -> storage.Built:
         train, _ = self._packed(self._source.train(), context=0)
         if not train:
             raise UsageError(f"{self.name!r} has no training text")
@@ -148,12 +101,15 @@ class TextCorpus:
         predicted = int(np.count_nonzero(held_out["targets"])) if held_out else 0
         return rows.split(train, held_out), {"held_out_bytes": size, "held_out_tokens": predicted}
 
+    def _finish(self, stored: Batch) -> Batch:
+        batch = {key: tf.cast(value, tf.int32) for key, value in stored.items()}
+        return {**batch, "segments": rows.segments(batch["tokens"], batch["positions"])}
+
     def _packed(self, texts: Iterable[str], *, context: int) -> tuple[dict[str, np.ndarray], int]:
         """The rows as they are stored, none if there are no texts, and the texts' UTF-8 bytes."""
         dtype = packing.token_dtype(self.vocab_size)
         tokens, targets, size = [], [], 0
-        texts = iter(texts)
-        while block := list(itertools.islice(texts, _BLOCK)):
+        for block in rows.blocks(texts, _BLOCK):
             size += sum(len(text.encode()) for text in block)
             pieces = [
                 piece
@@ -189,11 +145,6 @@ def cut(document: list[int], *, length: int, context: int) -> Iterator[tuple[lis
         stop = min(start + length, last)
         yield document[start:stop], [0] * (done - start) + document[done + 1 : stop + 1]
         done = stop
-
-
-def _batch(stored: Batch) -> Batch:
-    batch = {key: tf.cast(value, tf.int32) for key, value in stored.items()}
-    return {**batch, "segments": rows.segments(batch["tokens"], batch["positions"])}
 
 
 @gin.configurable

@@ -16,37 +16,35 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import gin
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from launcher.data.batch_spec import BatchSpec
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
-from launcher.data.text import help_pages, packing, rows, storage, vocabulary
+from launcher.data.text import help_pages, packing, rows, storage
 from launcher.data.text.files import FilePairs
 from launcher.data.text.help_pages import HelpPages
 from launcher.data.text.packing import Sequences
-from launcher.data.text.rows import Rows
+from launcher.data.text.rows import TextRows
 from launcher.data.text.source import Source, refuse
 from launcher.data.text.spoken_numbers import SpokenNumbers
 from launcher.data.text.tfds_text import TfdsPairs
-from launcher.data.text.vocabulary import BEGIN, END, Vocabulary
+from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError, advice
 
 Pair = tuple[str, str]
 
 _BLOCK = 10_000
-_FORMAT = 1  # of the stored rows
 _DECODE = "decode.source"  # the key of held-out sources, one a row
 _KINDS = ("source", "target")
 _NAMES = ("spoken_numbers", *help_pages.NAMES, "files", "tfds:wmt14_translate/de-en")
 _TFDS_PREFIX = "tfds:"
 
 
-class TextPairs:
+class TextPairs(TextRows[Pair]):
     """Pairs of texts as tokens: `Data`, and what a translation task has to know.
 
     Args:
@@ -69,7 +67,7 @@ class TextPairs:
         row_length: int | None = None,
         memory_limit_bytes: int = 2 * 1024**3,
     ):
-        vocabulary.check_size(vocab_size, "text_pairs.vocab_size")
+        super().__init__(source, binding="text_pairs", vocab_size=vocab_size, memory_limit_bytes=memory_limit_bytes)
         row_length = max_length if row_length is None else row_length
         if max_length < 2:
             raise UsageError(f"text_pairs.max_length = {max_length} must be 2 or more: one token, and the end")
@@ -78,49 +76,14 @@ class TextPairs:
                 f"text_pairs.row_length = {row_length} must be text_pairs.max_length = {max_length}, or more if "
                 f"text_pairs.packed (it is {packed})"
             )
-        self.name = source.name
-        self.vocab_size = vocab_size
         self.max_length = max_length
         self.row_length = row_length
         self.packed = packed
-        self._source = source
-        self._memory_limit_bytes = memory_limit_bytes
-        self._checked = False
-
-    def check(self) -> None:
-        """Raises UsageError where a package is missing or the data set is not prepared. Reads no text."""
-        vocabulary.check("text_pairs")
-        self._source.check()
-        self._checked = True
-
-    @property
-    def num_train_examples(self) -> int | None:
-        """Rows of an epoch; None before `check()`: how many there are is known when they are packed."""
-        return self._opened.batches.num_train_examples if self._checked else None
-
-    @property
-    def num_eval_examples(self) -> int | None:
-        """Rows of one evaluation; None before `check()` or if there are none."""
-        return self._opened.batches.num_eval_examples if self._checked else None
 
     @property
     def num_dropped_pairs(self) -> int:
         """Training pairs that are longer than `max_length`."""
         return int(self._opened.facts["dropped"])
-
-    def batch_spec(self, size: int) -> BatchSpec:
-        """See `launcher.data.batch_spec`."""
-        names = ["source", "target_in", "target_out"]
-        if self.packed:
-            names += [f"{kind}_{part}" for kind in _KINDS for part in ("segments", "positions")]
-        rows_spec = tf.TensorSpec([size, self.row_length], tf.int32)
-        return {**dict.fromkeys(names, rows_spec), "weight": tf.TensorSpec([size], tf.float32)}
-
-    def train_batches(self, shard: Shard) -> tf.data.Dataset:
-        return self._opened.batches.train_batches(shard)
-
-    def eval_batches(self, shard: Shard) -> tf.data.Dataset:
-        return self._opened.batches.eval_batches(shard)
 
     def decode_batches(self, shard: Shard, chosen: np.ndarray | None = None) -> tf.data.Dataset:
         """Held-out sources to translate, one a row, every one once over all hosts.
@@ -140,15 +103,6 @@ class TextPairs:
         chosen_rows = ArrayExamples({"source": decode[examples], "example": examples})
         return RandomAccessData(train=chosen_rows, evaluation=chosen_rows, finish=_decode_batch).eval_batches(shard)
 
-    @functools.cached_property
-    def vocabulary(self) -> Vocabulary:
-        """Trained on the training pairs, both sides, when it is first asked for."""
-
-        def texts() -> Iterator[str]:
-            return itertools.chain.from_iterable(self._source.train())
-
-        return vocabulary.cached_vocabulary(self.name, self._source.digest(), size=self.vocab_size, texts=texts)
-
     @property
     def train_pairs(self) -> list[Pair]:
         """The training (source, target) texts, whole, those too long for a row among them; read anew every time."""
@@ -159,24 +113,24 @@ class TextPairs:
         """The held-out (source, target) texts, whole, in the order of "example" in `decode_batches`."""
         return list(self._source.held_out())
 
-    @functools.cached_property
-    def _opened(self) -> Rows:
-        shape = (self.vocab_size, self.max_length, self.row_length, self.packed)
-        opened = rows.open_rows(
-            self.name,
-            storage.digest(self._source.digest(), *shape, _FORMAT),
-            self._rows,
-            finish=functools.partial(_batch, packed=self.packed),
-            memory_limit_bytes=self._memory_limit_bytes,
-        )
-        if opened.facts["dropped"]:
+    def _keys(self) -> Iterable[str]:
+        parts = ("segments", "positions") if self.packed else ()
+        return "source", "target_in", "target_out", *(f"{kind}_{part}" for kind in _KINDS for part in parts)
+
+    def _layout(self) -> tuple[int, ...]:
+        return self.max_length, self.row_length, self.packed
+
+    def _texts(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(self._source.train())
+
+    def _tell(self, facts: Mapping[str, float]) -> None:
+        if facts["dropped"]:
             logging.warning(
                 "%s: %d of %d training pairs are longer than text_pairs.max_length = %d and left out",
-                self.name, opened.facts["dropped"], opened.facts["pairs"], self.max_length,
+                self.name, facts["dropped"], facts["pairs"], self.max_length,
             )  # fmt: skip
-        return opened
 
-    def _rows(self) -> storage.Built:
+    def _make(self) -> storage.Built:
         train, dropped = self._sequences(self._source.train(), _whole)
         total = len(train[0]) + dropped
         if not len(train[0]):
@@ -196,8 +150,7 @@ class TextPairs:
         dtype = packing.token_dtype(self.vocab_size)
         blocks: tuple[list[Sequences], list[Sequences]] = ([], [])
         dropped = 0
-        pairs = iter(pairs)
-        while block := list(itertools.islice(pairs, _BLOCK)):
+        for block in rows.blocks(pairs, _BLOCK):
             both = zip(*(self.vocabulary.encode(side) for side in zip(*block, strict=True)), strict=True)
             kept = [fitted for source, target in both if (fitted := fit(source, target, self.max_length - 1))]
             dropped += len(block) - len(kept)
@@ -206,7 +159,7 @@ class TextPairs:
         return (Sequences.concatenate(blocks[0], dtype), Sequences.concatenate(blocks[1], dtype)), dropped
 
     def _packed(self, sequences: tuple[Sequences, Sequences]) -> dict[str, np.ndarray]:
-        """The rows as they are stored; `_batch` makes the rest of them."""
+        """The rows as they are stored; `_finish` makes the rest of them."""
         if self.packed:
             order = packing.scattered(len(sequences[0]))
             source, target = (part.select(order) for part in sequences)
@@ -219,6 +172,17 @@ class TextPairs:
             filled[name], filled[f"{name}_positions"] = packing.fill(part, plan, kind, self.row_length)
         return filled
 
+    def _finish(self, stored: Batch) -> Batch:
+        batch = {key: tf.cast(value, tf.int32) for key, value in stored.items()}
+        target, starts = batch.pop("target"), batch["target_positions"] == 0
+        before = tf.where(starts, BEGIN, tf.roll(target, 1, axis=1))
+        batch |= {"target_in": tf.where(target == 0, 0, before), "target_out": target}
+        for name, row in (("source", batch["source"]), ("target", target)):
+            positions = batch.pop(f"{name}_positions")
+            if self.packed:
+                batch |= {f"{name}_segments": rows.segments(row, positions), f"{name}_positions": positions}
+        return batch
+
 
 Tokens = list[int]
 Fit = Callable[[Tokens, Tokens, int], tuple[Tokens, Tokens] | None]
@@ -230,20 +194,6 @@ def _whole(source: Tokens, target: Tokens, limit: int) -> tuple[Tokens, Tokens] 
 
 def _cut(source: Tokens, target: Tokens, limit: int) -> tuple[Tokens, Tokens]:
     return source[:limit], target[:limit]
-
-
-def _batch(stored: Batch, *, packed: bool) -> Batch:
-    """Stored rows as the task gets them."""
-    batch = {key: tf.cast(value, tf.int32) for key, value in stored.items()}
-    target, starts = batch.pop("target"), batch["target_positions"] == 0
-    before = tf.where(starts, BEGIN, tf.roll(target, 1, axis=1))
-    batch |= {"target_in": tf.where(target == 0, 0, before), "target_out": target}
-    tokens = {"source": batch["source"], "target": target}
-    for name, row in tokens.items():
-        positions = batch.pop(f"{name}_positions")
-        if packed:
-            batch |= {f"{name}_segments": rows.segments(row, positions), f"{name}_positions": positions}
-    return batch
 
 
 def _decode_batch(stored: Batch) -> Batch:

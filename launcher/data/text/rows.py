@@ -1,17 +1,28 @@
-"""Rows of tokens that are made once, kept in the data directory and served from there in batches."""
+"""Texts as rows of tokens: made once, kept in the data directory and served from there in batches."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import Batch, RandomAccessData
-from launcher.data.text import mapped, storage
+from launcher.data.batch_spec import BatchSpec
+from launcher.data.pipeline import ArrayExamples, Batch, Examples, RandomAccessData, Shard
+from launcher.data.text import storage, vocabulary
+from launcher.data.text.source import Source
 from launcher.data.text.storage import Arrays, Built
+from launcher.data.text.vocabulary import Vocabulary
 
+_FORMAT = 1  # of the stored rows
 _TRAIN, _HELD_OUT = "train.", "held_out."
+
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +38,108 @@ class Rows:
     batches: RandomAccessData
     arrays: Arrays
     facts: Mapping[str, float]
+
+
+class TextRows(abc.ABC, Generic[Item]):
+    """Texts as batches of token rows: `Data`, with the vocabulary that is trained on them.
+
+    Nothing is read before it is asked for. A subclass says what a row holds.
+
+    Args:
+      source: the texts.
+      binding: gin name of what makes it, for messages.
+      vocab_size: token ids.
+      memory_limit_bytes: rows that take more stay on disk.
+
+    Raises:
+      UsageError: no vocabulary can have this size.
+    """
+
+    row_length: int
+    """Tokens of a row."""
+
+    def __init__(self, source: Source[Item], *, binding: str, vocab_size: int, memory_limit_bytes: int):
+        vocabulary.check_size(vocab_size, f"{binding}.vocab_size")
+        self.name = source.name
+        self.vocab_size = vocab_size
+        self._source = source
+        self._binding = binding
+        self._memory_limit_bytes = memory_limit_bytes
+        self._checked = False
+
+    @abc.abstractmethod
+    def _keys(self) -> Iterable[str]:
+        """What a batch has a row of tokens, or of numbers of tokens, of."""
+
+    @abc.abstractmethod
+    def _layout(self) -> tuple[int, ...]:
+        """What the stored rows depend on, beside the texts and the size of the vocabulary."""
+
+    @abc.abstractmethod
+    def _texts(self) -> Iterator[str]:
+        """What the vocabulary is trained on."""
+
+    @abc.abstractmethod
+    def _make(self) -> Built:
+        """The rows as they are stored, see `open_rows`, and facts beside them."""
+
+    @abc.abstractmethod
+    def _finish(self, stored: Batch) -> Batch:
+        """A batch of stored rows as a task gets it."""
+
+    def _tell(self, facts: Mapping[str, float]) -> None:
+        """Called once, when the rows are opened: what a person should know of them."""
+
+    def check(self) -> None:
+        """Raises UsageError where a package is missing or the data set is not prepared. Reads no text."""
+        vocabulary.check(self._binding)
+        self._source.check()
+        self._checked = True
+
+    @property
+    def num_train_examples(self) -> int | None:
+        """Rows of an epoch; None before `check()`: how many there are is known when they are packed."""
+        return self._opened.batches.num_train_examples if self._checked else None
+
+    @property
+    def num_eval_examples(self) -> int | None:
+        """Rows of one evaluation; None before `check()` or if there are none."""
+        return self._opened.batches.num_eval_examples if self._checked else None
+
+    def batch_spec(self, size: int) -> BatchSpec:
+        """See `launcher.data.batch_spec`."""
+        rows_spec = tf.TensorSpec([size, self.row_length], tf.int32)
+        return {**dict.fromkeys(self._keys(), rows_spec), "weight": tf.TensorSpec([size], tf.float32)}
+
+    def train_batches(self, shard: Shard) -> tf.data.Dataset:
+        return self._opened.batches.train_batches(shard)
+
+    def eval_batches(self, shard: Shard) -> tf.data.Dataset:
+        return self._opened.batches.eval_batches(shard)
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Trained on the training texts when it is first asked for."""
+        return vocabulary.cached_vocabulary(self.name, self._source.digest(), size=self.vocab_size, texts=self._texts)
+
+    @functools.cached_property
+    def _opened(self) -> Rows:
+        opened = open_rows(
+            self.name,
+            storage.digest(self._source.digest(), self.vocab_size, *self._layout(), _FORMAT),
+            self._make,
+            finish=self._finish,
+            memory_limit_bytes=self._memory_limit_bytes,
+        )
+        self._tell(opened.facts)
+        return opened
+
+
+def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Up to `size` items at a time."""
+    items = iter(items)
+    while block := list(itertools.islice(items, size)):
+        yield block
 
 
 def split(train: Arrays, held_out: Arrays) -> Arrays:
@@ -63,11 +176,49 @@ def open_rows(
         for part in (_TRAIN, _HELD_OUT)
     )
     batches = RandomAccessData(
-        train=mapped.examples(train, memory_limit_bytes),
-        evaluation=mapped.examples(held_out, memory_limit_bytes) if held_out else None,
+        train=_examples(train, memory_limit_bytes),
+        evaluation=_examples(held_out, memory_limit_bytes) if held_out else None,
         finish=finish,
     )
     return Rows(batches, arrays, facts)
+
+
+class MappedExamples:
+    """Examples that stay on disk: what is fetched is read.
+
+    Args:
+      arrays: key to memory-mapped array [n, ...], all of one length.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self._arrays = dict(arrays)
+        self._length = len(next(iter(self._arrays.values())))
+        size = sum(array.nbytes for array in self._arrays.values())
+        self.needs_python = (
+            f"have its rows held in memory, by a memory_limit_bytes of text_corpus or text_pairs of at least {size}"
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fetch(self, indices: tf.Tensor) -> Batch:
+        rows = tf.numpy_function(
+            lambda chosen: [np.asarray(array[chosen]) for array in self._arrays.values()],
+            [indices],
+            [tf.as_dtype(array.dtype) for array in self._arrays.values()],
+            stateful=False,
+        )
+        return {
+            key: tf.ensure_shape(row, [indices.shape[0], *self._arrays[key].shape[1:]])
+            for key, row in zip(self._arrays, rows, strict=True)
+        }
+
+
+def _examples(arrays: Mapping[str, np.ndarray], memory_limit_bytes: int) -> Examples:
+    """Rows held in memory if they take no more than `memory_limit_bytes`, else left on disk."""
+    if sum(array.nbytes for array in arrays.values()) <= memory_limit_bytes:
+        return ArrayExamples(arrays)
+    return MappedExamples(arrays)
 
 
 def segments(tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:

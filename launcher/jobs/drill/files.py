@@ -1,4 +1,4 @@
-"""What a drill does with checkpoints: looks for the newest, damages one, compares the last two."""
+"""A drill's work on checkpoint files: finds the newest, damages one, compares the last two."""
 
 from __future__ import annotations
 

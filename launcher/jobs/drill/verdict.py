@@ -1,4 +1,4 @@
-"""What a drill has shown: the numbers, and whether the job survived as it should."""
+"""The verdict of a drill: the numbers, and whether the job survived as it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--mode=verify`: a recipe on one replica and on other topologies, compared."""
+"""Verification of a recipe: trained on one replica and on other topologies, and compared."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from launcher.verify import control as control_lib
 from launcher.verify import processes, record, table
 from launcher.verify.compare import Deviation, compare, not_finite
 from launcher.verify.control import Control
-from launcher.verify.processes import Died, Job, Refused
+from launcher.verify.processes import Died, Refused, TrainingJob
 from launcher.verify.record import Record
-from launcher.verify.settings import ONE_REPLICA, Settings, Topology
+from launcher.verify.settings import ONE_REPLICA, Tolerances, Topology, VerifySettings, for_policy
 from launcher.verify.table import Result
-from launcher.verify.tolerances import Tolerances, for_policy
 
 FILE_NAME = "verify.json"
 
@@ -42,7 +41,7 @@ _DROPOUT_ON = "dropout and noise on, as verify.dropout asks for: each replica dr
 
 
 class Verification:
-    """One recipe, about to be verified.
+    """The verification of one recipe.
 
     Args:
       gin_files, gin_params: the recipe.
@@ -63,7 +62,7 @@ class Verification:
             deterministic=deterministic,
             connect=False,
         )
-        self.settings = Settings()
+        self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
         self.topologies = self.settings.topologies(self.plan.recipe.microbatches)
@@ -71,7 +70,7 @@ class Verification:
         self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies)
 
     def describe(self) -> dict[str, str]:
-        """What is going to be done, for people."""
+        """Describes what is going to be done, for people."""
         lines = self.plan.describe()
         for name in ("cluster", "strategy"):  # those of one replica, which is not what people ask about
             lines.pop(name, None)
@@ -174,7 +173,7 @@ class Verification:
 
     def _train(self, topology: Topology, folder: Path, *, control: bool = False) -> Record:
         policy, microbatches = self.plan.policy, topology.microbatches
-        job = Job(
+        job = TrainingJob(
             gin_files=self._gin_files,
             gin_params=(
                 *self._gin_params,
@@ -238,7 +237,7 @@ def run(
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Lets SIGTERM, too, leave through every `finally`: what was started is ended, temporary files are deleted."""
+    """Makes SIGTERM run every `finally`, so that processes are ended and temporary files deleted."""
 
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -274,12 +273,12 @@ def judge(results: Sequence[Result]) -> None:
 
 
 def may_be_rounding(result: Result, baseline: Record) -> bool:
-    """Whether a topology that deviates needs the control's word."""
+    """Whether a topology's deviation may be rounding, so that the control is needed."""
     return bool(result.deviations) and control_lib.may_be_rounding(result.deviations, baseline)
 
 
 def _advice(offenders: Sequence[tuple[Deviation, Result]]) -> str:
-    """What to do about deviations that rounding does not explain."""
+    """Advice on deviations that rounding does not explain."""
     if any(one.first_step == 1 for one, _ in offenders):
         return _AT_ONCE
     asked = [result.control for _, result in offenders if result.control is not None]
@@ -295,7 +294,7 @@ def _advice(offenders: Sequence[tuple[Deviation, Result]]) -> str:
 
 
 def _about_rounding(results: Sequence[Result]) -> list[str]:
-    """What people should know where only rounding exceeds the tolerances."""
+    """Notes for people on topologies where only rounding exceeds the tolerances."""
     found = [result for result in results if result.is_rounding]
     if not found:
         return []
@@ -311,13 +310,13 @@ def _about_rounding(results: Sequence[Result]) -> list[str]:
 
 
 def _so_far(result: Result) -> str:
-    """What is known of a topology before the control, which is trained last and only where it is needed."""
+    """Describes a topology before the control, which is trained last and only where it is needed."""
     if result.within and result.refused is None:
         return ""
     return ", out of tolerance" if result.deviations else f", {result.verdict}"
 
 
-def _choose_devices(settings: Settings, topologies: Sequence[Topology]) -> tuple[int, str]:
+def _choose_devices(settings: VerifySettings, topologies: Sequence[Topology]) -> tuple[int, str]:
     """How many GPUs to use, and what people should know about it."""
     found = len(devices_lib.discover().gpus)
     wanted = max(max(topology.replicas, topology.workers) for topology in topologies)

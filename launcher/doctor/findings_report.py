@@ -1,4 +1,4 @@
-"""The report as people read it, and as programs do."""
+"""Reports of findings: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from launcher.doctor.finding import FAIL, OK, WARN, Finding, worst
+from launcher.doctor.check import FAIL, OK, WARN, Finding, worst
 from launcher.reporting import strict_json
 from launcher.reporting.console import columns
 
@@ -20,8 +20,8 @@ _COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[1;31m"}
 _PLAIN = "\033[0m"
 
 
-class Report(Protocol):
-    """Is told what happens, in order."""
+class DoctorReport(Protocol):
+    """A report of the doctor, which is told what happens in order."""
 
     def wait(self, check: str, what: str) -> None: ...
     def finding(self, finding: Finding) -> None: ...
@@ -30,13 +30,13 @@ class Report(Protocol):
 
 
 def plan(checks: Mapping[str, str]) -> None:
-    """Lists the checks."""
+    """Prints the list of checks."""
     for line in columns(list(checks.items())):
         _write(line)
 
 
 class TextReport:
-    """A line a finding on standard output, as soon as it is there; what is being waited for on standard error."""
+    """A report of one line a finding on standard output, and of progress on standard error."""
 
     def __init__(self) -> None:
         self._width = min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size((120, 24)).columns))
@@ -73,7 +73,7 @@ class TextReport:
 
 
 class JsonReport:
-    """One JSON object on standard output at the end; what is being waited for on standard error."""
+    """A report of one JSON object on standard output at the end, and of progress on standard error."""
 
     def __init__(self) -> None:
         self._skipped: list[dict[str, str]] = []
@@ -92,7 +92,7 @@ class JsonReport:
 
 
 def as_json(findings: Sequence[Finding], skipped: Sequence[Mapping[str, str]], exit_code: int) -> dict[str, object]:
-    """What --json prints: `schema_version` changes when a key goes away or changes its meaning."""
+    """The object that --json prints; `schema_version` changes when a key is removed or changes its meaning."""
     return {
         "schema_version": SCHEMA_VERSION,
         "status": worst(findings),

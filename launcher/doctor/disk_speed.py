@@ -1,4 +1,4 @@
-"""The folder of the run: whether it can be written, and how fast."""
+"""Disk speed of --model_dir: whether the folder can be written, and how fast."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from launcher.doctor.context import Context
-from launcher.doctor.finding import Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_RETRY, UsageError
 from launcher.model_dir import check_model_dir, default_model_dir
 
@@ -26,7 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def model_dir(context: Context) -> Iterator[Finding]:
-    """Whether --model_dir can be written, and at which speed; what is written for it has no name, or is deleted."""
+    """Checks whether --model_dir can be written, and how fast; the test file has no name or is deleted."""
     name = folder_of(context)
     if "://" in name:
         yield _remote(context, name)
@@ -63,7 +62,7 @@ def model_dir(context: Context) -> Iterator[Finding]:
 
 
 def folder_of(context: Context) -> str:
-    """What --model_dir says or would be.
+    """The folder that --model_dir names, or its default.
 
     Raises:
       Skip: neither it nor a recipe is given.
@@ -83,7 +82,7 @@ def _nearest_folder(name: str) -> str:
 
 
 def _write(file: BinaryIO) -> tuple[int, float]:
-    """Bytes and seconds; stops early where it is slow."""
+    """Writes a test file and returns bytes and seconds; stops early if the disk is slow."""
     size, started = 0, time.monotonic()
     while size < _MOST_BYTES and time.monotonic() - started < _MOST_SECONDS:
         file.write(_CHUNK)
@@ -94,7 +93,7 @@ def _write(file: BinaryIO) -> tuple[int, float]:
 
 
 def _remote(context: Context, name: str) -> Finding:
-    """A folder that only TensorFlow can reach, such as a bucket."""
+    """The finding on a folder that only TensorFlow can reach, such as a bucket."""
     answer = context.says("model_dir")
     problem = answer.refused or answer.error
     if problem:

@@ -1,0 +1,166 @@
+"""A check of the doctor: the context it is given, and the findings it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from launcher.doctor import child
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, EXIT_USAGE, UsageError
+from launcher.machine import cluster as cluster_lib
+
+TENSORFLOW_SECONDS = 300.0
+
+_T = TypeVar("_T")
+
+OK = "ok"
+WARN = "warn"
+FAIL = "fail"
+
+# First what has to be fixed before running again, last what may pass by itself.
+_WORST_FIRST = (EXIT_USAGE, EXIT_FAILED, EXIT_RETRY)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """The request of one run of the doctor, and what its checks share.
+
+    Attributes:
+      environ: the process's environment variables.
+      gin_files, gin_params, model_dir, strategy, replicas, tpu: as the flags of these names; empty or None: not given.
+      wait_seconds: how long the other workers are waited for.
+      root: where /proc, /sys and /dev are.
+    """
+
+    environ: Mapping[str, str]
+    gin_files: tuple[str, ...] = ()
+    gin_params: tuple[str, ...] = ()
+    model_dir: str | None = None
+    strategy: str | None = None
+    replicas: int | None = None
+    tpu: str | None = None
+    wait_seconds: float = 30.0
+    root: Path = Path("/")
+    _known: dict[Callable[[Context], Any], Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    @functools.cached_property
+    def cluster_or_error(self) -> cluster_lib.Cluster | UsageError:
+        """The cluster of this process, or the error that keeps it from being resolved."""
+        try:
+            return cluster_lib.resolve(self.environ)
+        except UsageError as error:
+            return error
+
+    @property
+    def cluster(self) -> cluster_lib.Cluster:
+        """The cluster of this process.
+
+        Raises:
+          Skip: it cannot be resolved, which the check `cluster` reports.
+        """
+        if isinstance(self.cluster_or_error, UsageError):
+            raise Skip("the cluster is not known")
+        return self.cluster_or_error
+
+    def once(self, find_out: Callable[[Context], _T]) -> _T:
+        """Returns what a function makes of this context; it is called once for all checks."""
+        if find_out not in self._known:
+            self._known[find_out] = find_out(self)
+        return cast(_T, self._known[find_out])
+
+    @functools.cached_property
+    def tensorflow(self) -> child.ChildResult:
+        """The answers of TensorFlow, which runs in a process of its own."""
+        request = {
+            name: getattr(self, name)
+            for name in ("gin_files", "gin_params", "model_dir", "strategy", "replicas", "tpu")
+        }
+        return child.run("tensorflow_child", request, environ=self.environ, timeout_seconds=TENSORFLOW_SECONDS)
+
+    def says(self, topic: str) -> child.Answer:
+        """The answer of TensorFlow on one topic.
+
+        Raises:
+          Skip: TensorFlow could not be imported or did not get so far, which the check `tensorflow` reports.
+        """
+        answer = self.tensorflow.answers.get(topic)
+        if answer is None:
+            raise Skip("TensorFlow did not get so far")
+        return answer
+
+    def read(self, path: str) -> str | None:
+        """Reads a file of the system under `root`; None where it cannot be read."""
+        try:
+            return (self.root / path).read_text("utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check of the doctor.
+
+    Attributes:
+      name: that of its findings, and of --doctor_checks.
+      looks_at: what at, in a few words.
+      run: gives the findings; raises Skip where there is nothing to look at.
+      waits_for: what takes long about it, for people; empty when it is quick.
+    """
+
+    name: str
+    looks_at: str
+    run: Callable[[Context], Iterable[Finding]]
+    waits_for: str = ""
+
+
+class Skip(Exception):
+    """Raised by a check that has nothing to look at; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One finding of a check: a line of the report.
+
+    Attributes:
+      check: the check that says so.
+      status: "ok", "warn" (it will train, worse than it could) or "fail" (it will not train).
+      seen: what was seen, with the values.
+      fix: what to do; empty where nothing has to be done.
+      exit_code: of a failure, as `launcher.errors` has them; 0 for the others.
+    """
+
+    check: str
+    status: str
+    seen: str
+    fix: str = ""
+    exit_code: int = EXIT_DONE
+
+
+def ok(check: str, seen: str) -> Finding:
+    """A finding that nothing has to be done about."""
+    return Finding(check=check, status=OK, seen=seen)
+
+
+def warn(check: str, seen: str, fix: str) -> Finding:
+    """A finding with which a training runs, but worse than it could."""
+    return Finding(check=check, status=WARN, seen=seen, fix=fix)
+
+
+def fail(check: str, seen: str, fix: str, *, exit_code: int = EXIT_USAGE) -> Finding:
+    """A finding with which no training runs: to be fixed (64), a defect of ours (70), or one that may pass (75)."""
+    return Finding(check=check, status=FAIL, seen=seen, fix=fix, exit_code=exit_code)
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    """Returns the worst status of findings."""
+    found = {finding.status for finding in findings}
+    return next((status for status in (FAIL, WARN) if status in found), OK)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Exit code of findings: 0 without a failure, 64 if anything has to be fixed, 70 if a check broke, else 75."""
+    found = {finding.exit_code for finding in findings if finding.status == FAIL}
+    return next((code for code in _WORST_FIRST if code in found), EXIT_DONE)

@@ -1,0 +1,292 @@
+"""Checks of the host: CPU cores and instructions, memory, limits of the process, NVIDIA's driver."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+_BFLOAT16 = ("amx_bf16", "avx512_bf16")
+
+_GIB = 2**30
+_MIB = 2**20
+# The import of TensorFlow 2.21 and a first operation take 0.75 GiB (ru_maxrss), a small training about twice that.
+_LEAST_MEMORY = _GIB
+_LITTLE_MEMORY = 2 * _GIB
+# Each worker holds connections to all others, and the files of a data set's shards: ImageNet has 1,024.
+_FEW_FILES = 4096
+# TensorFlow, NCCL and input pipelines start some threads for each core and for each device.
+_FEW_PROCESSES = 1024
+# As NVIDIA's containers ask for (NCCL's guide to troubleshooting, "Shared memory": --shm-size=1g).
+_LITTLE_SHARED_MEMORY = _GIB
+
+_DRIVER_SECONDS = 30.0
+_DRIVER_QUERY = ("index", "name", "driver_version", "memory.used", "memory.total")
+# The oldest driver for every release of a CUDA version (NVIDIA, CUDA Toolkit Release Notes, minor version
+# compatibility); TensorFlow 2.20 and 2.21 are built for CUDA 12.
+_OLDEST_DRIVER = (525, 60)
+_CUDA = "CUDA 12"
+_MUCH_OF_A_GPU = 0.1
+
+
+def processor(context: Context) -> Iterator[Finding]:
+    """Checks the CPU for what TensorFlow's wheels need, and names the dtype policy that suits it."""
+    flags = _flags(context)
+    model = _cpuinfo(context, "model name") or platform.machine()
+    if flags and platform.machine() == "x86_64" and "avx" not in flags:
+        yield fail("processor", f"{model} has no AVX", "TensorFlow's wheels need AVX: use a newer machine, or build it")
+        return
+    bfloat16 = [flag for flag in _BFLOAT16 if flag in flags]
+    if bfloat16:
+        policy = f"multiplies bfloat16 ({', '.join(bfloat16)}): mixed_bfloat16 may be faster than float32 (measure)"
+    else:
+        policy = "no bfloat16 instructions: float32 is the policy for it"
+    yield ok("processor", f"{model}, {policy}")
+
+
+def cores(context: Context) -> Iterator[Finding]:
+    """Checks the cores that this process may use against the threads that TensorFlow will start."""
+    there, quota = os.cpu_count() or 1, cpu_quota(context)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
+    usable = allowed if quota is None else min(float(allowed), quota)
+    seen = f"{there} on this machine, {allowed} for this process"
+    if quota is not None:
+        seen += f", {quota:g} by the container's quota"
+    whole = max(1, int(usable))
+    too_many = [
+        f"{name}={value}"
+        for name in _THREADS
+        if (value := context.environ.get(name, "")).isdigit() and int(value) > whole
+    ]
+    if too_many:
+        yield warn("cores", f"{seen}; {too_many[0]} is more than there are", f"unset it, or make it {whole}")
+    elif usable < allowed and not context.environ.get("TF_NUM_INTRAOP_THREADS"):
+        yield warn(
+            "cores",
+            f"{seen}: TensorFlow does not look at the quota, starts {allowed} threads and is throttled",
+            f"export TF_NUM_INTRAOP_THREADS={whole} TF_NUM_INTEROP_THREADS={whole}, or raise the container's CPU limit",
+        )
+    elif usable < 2:
+        yield warn("cores", f"{seen}: input and training share one core", "give this process two cores or more")
+    else:
+        yield ok("cores", seen)
+
+
+def cpu_quota(context: Context) -> float | None:
+    """Cores' worth of time that the control group may use, of this process or of any above it; None without a limit."""
+    quotas = []
+    for folder in control_groups(context, "cpu"):
+        quota = _quota_of(context, folder)
+        if quota is not None:
+            quotas.append(quota)
+    return min(quotas, default=None)
+
+
+def _quota_of(context: Context, folder: str) -> float | None:
+    both = context.read(f"{folder}/cpu.max")  # version 2: "150000 100000", or "max 100000"
+    if both is None:
+        quota, period = context.read(f"{folder}/cpu.cfs_quota_us"), context.read(f"{folder}/cpu.cfs_period_us")
+        both = f"{quota} {period}"
+    parts = both.split()
+    if len(parts) != 2 or not all(part.isdigit() for part in parts) or int(parts[1]) == 0:
+        return None
+    return int(parts[0]) / int(parts[1])
+
+
+def control_groups(context: Context, controller: str) -> list[str]:
+    """Folders of this process's control groups, from its own up to the root, of version 2 or of one controller."""
+    folders = []
+    for line in (context.read("proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            bases = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
+        elif controller in controllers.split(","):
+            bases = [f"sys/fs/cgroup/{controller}", f"sys/fs/cgroup/{controllers}"]
+        else:
+            continue
+        own = PurePosixPath("/", path)
+        # A container often sees its own group as the root of a path that it does not know.
+        folders += [f"{base}{above}".rstrip("/") for base in bases for above in (own, *own.parents)]
+    return list(dict.fromkeys(folders))
+
+
+def _flags(context: Context) -> set[str]:
+    return set((_cpuinfo(context, "flags") or "").split())
+
+
+def _cpuinfo(context: Context, field: str) -> str | None:
+    for line in (context.read("proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return None
+
+
+def memory(context: Context) -> Iterator[Finding]:
+    """Checks the memory that is available, within the container's limit and the shell's."""
+    information = dict(_meminfo(context))
+    total, available = information.get("MemTotal"), information.get("MemAvailable")
+    if total is None or available is None:
+        yield warn("memory", "/proc/meminfo does not say", "mount /proc in the container")
+        return
+    seen = f"{total / _GIB:.1f} GiB on this machine, {available / _GIB:.1f} available"
+    usable = available
+    for limit, used in _container_memory(context):
+        if limit < total:
+            usable = min(usable, limit - used)
+            seen += f"; the container's limit is {limit / _GIB:.1f} GiB, {max(0, limit - used) / _GIB:.1f} of it free"
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        yield warn(
+            "memory",
+            f"ulimit -v is {address_space / _GIB:.1f} GiB of addresses, of which TensorFlow reserves many more than it "
+            "uses",
+            "ulimit -v unlimited",
+        )
+    if usable < _LEAST_MEMORY:
+        yield fail("memory", seen, "TensorFlow alone takes 1 GiB: end other programs, or raise the container's limit")
+    elif usable < _LITTLE_MEMORY:
+        yield warn("memory", seen, "enough for the smallest recipes only: end other programs, or raise the limit")
+    else:
+        yield ok("memory", seen)
+
+
+def _meminfo(context: Context) -> Iterator[tuple[str, int]]:
+    for line in (context.read("proc/meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        yield name, int(value.split()[0]) * 1024
+
+
+def _container_memory(context: Context) -> Iterator[tuple[int, int]]:
+    """(limit, used) in bytes of the control group with the least room."""
+    found = []
+    for folder in control_groups(context, "memory"):
+        for limit_file, used_file in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, used = context.read(f"{folder}/{limit_file}"), context.read(f"{folder}/{used_file}")
+            if limit and limit.isdigit():
+                found.append((int(limit), int(used or 0) - _reclaimable(context, folder)))
+    if found:
+        yield min(found, key=lambda pair: pair[0] - pair[1])
+
+
+def _reclaimable(context: Context, folder: str) -> int:
+    """Bytes of files that the group has in memory and that make room as soon as it is needed."""
+    lines = (context.read(f"{folder}/memory.stat") or "").splitlines()
+    values = dict(line.split(" ", 1) for line in lines if " " in line)
+    return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
+
+
+def open_files(context: Context) -> Iterator[Finding]:
+    """Checks the limits on open files, processes, file size and locked memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    seen = f"{_count(soft)} may be open at once (ulimit -n; {_count(hard)} at most)"
+    few = soft != resource.RLIM_INFINITY and soft < _FEW_FILES
+    higher = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
+    raise_hard = "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
+    yield warn("open_files", seen, "ulimit -n 65536" if higher else raise_hard) if few else ok("open_files", seen)
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if processes != resource.RLIM_INFINITY and processes < _FEW_PROCESSES:
+        yield warn(
+            "open_files",
+            f"{processes:,} processes and threads for this user (ulimit -u)",
+            "TensorFlow starts hundreds of threads on large machines: ulimit -u 65536",
+        )
+    size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if size != resource.RLIM_INFINITY:
+        yield warn(
+            "open_files",
+            f"no file may become larger than {size / _MIB:,.0f} MiB (ulimit -f), a checkpoint neither",
+            "ulimit -f unlimited",
+        )
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if locked != resource.RLIM_INFINITY and (context.root / "dev/infiniband").is_dir():
+        yield warn(
+            "open_files",
+            f"InfiniBand is there, and {locked / _MIB:,.1f} MiB may be locked in memory (ulimit -l)",
+            "NCCL needs more for it: ulimit -l unlimited, or docker run --ulimit memlock=-1",
+        )
+
+
+def _count(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+def shared_memory(context: Context) -> Iterator[Finding]:
+    """Checks /dev/shm, through which NCCL connects GPUs that cannot reach each other directly."""
+    gpus = len(list((context.root / "dev").glob("nvidia[0-9]*")))
+    try:
+        system = os.statvfs(context.root / "dev/shm")
+    except OSError:
+        yield warn("shared_memory", "there is no /dev/shm", "mount a tmpfs of 1 GiB there")
+        return
+    size, free = system.f_frsize * system.f_blocks, system.f_frsize * system.f_bavail
+    seen = f"/dev/shm has {size / _MIB:,.0f} MiB, {free / _MIB:,.0f} free"
+    if min(size, free) >= _LITTLE_SHARED_MEMORY:
+        yield ok("shared_memory", seen)
+    elif gpus > 1:
+        yield warn(
+            "shared_memory",
+            f"{seen}, for NCCL between {gpus} GPUs",
+            "docker run --shm-size=1g; on Kubernetes, an emptyDir with medium: Memory on /dev/shm",
+        )
+    else:
+        yield ok("shared_memory", f"{seen}; only NCCL between several GPUs would need more")
+
+
+def driver(context: Context) -> Iterator[Finding]:
+    """Checks the NVIDIA driver's version, and the GPU memory that other programs hold."""
+    program = shutil.which("nvidia-smi", path=context.environ.get("PATH"))
+    there = sorted(path.name for path in (context.root / "dev").glob("nvidia[0-9]*"))
+    if program is None and not there:
+        raise Skip("no NVIDIA GPU")
+    if program is None:
+        yield warn("driver", f"{', '.join(there)}, and no nvidia-smi to ask", "put nvidia-smi on PATH")
+        return
+    command = [program, f"--query-gpu={','.join(_DRIVER_QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        yield fail("driver", f"nvidia-smi does not answer within {_DRIVER_SECONDS:.0f} s", "restart this machine")
+        return
+    if done.returncode != 0:
+        words = " ".join((done.stdout + done.stderr).split())[:300]
+        yield fail(
+            "driver", f"nvidia-smi fails: {words}", "install the driver anew; in a container, run it with --gpus"
+        )
+        return
+    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    yield from _gpu_findings([row for row in rows if len(row) == len(_DRIVER_QUERY)])
+
+
+def _gpu_findings(rows: list[list[str]]) -> Iterator[Finding]:
+    if not rows:
+        yield fail("driver", "nvidia-smi lists no GPU", "in a container, run it with --gpus all")
+        return
+    version = rows[0][2]
+    seen = f"NVIDIA {version} with {len(rows)} GPU{'s' if len(rows) > 1 else ''}"
+    numbers = [int(part) for part in version.split(".") if part.isdigit()]
+    if tuple(numbers[:2]) < _OLDEST_DRIVER:
+        yield fail(
+            "driver",
+            f"{seen}, too old for {_CUDA}",
+            f"install a driver from {_OLDEST_DRIVER[0]}.{_OLDEST_DRIVER[1]} on",
+        )
+    else:
+        yield ok("driver", seen)
+    for index, name, _, used, total in rows:
+        if used.isdigit() and total.isdigit() and int(used) > _MUCH_OF_A_GPU * int(total):
+            yield warn(
+                "driver",
+                f"GPU {index} ({name}): {int(used):,} of {int(total):,} MiB are taken by other programs",
+                "nvidia-smi lists them: end them, or choose other GPUs with CUDA_VISIBLE_DEVICES",
+            )

@@ -1,0 +1,364 @@
+"""Peers: whether the other workers of a cluster can be reached, and whether ranks, versions and clocks agree.
+
+Each doctor listens on the port of its own worker and connects to every worker. The caller sends one line of JSON and
+is answered with one: rank, cluster, versions, time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.doctor import packages
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.errors import EXIT_RETRY, UsageError
+from launcher.machine.cluster import Cluster
+
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 5.0
+_RETRY_SECONDS = 0.2
+_LONGEST_LINE = 2**20
+_PROTOCOL = "launcher doctor 2"
+
+_SHOWN = 4
+# Logs of several workers cannot be put in order any more.
+_APART_SECONDS = 1.0
+# The skew that Kerberos accepts (RFC 4120, section 8.2); cloud storage refuses signed requests soon after.
+_FAR_APART_SECONDS = 300.0
+
+ANSWERED = "answered"
+REFUSED = "refused"
+TIMED_OUT = "timed out"
+NOT_RESOLVED = "not resolved"
+UNREACHABLE = "unreachable"
+STRANGER = "stranger"
+
+_TOGETHER = (
+    "start the same command on all workers at once (srun, kubectl, pdsh), or with a longer --doctor_wait; if it runs "
+    "there, see that the firewall lets the port through"
+)
+_FIXES = {
+    REFUSED: f"the host is there and nothing listens on that port: {_TOGETHER}",
+    TIMED_OUT: "a firewall drops what is sent there, or the host is down or has another address: open the port between "
+    "the workers (security group, network policy), and look at the address",
+    NOT_RESOLVED: "no such name here: look at its spelling, at /etc/hosts and DNS; on Kubernetes, the headless Service "
+    "must publish addresses that are not ready",
+    UNREACHABLE: "there is no way to that address: look at routes, network interfaces and the address",
+    STRANGER: "the port is reached, but no doctor answers: end the training that runs there, or give the workers "
+    "another port",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One worker of the cluster as this worker reaches it; this worker is one of them.
+
+    Attributes:
+      index, address: its rank and address in this worker's cluster.
+      state: one of the constants above.
+      detail: the system's message where the state is not ANSWERED.
+      offset_seconds: its clock minus this one's.
+      delay_seconds: the round trip; the offset is right to half of it.
+      facts: its versions.
+      workers: the addresses of its cluster.
+      claims_index: the rank that it gives itself.
+    """
+
+    index: int
+    address: str
+    state: str
+    detail: str = ""
+    offset_seconds: float = 0.0
+    delay_seconds: float = 0.0
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    workers: tuple[str, ...] = ()
+    claims_index: int = -1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """The answers of all workers of a cluster to one of them.
+
+    Attributes:
+      cluster: the cluster as this worker has it.
+      facts: this worker's versions.
+      peers: all workers in rank order, this one included.
+      listen_error: why nothing could listen on this worker's port; empty without an error.
+      everyone: whether this worker reached all workers and was reached by all.
+    """
+
+    cluster: Cluster
+    facts: Mapping[str, str]
+    peers: tuple[Peer, ...]
+    listen_error: str
+    everyone: bool
+
+    @property
+    def others(self) -> list[Peer]:
+        """The workers that answered, without this one."""
+        return [peer for peer in self.peers if peer.state == ANSWERED and peer.index != self.cluster.index]
+
+
+def exchange(cluster: Cluster, *, facts: Mapping[str, str], wait_seconds: float) -> Exchange:
+    """Exchanges versions with all workers of a cluster.
+
+    Args:
+      cluster: as this worker has it.
+      facts: versions of this worker by name.
+      wait_seconds: how long workers that do not answer are asked again.
+    """
+    return asyncio.run(_Exchanging(cluster, facts, wait_seconds).run())
+
+
+class _Exchanging:
+    def __init__(self, cluster: Cluster, facts: Mapping[str, str], wait_seconds: float):
+        self._cluster, self._facts, self._wait_seconds = cluster, facts, wait_seconds
+        self._deadline = time.monotonic() + wait_seconds
+        self._not_heard = set(range(cluster.num_workers)) - {cluster.index}
+        self._all_heard = asyncio.Event()
+
+    async def run(self) -> Exchange:
+        port = int(self._cluster.workers[self._cluster.index].rpartition(":")[2])
+        server, listen_error = None, ""
+        try:
+            server = await asyncio.start_server(self._serve, host=None, port=port, limit=_LONGEST_LINE)
+        except OSError as error:
+            listen_error = f"port {port}: {error.strerror or error}"
+        try:
+            calls = (self._call(index, address) for index, address in enumerate(self._cluster.workers))
+            peers = await asyncio.gather(*calls)
+            answered = not listen_error and all(peer.state == ANSWERED for peer in peers)
+            everyone = answered and await self._all_called() and all(map(self._is_in_place, peers))
+        finally:
+            if server is not None:
+                server.close()
+        return Exchange(
+            cluster=self._cluster, facts=self._facts, peers=tuple(peers), listen_error=listen_error, everyone=everyone
+        )
+
+    def _is_in_place(self, peer: Peer) -> bool:
+        return peer.claims_index == peer.index and peer.workers == self._cluster.workers
+
+    async def _all_called(self) -> bool:
+        """Listens on until all others have called; those that answer do so as soon as they start."""
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_heard.wait(), min(_ANSWER_SECONDS, self._wait_seconds))
+        return self._all_heard.is_set()
+
+    @property
+    def _left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _line(self) -> bytes:
+        cluster, facts = self._cluster, dict(self._facts)
+        content = {"protocol": _PROTOCOL, "index": cluster.index, "workers": cluster.workers, "facts": facts}
+        return json.dumps({**content, "time": time.time()}).encode() + b"\n"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A caller may break off or send anything. What is still open at the end is cancelled, which asyncio of Python
+        # 3.11 would report as an error.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, asyncio.CancelledError):
+            caller = json.loads(await reader.readline())
+            writer.write(self._line())
+            await writer.drain()
+            self._not_heard.discard(caller["index"])
+            if not self._not_heard:
+                self._all_heard.set()
+        writer.close()
+
+    async def _call(self, index: int, address: str) -> Peer:
+        """Calls one worker until it answers or the time is over."""
+        while True:
+            peer = await self._try(index, address)
+            if peer.state == ANSWERED or self._left == 0:
+                return peer
+            await asyncio.sleep(min(_RETRY_SECONDS, self._left))
+
+    async def _try(self, index: int, address: str) -> Peer:
+        host, _, port = address.rpartition(":")
+        seconds = min(_CONNECT_SECONDS, max(self._left, _RETRY_SECONDS))
+        connection = asyncio.open_connection(host.strip("[]"), int(port), limit=_LONGEST_LINE)
+        state, detail = UNREACHABLE, ""
+        try:
+            reader, writer = await asyncio.wait_for(connection, seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            state, detail = TIMED_OUT, f"no answer within {seconds:.1g} s"
+        except UnicodeError as error:  # what Python says of a name such as a..b
+            state, detail = NOT_RESOLVED, str(error)
+        except OSError as error:
+            state = {socket.gaierror: NOT_RESOLVED, ConnectionRefusedError: REFUSED}.get(type(error), UNREACHABLE)
+            detail = error.strerror or str(error)
+        else:
+            try:
+                return Peer(index=index, address=address, state=ANSWERED, **await self._ask(reader, writer))
+            except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError) as error:
+                state, detail = STRANGER, str(error) or f"no answer within {_ANSWER_SECONDS:g} s"
+            finally:
+                writer.close()
+        return Peer(index=index, address=address, state=state, detail=detail)
+
+    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        """Sends this worker's line and reads that of the other one."""
+        sent, started = time.time(), time.monotonic()
+        writer.write(self._line())
+        await writer.drain()
+        line = await asyncio.wait_for(reader.readline(), _ANSWER_SECONDS)
+        delay = time.monotonic() - started
+        if not line:
+            raise ValueError("it hangs up")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or "protocol" not in answer:
+            raise ValueError("it says something else")
+        if answer["protocol"] != _PROTOCOL:
+            raise ValueError(f"it speaks {answer['protocol']!r}")
+        return {
+            "offset_seconds": answer["time"] - (sent + delay / 2),
+            "delay_seconds": delay,
+            "facts": dict(answer["facts"]),
+            "workers": tuple(answer["workers"]),
+            "claims_index": answer["index"],
+        }
+
+
+def cluster(context: Context) -> Iterator[Finding]:
+    """Checks the cluster that TF_CONFIG, Slurm, Kubernetes or Cloud TPU describe."""
+    found = context.cluster_or_error
+    if isinstance(found, UsageError):
+        yield fail("cluster", str(found), "correct the variables, or unset them to train alone")
+    else:
+        yield ok("cluster", found.description)
+
+
+def peers(context: Context) -> Iterator[Finding]:
+    """Checks whether the port of this worker is free, and which other workers answer on theirs."""
+    yield from peer_findings(context.once(exchanged))
+
+
+def clock(context: Context) -> Iterator[Finding]:
+    """Checks how far the clocks of the other workers are from this one's."""
+    yield clock_finding(context.once(exchanged))
+
+
+def agreement(context: Context) -> Iterator[Finding]:
+    """Checks whether all workers have the same versions."""
+    yield agreement_finding(context.once(exchanged))
+
+
+def exchanged(context: Context) -> Exchange:
+    """Exchanges versions with the workers of the context's cluster.
+
+    Raises:
+      Skip: there are no others.
+    """
+    if context.cluster.num_workers == 1:
+        raise Skip("one process, no peers")
+    return exchange(context.cluster, facts=packages.facts(), wait_seconds=context.wait_seconds)
+
+
+def peer_findings(found: Exchange) -> Iterator[Finding]:
+    """Findings on which workers answered in an exchange, and why the others did not."""
+    own = found.cluster.index
+    if found.listen_error:
+        yield fail(
+            "peers",
+            f"cannot listen on this worker's own {found.listen_error} ({found.cluster.workers[own]})",
+            "end what runs there (ss -ltnp shows it), or give this worker another port",
+            exit_code=EXIT_RETRY,
+        )
+    missing = [peer for peer in found.peers if not (peer.index == own and found.listen_error)]
+    for state, fix in _FIXES.items():
+        if those := [peer for peer in missing if peer.state == state]:
+            seen = f"{state}: {_shown(those)}: {those[0].detail}"
+            yield fail("peers", seen, fix, exit_code=EXIT_RETRY)
+    yield from _wrong_places(found)
+    if found.others:
+        slowest = max(found.others, key=lambda peer: peer.delay_seconds)
+        yield ok(
+            "peers",
+            f"{len(found.others)} of {len(found.peers) - 1} other workers answer; longest round trip "
+            f"{_seconds(slowest.delay_seconds)}, to worker {slowest.index}",
+        )
+
+
+def _shown(peers: Sequence[Peer]) -> str:
+    names = [f"worker {peer.index} ({peer.address})" for peer in peers[:_SHOWN]]
+    more = len(peers) - _SHOWN
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
+def _wrong_places(found: Exchange) -> Iterator[Finding]:
+    """Findings on clusters that differ from this worker's, and on addresses at which another worker answers."""
+    here = found.cluster.workers
+    for peer in found.peers:
+        if peer.state != ANSWERED:
+            continue
+        if peer.workers != here:
+            yield fail(
+                "peers",
+                f"worker {peer.index} ({peer.address}) has another cluster: {len(peer.workers)} workers, "
+                f"{', '.join(peer.workers[:_SHOWN])}; here {len(here)}, {', '.join(here[:_SHOWN])}",
+                "give all workers the same list of addresses, in the same order",
+            )
+        elif peer.claims_index != peer.index:
+            yield fail(
+                "peers",
+                f"at {peer.address}, the address of worker {peer.index}, worker {peer.claims_index} answers",
+                "give every worker its own index, from 0, and the address of its own host",
+            )
+
+
+def clock_finding(found: Exchange) -> Finding:
+    """The finding on the clock that is furthest from this worker's.
+
+    Raises:
+      Skip: nobody else answered.
+    """
+    if not found.others:
+        raise Skip("no other worker answers")
+    worst = max(found.others, key=lambda peer: abs(peer.offset_seconds))
+    direction = "ahead" if worst.offset_seconds > 0 else "behind"
+    apart, certain = abs(worst.offset_seconds), worst.delay_seconds / 2
+    seen = f"worker {worst.index}'s clock is {_seconds(apart)} {direction}, to within {_seconds(certain)}"
+    fix = f"let chrony or systemd-timesyncd set the clocks of worker {found.cluster.index} and worker {worst.index}"
+    if apart - certain > _FAR_APART_SECONDS:
+        return fail("clock", f"{seen}: tickets and signed requests are refused", fix)
+    if apart - certain > _APART_SECONDS:
+        return warn("clock", f"{seen}: logs of several workers cannot be put in order", fix)
+    return ok("clock", seen)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f} s" if value >= 1 else f"{value * 1e3:.2g} ms"
+
+
+def agreement_finding(found: Exchange) -> Finding:
+    """The finding on versions that differ from this worker's.
+
+    Raises:
+      Skip: nobody else answered.
+    """
+    if not found.others:
+        raise Skip("no other worker answers")
+    differing = [peer for peer in found.others if dict(peer.facts) != dict(found.facts)]
+    if not differing:
+        return ok("agreement", "all that answer have " + ", ".join(f"{name} {of}" for name, of in found.facts.items()))
+    other = differing[0]
+    parts = [
+        f"{name} {found.facts.get(name, 'missing')} here and {other.facts.get(name, 'missing')} there"
+        for name in sorted({*found.facts, *other.facts})
+        if found.facts.get(name) != other.facts.get(name)
+    ]
+    return fail(
+        "agreement",
+        f"{_shown(differing)}: {', '.join(parts)}",
+        "install the same versions on all workers: pip freeze on one of them, pip install -r on the others",
+    )

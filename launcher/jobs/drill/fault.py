@@ -1,0 +1,144 @@
+"""The fault of a drill: made in the first attempt of a job, when it is time, and measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.jobs import first_error
+from launcher.jobs.drill import files
+from launcher.jobs.drill.plan import CORRUPT, FREEZE, KILL, PREEMPT, DrillPlan
+from launcher.jobs.drill.verdict import Attempt, Fault
+from launcher.jobs.job import Command, Job, Worker
+from launcher.jobs.output import Console
+from launcher.jobs.policy import Verdict
+from launcher.supervised import drill
+from launcher.supervised.progress import Report
+
+_SIGNALS = {KILL: signal.SIGKILL, CORRUPT: signal.SIGKILL, FREEZE: signal.SIGSTOP}
+_WORDS = {
+    KILL: "SIGKILL to worker {}",
+    FREEZE: "SIGSTOP to worker {}",
+    PREEMPT: "SIGTERM to the whole job, as a scheduler sends it; afterwards it is run again",
+    CORRUPT: "SIGKILL to worker {}, and damage to the newest checkpoint before the restart",
+    drill.EXCEPTION: "an exception in worker {}",
+    drill.STUCK: "worker {} blocks for ever between two steps, which is for the stall timeout to notice",
+    drill.DISK_FULL: "the next checkpoint of worker {} finds the disk full, once",
+}
+
+
+class Drill:
+    """Makes one fault in a job that a supervisor runs, and keeps the times; the supervisor tells it of the attempts.
+
+    Args:
+      plan: the fault.
+      job: what runs.
+      console: where it says what it does.
+
+    Attributes:
+      attempts: what the supervisor has seen, in order.
+      fault: None before it has happened.
+    """
+
+    def __init__(self, plan: DrillPlan, job: Job, console: Console):
+        self._plan = plan
+        self._model_dir = Path(job.model_dir)
+        self._console = console
+        self._known_steps = set(files.all_steps(self._model_dir))
+        self._new_steps: set[int] = set()
+        self._looked_at: Report | None = None
+        self._struck = False
+        self.attempts: list[Attempt] = []
+        self.fault: Fault | None = None
+
+    def commands(self, commands: tuple[Command, ...]) -> tuple[Command, ...]:
+        """Before an attempt, when nothing of the one before runs any more; returns what to start.
+
+        Damages the checkpoint now that nothing reads it; tells the worker of the first attempt what to rehearse.
+        """
+        if self.attempts:
+            self._after_attempt(self.attempts[-1])
+        self.attempts.append(Attempt())
+        if len(self.attempts) > 1 or not self._plan.in_worker:
+            return commands
+        return tuple(
+            dataclasses.replace(command, environ={**command.environ, drill.VARIABLE: self._plan.kind})
+            if command.rank == self._plan.worker
+            else command
+            for command in commands
+        )
+
+    def turn(self, workers: Sequence[Worker]) -> None:
+        """Some times a second: notes how far the workers are, and makes the fault when it is time."""
+        attempt = self.attempts[-1]
+        for worker in workers:
+            self._note(attempt, worker.report)
+        if self.fault is None and len(self.attempts) == 1:
+            for worker in workers:
+                if worker.command.rank == self._plan.worker and self._is_time(worker.report):
+                    self._strike(worker)
+        for worker in workers:
+            if self.fault and not self._struck and worker.report is not None and worker.report.drill_struck:
+                self._struck = True
+                self.fault.at = max(self.fault.at, worker.report.monotonic)
+
+    def judged(self, workers: Sequence[Worker], verdict: Verdict) -> None:
+        """At the end of an attempt, before the rest of it is ended: keeps who was named, and when."""
+        attempt = self.attempts[-1]
+        attempt.ended_at = time.monotonic()
+        attempt.exit_code = verdict.exit_code
+        if verdict.cause is not None:
+            attempt.cause, attempt.what = verdict.cause.rank, first_error.what_happened(verdict.cause)
+            if verdict.cause.error:
+                attempt.error_type = verdict.cause.error.type
+                attempt.what += f": {verdict.cause.error.type}"
+        if self.fault is not None and self._plan.in_worker and not self._struck and len(self.attempts) == 1:
+            # The worker's last report before the fault is the nearest to it that anybody has seen.
+            reports = [w.report for w in workers if w.command.rank == self._plan.worker and w.report is not None]
+            self.fault.at = max([self.fault.at, *(report.monotonic for report in reports)])
+
+    def _after_attempt(self, attempt: Attempt) -> None:
+        attempt.newest_checkpoint = files.newest_step(self._model_dir)
+        fault = self.fault
+        if self._plan.kind == CORRUPT and fault and not fault.damaged_sha256 and attempt.newest_checkpoint is not None:
+            fault.damaged_step = attempt.newest_checkpoint
+            fault.damaged_sha256 = files.damage(self._model_dir, fault.damaged_step)
+            self._console.note(f"drill: the checkpoint of step {fault.damaged_step} is damaged now")
+
+    def _note(self, attempt: Attempt, report: Report | None) -> None:
+        if report is None or report.step is None:
+            return
+        if attempt.first_step is None:
+            attempt.first_step = report.first_step
+            if self.fault and self.fault.damaged_sha256:
+                # Now it has been skipped. Later, when that step is done anew, its checkpoint may be written anew.
+                self.fault.kept = files.is_kept(self._model_dir, self.fault.damaged_sha256)
+        attempt.furthest_step = max(attempt.furthest_step, report.step)
+        if attempt.training_at is None and attempt.first_step is not None and report.step > attempt.first_step:
+            attempt.training_at = report.monotonic
+
+    def _is_time(self, report: Report | None) -> bool:
+        if report is None or report.step is None or report == self._looked_at:
+            return False
+        self._looked_at = report
+        if self._plan.step is not None and report.step < self._plan.step:
+            return False
+        if self._plan.step is not None and self._plan.kind != CORRUPT:
+            return True
+        self._new_steps |= set(files.all_steps(self._model_dir)) - self._known_steps
+        needed = 2 if self._plan.kind == CORRUPT else 1  # one to damage, and one to go on from
+        return len(self._new_steps) >= needed and report.phase == "train" and report.step >= max(self._new_steps)
+
+    def _strike(self, worker: Worker) -> None:
+        assert worker.report is not None and worker.report.step is not None
+        rank, step = worker.command.rank, worker.report.step
+        self._console.note(f"drill: now, at step {step}: {_WORDS[self._plan.kind].format(rank)}")
+        self.fault = Fault(at=time.monotonic(), step=step)
+        if self._plan.kind == PREEMPT:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            worker.send(_SIGNALS.get(self._plan.kind, signal.SIGUSR2))

@@ -1,0 +1,212 @@
+"""A child process: in a session of its own, gone when its parent is gone, killed with all that it started.
+
+A child learns that its parent is gone from the kernel (`die_with_parent`, Linux only) or from the end of its standard
+input (`follow_parent`), of which the parent holds the other end: that also works after a SIGKILL of the parent.
+
+Imports nothing but the standard library, for children that `helper` starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+try:
+    import ctypes
+
+    _LIBRARY = ctypes.CDLL(None)
+except (ImportError, OSError):  # not everywhere
+    _LIBRARY = None  # type: ignore[assignment]
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ROOT = str(Path(__file__).parents[2])  # this very launcher, wherever the working directory is
+_TURN_SECONDS = 0.02
+_CHUNK_BYTES = 65536
+
+
+# ---------------------------------------------------------------------------------------------------- in the parent
+
+
+def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a child process in a session of its own: what a terminal sends to a group reaches this process alone.
+
+    Args:
+      argv: the command.
+      options: of `subprocess.Popen`; standard input is a pipe unless they say otherwise.
+    """
+    return subprocess.Popen(argv, **{"stdin": subprocess.PIPE, "bufsize": 0, "start_new_session": True, **options})
+
+
+@contextlib.contextmanager
+def running(argv: Sequence[str], *, log: Path, environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A child process inside the block, with all that it prints in a file; afterwards nothing of it is left.
+
+    Args:
+      argv: the command of a program that calls `follow_parent`; this process never writes to its standard input.
+      log: the file.
+      environ: all its environment variables.
+    """
+    with log.open("wb") as output:
+        process = start(argv, stdout=output, stderr=subprocess.STDOUT, env=dict(environ))
+    try:
+        yield process
+    finally:
+        kill_group(process.pid)
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def helper(module: str, *arguments: str) -> list[str]:
+    """The command of a child that starts in milliseconds: `main(*arguments)` of a module of this package.
+
+    The module sees the standard library and launcher, and no installed package.
+    """
+    program = f"import sys; sys.path.append({_ROOT!r}); from {module} import main; main(*sys.argv[1:])"
+    return [sys.executable, "-I", "-S", "-c", program, *arguments]
+
+
+def kill_group(group: int) -> None:
+    """SIGKILLs a process group, if it is still there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_end(returncode: int, lines: Sequence[str], *, count: int) -> tuple[str, str]:
+    """How a child process ended, and its last words.
+
+    Args:
+      returncode: negative for a signal.
+      lines: what it printed.
+      count: how many lines of it to show.
+
+    Returns:
+      "exit code 3" or "signal SIGABRT"; and the last lines, indented, each behind a line break.
+    """
+    how = f"exit code {returncode}" if returncode >= 0 else f"signal {signal_name(-returncode)}"
+    return how, last_words(lines, count)
+
+
+def last_words(lines: Sequence[str], count: int) -> str:
+    """The last lines that a child printed, indented, each behind a line break."""
+    return "".join(f"\n  | {line}" for line in lines[-count:]) or ", without a word"
+
+
+def run_forked(work: Callable[[], Any], *, seconds: float, turn: Callable[[], None] = lambda: None) -> Any:
+    """Returns what `work` returns, done by a forked child: what waits for a dead disk there can be left behind.
+
+    A thread would not do: a process with a thread that waits for a disk cannot end.
+
+    Args:
+      work: done in a copy of this process; what it changes in memory is lost. JSON can hold what it returns.
+      seconds: the time that it has.
+      turn: called again and again meanwhile.
+
+    Raises:
+      TimeoutError: the time is over.
+      RuntimeError: `work` raised; the message is its traceback.
+    """
+    if not hasattr(os, "fork"):
+        return work()
+    source, target = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: none here holds what `work` could want
+        child = os.fork()
+    if not child:
+        _work(work, target)
+    os.close(target)
+    try:
+        answer = _receive(source, time.monotonic() + seconds, turn)
+    except TimeoutError:
+        os.kill(child, signal.SIGKILL)  # and not waited for
+        raise
+    finally:
+        os.close(source)
+    os.waitpid(child, 0)
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer["result"]
+
+
+def _receive(source: int, deadline: float, turn: Callable[[], None]) -> dict[str, Any]:
+    content = b""
+    while True:
+        if select.select([source], [], [], _TURN_SECONDS)[0]:
+            chunk = os.read(source, _CHUNK_BYTES)
+            if not chunk:
+                return dict(json.loads(content))
+            content += chunk
+        elif time.monotonic() > deadline:
+            raise TimeoutError
+        turn()
+
+
+# ----------------------------------------------------------------------------------------------------- in the child
+
+
+def follow_parent() -> None:
+    """Ends this process as soon as its standard input ends, which it never writes to: the parent is gone then."""
+    threading.Thread(target=_wait_for_parents_end, daemon=True).start()
+
+
+def _wait_for_parents_end() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)  # which nobody is there to read
+
+
+def signal_at_parents_end(number: int) -> None:
+    """Has the kernel send this process a signal when the thread that started it ends; does nothing but on Linux."""
+    if sys.platform.startswith("linux") and _LIBRARY is not None:
+        _LIBRARY.prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def die_with_parent() -> Callable[[], None]:
+    """For `preexec_fn`: what a child does before it runs its program, so that the kernel kills it with this process."""
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        signal_at_parents_end(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
+
+
+def _work(work: Callable[[], Any], target: int) -> NoReturn:
+    """The life of a forked child. It keeps nothing open that somebody else waits to see closed."""
+    import resource
+
+    try:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor, own in enumerate((nothing, nothing, nothing, target)):
+            os.dup2(own, descriptor)
+        os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        try:
+            answer = {"result": work()}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        with open(3, "wb") as file:
+            file.write(json.dumps(answer).encode())
+    finally:
+        os._exit(0)

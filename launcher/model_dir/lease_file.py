@@ -1,0 +1,196 @@
+"""The file of a lease, lease.json: who holds it, how it is read, written and locked, and how its processes are told."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "lease.json"
+GONE = "gone"
+
+_RECORD_BYTES = 2048
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a lease.
+
+    Attributes:
+      job: the same for a supervisor and all workers of its job, other than that of any other run.
+      host, process, started: the process, by its number and when it was started.
+      since: Unix seconds.
+      supervises: whether it holds the lease for workers that write in its place.
+      locked: whether it holds the kernel's lock on the file.
+      device: number of the mount on which it does.
+      boot, processes: which kernel and which of its process namespaces `process` is to be looked for in.
+    """
+
+    job: str
+    host: str
+    process: int
+    started: str
+    since: float
+    supervises: bool
+    locked: bool
+    device: int
+    boot: str
+    processes: str
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
+        return f"{'supervisor' if self.supervises else 'process'} {self.process} on {self.host} since {since}"
+
+
+def write(descriptor: int, job: str, supervises: bool, locked: bool) -> Holder:
+    """Makes this process the holder; OSError where there is no room."""
+    holder = Holder(
+        job=job,
+        host=socket.gethostname(),
+        process=os.getpid(),
+        started=started(os.getpid()),
+        since=time.time(),
+        supervises=supervises,
+        locked=locked,
+        device=os.fstat(descriptor).st_dev,
+        boot=boot(),
+        processes=processes(),
+    )
+    content = json.dumps(dataclasses.asdict(holder), indent=1).encode()
+    # In place: to another reader the file is never away, and the next one needs no room.
+    size = max(_RECORD_BYTES, os.fstat(descriptor).st_size)
+    content = content.ljust(size - 1) + b"\n"
+    if os.pwrite(descriptor, content, 0) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(descriptor)
+    return holder
+
+
+def seen_at(path: Path, beats: Holder | None) -> dict[str, Any] | str | None:
+    """Who holds the lease, `GONE` where the file is, or None while it is written; a heartbeat where `beats` does."""
+    try:
+        found = read_path(path)
+    except FileNotFoundError:
+        return GONE
+    if found is not None and found == beats:
+        os.utime(path)
+    return None if found is None else dataclasses.asdict(found)
+
+
+def remove(path: Path, made: tuple[Path, ...]) -> None:
+    """Removes the file, and of the folders that were made for it those that are empty."""
+    path.unlink()
+    remove_empty(made)
+
+
+def read(descriptor: int) -> Holder | None:
+    """Who the file says; None where it is empty or half written."""
+    try:
+        return Holder(**json.loads(os.pread(descriptor, 2 * _RECORD_BYTES, 0)))
+    except (ValueError, TypeError):
+        return None
+
+
+def read_path(path: Path) -> Holder | None:
+    """The same of a file that is opened anew."""
+    with open(path, "rb") as file:
+        return read(file.fileno())
+
+
+def lock(descriptor: int) -> bool | None:
+    """Whether the lock was free and is now held; None where the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
+    _locked.add(descriptor)
+    return True
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def close(descriptor: int) -> None:
+    """Closes the file, which lets go of its lock."""
+    _locked.discard(descriptor)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+# A child that is forked without another program would go on holding the lock when this process is killed.
+_locked: set[int] = set()
+
+
+def _close_all() -> None:
+    for descriptor in tuple(_locked):
+        close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
+def missing_folders(folder: Path) -> tuple[Path, ...]:
+    """The folders that have to be made, innermost first."""
+    return tuple(one for one in (folder, *folder.parents) if not one.exists())
+
+
+def remove_empty(folders: tuple[Path, ...]) -> None:
+    """Removes those of the folders that are empty."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def clock() -> float:
+    """Seconds that go on while the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def started(process: int) -> str:
+    """When a process was started, in the kernel's words; "" when it has ended."""
+    if not os.path.isdir("/proc/self"):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return ""
+        except PermissionError:
+            pass
+        return "running"
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def boot() -> str:
+    """Which kernel runs this process, since it was booted."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def processes() -> str:
+    """The namespace in which this process sees others; "" where that cannot be told."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

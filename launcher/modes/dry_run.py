@@ -1,0 +1,72 @@
+"""`--dry_run`: the plan of a recipe, with its model built to check it; nothing is connected to or written."""
+
+from __future__ import annotations
+
+import shlex
+
+import keras
+
+from launcher.config import gin_bindings, gin_used
+from launcher.errors import EXIT_DONE, UsageError
+from launcher.modes import Request
+from launcher.modes.plan import describe, resolve
+from launcher.preflight.chips import V5E
+from launcher.preflight.slices import SLICES, Slice
+from launcher.reporting.reporter import Reporter
+from launcher.run import session
+from launcher.run.plan import RunPlan
+from launcher.step_program import lowering
+
+
+def run(request: Request) -> int:
+    """Shows the plan and stops.
+
+    Raises:
+      UsageError: the recipe or the flags are wrong; that devices or data are missing is only said.
+    """
+    with gin_bindings.usage_errors():
+        return show(resolve(request, connect=False), request)
+
+
+def show(resolved: RunPlan, request: Request) -> int:
+    """Shows a plan for --dry_run, having built the model to check it; returns the exit code."""
+    model = session.build_model(resolved)
+    session.check_normalization(model, resolved)
+    session.build_optimizer(resolved)
+    gin_used.check_all_used(traced=False)
+    if resolved.strategy.is_absent:
+        where = _slice_for(resolved, model, request.replicas)
+        pod = lowering.for_replicas(resolved, where.num_replicas)
+        lines = describe(pod, model, session.forward_assigns(pod, model))
+        lines["shown for"] = where.describe()
+        lines["preflight"] = f"whether it fits there, and how fast it can be: {_preflight_command(request, where)}"
+    else:
+        lines = describe(resolved, model, session.forward_assigns(resolved, model))
+    try:
+        resolved.data.check()
+    except UsageError as error:
+        lines["data"] += f"; NOT PREPARED: {error}"
+    reporter = Reporter(model_dir="", total_steps=resolved.total_steps, is_chief=resolved.cluster.is_chief)
+    reporter.plan(lines)
+    return EXIT_DONE
+
+
+def _slice_for(resolved: RunPlan, model: keras.Model, replicas: int | None) -> Slice:
+    """The largest TPU v5e slice, of so many replicas if they are given, among which the batch can be divided."""
+    slices = [where for where in SLICES.values() if where.chip is V5E and replicas in (None, where.num_replicas)]
+    for where in sorted(slices, key=lambda where: -where.num_replicas):
+        try:
+            session.check_normalization(model, lowering.for_replicas(resolved, where.num_replicas))
+        except UsageError:
+            continue
+        return where
+    raise UsageError(f"--replicas={replicas}: no slice of TPU v5e has so many; leave it out to plan for the largest")
+
+
+def _preflight_command(request: Request, where: Slice) -> str:
+    """The command that compiles the recipe for a slice."""
+    given = [f"--gin_file={name}" for name in request.gin_file] + [f"--gin_param={one}" for one in request.gin_param]
+    given += [f"--{name}={value}" for name in ("data_dir", "seed") if (value := getattr(request, name)) is not None]
+    return shlex.join(
+        ["python", "-m", "launcher.main", "--mode=preflight", f"--tpu_type={where.accelerator_type}", *given]
+    )

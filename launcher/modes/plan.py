@@ -1,0 +1,56 @@
+"""A recipe's plan: resolved with the flags, and described."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Sequence
+
+import keras
+
+from launcher.modes import Request
+from launcher.run import loading
+from launcher.run.plan import RunPlan
+from launcher.step import layer_policies, wire_error
+from launcher.step.moving_statistics import is_moving
+
+
+def resolve(request: Request, *, connect: bool = True) -> RunPlan:
+    """The plan that the recipe and the flags make on this machine; see `loading.resolve`."""
+    return loading.resolve(
+        request.gin_file,
+        request.gin_param,
+        environ=os.environ,
+        strategy=request.strategy,
+        replicas=request.replicas,
+        tpu=request.tpu,
+        seed=request.seed,
+        deterministic=request.deterministic,
+        connect=connect,
+    )
+
+
+def describe(
+    resolved: RunPlan, model: keras.Model, assigned: Sequence[keras.Variable], unused: Collection[int] = ()
+) -> dict[str, str]:
+    """The plan with what only the built model can tell.
+
+    Args:
+      resolved: the plan.
+      model: built.
+      assigned: what a forward pass assigns besides trained weights.
+      unused: positions of the trained variables that the loss does not depend on, as far as is known.
+    """
+    sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
+    lines = resolved.describe()
+    lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
+    if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
+        lines["layer policies"] = layer_policies.describe(overrides)
+    moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
+    sent = [size for index, size in enumerate(sizes) if index not in unused]
+    lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
+    task_notes = getattr(resolved.recipe.task, "notes", None)
+    more = task_notes(model, resolved.strategy.accelerator) if task_notes is not None else ()
+    for number, note in enumerate((*resolved.notes, *more), start=1):
+        lines[f"note {number}"] = note
+    return lines

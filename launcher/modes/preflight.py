@@ -1,0 +1,48 @@
+"""`--mode=preflight`: a recipe's step compiled for TPU slices that nobody has rented yet."""
+
+from __future__ import annotations
+
+import os
+
+from launcher.config import gin_bindings
+from launcher.errors import UsageError
+from launcher.modes import PreflightRequest
+from launcher.preflight import command
+from launcher.preflight.compiler import default_cache_dir
+
+
+def run(request: PreflightRequest) -> int:
+    """Compiles for every slice and batch size that the flags name; see `preflight.command`.
+
+    Raises:
+      UsageError: no slice is named, or a number is none.
+    """
+    types = [name.strip() for given in request.tpu_type for name in given.split(",") if name.strip()]
+    if not types:
+        raise UsageError("--mode=preflight: say what to compile for, such as --tpu_type=v5litepod-256")
+    if not request.preflight_timeout > 0:
+        raise UsageError(f"--preflight_timeout={request.preflight_timeout:g}: must be more than 0 seconds")
+    asked = command.Request(
+        gin_files=request.gin_file,
+        gin_params=request.gin_param,
+        seed=request.seed,
+        deterministic=request.deterministic,
+        tpu_types=tuple(dict.fromkeys(types)),
+        batch_sizes=tuple(dict.fromkeys(map(_batch_size, request.preflight_batch_sizes))),
+        search=request.preflight_search,
+        model_dir=request.model_dir,
+        cache_dir=request.preflight_cache or default_cache_dir(os.environ),
+        timeout_seconds=request.preflight_timeout,
+    )
+    with gin_bindings.usage_errors():
+        return command.run(asked, dry_run=request.dry_run)
+
+
+def _batch_size(text: str) -> int:
+    try:
+        size = int(text)
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise UsageError(f"--preflight_batch_sizes: {text!r} is no whole number above 0; write such as 2048,4096")
+    return size

@@ -1,0 +1,220 @@
+"""`--mode=train`, `eval` and `train_and_eval`: one run, from the flags to the controller's loop and the summary."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from launcher.checkpoints import CheckpointStore, Saver
+from launcher.config import gin_bindings, gin_used
+from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
+from launcher.machine import cluster as cluster_lib
+from launcher.machine import gce, tpu_runtime
+from launcher.machine.farewell import chief_last
+from launcher.model_dir import check_model_dir, lease
+from launcher.modes import MODES, Request
+from launcher.modes.plan import describe, resolve
+from launcher.reporting.reporter import Reporter
+from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.run import assets, session, starting_point
+from launcher.run.actions import Action, Drill, LastEvents, SampleGradients, SaveConfig, TellSupervisor
+from launcher.run.controller import Controller
+from launcher.run.plan import RunPlan
+from launcher.run.session import Session
+from launcher.run.starting_point import StartingPoint
+from launcher.step import layer_policies
+from launcher.step.trainer import Trainer
+from launcher.supervised.preemption import StopRequest
+from launcher.supervised.progress import Progress
+
+
+def run(request: Request) -> int:
+    """Trains, evaluates, or both, as the mode says.
+
+    Raises:
+      LauncherError: the flags, the recipe or the machine are wrong, or the run failed or was preempted.
+    """
+    cluster = cluster_lib.resolve(os.environ)
+    if cluster.is_chief or not _is_handed_over(request, cluster):
+        check_model_dir(request.run_dir)
+    # What an evaluation writes stands beside what a training does, and workers other than the chief write nothing.
+    writes_to = request.run_dir if cluster.is_chief and MODES[request.mode].trains else None
+    with lease.held(writes_to, environ=os.environ, say=print) as held:
+        stopwatch = Stopwatch()
+        with gin_bindings.usage_errors():
+            plan = resolve(request)
+            plan.data.check()
+            if check_task := getattr(plan.recipe.task, "check", None):
+                check_task()
+        this = _Run(request, plan, held, stopwatch)
+        with chief_last(cluster), this.summarised():
+            this.build_and_run()
+    return EXIT_DONE
+
+
+def _is_handed_over(request: Request, cluster: cluster_lib.Cluster) -> bool:
+    return request.restore_from_chief and cluster.num_workers > 1
+
+
+class _Run:
+    """One training or evaluation, from its plan to its summary."""
+
+    def __init__(self, request: Request, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch):
+        self._request, self._plan, self._held, self._stopwatch = request, plan, held, stopwatch
+        self._model_dir = request.run_dir
+        self._trains = MODES[request.mode].trains
+        self._is_chief = plan.cluster.is_chief
+        self._reporter = Reporter(model_dir=request.run_dir, total_steps=plan.total_steps, is_chief=self._is_chief)
+        # How far it has come, for its summary; both are None until the folder is known to be this run's.
+        self._start: StartingPoint | None = None
+        self._trainer: Trainer | None = None
+        self._last_events = LastEvents()
+
+    def build_and_run(self) -> None:
+        """Builds the session, restores it, and trains or evaluates."""
+        with gin_bindings.usage_errors():
+            built = session.build(self._plan)
+        store = self._store(built)
+        start = self._restore(built, store)
+        self._start, self._trainer = start, built.trainer
+        stop = StopRequest()
+        controller = self._controller(built, store, start, stop)
+        with gin_bindings.usage_errors():
+            if self._trains:
+                with layer_policies.explained(self._plan.recipe.precision_overrides):
+                    controller.prepare()
+            # After the step is traced: a task may call configurables of its own in loss().
+            gin_used.check_all_used(traced=self._trains)
+        self._held.verify()
+        if self._is_chief:
+            _make_model_dir(self._model_dir)
+            assets.save(self._model_dir, self._plan.recipe.task)
+        self._announce(built, start)
+        self._stopwatch.end_startup()
+        if not self._trains:
+            controller.evaluate()
+            return
+        with stop.installed():
+            gce.watch(os.environ, stop.notice)
+            controller.train()
+
+    def _store(self, built: Session) -> CheckpointStore:
+        recipe = self._plan.recipe
+        return CheckpointStore(
+            os.path.join(self._model_dir, "checkpoints"),
+            keep=recipe.keep_checkpoints,
+            keep_every_hours=recipe.keep_checkpoint_every_hours,
+            is_chief=self._is_chief,
+            run={"seed": self._plan.seed, "global_batch_size": recipe.global_batch_size},
+            scaling=built.trainer.scaling,
+            before_write=self._held.verify,
+        )
+
+    def _restore(self, built: Session, store: CheckpointStore) -> StartingPoint:
+        handed_over = _is_handed_over(self._request, self._plan.cluster)
+        with self._stopwatch.phase("checkpoint"):
+            restore = starting_point.restore_from_chief if handed_over else starting_point.restore
+            start = restore(store, built.trainer, same_order=self._trains)
+        if start.step is not None and (self._is_chief or not handed_over):
+            assets.check(self._model_dir, self._plan.recipe.task)
+        if start.step is None and not self._trains:
+            raise UsageError(
+                f"--mode=eval: no checkpoint in {self._model_dir}; train first, or name another --model_dir"
+            )
+        return start
+
+    def _controller(
+        self, built: Session, store: CheckpointStore, start: StartingPoint, stop: StopRequest
+    ) -> Controller:
+        recipe = self._plan.recipe
+        saver = Saver(
+            store,
+            asynchronous=recipe.asynchronous_checkpoints,
+            on_error=recipe.on_checkpoint_error,
+            warn=self._reporter.note,
+            best=start.best,
+            may_write=self._held.check,
+        )
+        actions: list[Action] = [TellSupervisor(Progress(os.environ)), Drill(), self._last_events]
+        if self._is_chief:
+            actions.append(SaveConfig(self._model_dir, self._reporter.note))
+        if self._trains and (watch := session.watch(built)) is not None:
+            actions.append(SampleGradients(watch, self._reporter))
+        return Controller(
+            built,
+            saver=saver,
+            reporter=self._reporter,
+            stopwatch=self._stopwatch,
+            evaluate=self._request.mode != "train",
+            actions=actions,
+            stop_requested=stop,
+        )
+
+    def _announce(self, built: Session, start: StartingPoint) -> None:
+        """Shows the plan, and what the run goes on from."""
+        trainer, reporter = built.trainer, self._reporter
+        lines = describe(self._plan, built.model, trainer.statistics, trainer.replica_step.unused)
+        reporter.plan({**lines, **tpu_runtime.describe(built.strategy)})
+        if self._trains:
+            # What an attempt that died had logged past its last checkpoint is about to happen again.
+            reporter.truncate_after(-1 if start.step is None else start.step)
+        if start.step is not None:
+            reporter.note(f"restored step {start.step} from {self._model_dir}")
+        for note in (*start.notes, *trainer.notes) if self._trains else ():
+            reporter.note(note)
+
+    @contextlib.contextmanager
+    def summarised(self) -> Iterator[None]:
+        """Writes how the run inside ends to summary.json, whatever ends it.
+
+        All but a user's mistake that shows before the run has found its place in the folder, which may be another
+        run's. Nothing is written where another run has taken the folder over.
+        """
+        exit_code, error_text, lost_devices, is_ours = EXIT_FAILED, None, False, True
+        try:
+            yield
+            exit_code = EXIT_DONE
+        except BaseException as error:
+            told = failures.explained(error)
+            exit_code = failures.exit_code(told)
+            error_text = str(told) if isinstance(told, LauncherError) else f"{type(error).__name__}: {error}"
+            # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
+            lost_devices = failures.is_peer_failure(error)
+            is_ours = self._start is not None or not isinstance(told, UsageError)
+            raise
+        finally:
+            if not self._trains or not is_ours or self._held.ask():
+                # Summary and report tell of the training, which may even be going on beside an evaluation.
+                self._reporter.close()
+            else:
+                step, loss_scale = self._progress(lost_devices)
+                summary = make_summary(
+                    exit_code=exit_code,
+                    error=error_text,
+                    metrics={"train": self._last_events.train, "eval": self._last_events.evaluation},
+                    step=step,
+                    strategy=self._plan.strategy.kind,
+                    num_replicas=self._plan.strategy.num_replicas,
+                    policy=self._plan.policy,
+                    loss_scale=loss_scale,
+                    seconds=self._stopwatch.seconds(),
+                )
+                self._reporter.finish(summary)
+
+    def _progress(self, lost_devices: bool) -> tuple[int, float | None]:
+        """Steps done and the loss scale; without devices to ask, what they said last."""
+        if self._start is None or self._trainer is None:
+            return 0, None
+        if not lost_devices:
+            return self._trainer.step, self._trainer.loss_scale
+        return self._trainer.last_seen or (self._start.step or 0, None)
+
+
+def _make_model_dir(model_dir: str) -> None:
+    try:
+        tf.io.gfile.makedirs(model_dir)
+    except (OSError, tf.errors.OpError) as error:
+        raise UsageError(f"--model_dir={model_dir} cannot be made: {error}; choose another --model_dir") from None

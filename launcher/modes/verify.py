@@ -1,0 +1,25 @@
+"""`--mode=verify`: a recipe on one replica and on other topologies, compared."""
+
+from __future__ import annotations
+
+import os
+
+from launcher.config import gin_bindings
+from launcher.model_dir import check_model_dir, lease
+from launcher.modes import Request
+from launcher.verify import verification
+
+
+def run(request: Request) -> int:
+    """Verifies the recipe; see `verification.run`."""
+    model_dir = check_model_dir(request.run_dir)
+    writes_to = None if request.dry_run else model_dir
+    with lease.held(writes_to, environ=os.environ, say=print), gin_bindings.usage_errors():
+        return verification.run(
+            gin_files=request.gin_file,
+            gin_params=request.gin_param,
+            seed=request.seed,
+            deterministic=request.deterministic,
+            model_dir=model_dir,
+            dry_run=request.dry_run,
+        )

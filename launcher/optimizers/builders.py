@@ -1,0 +1,202 @@
+"""The optimizers that recipes bind, by their gin names: momentum, adam, adamw, lamb, adafactor, lars.
+
+Each returns an `Optimizer`, to be built under the strategy scope that it was called in, and raises UsageError where an
+argument is out of range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import gin
+import keras
+
+from launcher.errors import UsageError
+from launcher.optimizers.adafactor import Adafactor
+from launcher.optimizers.lamb import LAMB
+from launcher.optimizers.lars import LARS
+from launcher.optimizers.optimizer import NO_DECAY, Optimizer, checked_patterns
+from launcher.optimizers.schedules import Schedule
+
+# The name that recipes may write in full, wherever the functions stand.
+_configurable = gin.configurable(module="launcher.optimizers")
+
+_RATE = ("from 0 to less than 1", lambda value: 0.0 <= value < 1.0)
+_POSITIVE = ("a finite number above 0", lambda value: math.isfinite(value) and value > 0.0)
+_NOT_NEGATIVE = ("a finite number, 0 or more", lambda value: math.isfinite(value) and value >= 0.0)
+
+
+@_configurable
+def momentum(
+    *,
+    learning_rate: float | Schedule = gin.REQUIRED,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    exclude_from_decay: Sequence[str] = NO_DECAY,
+) -> Optimizer:
+    """Stochastic gradient descent with momentum, and L2 weight decay added to the gradient.
+
+    Args:
+      learning_rate: a number or a schedule. The velocity holds updates already multiplied by it.
+      momentum: decay rate of the velocity; 0 for plain descent.
+      nesterov: whether to look ahead.
+      weight_decay: L2 coefficient.
+      exclude_from_decay: see `Optimizer`.
+    """
+    _checked("momentum", _RATE, momentum=momentum)
+    return Optimizer(
+        keras.optimizers.SGD(momentum=float(momentum), nesterov=nesterov, name="momentum"),
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        decoupled=False,
+        exclude_from_decay=exclude_from_decay,
+    )
+
+
+@_configurable
+def adam(
+    *,
+    learning_rate: float | Schedule = gin.REQUIRED,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-7,
+) -> Optimizer:
+    """Adam (Kingma & Ba 2015, arXiv 1412.6980) without weight decay.
+
+    Args:
+      learning_rate: a number or a schedule.
+      beta_1, beta_2: decay rates of the moments.
+      epsilon: added to the root of the second moment before its bias correction, "epsilon hat" in the paper.
+    """
+    moments = _moments("adam", beta_1, beta_2, epsilon)
+    return Optimizer(keras.optimizers.Adam(**moments, name="adam"), learning_rate=learning_rate)
+
+
+@_configurable
+def adamw(
+    *,
+    learning_rate: float | Schedule = gin.REQUIRED,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-7,
+    weight_decay: float = 0.01,
+    exclude_from_decay: Sequence[str] = NO_DECAY,
+) -> Optimizer:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101), scaled by the learning rate.
+
+    Args:
+      learning_rate, beta_1, beta_2, epsilon: as in `adam`.
+      weight_decay: part of a weight, times the learning rate, that each step takes away.
+      exclude_from_decay: see `Optimizer`.
+    """
+    moments = _moments("adamw", beta_1, beta_2, epsilon)
+    return Optimizer(
+        keras.optimizers.Adam(**moments, name="adamw"),
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        decoupled=True,
+        exclude_from_decay=exclude_from_decay,
+    )
+
+
+@_configurable
+def lamb(
+    *,
+    learning_rate: float | Schedule = gin.REQUIRED,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-6,
+    weight_decay: float = 0.01,
+    exclude_from_decay: Sequence[str] = NO_DECAY,
+) -> Optimizer:
+    """LAMB for very large batches, see `launcher.optimizers.lamb.LAMB`.
+
+    Args:
+      learning_rate: a number or a schedule.
+      beta_1, beta_2: decay rates of the moments.
+      epsilon: added to the root of the bias-corrected second moment.
+      weight_decay: decay inside the trust ratio.
+      exclude_from_decay: as in `Optimizer`; a match gets no trust ratio either.
+    """
+    moments = _moments("lamb", beta_1, beta_2, epsilon)
+    return _decays_itself("lamb", LAMB, learning_rate, weight_decay, exclude_from_decay, **moments)
+
+
+@_configurable
+def adafactor(
+    *,
+    learning_rate: float | Schedule = gin.REQUIRED,
+    decay: float = 0.8,
+    clip_threshold: float = 1.0,
+    weight_decay: float = 0.0,
+    exclude_from_decay: Sequence[str] = NO_DECAY,
+) -> Optimizer:
+    """Adafactor for models whose second moments would not fit, see `launcher.optimizers.adafactor.Adafactor`.
+
+    Args:
+      learning_rate: a number or a schedule, relative to each variable's size; `@inverse_square_root()` with a peak of
+        1e-2 and 10,000 steps of warm-up is the paper's own.
+      decay: how fast the decay rate of the second moments rises to 1.
+      clip_threshold: the largest root mean square of an update, before the learning rate.
+      weight_decay: part of a weight, times the learning rate, that each step takes away; of the weight before the
+        step, whose size the update is relative to as well.
+      exclude_from_decay: see `Optimizer`.
+    """
+    settings = _checked("adafactor", _RATE, decay=decay)
+    settings |= _checked("adafactor", _POSITIVE, clip_threshold=clip_threshold)
+    return _decays_itself("adafactor", Adafactor, learning_rate, weight_decay, exclude_from_decay, **settings)
+
+
+@_configurable
+def lars(
+    *,
+    learning_rate: float | Schedule = gin.REQUIRED,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    eeta: float = 0.001,
+    epsilon: float = 0.0,
+    weight_decay: float = 1e-4,
+    exclude_from_decay: Sequence[str] = NO_DECAY,
+) -> Optimizer:
+    """LARS for very large batches, see `launcher.optimizers.lars.LARS`.
+
+    Args:
+      learning_rate: a number or a schedule.
+      momentum: decay rate of the velocity.
+      nesterov: whether to look ahead.
+      eeta: trust coefficient.
+      epsilon: added to the denominator of the trust ratio.
+      weight_decay: decay inside the trust ratio.
+      exclude_from_decay: as in `Optimizer`; a match gets no trust ratio either.
+    """
+    settings = _checked("lars", _RATE, momentum=momentum) | _checked("lars", _NOT_NEGATIVE, eeta=eeta, epsilon=epsilon)
+    return _decays_itself("lars", LARS, learning_rate, weight_decay, exclude_from_decay, nesterov=nesterov, **settings)
+
+
+def _moments(optimizer: str, beta_1: float, beta_2: float, epsilon: float) -> dict[str, float]:
+    """The arguments of Adam and of what derives from it, checked."""
+    return _checked(optimizer, _RATE, beta_1=beta_1, beta_2=beta_2) | _checked(optimizer, _POSITIVE, epsilon=epsilon)
+
+
+def _decays_itself(
+    name: str,
+    make: Callable[..., keras.optimizers.Optimizer],
+    learning_rate: float | Schedule,
+    weight_decay: float,
+    exclude_from_decay: Sequence[str],
+    **settings: float,
+) -> Optimizer:
+    """One of Launcher's own Keras optimizers, whose weight decay is a part of its update."""
+    _checked(name, _NOT_NEGATIVE, weight_decay=weight_decay)
+    exclude = checked_patterns(exclude_from_decay)
+    return Optimizer(make(layer_decay=weight_decay, exclude=exclude, **settings), learning_rate=learning_rate)
+
+
+def _checked(optimizer: str, allowed: tuple[str, Callable[[float], bool]], **values: float) -> dict[str, float]:
+    what, is_allowed = allowed
+    for name, value in values.items():
+        if not is_allowed(value):
+            raise UsageError(f"{optimizer}.{name} = {value}: must be {what}")
+    return values

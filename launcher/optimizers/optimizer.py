@@ -1,0 +1,224 @@
+"""The optimizer of a step: a Keras optimizer, applied by each replica to its own copy of the weights.
+
+Keras's `apply_gradients` reduces, clips, decays and scales inside one call, per replica and in the wrong order for
+scaled gradients. Launcher's step hands over gradients that are reduced, unscaled and clipped already; `Optimizer` then
+takes from a Keras optimizer only its slots and its `update_step`, and adds the learning rate, weight decay,
+constraints and the count of updates.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.optimizers.schedules import Schedule
+
+# Biases and normalisation parameters, by the end of their path.
+NO_DECAY = (r"bias$", r"gamma$", r"beta$")
+
+# What a Keras optimizer would do inside apply_gradients, which is never called, and who does it here.
+_NOT_APPLIED = {
+    "clipnorm": "bind train.clip_global_norm instead",
+    "clipvalue": "bind train.clip_global_norm instead",
+    "global_clipnorm": "bind train.clip_global_norm instead",
+    "gradient_accumulation_steps": "bind train.microbatches instead",
+    "loss_scale_factor": "bind train.loss_scale instead",
+    "use_ema": "leave it out",
+    "weight_decay": "give weight_decay to launcher.optimizers.Optimizer instead, with decoupled=True or False",
+}
+
+
+class Optimizer:
+    """A Keras optimizer with a schedule and weight decay, applied per replica without any collective.
+
+    Everything a step changes (weights, slots, the count of updates) changes inside `apply`, so that a caller may put
+    it in a conditional: a step that is skipped leaves no trace.
+
+    Args:
+      keras_optimizer: a fresh one, made under the strategy's scope. It must do its work in `update_step`.
+      learning_rate: a number, or a schedule of the run's step; None for the Keras optimizer's own.
+      weight_decay: coefficient; 0 for none.
+      decoupled: True for `w -= learning_rate * weight_decay * w` beside the update (Loshchilov & Hutter 2019, arXiv
+        1711.05101, as in Keras's and PyTorch's AdamW); False for `gradient += weight_decay * w` before it (L2, as in
+        He et al. 2016 and PyTorch's SGD). Must be said when weight_decay is not 0.
+      exclude_from_decay: regular expressions searched for in variables' paths; a match is not decayed.
+
+    Raises:
+      UsageError: an argument is out of range, or the Keras optimizer relies on what `apply_gradients` does.
+    """
+
+    def __init__(
+        self,
+        keras_optimizer: keras.optimizers.Optimizer,
+        *,
+        learning_rate: float | Schedule | None = None,
+        weight_decay: float = 0.0,
+        decoupled: bool | None = None,
+        exclude_from_decay: Sequence[str] = NO_DECAY,
+    ):
+        _check_plain(keras_optimizer)
+        if not (math.isfinite(weight_decay) and weight_decay >= 0.0):
+            raise UsageError(f"{keras_optimizer.name}: weight_decay = {weight_decay} must be 0 or more")
+        if weight_decay and decoupled is None:
+            raise UsageError(
+                f"{keras_optimizer.name}: weight_decay = {weight_decay} needs decoupled=True (beside the update, as "
+                "AdamW) or decoupled=False (added to the gradient, as SGD)"
+            )
+        self._keras = keras_optimizer
+        self._schedule = _own_rate(keras_optimizer) if learning_rate is None else _as_schedule(learning_rate)
+        self._weight_decay = weight_decay
+        self._decoupled = bool(decoupled)
+        self._exclude = checked_patterns(exclude_from_decay)
+        self._updated: list[keras.Variable] = []
+        self._decayed: list[bool] = []
+        self._total_steps = 0
+
+    def build(self, variables: Sequence[keras.Variable], total_steps: int) -> None:
+        """Creates the slots; under the strategy's scope.
+
+        Args:
+          variables: what `apply` will update, in its order.
+          total_steps: length of the run, for the schedule.
+
+        Raises:
+          UsageError: a variable, the optimizer or the schedule cannot be used on replicas.
+        """
+        self._check_scope()
+        for variable in variables:
+            if variable.value.aggregation != tf.VariableAggregation.NONE:
+                raise UsageError(
+                    f"variable {variable.path!r} has aggregation {variable.aggregation!r}: make it without, its "
+                    "gradients are reduced already"
+                )
+        self._updated = list(variables)
+        self._decayed = [
+            bool(self._weight_decay) and not any(re.search(pattern, variable.path) for pattern in self._exclude)
+            for variable in variables
+        ]
+        self._keras.build(self._updated)
+        self._total_steps = total_steps
+        rate = self.learning_rate(tf.constant(0.0))
+        if rate.shape.rank != 0:
+            raise UsageError(f"{self._keras.name}: the schedule must return a scalar, got shape {rate.shape}")
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Slots and the count of updates: what a checkpoint holds. Keras's learning rate is not used and not in it."""
+        unused = self._keras.learning_rate
+        return [variable for variable in self._keras.variables if variable is not unused]
+
+    def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
+        """The rate of one step.
+
+        Args:
+          step: steps done before it, scalar; skipped steps count.
+
+        Returns:
+          float32 scalar.
+        """
+        return tf.cast(self._schedule(step, self._total_steps), tf.float32)
+
+    def apply(self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor) -> None:
+        """Updates this replica's weights; in replica context, also inside `tf.cond`.
+
+        Args:
+          gradients: one for each variable given to `build`; reduced, unscaled and clipped float32 tensors, equal on
+            every replica. None leaves the variable and its slots alone, as Keras does: no update and no decay.
+          step: as in `learning_rate`.
+        """
+        rate = self.learning_rate(step)
+        for gradient, variable, decayed in zip(gradients, self._updated, self._decayed, strict=True):
+            if gradient is None:
+                continue
+            if decayed:
+                decay = self._weight_decay * tf.convert_to_tensor(variable)
+                if self._decoupled:
+                    self._keras.assign_sub(variable, rate * decay)
+                else:
+                    gradient += decay
+            self._keras.update_step(gradient, variable, rate)
+            if variable.constraint is not None:
+                self._keras.assign(variable, variable.constraint(tf.convert_to_tensor(variable)))
+        iterations = self._keras.iterations
+        # Keras gives the count an aggregation, for which `assign_add` would call into the cross-replica context: not
+        # allowed in a conditional. Every replica counts the same, so each adds to its own copy.
+        tf.raw_ops.AssignAddVariableOp(resource=iterations.value.handle, value=tf.ones([], iterations.dtype))
+
+    def _check_scope(self) -> None:
+        strategy = tf.distribute.get_strategy()
+        if not strategy.extended.variable_created_in_scope(self._keras.iterations.value):
+            raise UsageError(
+                f"optimizer {self._keras.name!r} was made outside of the strategy's scope: bind train.optimizer to the "
+                "function that makes it, as a reference (@name, without parentheses)"
+            )
+        if self._keras.built:
+            raise UsageError(f"optimizer {self._keras.name!r} has been built for other variables: make a new one")
+
+
+def _check_plain(keras_optimizer: keras.optimizers.Optimizer) -> None:
+    """Refuses what would be silently lost, because only `update_step` is called."""
+    if not isinstance(keras_optimizer, keras.optimizers.Optimizer):
+        raise UsageError(
+            f"expected a keras.optimizers.Optimizer, got {type(keras_optimizer).__module__}."
+            f"{type(keras_optimizer).__name__}"
+        )
+    name = f"{type(keras_optimizer).__name__} {keras_optimizer.name!r}"
+    if isinstance(keras_optimizer, keras.optimizers.LossScaleOptimizer):
+        raise UsageError(
+            f"{name}: its decision to skip a step differs between replicas; give the inner optimizer and bind "
+            "train.loss_scale instead"
+        )
+    for setting, advice in _NOT_APPLIED.items():
+        value = getattr(keras_optimizer, setting, None)
+        if value:
+            raise UsageError(f"{name}: {setting}={value} acts on each replica by itself under Keras; {advice}")
+    overrides_apply = type(keras_optimizer).apply is not keras.optimizers.Optimizer.apply
+    if overrides_apply or isinstance(keras_optimizer, keras.optimizers.Nadam):
+        raise UsageError(
+            f"{name} does not do all its work in update_step, which is all that Launcher calls; use another optimizer, "
+            "such as @adamw or @momentum"
+        )
+
+
+def _own_rate(keras_optimizer: keras.optimizers.Optimizer) -> Schedule:
+    """The rate that the Keras optimizer was made with, as a schedule of the run's step."""
+    rate = keras_optimizer.get_config()["learning_rate"]
+    if isinstance(rate, dict):
+        schedule = keras.optimizers.schedules.deserialize(rate)
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            return lambda step, total_steps: schedule(step)
+    if isinstance(rate, float):
+        return _as_schedule(rate)
+    raise UsageError(
+        f"{keras_optimizer.name}: its learning rate is neither a number nor a Keras schedule; give learning_rate to "
+        "launcher.optimizers.Optimizer, as a number or a function of (step, total_steps)"
+    )
+
+
+def _as_schedule(learning_rate: float | Schedule) -> Schedule:
+    if callable(learning_rate):
+        return learning_rate
+    if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
+        raise UsageError(f"learning_rate = {learning_rate}: must be a finite number, 0 or more")
+    return lambda step, total_steps: tf.constant(learning_rate, tf.float32)
+
+
+def checked_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Checks regular expressions that select variables.
+
+    Raises:
+      UsageError: one cannot be compiled, or a single string was given for the list.
+    """
+    if isinstance(patterns, str):
+        raise UsageError(f"exclude_from_decay = {patterns!r}: must be a list of regular expressions, [{patterns!r}]")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"exclude_from_decay: {pattern!r} is not a regular expression: {error}") from None
+    return tuple(patterns)

@@ -1,0 +1,115 @@
+"""What a run does at its events beside training: each an `Action` that the Controller tells, and knows no more of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+from launcher.config import gin_used
+from launcher.reporting.reporter import Reporter
+from launcher.supervised import drill
+from launcher.supervised.progress import Progress
+from launcher.watch.precision_watch import Watch
+
+Event = dict[str, Any]
+Phase = Callable[[str], contextlib.AbstractContextManager[None]]
+"""`with phase("compile"):` tells all actions and the stopwatch what takes the time inside."""
+
+
+class Action:
+    """Told of a run's events, in their order; a subclass answers those that it is about.
+
+    Whatever it raises ends the run. All workers are told of the same events after the same steps.
+    """
+
+    def begins(self, phase: str, step: int) -> None:
+        """A phase, "compile", "train", "evaluate" or "checkpoint", begins after `step` steps."""
+
+    def before_steps(self) -> None:
+        """The next loop of steps is about to start."""
+
+    def after_first_step(self) -> None:
+        """The first step of this process was taken: everything has been traced and used."""
+
+    def steps_until_due(self, step: int) -> int | None:
+        """After how many more steps a loop must end for this action; None for no loop of its own."""
+
+    def after_steps(self, step: int, phase: Phase) -> None:
+        """A loop of steps has ended and was logged, if that was due; its time counts as nobody's speed."""
+
+    def on_log(self, event: Event) -> None:
+        """A log event of the training was reported."""
+
+    def on_evaluation(self, event: Event) -> None:
+        """An evaluation was reported."""
+
+
+@dataclasses.dataclass
+class LastEvents(Action):
+    """The last log events of a run, which its summary shows."""
+
+    train: Event = dataclasses.field(default_factory=dict)
+    evaluation: Event = dataclasses.field(default_factory=dict)
+
+    def on_log(self, event: Event) -> None:
+        self.train = event
+
+    def on_evaluation(self, event: Event) -> None:
+        self.evaluation = event
+
+
+class TellSupervisor(Action):
+    """Tells a supervisor, if there is one, how far this worker is."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+
+    def begins(self, phase: str, step: int) -> None:
+        self._progress.report(phase=phase, step=step)
+
+
+class Drill(Action):
+    """Lets a drill's fault happen between steps."""
+
+    def before_steps(self) -> None:
+        drill.between_steps()
+
+
+class SampleGradients(Action):
+    """Samples gradients at the watch's cadence and reports what was seen."""
+
+    def __init__(self, watch: Watch, reporter: Reporter):
+        self._watch = watch
+        self._reporter = reporter
+        self._sampled = False
+
+    def steps_until_due(self, step: int) -> int | None:
+        return self._watch.steps_until_due(step)
+
+    def after_steps(self, step: int, phase: Phase) -> None:
+        if not self._watch.is_due(step):
+            return
+        # The first sample is traced and compiled, which takes as long as it takes.
+        with phase("train" if self._sampled else "compile"):
+            sample = self._watch.sample()
+        self._sampled = True
+        self._reporter.precision({"step": step, **sample.event}, sample.exponents)
+
+
+class SaveConfig(Action):
+    """Writes config.gin, with all that was used of it, once it has been used."""
+
+    def __init__(self, model_dir: str, note: Callable[[str], None]):
+        self._model_dir = model_dir
+        self._note = note
+
+    def after_first_step(self) -> None:
+        try:
+            gin_used.save_operative(os.path.join(self._model_dir, "config.gin"))
+        except OSError as error:
+            self._note(
+                f"Could not write config.gin in {self._model_dir}: {error.strerror or error}. Training goes on without."
+            )

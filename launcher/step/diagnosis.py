@@ -1,0 +1,121 @@
+"""Diagnosis of steps already taken: whose gradients and which example were not finite, and weights that are means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.pipeline import WEIGHT, Batch, Data
+from launcher.step import gradients
+from launcher.step.trainer import Trainer
+from launcher.tasks.base import loss_sums, mean_weight
+
+_SHOWN = 3
+
+
+class Diagnosis:
+    """Looks once more at batches that a trainer has seen, and changes nothing. All workers call its methods together.
+
+    Args:
+      trainer: its weights, loss scale and step are used as they are.
+      data: that it trains on.
+    """
+
+    def __init__(self, trainer: Trainer, data: Data):
+        self._trainer = trainer
+        self._data = data
+        self._float_keys: tuple[str, ...] = ()
+        self._non_finite = tf.function(self._non_finite_in_graph)
+        self._non_finite_rows = tf.function(self._non_finite_rows_in_graph)
+        self._weights = tf.function(self._weights_in_graph)
+
+    def non_finite_gradients(self) -> str:
+        """Says which layers' gradients are not finite on the batch of the last step, and on which replica.
+
+        That step must have been skipped, so that the weights are still those it saw.
+        """
+        counters = self._trainer.counters
+        batch = self._batch_of(self._trainer.step)
+        counters.step.assign_sub(1)
+        table = self._non_finite(batch)
+        counters.step.assign_add(1)
+        rows = self._on_host(table)
+        names = [variable.path for variable in self._trainer.model.trainable_variables]
+        for replica, row in enumerate(rows):
+            found = [name for name, bad in zip(names, row, strict=True) if bad]
+            if found:
+                where = f"on replica {replica}" if replica + 1 < len(rows) else "only in their sum over the replicas"
+                more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+                return f"{', '.join(found[:_SHOWN])}{more}, {where}"
+        return "no layer when computed again"
+
+    def check_weight(self, weight: float) -> None:
+        """Refuses a task whose loss() returns a mean for the weight, which does not grow with the batch.
+
+        A weight near the number of examples or above it, such as one of tokens, is a sum. Below it, loss() is asked
+        again for each half of the batch: sums of weights add up to that of the batch, means to twice as much.
+
+        Args:
+          weight: of the step that was taken last.
+
+        Raises:
+          UsageError: it is a mean.
+        """
+        examples = self._trainer.config.global_batch_size
+        if not 0 < weight < 0.75 * examples:
+            return
+        sums = self._on_host(self._weights(self._batch_of(self._trainer.step)))
+        if sums[1] > 1.5 * sums[0]:
+            raise mean_weight(self._trainer.task, weight, examples)
+
+    def non_finite_in_batch(self, step: int) -> str | None:
+        """Says where the batch of a step holds numbers that are not finite; None if it holds none."""
+        table = self._non_finite_rows(self._batch_of(step))
+        flags = self._on_host(table)
+        found = np.argwhere(flags)  # of key and row of the global batch
+        if not len(found):
+            return None
+        key, row = self._float_keys[found[0][0]], int(found[0][1])
+        position = (step - 1) * self._trainer.config.global_batch_size + row
+        if not hasattr(self._data, "example_at"):
+            return f"{key!r} in row {row} of its batch is not finite"
+        example = self._data.example_at(position, self._trainer.config.seed)
+        return f"{key!r} of training example {example} is not finite (row {row} of its batch; both count from 0)"
+
+    def _batch_of(self, step: int) -> Any:
+        """The global batch of a step, counted from 1, made once more."""
+        return next(self._trainer.batches(self._data, start_step=step - 1))
+
+    def _on_host(self, value: Any) -> np.ndarray:
+        """What every replica has alike."""
+        return self._trainer.strategy.experimental_local_results(value)[0].numpy()
+
+    def _non_finite_in_graph(self, batch: Any) -> Any:
+        return self._trainer.strategy.run(self._trainer.replica_step.non_finite, args=(batch,))
+
+    def _non_finite_rows_in_graph(self, batch: Any) -> Any:
+        return self._trainer.strategy.run(self._flag_rows, args=(batch,))
+
+    def _flag_rows(self, batch: Batch) -> tf.Tensor:
+        """float32 [keys with floating-point values, rows of the global batch]: 1 where a value is not finite."""
+        self._float_keys = tuple(sorted(key for key, value in batch.items() if value.dtype.is_floating))
+        flat = [tf.reshape(batch[key], [batch[key].shape[0], -1]) for key in self._float_keys]
+        flags = tf.stack([tf.reduce_any(~tf.math.is_finite(value), axis=1) for value in flat])
+        context = tf.distribute.get_replica_context()
+        mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+        (rows,) = gradients.reduce_sum([mine[None, :, None] * tf.cast(flags, tf.float32)[:, None, :]])
+        return tf.reshape(rows, [len(self._float_keys), -1])
+
+    def _weights_in_graph(self, batch: Any) -> Any:
+        return self._trainer.strategy.run(self._weight_of_whole_and_halves, args=(batch,))
+
+    def _weight_of_whole_and_halves(self, batch: Batch) -> tf.Tensor:
+        middle = batch[WEIGHT].shape[0] // 2
+        halves = ({key: value[part] for key, value in batch.items()} for part in (slice(middle), slice(middle, None)))
+        # A batch of one row has no halves.
+        parts = [batch, *halves] if middle else [batch, batch]
+        whole, *rest = [loss_sums(self._trainer.task, self._trainer.model, part, False)[1] for part in parts]
+        (sums,) = gradients.reduce_sum([tf.stack([whole, tf.add_n(rest)])])
+        return sums

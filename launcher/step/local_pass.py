@@ -1,0 +1,230 @@
+"""One replica's forward and backward pass: its microbatches one after another, added up in float32.
+
+    loss sum -> / nominal weight -> * scale -> differentiate -> add up microbatches in float32
+
+Whatever the model's forward pass assigns is put back, so that a step may still be skipped, or looked at without being
+taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from launcher.data.pipeline import Batch
+from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
+from launcher.step import gradients
+from launcher.step.moving_statistics import is_moving, seed_states
+from launcher.tasks.base import Task, loss_sums
+
+if TYPE_CHECKING:
+    from launcher.step.train_step import StepConfig
+
+Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
+"""Called under the tape of every microbatch, before its loss: tensors to differentiate the loss by, besides weights."""
+
+
+class LocalSums(NamedTuple):
+    """One replica's float32 sums over its microbatches.
+
+    Attributes:
+      gradients: of the scaled loss, by each trained variable.
+      moving: what the moving statistics gained.
+      counts: what the counts gained, in their own dtypes.
+      loss, weight, metrics: as the task gives them, regularisation included.
+      watched: gradients by what `ReplicaStep` was told to watch.
+    """
+
+    gradients: list[tf.Tensor]
+    moving: list[tf.Tensor]
+    counts: list[tf.Tensor]
+    loss: tf.Tensor
+    weight: tf.Tensor
+    metrics: tuple[tf.Tensor, ...]
+    watched: list[tf.Tensor]
+
+
+class LocalPass:
+    """The forward and backward pass of one replica; in replica context, without any collective.
+
+    Args:
+      task, model, config: as in `ReplicaStep`.
+      statistics: variables that the model's forward pass assigns, see `launcher.step.moving_statistics`.
+      watch: what else the loss is differentiated by.
+
+    Attributes:
+      moving, counts: the statistics, those that are averaged and those that count.
+      metric_names, unused: as in `ReplicaStep`.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        model: keras.Model,
+        config: StepConfig,
+        statistics: Sequence[keras.Variable],
+        watch: Watch | None = None,
+    ):
+        self._task = task
+        self._model = model
+        self._config = config
+        self._watch = watch
+        self._weights = list(model.trainable_variables)
+        self._seeds = seed_states(model)
+        self.moving = [variable for variable in statistics if is_moving(variable)]
+        self.counts = [variable for variable in statistics if not is_moving(variable)]
+        self.metric_names: tuple[str, ...] = ()
+        self.unused: frozenset[int] = frozenset()
+        self._forward_backward: Any = self._differentiate  # or a tf.function of it
+        if config.jit_compile:
+            self._forward_backward = tf.function(self._differentiate, jit_compile=True)
+        elif config.microbatches > 1:
+            self._forward_backward = tf.function(self._differentiate)
+
+    def __call__(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
+        """The sums over all microbatches.
+
+        Args:
+          batch: this replica's part of the global batch.
+          scale: float32 scalar, the loss scale.
+          step: int64 scalar, steps done before this one, for its random numbers.
+        """
+        before = _values(self.counts)
+        return self._counted(self._accumulate(batch, scale, step), before)
+
+    def first(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
+        """The same over the first microbatch alone."""
+        count = self._config.microbatches
+        part = {name: tensor[: tensor.shape[0] // count] for name, tensor in batch.items()}
+        before = _values(self.counts)
+        return self._counted(self._microbatch(part, scale, step, 0, _values(self.moving)), before)
+
+    def _counted(self, local: LocalSums, before: Sequence[tf.Tensor]) -> LocalSums:
+        """Puts the counts back, and says what they gained."""
+        gained = [after - old for after, old in zip(_values(self.counts), before, strict=True)]
+        for variable, old in zip(self.counts, before, strict=True):
+            variable.value.assign(old)
+        return local._replace(counts=gained)
+
+    def _accumulate(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
+        """Adds up the microbatches of this replica in float32."""
+        count, moving_before = self._config.microbatches, _values(self.moving)
+        if count == 1:
+            return self._microbatch(batch, scale, step, 0, moving_before)
+        parts = {
+            name: tf.reshape(tensor, [count, tensor.shape[0] // count, *tensor.shape[1:]])
+            for name, tensor in batch.items()
+        }
+
+        def part(index: tf.Tensor | int) -> Batch:
+            return {name: tensor[index] for name, tensor in parts.items()}
+
+        # From zeros, not from the first microbatch: outside the loop, it would be held beside those inside, and two
+        # microbatches would need the memory of one.
+        zeros = self._zero_sums(part(0), scale)
+
+        def body(index: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            more = tf.nest.flatten(self._microbatch(part(index), scale, step, index, moving_before))
+            return (index + 1, *(total + value for total, value in zip(totals, more, strict=True)))
+
+        start = (tf.constant(0), *tf.nest.flatten(zeros))
+        _, *flat = tf.while_loop(lambda index, *_: index < count, body, start, parallel_iterations=1)
+        return tf.nest.pack_sequence_as(zeros, flat)
+
+    def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
+        """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
+        outputs = self._forward_backward.get_concrete_function(batch, scale).structured_outputs
+        found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
+        moving = [tf.zeros(variable.shape, tf.convert_to_tensor(variable.value).dtype) for variable in self.moving]
+        grads, watched, loss, weight, metrics = found
+        return LocalSums(grads, moving, [], loss, weight, metrics, watched)
+
+    def _microbatch(
+        self,
+        batch: Batch,
+        scale: tf.Tensor,
+        step: tf.Tensor,
+        index: tf.Tensor | int,
+        moving_before: Sequence[tf.Tensor],
+    ) -> LocalSums:
+        """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
+        self._set_seeds(step, index)
+        grads, watched, loss, weight, metrics = self._forward_backward(batch, scale)
+        # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
+        # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
+        deltas = []
+        for variable, before in zip(self.moving, moving_before, strict=True):
+            deltas.append(tf.convert_to_tensor(variable.value) - before)
+            variable.value.assign(before)
+        return LocalSums(grads, deltas, [], loss, weight, metrics, watched)
+
+    def _differentiate(
+        self, batch: Batch, scale: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
+        variables = [variable.value for variable in self._weights]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for variable in variables:
+                tape.watch(variable)
+            sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
+            loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
+            if self._model.losses:
+                # Weighted like the examples beside it, a regulariser counts once in the global mean.
+                loss += weight * tf.add_n([tf.cast(extra, tf.float32) for extra in self._model.losses])
+            if self._config.penalty is not None:
+                loss += weight * self._config.penalty(self._model)
+            scaled = loss / self._config.nominal_weight * scale
+        found, watched = tape.gradient(scaled, (variables, sources))
+        self.metric_names = tuple(sorted(metrics))
+        self.unused = frozenset(index for index, gradient in enumerate(found) if gradient is None)
+        if len(self.unused) == len(variables):
+            raise UsageError(
+                "the loss depends on no trained variable: does the task's loss() call the model that it is given, and "
+                "return a loss computed from its outputs?"
+            )
+        return (
+            [
+                tf.zeros(variable.shape) if gradient is None else gradients.dense(gradient)
+                for gradient, variable in zip(found, variables, strict=True)
+            ],
+            [
+                tf.zeros_like(source) if gradient is None else tf.convert_to_tensor(gradient)
+                for gradient, source in zip(watched, sources, strict=True)
+            ],
+            loss,
+            weight,
+            tuple(metrics[name] for name in self.metric_names),
+        )
+
+    @as_written
+    def _set_seeds(self, step: tf.Tensor, microbatch: tf.Tensor | int) -> None:
+        """Gives every seed generator a state of (seed, step, first example of this part of the global batch)."""
+        if not self._seeds:
+            return
+        config = self._config
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        per_replica = config.global_batch_size // num_replicas()
+        # The offset, not the replica, so that 2 replicas of 2 microbatches draw what 4 replicas draw.
+        offset = replica * per_replica + microbatch * (per_replica // config.microbatches)
+        pair = tf.stack([tf.constant(config.seed & 0x7FFFFFFF, tf.int32), tf.constant(0, tf.int32)])
+        pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(step, tf.int32))
+        pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(offset, tf.int32))
+        states = tf.random.stateless_uniform(
+            [len(self._seeds), 2], seed=pair, minval=0, maxval=2**31 - 1, dtype=tf.int32
+        )
+        for index, variable in enumerate(self._seeds):
+            variable.value.assign(tf.cast(states[index], variable.value.dtype))
+
+
+@as_written
+def num_replicas() -> int:
+    """Over which the step is reduced."""
+    return tf.distribute.get_replica_context().num_replicas_in_sync
+
+
+def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(variable.value) for variable in variables]
