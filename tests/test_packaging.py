@@ -60,8 +60,8 @@ def test_the_wheel_holds_every_module_and_every_recipe_and_no_tests(wheel):
 def test_an_installed_wheel_finds_its_own_recipes(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     program = (
-        "from launcher import config\n"
-        "print(config.__file__, config.find_file('base/images.gin'), config.recipes()[0][0], sep='\\n')"
+        "from launcher.config import gin_files\n"
+        "print(gin_files.__file__, gin_files.find_file('base/images.gin'), gin_files.recipes()[0][0], sep='\\n')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -72,7 +72,7 @@ def test_an_installed_wheel_finds_its_own_recipes(wheel, tmp_path):
         check=True,
     )
     module, recipe, first = done.stdout.splitlines()
-    assert Path(module) == tmp_path / "site" / "launcher" / "config.py"
+    assert Path(module) == tmp_path / "site" / "launcher" / "config" / "gin_files.py"
     assert (tmp_path / recipe).samefile(tmp_path / "site" / "gin_configs" / "base" / "images.gin")
     assert first == min(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 

@@ -130,15 +130,8 @@ class StandIn:
 
 def training_shapes(resolved: plan.RunPlan) -> StandIn:
     """What a training batch of the recipe's data looks like."""
-    data, weight = resolved.data, {"weight": ((), tf.float32)}
-    if hasattr(data, "image_shape"):
-        return StandIn({"image": (data.image_shape, tf.float32), "label": ((), tf.int32), **weight})
-    if hasattr(data, "row_length"):
-        layout = [f"{side}_{kind}" for side in ("source", "target") for kind in ("segments", "positions")]
-        keys, length = ["source", "target_in", "target_out", *(layout if data.packed else [])], data.row_length
-    else:
-        keys, length = ["tokens", "targets", "segments", "positions"], data.length
-    return StandIn({**dict.fromkeys(keys, ((length,), tf.int32)), **weight})
+    spec = resolved.data.batch_spec(1)
+    return StandIn({key: (tuple(one.shape[1:]), one.dtype) for key, one in spec.items()})
 
 
 def training(made: session.Session, batches: StandIn) -> tf.types.experimental.ConcreteFunction:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-
-import launcher
+from places import PYTHONPATH
 
 DEADLINE_SECONDS = 60
 
@@ -48,7 +47,7 @@ def truncate(path: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(launcher.__file__).parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def comes(condition: Callable[[], bool], within_seconds: float) -> bool:

@@ -80,7 +80,7 @@ def test_translations_to_be_judged_are_written_by_one_program_without_reductions
 def test_answers_to_lines_are_written_by_one_program_without_reductions(decoding):
     with made_up_tpu.strategy(REPLICAS) as strategy:
         made = built(strategy, *ANSWERS[decoding])
-        name = "source" if hasattr(made.plan.data, "row_length") else "prompt"
+        name = "source" if hasattr(made.plan.data, "packed") else "prompt"
         lines = predict.parts(strategy, {name: np.ones([ROWS * REPLICAS, 16], np.int32)})
         found = graph_of(lambda: predict.on_all_replicas(made)(lines))
     assert replicated.faults(found) == []
