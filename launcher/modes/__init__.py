@@ -109,7 +109,7 @@ class PreflightRequest(Request):
         flags.DEFINE_list, [], "global batch sizes to compare. Default: the recipe's own."
     )
     preflight_search: bool = flag(
-        flags.DEFINE_bool, False, "compile with each knob turned, too, instead of estimating what it would do."
+        flags.DEFINE_bool, False, "compile with each knob turned, too, not only until a step fits that does not."
     )
     preflight_timeout: float = flag(flags.DEFINE_float, 3600.0, "seconds for one compilation.")
     preflight_cache: str | None = flag(
