@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import importlib.abc
 import importlib.machinery
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +23,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import forked
 import hypothesis
 import psutil
 import pytest
@@ -97,6 +100,29 @@ def clean_state() -> Iterator[None]:
         sys.modules["keras"].config.set_dtype_policy("float32")
 
 
+# ---------------------------------------------------------------------------------- what all workers of a run make once
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """made_once(name, make): the folder of that name, which the first pytest-xdist worker that asks for it has filled
+    by `make(folder)`; without `make`, an empty folder that all write to."""
+    own = tmp_path_factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def once(name: str, make: Callable[[Path], object] = Path.mkdir) -> Path:
+        folder, unfinished = root / name, root / f"{name}.unfinished"
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                shutil.rmtree(unfinished, ignore_errors=True)
+                make(unfinished)
+                unfinished.rename(folder)
+        return folder
+
+    return once
+
+
 # ------------------------------------------------------------------------------------------------ launchers, processes
 
 
@@ -113,7 +139,7 @@ class Finished:
 class Started:
     """A process under way, in a process group of its own, printing to files."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | forked.Forked
     stdout_path: Path
     stderr_path: Path
 
@@ -191,10 +217,18 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     return environ
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[forked.Server]:
+    server = forked.Server()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def start_launcher(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """start_launcher(*args, env=None, cwd=None, module="launcher.main"): starts `python -m MODULE ARGS` in the test's
-    temporary folder and returns it `Started`. Whatever still runs at the test's end is killed with all its children."""
+def start_launcher(tmp_path: Path, fork_server: forked.Server) -> Iterator[Callable[..., Started]]:
+    """start_launcher(*args, env=None, cwd=None, module="launcher.main", fresh=False): starts `python -m MODULE ARGS` in
+    the test's temporary folder and returns it `Started`; fresh where how it imports TensorFlow is what is tested, else
+    forked after the imports (forked.py). Whatever still runs at the test's end is killed with all its children."""
     started: list[Started] = []
 
     def start(
@@ -202,20 +236,25 @@ def start_launcher(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         env: Mapping[str, str | None] | None = None,
         cwd: Path | None = None,
         module: str = "launcher.main",
+        fresh: bool = False,
     ) -> Started:
         logs = tmp_path / ".processes"
         logs.mkdir(exist_ok=True)
         out, err = logs / f"{len(started)}.out", logs / f"{len(started)}.err"
+        changes, folder = env or {}, cwd or tmp_path
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, *args],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                cwd=cwd or tmp_path,
-                env=_environment(env or {}),
-                start_new_session=True,
-            )
+            if forked.can_start(module, changes) and not fresh:
+                process = fork_server.start(module, args, folder, _environment(changes), stdout, stderr)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", module, *args],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    cwd=folder,
+                    env=_environment(changes),
+                    start_new_session=True,
+                )
         started.append(Started(process, out, err))
         return started[-1]
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from places import SMALL_DIGITS
 
+from launcher import main as entry
 from launcher.checkpoints import CheckpointStore, find_damage
 
-STEPS = 400
+STEPS = 200
 FLAGS = (
     f"--gin_file={SMALL_DIGITS}",
     f"--gin_param=train.steps = {STEPS}",
@@ -57,13 +58,13 @@ def test_killed_run_resumes_by_the_same_command_and_ends_bitwise_as_undisturbed(
     assert [step for step, _ in losses(killed)] == list(range(1, STEPS + 1))
 
 
-def test_finished_run_says_so_and_evaluates_again_without_training(run_launcher, tmp_path):
-    flags = (*FLAGS, f"--model_dir={tmp_path}/run", "--gin_param=train.steps = 3")
-    assert run_launcher(*flags).returncode == 0
+def test_finished_run_says_so_and_evaluates_again_without_training(capsys, tmp_path):
+    command = ["launcher", *FLAGS, f"--model_dir={tmp_path}/run", "--gin_param=train.steps = 3"]
+    assert entry.main(command) == 0
     before = CheckpointStore(f"{tmp_path}/run/checkpoints").read(3)
-    again = run_launcher(*flags)
-    assert again.returncode == 0
-    assert "already trained to step 3 of 3" in again.stdout
+    capsys.readouterr()
+    assert entry.main(command) == 0
+    assert "already trained to step 3 of 3" in capsys.readouterr().out
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "completed"
     assert "accuracy" in summary["metrics"]["eval"]
@@ -72,16 +73,15 @@ def test_finished_run_says_so_and_evaluates_again_without_training(run_launcher,
 
 
 @pytest.mark.heavy
-def test_beside_a_training_an_evaluation_may_run_and_no_other_training(start_launcher, run_launcher, tmp_path):
+def test_beside_a_training_an_evaluation_may_run_and_no_other_training(start_launcher, capsys, tmp_path):
     run = tmp_path / "run"
     flags = (*FLAGS, f"--model_dir={run}", "--gin_param=train.steps = 100000")
     training = start_launcher(*flags, "--mode=train")
     store = CheckpointStore(str(run / "checkpoints"))
     training.wait_until(lambda: len(store.steps()) >= 2)
-    second = run_launcher(*flags, "--mode=train")
-    assert second.returncode == 64
-    assert f"another run writes to it: process {training.process.pid} on " in second.stderr
-    assert run_launcher(*flags, "--mode=eval").returncode == 0
+    assert entry.main(["launcher", *flags, "--mode=train"]) == 64
+    assert f"another run writes to it: process {training.process.pid} on " in capsys.readouterr().err
+    assert entry.main(["launcher", *flags, "--mode=eval"]) == 0
     assert training.process.poll() is None
     # A run on another host that has waited for a heartbeat of this one in vain, as while it was suspended.
     lease = json.loads((run / "lease.json").read_text())

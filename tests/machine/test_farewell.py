@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from places import ROOT
+from places import PYTHONPATH
 
 from launcher.errors import PeerError, Preempted
 from launcher.machine import farewell
@@ -44,7 +44,7 @@ def start_two(start_launcher, free_ports, tmp_path):
         for index in range(2):
             config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
             env = {"TF_CONFIG": json.dumps(config), "LAGGING_FOLDER": str(tmp_path)}
-            env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
+            env["PYTHONPATH"] = PYTHONPATH
             workers.append(start_launcher("--gin_file=lagging.gin", f"--model_dir={tmp_path}/run", *flags, env=env))
         return workers
 
