@@ -12,7 +12,6 @@ stops making progress is named, and all go on from the last checkpoint.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 import uuid
@@ -39,7 +38,10 @@ _ORDER = (
     "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *plan.FLAGS,
     "dry_run", "help", *backends.FLAGS,
 )  # fmt: skip
-
+_ENDING = """\
+In MODEL_DIR: logs/attempt_K/worker_I.log, and error.json: which worker failed first, and why.
+Exit codes: 0 done; 42 saved and preempted, run again; 64 bad flags, gin or input; 70 failed and a retry will
+not help; 75 gave up after restarts without progress, run again; 128 + N stopped by signal N."""
 
 _LEASE_SECONDS = 2.0
 
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = define_flags()
         rest = _parse(options, argv)
         if options.help:
-            sys.stdout.write(help_text(options) + "\n")
+            sys.stdout.write(modes.help_text(__doc__ or "", options, _ORDER, _ENDING) + "\n")
             return EXIT_DONE
         job = make_job(options, rest)
         kind = backends.chosen(options)
@@ -199,25 +201,6 @@ def _apply(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int
         return EXIT_DONE
     flush_standard_streams()
     return kubernetes.run(job, where, arguments)
-
-
-def help_text(options: flags.FlagValues) -> str:
-    """Usage, one flag a paragraph, with defaults."""
-    lines = [(__doc__ or "").strip(), "", "Flags:"]
-    for name in _ORDER:
-        flag = options[name]
-        # absl puts a remark on repeating behind the text.
-        text = re.sub(r";\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)
-        lines += [f"  --{name}{'' if flag.boolean else f'={name.upper()}'}", f"      {text}"]
-        if flag.default not in (None, False, []):
-            lines[-1] += f" Default: {flag.default}."
-    lines += [
-        "",
-        "In MODEL_DIR: logs/attempt_K/worker_I.log, and error.json: which worker failed first, and why.",
-        "Exit codes: 0 done; 42 saved and preempted, run again; 64 bad flags, gin or input; 70 failed and a retry will",
-        "not help; 75 gave up after restarts without progress, run again; 128 + N stopped by signal N.",
-    ]
-    return "\n".join(lines)
 
 
 def _parse(options: flags.FlagValues, argv: Sequence[str]) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -26,6 +25,10 @@ from launcher.machine import installation
 from launcher.machine.tensorflow_import import import_tensorflow
 from launcher.supervised import drill, preemption, progress
 
+_ENDING = """\
+Exit codes: 0 done; 42 saved and preempted, run again; 64 bad flags, gin or input;
+70 failed and a retry will not help; 75 a peer or the machine failed, run again."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, runs one mode and returns the exit code that DESIGN's contract documents."""
@@ -35,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(argv)
         if options.help:
-            print(help_text(options))
+            print(modes.help_text(__doc__ or "", options, list(options), _ENDING))
             return EXIT_DONE
         request = modes.make_request(options)
         mode = modes.MODES[request.mode]
@@ -80,28 +83,6 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     if len(rest) > 1:
         raise UsageError(f"unexpected argument {rest[1]!r}: flags are written --name=value. --help shows every flag")
     return options
-
-
-def help_text(options: flags.FlagValues) -> str:
-    """Usage, one flag a paragraph, with defaults and choices."""
-    lines = [(__doc__ or "").strip(), "", "Flags:"]
-    for name in options:
-        flag = options[name]
-        if name == flag.short_name:
-            continue
-        values = "|".join(getattr(flag.parser, "enum_values", None) or [])
-        value = "" if flag.boolean else f"={values or name.upper()}"
-        # absl puts the choices in front of the text, and a remark on repeating behind it.
-        text = re.sub(r"^<[^>]*>: |;\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)
-        lines += [f"  --{name}{value}", f"      {text}"]
-        if flag.default not in (None, False, []):
-            lines[-1] += f" Default: {flag.default}."
-    lines += [
-        "",
-        "Exit codes: 0 done; 42 saved and preempted, run again; 64 bad flags, gin or input;",
-        "70 failed and a retry will not help; 75 a peer or the machine failed, run again.",
-    ]
-    return "\n".join(lines)
 
 
 def _recipe_list() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import textwrap
@@ -96,16 +97,7 @@ def as_json(findings: Sequence[Finding], skipped: Sequence[Mapping[str, str]], e
         "schema_version": SCHEMA_VERSION,
         "status": worst(findings),
         "exit_code": exit_code,
-        "findings": [
-            {
-                "check": finding.check,
-                "status": finding.status,
-                "seen": finding.seen,
-                "fix": finding.fix,
-                "exit_code": finding.exit_code,
-            }
-            for finding in findings
-        ],
+        "findings": [dataclasses.asdict(finding) for finding in findings],
         "not_checked": list(skipped),
     }
 

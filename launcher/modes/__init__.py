@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -109,7 +110,7 @@ class PreflightRequest(Request):
         flags.DEFINE_list, [], "global batch sizes to compare. Default: the recipe's own."
     )
     preflight_search: bool = flag(
-        flags.DEFINE_bool, False, "compile with each knob turned, too, instead of estimating what it would do."
+        flags.DEFINE_bool, False, "compile with each knob turned, too, not only until a step fits that does not."
     )
     preflight_timeout: float = flag(flags.DEFINE_float, 3600.0, "seconds for one compilation.")
     preflight_cache: str | None = flag(
@@ -233,6 +234,29 @@ def define_flags() -> flags.FlagValues:
         about["define"](name, help=f"For {_named(readers)}: {about['help']}", flag_values=values)
     flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
     return values
+
+
+def help_text(about: str, values: flags.FlagValues, names: Sequence[str], ending: str) -> str:
+    """The text of `--help`: usage, one flag a paragraph with its choices and default, and an ending.
+
+    Args:
+      about: a program's docstring.
+      values: its flags.
+      names: of the flags to show, in their order.
+      ending: what follows them.
+    """
+    lines = [about.strip(), "", "Flags:"]
+    for name in names:
+        flag = values[name]
+        if name == flag.short_name:
+            continue
+        choices = "|".join(getattr(flag.parser, "enum_values", None) or [])
+        # absl puts the choices in front of the text, and a remark on repeating behind it.
+        text = re.sub(r"^<[^>]*>: |;\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)
+        lines += [f"  --{name}{'' if flag.boolean else f'={choices or name.upper()}'}", f"      {text}"]
+        if flag.default not in (None, False, []):
+            lines[-1] += f" Default: {flag.default}."
+    return "\n".join([*lines, "", ending])
 
 
 def make_request(values: flags.FlagValues) -> Request:

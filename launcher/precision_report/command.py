@@ -1,4 +1,4 @@
-"""`--mode=precision_report`: what 16 bits do to a recipe's gradients, which loss scale fits, what they save."""
+"""`--mode=precision_report`: what 16 bits do to a recipe's gradients, and which loss scale fits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from launcher.checkpoints import CheckpointStore
 from launcher.config import gin_used
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.precision_report import json_report, page, terminal
+from launcher.precision_report import html_report, json_report, terminal
 from launcher.precision_report.examine import examine
-from launcher.precision_report.settings import Settings
+from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.reporting import strict_json
 from launcher.reporting.console import make_console
 from launcher.run import loading, session, starting_point
@@ -54,7 +54,7 @@ def run(
         seed=seed,
         connect=not dry_run,
     )
-    settings = Settings()
+    settings = PrecisionReportSettings()
     own = resolved.policy
     resolved = _under(settings.policy_for(own), resolved)
     console = make_console(total_steps=settings.batches)
@@ -87,7 +87,7 @@ def run(
     terminal.show(found, console, layers=settings.layers)
     described = {**lines, "weights": weights, "seed": str(resolved.seed)}
     _write(model_dir, JSON_NAME, f"{strict_json.dumps(json_report.as_json(found, described), indent=1)}\n")
-    _write(model_dir, PAGE_NAME, page.make(found, described, layers=settings.layers))
+    _write(model_dir, PAGE_NAME, html_report.make(found, described, layers=settings.layers))
     console.note(f"written: {os.path.join(model_dir, JSON_NAME)} and {PAGE_NAME}")
     console.close()
     return EXIT_DONE

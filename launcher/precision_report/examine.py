@@ -7,19 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
 from launcher.errors import TrainingError
-from launcher.precision_report import lint, memory
-from launcher.precision_report.lint import Finding
-from launcher.precision_report.memory import Memory
+from launcher.precision_report import lint
+from launcher.precision_report.lint import LintFinding
 from launcher.precision_report.probe import Probe, Probed
-from launcher.precision_report.settings import Settings
+from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.run.session import Session
 from launcher.step import wire_error
 from launcher.watch import float16_losses
-from launcher.watch.float16_losses import Gradient, Overflow, Verdict
+from launcher.watch.float16_losses import Gradient, Overflow, ScaleVerdict
 
 # A gradient this far below the others is what rounding leaves of an exact zero: its direction means nothing.
 _ROUNDING = 1e-6
@@ -74,8 +72,6 @@ class Examined:
       overflows: where it overflows first as the scale rises.
       wire: predictions.
       findings: of the lint.
-      memory: under each policy.
-      examples: of one microbatch of one replica, which was looked at.
     """
 
     policy: str
@@ -85,12 +81,10 @@ class Examined:
     real: list[Gradient]
     errors: dict[int, list[PassError]]
     losses: tuple[float, float]
-    verdict: Verdict
+    verdict: ScaleVerdict
     overflows: list[Overflow]
     wire: list[WireCost]
-    findings: list[Finding]
-    memory: list[Memory]
-    examples: int
+    findings: list[LintFinding]
 
     @property
     def narrow(self) -> list[Gradient]:
@@ -98,7 +92,7 @@ class Examined:
         return [one for one in self.gradients if one.is_16_bit]
 
 
-def examine(built: Session, settings: Settings, scale: float, say: Callable[[str], None]) -> Examined:
+def examine(built: Session, settings: PrecisionReportSettings, scale: float, say: Callable[[str], None]) -> Examined:
     """Examines a session.
 
     Args:
@@ -130,7 +124,7 @@ def examine(built: Session, settings: Settings, scale: float, say: Callable[[str
         last = found[-1] if k == now else probe.run(batch, 2.0**k)
         errors[k] = _errors(probe, last)
     plan = built.plan
-    say("lint, memory and wire")
+    say("lint and wire")
     return Examined(
         policy=plan.policy,
         loss_scale_log2=now,
@@ -149,8 +143,6 @@ def examine(built: Session, settings: Settings, scale: float, say: Callable[[str
             graph=probe.graph(batch),
             seen=[one.path for one in gradients if one.kind == "activation"],
         ),
-        memory=_memory(built, probe),
-        examples=plan.microbatch_size,
     )
 
 
@@ -197,7 +189,7 @@ def _tensors(probe: Probe, passes: Sequence[Any]) -> list[Gradient]:
 
 
 def _errors(probe: Probe, one: Probed) -> list[PassError]:
-    sizes = np.array([size for size, _ in probe.weight_sizes])
+    sizes = np.array(probe.weight_sizes)
     typical = one.compared.norm / np.sqrt(sizes)
     least = _ROUNDING * np.median(typical)
     return [
@@ -209,35 +201,10 @@ def _errors(probe: Probe, one: Probed) -> list[PassError]:
 
 
 def _wire(probe: Probe, own: int, others: Sequence[int]) -> list[WireCost]:
-    sizes = [size for size, _ in probe.weight_sizes]
     found = []
     for replicas in sorted({own, *others}):
         for dtype in ("float16", "bfloat16", "float32"):
-            payload = wire_error.payload_bytes(sizes, dtype)
+            payload = wire_error.payload_bytes(probe.weight_sizes, dtype)
             error = wire_error.predicted_error(dtype, replicas)
             found.append(WireCost(dtype, replicas, error, payload, wire_error.ring_bytes(payload, replicas)))
     return found
-
-
-def _memory(built: Session, probe: Probe) -> list[Memory]:
-    trained = {id(variable) for variable in built.model.trainable_variables}
-    weights = [variable for variable in built.model.weights if id(variable) not in trained]
-    slots = [*built.trainer.optimizer.variables, *(average for _, average in built.trainer.ema.variables)]
-    # Under float32, the pass itself tells nothing of 16 bits.
-    is_wide = built.plan.policy == "float32"
-    narrow = {
-        path: [one._replace(dtype="float16") for one in outputs] if is_wide else outputs
-        for path, outputs in probe.outputs.items()
-    }
-    return memory.estimate(
-        wide=probe.shadow_outputs,
-        narrow=narrow,
-        weight_sizes=[(size, is_wide or cast) for size, cast in probe.weight_sizes],
-        frozen_bytes=memory.variable_bytes(_shapes(weights)),
-        slot_bytes=memory.variable_bytes(_shapes(slots)),
-        examples=built.plan.microbatch_size,
-    )
-
-
-def _shapes(variables: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
-    return [(tuple(one.shape), keras.backend.standardize_dtype(one.dtype)) for one in variables]

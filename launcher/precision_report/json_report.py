@@ -51,7 +51,6 @@ def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
         "errors": {f"{math.ldexp(1.0, k):.17g}": [_error(one) for one in rows] for k, rows in found.errors.items()},
         "wire": [one._asdict() for one in found.wire],
         "lint": [dataclasses.asdict(one) for one in found.findings],
-        "memory": [{**dataclasses.asdict(one), "total": one.total} for one in found.memory],
         "versions": versions(),
     }
 

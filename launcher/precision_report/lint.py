@@ -1,4 +1,4 @@
-"""What in a model or a recipe does not go together with 16 bits: each with the layer and the remedy."""
+"""The lint: what in a model or a recipe does not go together with 16 bits, each with the layer and the remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher.preflight.costs import MatrixOp, Source
+from launcher.preflight.costs import MatrixOp
+from launcher.preflight.hlo import OpSource
 from launcher.run.session import Session
 from launcher.step.layers import walk
 from launcher.step.precision import DynamicLossScale
@@ -29,7 +30,7 @@ _WORTH = 0.005
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
+class LintFinding:
     """One thing that could be better.
 
     Attributes:
@@ -54,7 +55,7 @@ def lint(
     model_outputs: Sequence[Output],
     graph: tf.compat.v1.GraphDef,
     seen: Iterable[str],
-) -> list[Finding]:
+) -> list[LintFinding]:
     """Looks for everything, the worst first.
 
     Args:
@@ -79,10 +80,10 @@ def lint(
     return sorted(found, key=lambda one: one.level != "warn")
 
 
-def narrow_outputs(model: keras.Model, outputs: Sequence[Output]) -> Iterator[Finding]:
+def narrow_outputs(model: keras.Model, outputs: Sequence[Output]) -> Iterator[LintFinding]:
     """A model whose outputs have 16 bits."""
     for dtype in sorted({one.dtype for one in outputs} & {"float16", "bfloat16"}):
-        yield Finding(
+        yield LintFinding(
             rule="outputs in 16 bits",
             level="warn",
             path=model.name,
@@ -91,7 +92,7 @@ def narrow_outputs(model: keras.Model, outputs: Sequence[Output]) -> Iterator[Fi
         )
 
 
-def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[Finding]:
+def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[LintFinding]:
     """Softmax, losses and variances that are computed in 16 bits, wherever in the forward pass."""
     rules = (
         (
@@ -119,7 +120,7 @@ def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[Finding]:
         path = _place(node.name)
         if node.op in _DRAWS and ("draws in 16 bits", path) not in seen:
             seen.add(("draws in 16 bits", path))
-            yield Finding(
+            yield LintFinding(
                 rule="draws in 16 bits",
                 level="info",
                 path=path,
@@ -132,11 +133,11 @@ def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[Finding]:
                 continue
             if node.op in operations and (rule, path) not in seen:
                 seen.add((rule, path))
-                yield Finding(rule=rule, level="warn", path=path, text=f"{text} {dtype.name}", fix=fix)
+                yield LintFinding(rule=rule, level="warn", path=path, text=f"{text} {dtype.name}", fix=fix)
 
 
-def unseen(model: keras.Model, seen: Iterable[str]) -> Iterator[Finding]:
-    """Leaf layers with weights whose gradients no spy saw.
+def unseen(model: keras.Model, seen: Iterable[str]) -> Iterator[LintFinding]:
+    """Leaf layers with weights whose gradients no tap saw.
 
     Args:
       model: built.
@@ -145,7 +146,7 @@ def unseen(model: keras.Model, seen: Iterable[str]) -> Iterator[Finding]:
     known = set(seen)
     for path, layer in gradient_taps.named_leaves(model).items():
         if layer.trainable_variables and path not in known:
-            yield Finding(
+            yield LintFinding(
                 rule="not seen",
                 level="info",
                 path=path,
@@ -156,14 +157,14 @@ def unseen(model: keras.Model, seen: Iterable[str]) -> Iterator[Finding]:
             )
 
 
-def narrow_weights(model: keras.Model) -> Iterator[Finding]:
+def narrow_weights(model: keras.Model) -> Iterator[LintFinding]:
     """Variables that are stored in 16 bits."""
     for variable in model.variables:
         dtype = tf.dtypes.as_dtype(variable.dtype)
         if dtype not in _NARROW:
             continue
         if variable.trainable:
-            yield Finding(
+            yield LintFinding(
                 rule="weights in 16 bits",
                 level="warn",
                 path=variable.path,
@@ -171,7 +172,7 @@ def narrow_weights(model: keras.Model) -> Iterator[Finding]:
                 fix="use the policy mixed_float16 or mixed_bfloat16, which keeps weights in float32",
             )
         else:
-            yield Finding(
+            yield LintFinding(
                 rule="statistics in 16 bits",
                 level="warn",
                 path=variable.path,
@@ -180,11 +181,11 @@ def narrow_weights(model: keras.Model) -> Iterator[Finding]:
             )
 
 
-def outside_scope(strategy: tf.distribute.Strategy, model: keras.Model) -> Iterator[Finding]:
+def outside_scope(strategy: tf.distribute.Strategy, model: keras.Model) -> Iterator[LintFinding]:
     """Variables that the strategy does not know."""
     for variable in model.variables:
         if not strategy.extended.variable_created_in_scope(variable.value):
-            yield Finding(
+            yield LintFinding(
                 rule="outside the scope",
                 level="warn",
                 path=variable.path,
@@ -193,12 +194,12 @@ def outside_scope(strategy: tf.distribute.Strategy, model: keras.Model) -> Itera
             )
 
 
-def needless_scale(loss_scale: Any, policy: str) -> Iterator[Finding]:
+def needless_scale(loss_scale: Any, policy: str) -> Iterator[LintFinding]:
     """A loss scale where there is nothing to save."""
     initial = float(loss_scale.initial().scale)
     if policy == "mixed_float16" or (initial == 1 and not isinstance(loss_scale, DynamicLossScale)):
         return
-    yield Finding(
+    yield LintFinding(
         rule="needless loss scale",
         level="warn",
         path="",
@@ -207,7 +208,7 @@ def needless_scale(loss_scale: Any, policy: str) -> Iterator[Finding]:
     )
 
 
-def overrides(model: keras.Model, policy: str) -> Iterator[Finding]:
+def overrides(model: keras.Model, policy: str) -> Iterator[LintFinding]:
     """Layers that compute in another dtype than the policy's."""
     expected = keras.dtype_policies.get(policy).compute_dtype
     for found in walk(model):
@@ -215,7 +216,7 @@ def overrides(model: keras.Model, policy: str) -> Iterator[Finding]:
         if isinstance(layer, (keras.layers.InputLayer, keras.Model)) or layer.compute_dtype == expected:
             continue
         if found.is_leaf:
-            yield Finding(
+            yield LintFinding(
                 rule="dtype override",
                 level="info",
                 path=found.path,
@@ -224,7 +225,7 @@ def overrides(model: keras.Model, policy: str) -> Iterator[Finding]:
             )
 
 
-def padding(model: keras.Model, outputs: Mapping[str, Sequence[Output]], *, tpu: bool) -> Iterator[Finding]:
+def padding(model: keras.Model, outputs: Mapping[str, Sequence[Output]], *, tpu: bool) -> Iterator[LintFinding]:
     """Products whose features do not fill the hardware's units, with what that costs; the worst first.
 
     Args:
@@ -239,7 +240,7 @@ def padding(model: keras.Model, outputs: Mapping[str, Sequence[Output]], *, tpu:
         for waste, path, one in sorted(wasted, key=lambda row: -row[0]):
             if not total or waste < _WORTH * total:
                 continue
-            yield Finding(
+            yield LintFinding(
                 rule=f"not a multiple of {multiple}",
                 level="warn",
                 path=path,
@@ -249,10 +250,10 @@ def padding(model: keras.Model, outputs: Mapping[str, Sequence[Output]], *, tpu:
             )
 
 
-def odd_batch(examples: int, policy: str) -> Iterator[Finding]:
+def odd_batch(examples: int, policy: str) -> Iterator[LintFinding]:
     """A microbatch that does not fill the units."""
     if policy != "float32" and examples % GPU_MULTIPLE:
-        yield Finding(
+        yield LintFinding(
             rule=f"not a multiple of {GPU_MULTIPLE}",
             level="warn",
             path="",
@@ -275,7 +276,7 @@ def _products(model: keras.Model, outputs: Mapping[str, Sequence[Output]]) -> It
         yield (
             path,
             MatrixOp(
-                source=Source(op_name=path),
+                source=OpSource(op_name=path),
                 flops=2.0 * contracted * elements,
                 contracted=contracted,
                 columns=columns,

@@ -1,4 +1,4 @@
-"""What one batch's gradients are like in 16 bits, and what they would be in float32.
+"""A probe of one batch: what its gradients are like in 16 bits, and what they would be in float32.
 
 A probe runs the forward and backward pass of the training step twice on one batch with the same weights and the same
 random numbers: the run's own, under its policy and loss scale, and a shadow in float32.
@@ -19,7 +19,7 @@ from launcher.step import gradients
 from launcher.step.layers import owners
 from launcher.step.train_step import ReplicaStep
 from launcher.watch import float32_copy, gradient_taps
-from launcher.watch.gradient_taps import Output, Spies
+from launcher.watch.gradient_taps import GradientTaps, Output
 
 
 class Seen(NamedTuple):
@@ -31,8 +31,8 @@ class Seen(NamedTuple):
     Attributes:
       weight_counts: [weights, 256].
       weight_maxima: [replicas, weights].
-      activation_counts: [spied layers, 256], of the gradient by the layer's outputs.
-      activation_maxima: [replicas, spied layers].
+      activation_counts: [tapped layers, 256], of the gradient by the layer's outputs.
+      activation_maxima: [replicas, tapped layers].
       loss: scalar, the mean over the microbatches' weight.
     """
 
@@ -104,9 +104,9 @@ class Probe:
         self._trainer = built.trainer
         self.model = built.model
         self.shadow = session.float32_model(built)
-        self._real_spies, self._shadow_spies = Spies(self.model), Spies(self.shadow)
-        self._real = built.trainer.step_of(self.model, self._real_spies.watch)
-        self._shadow = built.trainer.step_of(self.shadow, self._shadow_spies.watch)
+        self._real_taps, self._shadow_taps = GradientTaps(self.model), GradientTaps(self.shadow)
+        self._real = built.trainer.step_of(self.model, self._real_taps.watch)
+        self._shadow = built.trainer.step_of(self.shadow, self._shadow_taps.watch)
         self._run = tf.function(self._run_in_graph)
 
     @property
@@ -121,33 +121,26 @@ class Probe:
     @property
     def activations(self) -> list[Tensor]:
         """The rows of `activation_counts`, after the first batch."""
-        outputs = self._real_spies.outputs
+        outputs = self._real_taps.outputs
         return [
             Tensor(path=path, dtype=seen[0].dtype if seen else "float32")
-            for path, seen in zip(self._real_spies.paths, outputs, strict=True)
+            for path, seen in zip(self._real_taps.paths, outputs, strict=True)
         ]
 
     @property
     def outputs(self) -> dict[str, list[Output]]:
-        """What each spied layer gave in the real pass, after the first batch."""
-        return dict(zip(self._real_spies.paths, self._real_spies.outputs, strict=True))
-
-    @property
-    def shadow_outputs(self) -> dict[str, list[Output]]:
-        """The same of the shadow."""
-        return dict(zip(self._shadow_spies.paths, self._shadow_spies.outputs, strict=True))
+        """What each tapped layer gave in the real pass, after the first batch."""
+        return dict(zip(self._real_taps.paths, self._real_taps.outputs, strict=True))
 
     @property
     def model_outputs(self) -> list[Output]:
         """What the model itself gave in the real pass, after the first batch."""
-        return self._real_spies.model_outputs
+        return self._real_taps.model_outputs
 
     @property
-    def weight_sizes(self) -> list[tuple[int, bool]]:
-        """Elements of each of `weights`, and whether it is computed with in 16 bits."""
-        variables = self.model.trainable_variables
-        sizes = [int(variable.value.shape.num_elements()) for variable in variables]
-        return [(size, one.dtype != "float32") for size, one in zip(sizes, self.weights, strict=True)]
+    def weight_sizes(self) -> list[int]:
+        """Elements of each of `weights`."""
+        return [int(variable.value.shape.num_elements()) for variable in self.model.trainable_variables]
 
     def graph(self, batch: Any) -> tf.compat.v1.GraphDef:
         """Both passes as TensorFlow runs them, with shapes; after the first batch."""
@@ -166,7 +159,7 @@ class Probe:
         return tf.nest.map_structure(np.asarray, first)
 
     def _run_in_graph(self, batch: Any, scale: tf.Tensor) -> Any:
-        with self._real_spies.installed(), self._shadow_spies.installed():
+        with self._real_taps.installed(), self._shadow_taps.installed():
             return self._strategy.run(self._in_replica, args=(batch, scale))
 
     def _in_replica(self, batch: Batch, scale: tf.Tensor) -> Probed:

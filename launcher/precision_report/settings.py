@@ -12,7 +12,7 @@ from launcher.step.precision import POLICIES
 
 @gin_bindings.settings("precision_report")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class PrecisionReportSettings:
     """How a recipe's precision is examined.
 
     Attributes:

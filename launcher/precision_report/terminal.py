@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from launcher.precision_report.examine import Examined, PassError
-from launcher.precision_report.lint import Finding
+from launcher.precision_report.lint import LintFinding
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table
 from launcher.reporting.units import bytes_text
@@ -44,7 +44,6 @@ def tables(found: Examined, layers: int) -> list[tuple[str, Rows]]:
         ("Overflows first as the scale rises", overflows(found, min(layers, 3))),
         ("The real 16-bit pass against float32, worst weights", errors(found, layers)),
         ("Wire, predicted for the whole model", wire(found)),
-        (f"Memory of one replica, {found.examples} examples at a time (an estimate)", memory(found)),
     ]
     return [(title, rows) for title, rows in parts if len(rows) > 1]
 
@@ -165,20 +164,11 @@ def wire(found: Examined) -> Rows:
     return rows
 
 
-def memory(found: Examined) -> Rows:
-    rows = [["policy", "activations", "weights", "gradients", "slots", "in all", "examples in float32's memory"]]
-    for one in found.memory:
-        parts = (one.activations, one.weights, one.gradients, one.slots, one.total)
-        batch = "-" if one.largest_batch is None else f"{one.largest_batch} ({one.largest_batch / found.examples:.2f}x)"
-        rows.append([one.policy, *map(bytes_text, parts), batch])
-    return rows
-
-
-def findings(found: Sequence[Finding], shown: int = 3) -> list[str]:
+def findings(found: Sequence[LintFinding], shown: int = 3) -> list[str]:
     """The lint in lines: what has one remedy together."""
     if not found:
         return ["Lint: nothing found"]
-    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str, str], list[LintFinding]] = {}
     for one in found:
         groups.setdefault((one.level, one.rule, one.fix), []).append(one)
     lines = ["Lint"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.preflight.costs import Costs, MatrixOp
-from launcher.preflight.memory import Buffer, Memory
-from launcher.preflight.op_names import short_name
+from launcher.preflight.hbm import Buffer, HbmUse
+from launcher.preflight.op_source import short_name
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.slices import Slice
 from launcher.reporting.units import bytes_text, milliseconds
@@ -17,19 +17,19 @@ _WORTH_OF_MEMORY = 0.02
 _SHOWN = 3
 
 
-def advise(costs: Costs, memory: Memory, where: Slice, *, policy: str, bounds: Roofline) -> tuple[str, ...]:
+def advise(costs: Costs, hbm: HbmUse, where: Slice, *, policy: str, bounds: Roofline) -> tuple[str, ...]:
     """A sentence for each thing that costs something.
 
     Args:
-      costs, memory, bounds: of one device.
+      costs, hbm, bounds: of one device.
       where: the slice.
       policy: Keras dtype policy of the run.
     """
     return (
         *_reductions(bounds),
         *_padded_products(costs, where),
-        *_padded_buffers(memory),
-        *_float32(costs, memory, policy),
+        *_padded_buffers(hbm),
+        *_float32(costs, hbm, policy),
         *_host_transfers(costs),
         *_dynamic_shapes(costs),
         *_unknown_loops(costs),
@@ -75,9 +75,9 @@ def _grouped(wasted: list[tuple[float, MatrixOp]]) -> list[tuple[float, MatrixOp
     return sorted(groups.values(), key=lambda group: -group[0])
 
 
-def _padded_buffers(memory: Memory) -> Iterator[str]:
-    padded = sorted((buffer for buffer in memory.buffers if buffer.padding), key=lambda buffer: -buffer.padding)
-    worth = [buffer for buffer in padded if buffer.padding > _WORTH_OF_MEMORY * memory.available]
+def _padded_buffers(hbm: HbmUse) -> Iterator[str]:
+    padded = sorted((buffer for buffer in hbm.buffers if buffer.padding), key=lambda buffer: -buffer.padding)
+    worth = [buffer for buffer in padded if buffer.padding > _WORTH_OF_MEMORY * hbm.available]
     if worth:
         parts = [
             f"{_label(buffer)} {buffer.array} takes {bytes_text(buffer.bytes)} for {bytes_text(buffer.array.bytes)}"
@@ -91,7 +91,7 @@ def _label(buffer: Buffer) -> str:
     return short_name(buffer.where) or buffer.name
 
 
-def _float32(costs: Costs, memory: Memory, policy: str) -> Iterator[str]:
+def _float32(costs: Costs, hbm: HbmUse, policy: str) -> Iterator[str]:
     wide = [one for one in costs.matrix_ops if one.dtypes == ("f32", "f32")]
     flops = sum(one.flops for one in wide)
     if policy == "float32":
@@ -108,11 +108,11 @@ def _float32(costs: Costs, memory: Memory, policy: str) -> Iterator[str]:
         )
     large = [
         buffer
-        for buffer in memory.buffers
+        for buffer in hbm.buffers
         if buffer.kind == "temporary"
         and buffer.array is not None
         and buffer.array.dtype == "f32"
-        and buffer.bytes > _WORTH_OF_MEMORY * memory.available
+        and buffer.bytes > _WORTH_OF_MEMORY * hbm.available
     ]
     if large:
         parts = [f"{_label(buffer)} {buffer.array}, {bytes_text(buffer.bytes)}" for buffer in large[:_SHOWN]]

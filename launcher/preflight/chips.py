@@ -1,4 +1,4 @@
-"""What one TPU chip of each generation can do at most: the constants of every estimate, each with its source.
+"""TPU chips: what one of each generation can do at most: the constants of every estimate, each with its source.
 
 All are ceilings that the maker states, so times computed from them are bounds from below.
 """

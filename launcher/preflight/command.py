@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.preflight import comparison, report, versions
-from launcher.preflight import slices as topologies
-from launcher.preflight import suggestions as knobs
-from launcher.preflight.compiler import Compiler
-from launcher.preflight.examine import Case, Examiner
-from launcher.preflight.report import Entry, Tried
+from launcher.preflight import case_report, comparison, slices, suggestions
+from launcher.preflight.case_report import CaseReport, Tried
+from launcher.preflight.compiler import Compiler, require_versions
+from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
+from launcher.preflight.suggestions import Suggestion
 from launcher.reporting import strict_json
 from launcher.reporting.console import Console, make_console
 from launcher.reporting.progress_line import ProgressLine
@@ -33,7 +33,7 @@ class Request:
       gin_files, gin_params, seed, deterministic: the recipe.
       tpu_types: accelerator types.
       batch_sizes: global batch sizes to compare; empty for the recipe's own.
-      search: measure every knob instead of estimating what it does.
+      search: compile with every knob turned, not only until a step fits that does not.
       model_dir: where preflight.json goes; None for nowhere.
       cache_dir, timeout_seconds: of the compiler.
     """
@@ -55,9 +55,9 @@ class Request:
         Raises:
           UsageError: a type is unknown or not listed.
         """
-        slices = [topologies.find(name) for name in self.tpu_types]
+        wanted = [slices.find(name) for name in self.tpu_types]
         changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
-        return [Case(where=where, changes=change) for where in slices for change in changes]
+        return [Case(where=where, changes=change) for where in wanted for change in changes]
 
 
 def run(request: Request, *, dry_run: bool = False) -> int:
@@ -101,25 +101,25 @@ class Preflight:
             for case in possible:
                 self._console.plan({"slice": case.where.describe(), **self._examiner.resolve(case).describe()})
             return EXIT_DONE
-        entries: list[Entry] = []
+        reports: list[CaseReport] = []
         for case in possible:
             try:
-                entries.append(self._entry(case))
+                reports.append(self._report(case))
             except LauncherError as error:
                 if len(self._cases) == 1:
                     raise
                 not_applicable.append((case.name, str(error)))
             finally:
                 self._line.close()
-            if entries and entries[-1].finding.case == case:
-                report.show(entries[-1], self._console)
+            if reports and reports[-1].finding.case == case:
+                case_report.show(reports[-1], self._console)
                 self._console.note("")
-        findings = [entry.finding for entry in entries]
+        findings = [one.finding for one in reports]
         if len(self._cases) > 1:
             show_table(comparison.rows(findings, not_applicable), self._console)
-        report.show_constants(findings, self._console)
-        self._write(entries, not_applicable)
-        return self._judge(entries, not_applicable)
+        case_report.show_constants(findings, self._console)
+        self._write(reports, not_applicable)
+        return self._judge(reports, not_applicable)
 
     def _checked(self) -> tuple[list[Case], list[tuple[str, str]]]:
         """The cases that can be resolved, before the first of them is compiled; and why the others cannot."""
@@ -138,39 +138,57 @@ class Preflight:
             raise UsageError("no case can be compiled: " + "; ".join(f"{name}: {why}" for name, why in refused))
         return possible, refused
 
-    def _entry(self, case: Case) -> Entry:
+    def _report(self, case: Case) -> CaseReport:
         finding = self._examiner.examine(case)
-        if finding.fits and not self._request.search:
-            return Entry(finding=finding)
-        suggestions = knobs.suggest(finding)
-        if not self._request.search:
-            return Entry(finding=finding, tried=tuple(Tried(suggestion=one) for one in suggestions))
-        tried = []
-        for suggestion in suggestions:
-            try:
-                tried.append(Tried(suggestion=suggestion, finding=self._examiner.examine(suggestion.case)))
-            except LauncherError as error:  # what has been found so far is worth more than the error
-                tried.append(Tried(suggestion=suggestion, refused=str(error)))
-        return Entry(finding=finding, tried=tuple(tried))
+        return CaseReport(finding=finding, tried=tuple(self._tried(finding)))
 
-    def _write(self, entries: Sequence[Entry], not_applicable: Sequence[tuple[str, str]]) -> None:
+    def _tried(self, finding: SliceFinding) -> Iterator[Tried]:
+        """Compiles suggestions: each knob's until the step fits.
+
+        Without --preflight_search, only for a single step that does not fit, only until the first that does, and none
+        is begun after --preflight_timeout seconds.
+        """
+        search = self._request.search
+        if not search and (finding.fits or len(self._cases) > 1):
+            return
+        started = time.monotonic()
+        for knob in suggestions.knobs(finding):
+            for suggestion in knob:
+                if not search and time.monotonic() - started > self._request.timeout_seconds:
+                    return
+                one = self._compiled(suggestion)
+                yield one
+                if one.fits:
+                    break
+            else:
+                continue
+            if not search:
+                return
+
+    def _compiled(self, suggestion: Suggestion) -> Tried:
+        try:
+            return Tried(suggestion=suggestion, finding=self._examiner.examine(suggestion.case))
+        except LauncherError as error:  # what has been found so far is worth more than the error
+            return Tried(suggestion=suggestion, refused=str(error))
+
+    def _write(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> None:
         model_dir = self._request.model_dir
         if model_dir is None:
             return
         content = {
             "recipe": list(self._request.gin_files),
             "gin_params": list(self._request.gin_params),
-            "cases": [report.as_json(entry) for entry in entries],
+            "cases": [case_report.as_json(one) for one in reports],
             "not_applicable": [{"case": name, "why": why} for name, why in not_applicable],
-            "versions": {**run_versions(), **versions.require()},
+            "versions": {**run_versions(), **require_versions()},
         }
         try:
             folder = Path(model_dir)
             folder.mkdir(parents=True, exist_ok=True)
             strict_json.replace_file(folder / FILE_NAME, f"{strict_json.dumps(content, indent=2)}\n")
             written = [FILE_NAME]
-            if len(self._cases) > 1 and any(entry.finding.memory for entry in entries):
-                comparison.plot([entry.finding for entry in entries], folder / comparison.PLOT_NAME)
+            if len(self._cases) > 1 and any(one.finding.hbm for one in reports):
+                comparison.plot([one.finding for one in reports], folder / comparison.PLOT_NAME)
                 written.append(comparison.PLOT_NAME)
         except OSError as error:
             raise UsageError(
@@ -179,35 +197,28 @@ class Preflight:
         self._console.note("")
         self._console.note(f"written: {', '.join(os.path.join(model_dir, name) for name in written)}")
 
-    def _judge(self, entries: Sequence[Entry], not_applicable: Sequence[tuple[str, str]]) -> int:
-        fitting = [entry.finding for entry in entries if entry.finding.fits]
+    def _judge(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> int:
+        fitting = [one.finding for one in reports if one.finding.fits]
         if fitting:
             names = ", ".join(finding.case.name for finding in fitting)
             self._console.note(f"preflight: the step compiles and fits: {names}")
             return EXIT_DONE
         if len(self._cases) > 1:
-            raise UsageError(f"the step fits none of {len(self._cases)} cases; see the table and the advice")
-        raise UsageError(_refusal(entries[0]))
+            hint = "" if self._request.search else ", or let --preflight_search look for what makes it fit"
+            raise UsageError(f"the step fits none of {len(self._cases)} cases; see the table and the advice{hint}")
+        raise UsageError(_refusal(reports[0]))
 
 
-def _refusal(entry: Entry) -> str:
-    finding = entry.finding
-    if finding.memory is None:
+def _refusal(reported: CaseReport) -> str:
+    finding = reported.finding
+    if finding.hbm is None:
         return f"on {finding.case.name}, {finding.refusal}"
-    memory, plan = finding.memory, finding.plan
-    best = _best(entry)
-    hint = f". Try {best}" if best else ""
+    hbm, plan = finding.hbm, finding.plan
+    best = next((one.suggestion.flag for one in reported.tried if one.fits), None)
+    hint = f". Try {best}, which was compiled and fits" if best else ""
     return (
         f"train.global_batch_size = {plan.recipe.global_batch_size} does not fit on {finding.case.name}: "
         f"{plan.per_replica_batch_size} examples a replica in {plan.recipe.microbatches} microbatches need "
-        f"{bytes_text(memory.needed)} of HBM, {bytes_text(memory.available)} are there, "
-        f"{bytes_text(memory.excess)} are missing (the compiler's own figures){hint}"
+        f"{bytes_text(hbm.needed)} of HBM, {bytes_text(hbm.available)} are there, "
+        f"{bytes_text(hbm.excess)} are missing (the compiler's own figures){hint}"
     )
-
-
-def _best(entry: Entry) -> str | None:
-    measured = [one for one in entry.tried if one.finding is not None and one.finding.fits]
-    if measured:
-        return f"{measured[0].suggestion.flag}, which was compiled and fits"
-    untried: list[Tried] = [one for one in entry.tried if one.finding is None and one.refused is None]
-    return untried[0].suggestion.text if untried else None

@@ -1,4 +1,4 @@
-"""Several slices or batch sizes side by side: one table and one picture."""
+"""A comparison of several slices or batch sizes: one table and one picture."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.machine import installation
-from launcher.preflight.examine import Finding
-from launcher.preflight.report import verdict
+from launcher.preflight.case_report import verdict
+from launcher.preflight.slice_finding import SliceFinding
 from launcher.reporting.units import GIB, bytes_text, milliseconds
 
 PLOT_NAME = "preflight.png"
@@ -19,7 +19,7 @@ _HEADING = (
 )  # fmt: skip
 
 
-def rows(findings: Sequence[Finding], not_applicable: Sequence[tuple[str, str]]) -> list[list[str]]:
+def rows(findings: Sequence[SliceFinding], not_applicable: Sequence[tuple[str, str]]) -> list[list[str]]:
     """The table, its heading first.
 
     Args:
@@ -28,7 +28,7 @@ def rows(findings: Sequence[Finding], not_applicable: Sequence[tuple[str, str]])
     """
     table = [list(_HEADING)]
     for finding in findings:
-        recipe, memory, bounds = finding.plan.recipe, finding.memory, finding.roofline
+        recipe, hbm, bounds = finding.plan.recipe, finding.hbm, finding.roofline
         table.append(
             [
                 finding.case.where.accelerator_type,
@@ -36,8 +36,8 @@ def rows(findings: Sequence[Finding], not_applicable: Sequence[tuple[str, str]])
                 str(finding.plan.per_replica_batch_size)
                 + (f" in {recipe.microbatches}" if recipe.microbatches > 1 else ""),
                 verdict(finding),
-                bytes_text(memory.needed) if memory else "",
-                f"{memory.needed / memory.available:.0%}" if memory else "",
+                bytes_text(hbm.needed) if hbm else "",
+                f"{hbm.needed / hbm.available:.0%}" if hbm else "",
                 *(
                     (
                         milliseconds(bounds.step_seconds),
@@ -67,7 +67,7 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def plot(findings: Sequence[Finding], path: Path) -> None:
+def plot(findings: Sequence[SliceFinding], path: Path) -> None:
     """Draws memory, bounds of the step's time and throughput of each finding that compiled; atomically.
 
     Raises:
@@ -75,19 +75,19 @@ def plot(findings: Sequence[Finding], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    shown = [finding for finding in findings if finding.memory is not None]
+    shown = [finding for finding in findings if finding.hbm is not None]
     labels = [_label(finding) for finding in shown]
     places = range(len(shown))
     figure = Figure(figsize=(max(9.0, 1.3 * len(shown) + 3), 10), layout="constrained")
     memory, times, rates = figure.subplots(3, 1, sharex=True)
     memory.bar(
         places,
-        [finding.memory.needed / GIB for finding in shown if finding.memory],
+        [finding.hbm.needed / GIB for finding in shown if finding.hbm],
         color=["tab:blue" if finding.fits else "tab:red" for finding in shown],
     )
     for place, finding in enumerate(shown):
-        assert finding.memory is not None
-        available = finding.memory.available / GIB
+        assert finding.hbm is not None
+        available = finding.hbm.available / GIB
         memory.hlines(available, place - 0.45, place + 0.45, color="black", label="available" if not place else None)
     memory.set_ylabel("HBM needed a device, GiB")
     memory.legend()
@@ -111,7 +111,7 @@ def plot(findings: Sequence[Finding], path: Path) -> None:
         raise
 
 
-def _label(finding: Finding) -> str:
+def _label(finding: SliceFinding) -> str:
     label = f"{finding.case.where.accelerator_type}\nbatch {finding.plan.recipe.global_batch_size}"
     microbatches = finding.plan.recipe.microbatches
     label += f"\n{microbatches} microbatches" if microbatches > 1 else ""

@@ -1,4 +1,4 @@
-"""The process in which the TPU compiler runs: it may use all memory, take for ever or abort, and harm nobody else.
+"""The child process in which the TPU compiler runs: it may take all memory, hang or abort, and harm nobody else.
 
 python -m launcher.preflight.compile_child FOLDER, where FOLDER has what `compiler` put there
 """

@@ -1,4 +1,4 @@
-"""Compiling a step program in a process of its own, with a time limit and a cache."""
+"""The TPU compiler in a process of its own, with a time limit and a cache, and the versions of it that will do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -20,11 +23,12 @@ from typing import Any
 
 import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
-from launcher.machine import child_process
-from launcher.preflight import versions
+from launcher.machine import child_process, installation
 from launcher.preflight.compile_child import DUMP, OUTCOME, PROGRAM, REQUEST
 from launcher.preflight.slices import Slice
 
+# The oldest that were tried; what is private in them is in `tpu_compiler`.
+MINIMUM = {"jax": "0.10.2", "libtpu": "0.0.51"}
 CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
 
 _POLL_SECONDS = 0.1
@@ -78,6 +82,39 @@ def default_cache_dir(environ: Mapping[str, str]) -> str:
     return os.path.join(home, "launcher", "preflight")
 
 
+def require_versions() -> dict[str, str]:
+    """Versions of jax, jaxlib and libtpu, none of which is imported for it.
+
+    Raises:
+      UsageError: one is missing or older than what was tried.
+    """
+    found = {}
+    for name in ("jax", "jaxlib", "libtpu"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise UsageError(
+                f"--mode=preflight needs the TPU compiler, and {name} is not installed (no TPU is needed): {_remedy()}"
+            ) from None
+    for name, minimum in MINIMUM.items():
+        if _parts(found[name]) < _parts(minimum):
+            raise UsageError(
+                f"--mode=preflight: {name} {found[name]} is too old, {minimum} is the oldest that was tried: "
+                f"{_remedy()}"
+            )
+    return found
+
+
+def _remedy() -> str:
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"libtpu has wheels for Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
+    return installation.command("preflight")
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
 class Compiler:
     """Compiles programs for slices, one at a time.
 
@@ -99,7 +136,7 @@ class Compiler:
         tick: Callable[[float], None] = lambda seconds: None,
         child: Sequence[str] = CHILD,
     ):
-        self.versions = versions.require()
+        self.versions = require_versions()
         self._cache_dir = Path(os.path.expanduser(cache_dir))
         self._timeout_seconds = timeout_seconds
         self._tick = tick
@@ -159,7 +196,7 @@ class Compiler:
         if reason is None:
             return
         installed = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        tried = " and ".join(f"{name} {version}" for name, version in versions.MINIMUM.items())
+        tried = " and ".join(f"{name} {version}" for name, version in MINIMUM.items())
         raise UsageError(
             f"--mode=preflight: the TPU compiler of these versions cannot be used ({installed}: {reason}); it was "
             f"tried with {tried}"

@@ -1,4 +1,4 @@
-"""What one step costs a device, counted in the optimised HLO: FLOPs of the matrix units, HBM traffic, collectives.
+"""Costs of one step on a device, counted in the optimised HLO: FLOPs of the matrix units, HBM traffic, collectives.
 
 Loops count as often as they turn, which XLA's own cost analysis does not do.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from launcher.preflight.hlo import HBM, HOST, Array, Computation, Instruction, Module, Source
+from launcher.preflight.hlo import HBM, HOST, Array, Computation, Instruction, Module, OpSource
 from launcher.preflight.trip_counts import turns
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -42,7 +42,7 @@ class MatrixOp:
       dtypes: of its two operands.
     """
 
-    source: Source
+    source: OpSource
     flops: float
     contracted: int
     columns: int
@@ -73,7 +73,7 @@ class Collective:
     bytes: int
     times: int
     dtypes: tuple[str, ...]
-    source: Source
+    source: OpSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ class Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class OpSource:
     """Where an instruction is from.
 
     Attributes:
@@ -108,7 +108,7 @@ class Instruction:
     operands: tuple[str, ...]
     called: Mapping[str, tuple[str, ...]]
     attributes: str
-    source: Source
+    source: OpSource
     is_root: bool
 
     @property
@@ -266,6 +266,6 @@ def _closing(text: str, start: int) -> int:
     return len(text) - 1
 
 
-def _source(attributes: str, line_of: Callable[[str], str]) -> Source:
+def _source(attributes: str, line_of: Callable[[str], str]) -> OpSource:
     name = _OP_NAME.search(attributes)
-    return Source(op_name=name[1], line=line_of(name[1])) if name else Source()
+    return OpSource(op_name=name[1], line=line_of(name[1])) if name else OpSource()

@@ -1,4 +1,4 @@
-"""How long a step takes at least: what its arithmetic, its memory traffic and its reductions each need by themselves.
+"""The roofline of a step, its least time: what its arithmetic, memory traffic and reductions each need by themselves.
 
 The roofline model of Williams et al. 2009 (CACM 52(4)) with a third roof for the network between chips. Each bound
 takes the hardware at its stated best and lets the others cost nothing, so a measured step is slower than the longest.

@@ -1,4 +1,4 @@
-"""Accelerator types, as gcloud's `--accelerator-type` names them, and how the compiler names and lays out the same.
+"""TPU slices: as gcloud's `--accelerator-type` names them, and how the compiler names and lays out the same.
 
 Their shapes are in tpu_slices.txt. v2 to v4 and v5p count cores, two a chip; v5litepod and v6e chips.
 """

@@ -43,7 +43,7 @@ def compile_program(
 
     Args:
       stablehlo: MLIR text.
-      topology_name, topology_options: as `topologies.Slice` has them.
+      topology_name, topology_options: as `slices.Slice` has them.
       num_replicas: devices of the topology.
 
     Raises:

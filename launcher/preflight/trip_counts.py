@@ -1,4 +1,4 @@
-"""How often a loop of optimised HLO turns, where it counts from one constant to another.
+"""Trip counts: how often a loop of optimised HLO turns, where it counts from one constant to another.
 
 The TPU compiler does not write down the trip counts that it knows, so they are read off the loop again.
 """

@@ -1,0 +1,1 @@
+"""How a run is told: console, metrics.jsonl, summary.json, TensorBoard, report.html."""

@@ -1,4 +1,4 @@
-"""What people see while a run goes: a live line on a terminal, one plain line a log event anywhere else."""
+"""The console that people see while a run goes: a live line on a terminal, one plain line a log event anywhere else."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def make_console(
     """
     stream = sys.stdout if stream is None else stream
     if is_terminal(stream):
-        return LiveConsole(stream, Progress(total_steps, clock))
-    return PlainConsole(stream, Progress(total_steps, clock))
+        return LiveConsole(stream, ProgressText(total_steps, clock))
+    return PlainConsole(stream, ProgressText(total_steps, clock))
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -84,7 +84,7 @@ def live_line(console: Any, *, transient: bool = False) -> Any:
     return line
 
 
-class Progress:
+class ProgressText:
     """Words a training event: step, loss, the task's metrics, speed, loss scale when it is not 1, time to go.
 
     Args:
@@ -122,7 +122,7 @@ class Progress:
 class PlainConsole:
     """One line an event, without colours or cursor movements: for logs, pipes and files."""
 
-    def __init__(self, stream: TextIO, progress: Progress):
+    def __init__(self, stream: TextIO, progress: ProgressText):
         self._stream = stream
         self._progress = progress
 
@@ -149,7 +149,7 @@ class LiveConsole:
     The line moves with the log events and has no thread of its own.
     """
 
-    def __init__(self, stream: TextIO, progress: Progress):
+    def __init__(self, stream: TextIO, progress: ProgressText):
         self._stream = stream
         self._console = rich_console(stream)
         self._progress = progress

@@ -1,4 +1,4 @@
-"""That something is happening: a line that moves on a terminal, a plain line a minute anywhere else."""
+"""A progress line: one that moves on a terminal, a plain line a minute anywhere else."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.step import initial_values, layer_policies, moving_statistics
 from launcher.step.layers import group_size, walk
-from launcher.step.train_step import StepConfig
+from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
 from launcher.watch import float32_copy
 from launcher.watch.precision_watch import Watch

@@ -9,7 +9,7 @@ taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -19,10 +19,8 @@ from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
 from launcher.step import gradients
 from launcher.step.moving_statistics import is_moving, seed_states
+from launcher.step.step_config import StepConfig
 from launcher.tasks.base import Task, loss_sums
-
-if TYPE_CHECKING:
-    from launcher.step.train_step import StepConfig
 
 Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
 """Called under the tape of every microbatch, before its loss: tensors to differentiate the loss by, besides weights."""

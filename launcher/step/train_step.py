@@ -19,41 +19,11 @@ import tensorflow as tf
 from launcher.data.pipeline import Batch
 from launcher.optimizers import Optimizer
 from launcher.step import gradients, overflow
-from launcher.step.clipping import Clipping
 from launcher.step.local_pass import LocalPass, LocalSums, Watch, num_replicas
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
-from launcher.step.regularization import Penalty
+from launcher.step.step_config import StepConfig
 from launcher.tasks.base import Task
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepConfig:
-    """What one step does, apart from the model.
-
-    Attributes:
-      global_batch_size: examples of one step over all replicas and microbatches.
-      microbatches: parts a replica's batch is split in; gradients add up in float32.
-      nominal_weight: static weight the loss is divided by before differentiation; the true one follows the reduction.
-      wire_dtype: dtype gradients are reduced in, on one replica too, so that the topology does not change the result.
-      bucket_bytes: upper bound on the payload of one collective.
-      clipping: how the unscaled mean gradient is bounded.
-      penalty: penalty on weights by layer type, or None.
-      ema_decay: decay of the moving average of weights and moving statistics, or None for no average.
-      jit_compile: compile the replica-local forward and backward pass with XLA.
-      seed: base of all random numbers drawn inside the model.
-    """
-
-    global_batch_size: int
-    microbatches: int
-    nominal_weight: float
-    wire_dtype: tf.DType
-    bucket_bytes: int
-    clipping: Clipping
-    ema_decay: float | None
-    penalty: Penalty | None = None
-    jit_compile: bool
-    seed: int
 
 
 class StepReport(NamedTuple):

@@ -17,7 +17,8 @@ from launcher.step import initial_values, moving_statistics, overflow, precision
 from launcher.step.local_pass import Watch
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
-from launcher.step.train_step import Counters, ReplicaStep, StepConfig
+from launcher.step.step_config import StepConfig
+from launcher.step.train_step import Counters, ReplicaStep
 from launcher.tasks.base import Task
 
 # Prefixes of names in a checkpoint.

@@ -1,4 +1,4 @@
-"""What XLA says of a step that it cannot compile, in words and with the line of the user's code."""
+"""CannotLowerError: what XLA says of a step that it cannot compile, in words and with the line of the user's code."""
 
 from __future__ import annotations
 

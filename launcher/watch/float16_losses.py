@@ -186,7 +186,7 @@ def first_overflows(gradients: Sequence[Gradient]) -> list[Overflow]:
     return found
 
 
-class Verdict(NamedTuple):
+class ScaleVerdict(NamedTuple):
     """Whether a run needs a loss scale, and which.
 
     Attributes:
@@ -204,7 +204,7 @@ class Verdict(NamedTuple):
     headroom_bits: float | None
 
 
-def judge(gradients: Sequence[Gradient], policy: str) -> Verdict:
+def judge(gradients: Sequence[Gradient], policy: str) -> ScaleVerdict:
     """The recommendation for a policy, from its 16-bit tensors at scale 1.
 
     Args:
@@ -216,14 +216,14 @@ def judge(gradients: Sequence[Gradient], policy: str) -> Verdict:
             "mixed_bfloat16": "bfloat16 has the 8 exponent bits of float32: what float32 can hold, it does not flush",
             "float32": "nothing is in 16 bits",
         }[policy]
-        return Verdict(False, reason, None, None, None)
+        return ScaleVerdict(False, reason, None, None, None)
     narrow = [one for one in gradients if one.dtype == "float16"]
     if not all(one.finite for one in narrow):
         bad = next(one for one in narrow if not one.finite)
-        return Verdict(True, f"{bad.path} is not finite in float32 already: no scale helps", None, None, None)
+        return ScaleVerdict(True, f"{bad.path} is not finite in float32 already: no scale helps", None, None, None)
     scale = largest_scale([one.maximum for one in narrow])
     if scale is None:
-        return Verdict(False, "no gradient in float16 is other than zero", None, None, None)
+        return ScaleVerdict(False, "no gradient in float16 is other than zero", None, None, None)
     harmless = harmless_scales(narrow)
     left = headroom(max(one.maximum for one in narrow), scale)
     at_one = {one.path: shares(one.counts, 0, one.maximum) for one in narrow}
@@ -237,5 +237,5 @@ def judge(gradients: Sequence[Gradient], policy: str) -> Verdict:
         why = f"at scale 1, {worst} loses {at_one[worst].flushed:.2%} of its gradients that are not zero"
     else:
         why = f"at scale 1, {everything.flushed:.3%} of the gradients are flushed to zero, {worst} loses the most"
-        return Verdict(False, why, scale, harmless, left)
-    return Verdict(True, why, scale, harmless, left)
+        return ScaleVerdict(False, why, scale, harmless, left)
+    return ScaleVerdict(True, why, scale, harmless, left)

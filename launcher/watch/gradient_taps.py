@@ -1,6 +1,6 @@
-"""Looks at the gradients that pass between a model's layers, in the graph, where they are computed.
+"""Gradient taps: look at the gradients that pass between a model's layers, in the graph, where they are computed.
 
-A spy is the identity with one more input, a token of zeros. In the backward pass, the token's gradient is what the spy
+A tap is the identity with one more input, a token of zeros. In the backward pass, the token's gradient is what the tap
 saw of the gradient beside it, so `tape.gradient(loss, tokens)` gives the statistics and keeps no gradient in memory.
 """
 
@@ -45,8 +45,8 @@ class Output(NamedTuple):
     dtype: str
 
 
-class Spies:
-    """One spy on every leaf layer of a model: those without layers inside, and recurrent layers as a whole.
+class GradientTaps:
+    """One tap on every leaf layer of a model: those without layers inside, and recurrent layers as a whole.
 
     Layers that come before the first weights have no gradient in training, and none here.
 
@@ -55,13 +55,13 @@ class Spies:
 
     Example, while a tf.function is traced:
 
-        with spies.installed():
+        with taps.installed():
             strategy.run(replica_function)
 
     and in the replica's function:
 
         with tf.GradientTape() as tape:
-            tokens = spies.watch(tape)
+            tokens = taps.watch(tape)
             loss = ...
         seen = tape.gradient(loss, tokens, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     """
@@ -69,7 +69,7 @@ class Spies:
     def __init__(self, model: keras.Model):
         named = named_leaves(model)
         self.paths: tuple[str, ...] = tuple(named)
-        """A name for each spied layer: its path, made unique where layers share one."""
+        """A name for each tapped layer: its path, made unique where layers share one."""
         self.layers: tuple[keras.layers.Layer, ...] = tuple(named.values())
         self._held_elsewhere = _weights_of([model]) - _weights_of(self.layers)
         # Replicas are traced in threads, in turns: each has a pass of its own.
@@ -94,7 +94,7 @@ class Spies:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Puts the spies into the model while a pass is traced, and takes them out again; around `strategy.run`."""
+        """Puts the taps into the model while a pass is traced, and takes them out again; around `strategy.run`."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._on_model())
             for index, layer in enumerate(self.layers):
@@ -122,12 +122,12 @@ class Spies:
         call, dtype, policy = layer.call, layer.compute_dtype, layer.dtype_policy
         draws = isinstance(layer, _RANDOM)
 
-        def spied(*args: Any, **kwargs: Any) -> Any:
+        def tapped(*args: Any, **kwargs: Any) -> Any:
             outputs = call(*args, **kwargs)
-            return keras.tree.map_structure(lambda value: self._spy(index, value, dtype if draws else None), outputs)
+            return keras.tree.map_structure(lambda value: self._tap(index, value, dtype if draws else None), outputs)
 
         with_seed = layer.with_seed if isinstance(layer, Dropout) else None
-        layer.call = spied
+        layer.call = tapped
         if draws:  # the same masks under every policy
             layer.dtype_policy = "float32"
         if with_seed is not None:
@@ -141,7 +141,7 @@ class Spies:
             if draws:
                 layer.dtype_policy = policy
 
-    def _spy(self, index: int, value: Any, dtype: str | None) -> Any:
+    def _tap(self, index: int, value: Any, dtype: str | None) -> Any:
         present: _Pass | None = getattr(self._thread, "present", None)
         if present is not None:
             present.past_weights |= bool(self.layers[index].trainable_variables)
@@ -202,7 +202,7 @@ def to_reduce(seen: tf.Tensor) -> list[tf.Tensor]:
 
 
 def observe(tensor: tf.Tensor, place: int = 0) -> tf.Tensor:
-    """What a spy notes of a tensor, float32 [TOKEN_SIZE]."""
+    """What a tap notes of a tensor, float32 [TOKEN_SIZE]."""
     wide = tf.abs(tf.cast(tensor, tf.float32))
     largest = tf.reduce_max(tf.where(tf.math.is_finite(wide), wide, 0.0))
     # Of no elements, the largest is -inf.
@@ -211,18 +211,18 @@ def observe(tensor: tf.Tensor, place: int = 0) -> tf.Tensor:
 
 def _identity(value: tf.Tensor, token: tf.Tensor, place: int) -> tf.Tensor:
     @tf.custom_gradient
-    def spy(value: tf.Tensor, token: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def tap(value: tf.Tensor, token: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             upstream = tf.convert_to_tensor(upstream)
             return upstream, observe(upstream, place)
 
         return tf.identity(value), gradient
 
-    return spy(value, token)
+    return tap(value, token)
 
 
 def named_leaves(model: keras.Model) -> dict[str, keras.layers.Layer]:
-    """The layers that have spies, by their paths."""
+    """The layers that have taps, by their paths."""
     named: dict[str, keras.layers.Layer] = {}
     for layer, path in _leaves(model):
         named[unique_name(path, named)] = layer

@@ -24,7 +24,7 @@ from launcher.step.layers import owners
 from launcher.step.trainer import Trainer, unique_name
 from launcher.watch import float16_losses, float32_copy, gradient_taps
 from launcher.watch.float16_losses import NUM_BINS, Gradient
-from launcher.watch.gradient_taps import Spies
+from launcher.watch.gradient_taps import GradientTaps
 
 
 @gin.configurable
@@ -77,8 +77,8 @@ class Watch:
         self._data = data
         self._every = every
         self._reference = reference
-        self._spies = Spies(reference)
-        self._step = trainer.step_of(reference, self._spies.watch)
+        self._taps = GradientTaps(reference)
+        self._step = trainer.step_of(reference, self._taps.watch)
         self._tensors = self._describe_tensors()
         self._batches: Iterator | None = None
         self._run = tf.function(self._run_in_graph)
@@ -114,7 +114,7 @@ class Watch:
         return summarise(seen, trainer.loss_scale)
 
     def _run_in_graph(self, batch: Any) -> Any:
-        with self._spies.installed():
+        with self._taps.installed():
             return self._trainer.strategy.run(self._in_replica, args=(batch,))
 
     def _in_replica(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
@@ -126,7 +126,7 @@ class Watch:
         return counts, largest
 
     def _describe_tensors(self) -> list[tuple[str, str, str]]:
-        """Path, kind and dtype under the run's policies of the gradients by weights and by spied layers' outputs."""
+        """Path, kind and dtype under the run's policies of the gradients by weights and by tapped layers' outputs."""
         model = self._trainer.model
         holders = owners(model)
         named: dict[str, tuple[str, str]] = {}

@@ -52,10 +52,11 @@ def test_an_error_that_a_retry_will_not_help_ends_the_job_with_its_code(run_job,
 
 
 def test_the_report_of_an_error_that_says_what_to_do_has_no_traceback(run_job):
-    raised = fault("raise_error", kind="PeerError", message="nothing listens at the address of worker 0", code=75)
-    job, finished = run_job("--max_restarts=0", faults=[raised])
+    said = "nothing listens at the address of worker 1"
+    raised = fault("raise_error", rank=0, kind="PeerError", message=said, code=75)
+    job, finished = run_job("--max_restarts=0", workers=1, faults=[raised])
     assert finished.returncode == 75
-    assert ": PeerError: nothing listens at the address of worker 0\n" in finished.stderr
+    assert f": PeerError: {said}\n" in finished.stderr
     assert "traceback" not in finished.stderr
     assert json.loads((job.model_dir / "error.json").read_text())["error"]["traceback"] == ""
 
@@ -222,7 +223,7 @@ def test_the_first_error_is_named_although_its_victims_end_before_it(run_job):
     assert all(victim["what"] == "ended with exit code 1" for victim in error["victims"])
     report = finished.stderr
     assert report.startswith("First error (attempt 1): worker 2 ended with exit code 70: ValueError: bad label 12\n")
-    assert "raise type(kind, (Exception,), {})(message)" in report  # its traceback
+    assert "{}))(message)" in report  # its traceback
     assert "Victims of it, not causes: worker 0 ended with exit code 1; worker 1 ended with exit code 1" in report
 
 

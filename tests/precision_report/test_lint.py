@@ -1,4 +1,4 @@
-"""Every rule of the precision report's lint, where it must speak and where it must be silent; and the memory."""
+"""Every rule of the precision report's lint, where it must speak and where it must be silent."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 import tensorflow as tf
 from small_run import GivenTask, build, linear_batches, negative_sum
 
-from launcher.precision_report import lint, memory
+from launcher.precision_report import lint
 from launcher.precision_report.probe import Probe
 from launcher.step.precision import DynamicLossScale, FixedLossScale
-from launcher.watch.gradient_taps import Output
 
 BATCHES = linear_batches([np.ones((8, 16))])
 
@@ -187,20 +186,3 @@ def test_dropout_drawn_in_16_bits_is_told_as_it_blurs_the_comparison():
     found = lint_of(lambda: model(Noisy(name="noisy")))
     assert any("noisy" in one.path for one in found["draws in 16 bits"])
     assert "draws in 16 bits" not in lint_of(lambda: model(keras.layers.Dropout(0.5)))
-
-
-def test_memory_counts_every_tensor_in_its_dtype():
-    wide = {"a": [Output((8, 100), "float32")], "b": [Output((8, 10), "float32"), Output((8, 10), "float32")]}
-    narrow = {"a": [Output((8, 100), "float16")], "b": [Output((8, 10), "float32")] * 2}
-
-    float32, half, brain = memory.estimate(
-        wide=wide, narrow=narrow, weight_sizes=[(50, True), (30, False)], frozen_bytes=20, slot_bytes=320, examples=8
-    )
-    assert [one.policy for one in (float32, half, brain)] == ["float32", "mixed_float16", "mixed_bfloat16"]
-    assert (float32.activations, half.activations) == (4 * 960, 2 * 800 + 4 * 160)
-    assert (float32.weights, half.weights) == (4 * 80 + 20, 4 * 80 + 20 + 2 * 50)
-    assert (float32.gradients, half.gradients, brain.gradients) == (320, 480, 320)
-    assert float32.largest_batch == 8
-    # What float32 takes, less all that does not grow with the batch, in activations of one example.
-    assert half.largest_batch == (float32.total - (half.total - half.activations)) // (half.activations // 8)
-    assert memory.variable_bytes([((2, 3), "float32"), ((), "int64"), ((4,), "bfloat16")]) == 24 + 8 + 8

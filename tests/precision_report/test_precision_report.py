@@ -14,7 +14,7 @@ from launcher import main
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.precision_report.examine import examine
-from launcher.precision_report.settings import Settings
+from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.step.precision import FixedLossScale
 
 SMALL = (
@@ -59,7 +59,7 @@ def steep_task(steps: int = 2) -> GivenTask:
 def test_finds_the_layer_that_underflows_and_a_scale_that_saves_it():
     made = build(steep_task(), precision="mixed_float16", loss_scale=FixedLossScale(scale=1.0))
 
-    found = examine(made, Settings(batches=2), 1.0, lambda line: None)
+    found = examine(made, PrecisionReportSettings(batches=2), 1.0, lambda line: None)
     lost = {one.path: one for one in found.gradients if one.kind == "activation"}["lost"]
     assert found.verdict.needed
     assert found.verdict.scale_log2 is not None and found.verdict.scale_log2 >= 3
@@ -77,7 +77,7 @@ def test_training_with_the_recommended_scale_moves_what_scale_1_does_not():
         return made.model.get_layer("lost").kernel.numpy()
 
     made = build(steep_task(), precision="mixed_float16")
-    scale = 2.0 ** examine(made, Settings(), 1.0, lambda line: None).verdict.scale_log2
+    scale = 2.0 ** examine(made, PrecisionReportSettings(), 1.0, lambda line: None).verdict.scale_log2
     assert not moved("mixed_float16", 1.0).any()
     np.testing.assert_allclose(moved("mixed_float16", scale), moved("float32", 1.0), rtol=5e-3)
 
@@ -89,6 +89,12 @@ def test_reports_on_a_recipe(launch, tmp_path):
     assert "mixed_float16 (the recipe's is float32)" in out
     assert re.search(r"Recommended scale: 2\^\d+", out)
     report = json.loads((tmp_path / "precision.json").read_text())
+    assert set(report) == {
+        "format", "plan", "policy", "batches", "loss", "loss_scale", "sweep", "gradients", "overflows", "errors",
+        "wire", "lint", "versions",
+    }  # fmt: skip
+    assert set(report["lint"][0]) == {"rule", "level", "path", "text", "fix"}
+    assert set(report["wire"][0]) == {"dtype", "replicas", "error", "payload_bytes", "sent_bytes"}
     assert {one["kind"] for one in report["gradients"]} == {"weight", "activation", "wire"}
     assert {one["replicas"] for one in report["wire"]} == {2, 8, 64}
     assert set(report["errors"]) >= {"1", "32768"}

@@ -15,7 +15,7 @@ from toy_step import dense_step
 
 from launcher.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from launcher.preflight import compiler as compiler_lib
-from launcher.preflight import costs, hlo, memory, slices, versions
+from launcher.preflight import costs, hbm, hlo, slices
 from launcher.preflight.compiler import CompilerDiedError, OutOfHostMemoryError, OutOfTimeError
 
 WHERE = slices.find("v5litepod-4")
@@ -79,7 +79,7 @@ def test_another_program_topology_or_version_is_not_found_in_the_cache(tmp_path,
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=1024")
     assert not made.compile("program", WHERE).cached
     monkeypatch.delenv("LIBTPU_INIT_ARGS")
-    monkeypatch.setattr(versions, "require", lambda: {"jax": "1.0", "jaxlib": "1.0", "libtpu": "1.0"})
+    monkeypatch.setattr(compiler_lib, "require_versions", lambda: {"jax": "1.0", "jaxlib": "1.0", "libtpu": "1.0"})
     assert not make(tmp_path, child=ANSWERING).compile("program", WHERE).cached
 
 
@@ -94,7 +94,7 @@ def test_a_damaged_entry_of_the_cache_is_compiled_again(tmp_path):
 
 def test_a_program_too_big_for_hbm_is_refused_with_the_compilers_figures(compiled):
     found = compiled(dense_step(4, batch=2**19, features=120_000), WHERE.accelerator_type)
-    needed, available = memory.refused_for_hbm(found.error)
+    needed, available = hbm.refused_for_hbm(found.error)
     # The batch alone: 2^19 rows of 120,000 numbers of two bytes.
     assert needed > 2**19 * 120_000 * 2
     assert available == WHERE.chip.hbm_bytes.value
@@ -104,7 +104,7 @@ def test_the_memory_of_each_generation_is_what_its_compiler_says(compiled):
     for name in ("v2-8", "v3-8", "v4-8", "v5p-8", "v6e-4"):
         where = slices.find(name)
         found = compiled(dense_step(where.num_replicas, batch=2**19, features=120_000), name)
-        refused = memory.refused_for_hbm(found.error)
+        refused = hbm.refused_for_hbm(found.error)
         assert refused is not None, name
         assert refused[1] == where.chip.hbm_bytes.value, name
 
@@ -158,17 +158,17 @@ def test_a_compiler_that_is_missing_or_too_old_is_refused_with_the_extra_to_inst
 
     def version(name: str) -> str:
         if name not in installed:
-            raise versions.importlib.metadata.PackageNotFoundError(name)
+            raise compiler_lib.importlib.metadata.PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(versions.importlib.metadata, "version", version)
-    assert versions.require() == installed
+    monkeypatch.setattr(compiler_lib.importlib.metadata, "version", version)
+    assert compiler_lib.require_versions() == installed
     installed["libtpu"] = "0.0.9"
     with pytest.raises(UsageError, match=r"libtpu 0\.0\.9 is too old, .*pip install -e .*\[preflight\]"):
-        versions.require()
+        compiler_lib.require_versions()
     del installed["libtpu"]
     with pytest.raises(UsageError, match=r"libtpu is not installed.*pip install -e .*\[preflight\]"):
-        versions.require()
+        compiler_lib.require_versions()
 
 
 def test_a_cache_that_cannot_be_written_is_one_message(tmp_path):

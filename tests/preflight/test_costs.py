@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_step import convolution_step, dense_step, looped_product
 
-from launcher.preflight import costs, hlo, memory, roofline, slices
+from launcher.preflight import costs, hbm, hlo, roofline, slices
 from launcher.preflight.costs import valid_positions
 
 
@@ -72,10 +72,12 @@ def test_a_loop_counts_as_often_as_it_turns(compiled):
 
 
 def test_a_product_of_odd_sizes_fills_only_a_part_of_the_matrix_unit():
-    one = costs.MatrixOp(source=hlo.Source(), flops=1000.0, contracted=64, columns=192, rows=4, dtypes=("bf16", "bf16"))
+    one = costs.MatrixOp(
+        source=hlo.OpSource(), flops=1000.0, contracted=64, columns=192, rows=4, dtypes=("bf16", "bf16")
+    )
     assert one.padded_flops(128) == 1000.0 * (128 / 64) * (256 / 192) * (8 / 4)
     exact = costs.MatrixOp(
-        source=hlo.Source(), flops=1000.0, contracted=256, columns=128, rows=8, dtypes=("bf16", "bf16")
+        source=hlo.OpSource(), flops=1000.0, contracted=256, columns=128, rows=8, dtypes=("bf16", "bf16")
     )
     assert exact.padded_flops(128) == 1000.0
 
@@ -99,7 +101,7 @@ def test_padding_follows_from_the_layout(text, logical, padded):
 def test_every_byte_of_hbm_is_accounted_for(compiled):
     found = compiled(dense_step(4, batch=2**18, features=1024), "v5litepod-4")
     module = hlo.parse(found.hlo)
-    counted = memory.account(
+    counted = hbm.account(
         found, module, argument_names=["batch/x", "model/w"], result_names=["loss", "model/w"], available=15.75 * 2**30
     )
     assert counted.fits
@@ -113,7 +115,7 @@ def test_every_byte_of_hbm_is_accounted_for(compiled):
 
 def test_a_refused_program_names_its_biggest_buffers(compiled):
     found = compiled(dense_step(4, batch=2**19, features=120_000), "v5litepod-4")
-    counted = memory.account(
+    counted = hbm.account(
         found, None, argument_names=["batch/x", "model/w"], result_names=["loss", "model/w"], available=0
     )
     assert not counted.fits
@@ -127,7 +129,7 @@ def test_the_roofline_is_the_longest_of_three_quotients():
     found = costs.Costs(
         flops=1.97e12, hbm_bytes=int(8.19e9), cycles=0, matrix_ops=(), host_transfers=(), dynamic=(), unknown_loops=0,
         collectives=(
-            costs.Collective(kind="all-reduce", bytes=10**9, times=2, dtypes=("f32",), source=hlo.Source()),
+            costs.Collective(kind="all-reduce", bytes=10**9, times=2, dtypes=("f32",), source=hlo.OpSource()),
         ),
     )  # fmt: skip
     bounds = roofline.estimate(found, where, global_batch_size=512, tokens_per_example=100.0, steps=3600)
@@ -143,7 +145,7 @@ def test_the_roofline_is_the_longest_of_three_quotients():
 
 
 def test_one_chip_has_nobody_to_exchange_with_and_cores_of_a_chip_share_its_peaks():
-    reduction = costs.Collective(kind="all-reduce", bytes=10**9, times=1, dtypes=("f32",), source=hlo.Source())
+    reduction = costs.Collective(kind="all-reduce", bytes=10**9, times=1, dtypes=("f32",), source=hlo.OpSource())
     assert roofline.ici_seconds(reduction, slices.find("v5litepod-1")) == 0
     chip = slices.find("v3-8").chip
     assert chip.device_peak_flops == pytest.approx(123e12 / 2)

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from launcher import main as entry
 from launcher.errors import EXIT_DONE, EXIT_USAGE
-from launcher.preflight import advice, costs, hlo, memory, refusals, roofline
-from launcher.preflight import slices as topologies
+from launcher.preflight import advice, costs, hbm, hlo, op_source, roofline, slice_finding, slices
 
 SMALL = (
     "--gin_file=mlp_fashion.gin",
@@ -19,6 +18,13 @@ SMALL = (
     "--gin_param=mlp.layers = 1",
     *("--gin_param=verify.steps = 3", "--gin_param=precision_report.batches = 3", "--gin_param=gpu.tf32 = False"),
 )
+
+CASE_KEYS = {
+    "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
+    "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "wire_dtype", "steps", "parameters",
+    "compile_seconds", "from_cache", "hbm", "costs", "roofline", "advice", "suggestions", "constants",
+}  # fmt: skip
+"""Of a case in preflight.json, which programs of others read."""
 
 
 @pytest.fixture(scope="session")
@@ -59,13 +65,21 @@ def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
     assert case["costs"]["collectives"][0]["dtypes"] == ["f32"]
     reduced = sum(one["bytes"] * one["times"] for one in case["costs"]["collectives"])
     assert 4 * parameters < reduced < 4 * parameters + 200
-    hbm = case["hbm"]
-    assert hbm["needed"] == hbm["arguments"] + hbm["outputs"] + hbm["temporaries"] + hbm["code"] < hbm["available"]
-    assert any(buffer["name"] == "model/dense1/kernel" for buffer in hbm["buffers"])
+    used = case["hbm"]
+    assert (
+        used["needed"] == used["arguments"] + used["outputs"] + used["temporaries"] + used["code"] < used["available"]
+    )
+    assert any(buffer["name"] == "model/dense1/kernel" for buffer in used["buffers"])
     bounds = case["roofline"]
     assert bounds["step_seconds"] == max(bounds["compute_seconds"], bounds["hbm_seconds"], bounds["ici_seconds"])
     assert 0 < bounds["mfu"] < 1
     assert all(constant["source"] for constant in case["constants"].values())
+    assert set(case) == CASE_KEYS
+    assert set(used) == {
+        "available", "needed", "arguments", "outputs", "temporaries", "code", "missing", "buffers"
+    }  # fmt: skip
+    assert set(used["buffers"][0]) == {"kind", "name", "bytes", "padding_bytes", "shape", "from"}
+    assert set(case["costs"]["collectives"][0]) == {"kind", "bytes", "times", "dtypes"}
     for words in (
         "HBM of one device",
         "Time of a step, at least",
@@ -106,12 +120,15 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     assert case["hbm"]["missing"] == case["hbm"]["needed"] - case["hbm"]["available"] > 0
     assert "train.global_batch_size = 4194304 does not fit on v5litepod-4" in refused.err
     suggestion = case["suggestions"][0]
-    assert suggestion["flag"] in refused.err
+    assert (suggestion["verdict"], suggestion["refused"]) == ("fits", None), "what does not fit is no suggestion"
+    assert suggestion["compile_seconds"] > 0
+    assert f"Try {suggestion['flag']}, which was compiled and fits" in refused.err
     assert suggestion["flag"].startswith('--gin_param="train.microbatches')
     follow = suggestion["flag"].replace('"', "")
     done = preflight("--tpu_type=v5litepod-4", recipe=(*recipe, follow))
     assert done.code == EXIT_DONE, done.err
     assert done.report["cases"][0]["verdict"] == "fits"
+    assert done.report["cases"][0]["hbm"]["needed"] == suggestion["hbm_bytes"]
     assert case["hbm"]["needed"] > done.report["cases"][0]["hbm"]["needed"]
 
 
@@ -196,7 +213,7 @@ def test_a_refusal_of_the_compiler_names_the_place():
         '  ROOT %kernel.7 = f32[8]{0} custom-call(%p), custom_call_target="x", metadata={op_name="block/attend"}\n}\n'
     )
     module = hlo.parse(text, lambda name: "my_model.py:12" if name == "block/attend" else "")
-    explained = refusals.explain(error, module)
+    explained = slice_finding.explain_refusal(error, module)
     assert "block/attend at my_model.py:12" in explained
     assert "Mosaic failed" in explained
 
@@ -215,10 +232,10 @@ ENTRY %main (x: bf16[8,64], w: f32[100,100]) -> f32[100,100] {
 """
     counted = costs.count(hlo.parse(text))
     assert counted.flops == 2 * 100**3
-    image = memory.Buffer(
+    image = hbm.Buffer(
         kind="argument", name="image", bytes=2**31, where="", array=hlo.arrays("f32[64,224,224,3]{0,3,2,1:T(8,128)}")[0]
     )
-    held = memory.Memory(
+    held = hbm.HbmUse(
         available=2**33,
         needed=2**32,
         arguments=2**31,
@@ -228,7 +245,7 @@ ENTRY %main (x: bf16[8,64], w: f32[100,100]) -> f32[100,100] {
         fits=True,
         buffers=(image,),
     )
-    where = topologies.find("v5litepod-4")
+    where = slices.find("v5litepod-4")
     bounds = roofline.estimate(counted, where, global_batch_size=8, tokens_per_example=None, steps=1)
     said = advice.advise(counted, held, where, policy="mixed_bfloat16", bounds=bounds)
     for words in ("waits for the host 1 times: waits", "ragged/keep", "wide/MatMul", "100% of the arithmetic", "image"):
@@ -236,15 +253,14 @@ ENTRY %main (x: bf16[8,64], w: f32[100,100]) -> f32[100,100] {
 
 
 def test_lines_of_a_model_are_found_for_its_operations_and_their_gradients(tmp_path):
-    from launcher.preflight.user_lines import look_up, user_lines
-
-    path = tmp_path / "net.py"
+    path = tmp_path / "lib" / "python_nets" / "net.py"  # no library, whatever its folder is called
+    path.parent.mkdir(parents=True)
     path.write_text("import tensorflow as tf\n\ndef net(x):\n    return tf.tanh(x, name='squash')\n")
     scope: dict = {}
     exec(compile(path.read_text(), str(path), "exec"), scope)
     with tf.Graph().as_default() as graph:
         scope["net"](tf.zeros([2]))
-    lines = user_lines(graph)
-    assert look_up(lines, "squash") == f"{path}:4"
-    assert look_up(lines, "gradient_tape/squash/TanhGrad") == f"{path}:4"
-    assert look_up(lines, "elsewhere") == ""
+    lines = op_source.user_lines(graph)
+    assert op_source.line_of(lines, "squash") == f"{path}:4"
+    assert op_source.line_of(lines, "gradient_tape/squash/TanhGrad") == f"{path}:4"
+    assert op_source.line_of(lines, "elsewhere") == ""

@@ -96,7 +96,7 @@ def test_a_weight_that_two_layers_share_belongs_to_the_first():
     np.testing.assert_allclose(found, 0.5 * np.sum(embedding.embeddings.numpy() ** 2), rtol=1e-6)
 
 
-def test_policies_spies_and_dropout_find_the_same_layers():
+def test_policies_taps_and_dropout_find_the_same_layers():
     model = blocks()
     inside = {f"shared/{name}" for name in INSIDE}
     assert inside <= set(layer_policies.policies(model))

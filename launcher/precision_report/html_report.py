@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.precision_report import terminal
 from launcher.precision_report.examine import Examined
-from launcher.precision_report.lint import Finding
+from launcher.precision_report.lint import LintFinding
 from launcher.reporting import page
 from launcher.reporting.summary import versions
 
@@ -50,10 +50,10 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> str:
     return f"<h2>{html.escape(title)}</h2>{page.grid(rows)}"
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def _findings(findings: Sequence[LintFinding]) -> str:
     if not findings:
         return "<p>Nothing found.</p>"
-    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str, str], list[LintFinding]] = {}
     for one in findings:
         groups.setdefault((one.level, one.rule, one.fix), []).append(one)
     parts = []

@@ -1,4 +1,4 @@
-"""The bill of health: what was found, for a person and for a program."""
+"""The preflight report of one slice: memory, time and suggestions, for a terminal and for preflight.json."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.preflight.examine import Finding
-from launcher.preflight.memory import Memory
-from launcher.preflight.op_names import short_name
+from launcher.preflight.compiler import Compilation
+from launcher.preflight.hbm import HbmUse
+from launcher.preflight.op_source import short_name
+from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table
@@ -17,44 +18,48 @@ from launcher.reporting.units import amount, bytes_text, milliseconds
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A suggestion, and what came of it when it was measured.
+    """A suggestion, and what came of it.
 
     Attributes:
-      finding: None when it was not tried, or could not be.
+      finding: None when it could not be compiled.
       refused: why it could not be.
     """
 
     suggestion: Suggestion
-    finding: Finding | None = None
+    finding: SliceFinding | None = None
     refused: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.finding is not None and self.finding.fits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A finding with what can be done about it."""
+class CaseReport:
+    """A finding with what was compiled to make it fit."""
 
-    finding: Finding
+    finding: SliceFinding
     tried: tuple[Tried, ...] = ()
 
 
-def verdict(finding: Finding) -> str:
+def verdict(finding: SliceFinding) -> str:
     """One word or two: "fits", "does not fit" or "does not compile"."""
     if finding.refusal is not None:
         return "does not compile"
     return "fits" if finding.fits else "does not fit"
 
 
-def show(entry: Entry, console: Console) -> None:
+def show(reported: CaseReport, console: Console) -> None:
     """Prints everything about one case."""
-    finding = entry.finding
+    finding = reported.finding
     console.plan(_summary(finding))
-    if finding.memory is not None:
+    if finding.hbm is not None:
         console.note("")
         console.note("HBM of one device")
-        console.plan(_memory_lines(finding.memory))
-        if finding.memory.buffers:
+        console.plan(_hbm_lines(finding.hbm))
+        if finding.hbm.buffers:
             console.note("")
-            show_table(_buffer_rows(finding.memory), console)
+            show_table(_buffer_rows(finding.hbm), console)
     if finding.roofline is not None:
         console.note("")
         console.note("Time of a step, at least")
@@ -62,19 +67,18 @@ def show(entry: Entry, console: Console) -> None:
     if finding.costs is not None and finding.costs.collectives:
         console.note("")
         show_table(_collective_rows(finding), console)
-    for title, lines in (("Advice", finding.advice), ("What would make it fit", _untried(entry))):
-        if lines:
-            console.note("")
-            console.note(title)
-            for line in lines:
-                console.note(f"- {line}")
-    if any(one.finding is not None or one.refused is not None for one in entry.tried):
+    if finding.advice:
+        console.note("")
+        console.note("Advice")
+        for line in finding.advice:
+            console.note(f"- {line}")
+    if reported.tried:
         console.note("")
         console.note("Knobs, measured")
-        show_table(_tried_rows(entry), console)
+        show_table(_tried_rows(reported), console)
 
 
-def show_constants(findings: Sequence[Finding], console: Console) -> None:
+def show_constants(findings: Sequence[SliceFinding], console: Console) -> None:
     """Prints what the estimates stand on, with the source of each number."""
     console.note("")
     console.note("Constants of the estimates")
@@ -88,11 +92,10 @@ def show_constants(findings: Sequence[Finding], console: Console) -> None:
     )
 
 
-def _summary(finding: Finding) -> dict[str, str]:
+def _summary(finding: SliceFinding) -> dict[str, str]:
     plan, model, compilation = finding.plan, finding.model, finding.compilation
     lines = plan.describe()
     lines.pop("cluster")
-    when = "found in the cache, compiled before in" if compilation.cached else "compiled in"
     outcome = verdict(finding)
     notes = enumerate((*plan.notes, *model.notes), start=1)
     return {
@@ -102,29 +105,29 @@ def _summary(finding: Finding) -> dict[str, str]:
         "wire": plan.wire_dtype.name,
         "parameters": f"{model.trained_parameters:,} trained of {model.parameters:,}",
         **{f"note {number}": note for number, note in notes},
-        "compiler": f"{when} {compilation.seconds:.0f} s",
+        "compiler": f"compiled in {_seconds(compilation)}",
         "verdict": outcome if finding.refusal is None else f"{outcome}: {finding.refusal}",
     }
 
 
-def _memory_lines(memory: Memory) -> dict[str, str]:
-    share = memory.needed / memory.available
+def _hbm_lines(hbm: HbmUse) -> dict[str, str]:
+    share = hbm.needed / hbm.available
     lines = {
-        "arguments": f"{bytes_text(memory.arguments)} (variables and the batch)",
-        "outputs": f"{bytes_text(memory.outputs)} (beyond those that take an argument's place)",
-        "temporaries": f"{bytes_text(memory.temporaries)} (activations, gradients)",
-        **({"code": bytes_text(memory.code)} if memory.code else {}),
-        "needed": f"{bytes_text(memory.needed)}, {share:.0%} of what a program may use",
-        "available": bytes_text(memory.available),
+        "arguments": f"{bytes_text(hbm.arguments)} (variables and the batch)",
+        "outputs": f"{bytes_text(hbm.outputs)} (beyond those that take an argument's place)",
+        "temporaries": f"{bytes_text(hbm.temporaries)} (activations, gradients)",
+        **({"code": bytes_text(hbm.code)} if hbm.code else {}),
+        "needed": f"{bytes_text(hbm.needed)}, {share:.0%} of what a program may use",
+        "available": bytes_text(hbm.available),
     }
-    if not memory.fits:
-        lines["missing"] = bytes_text(memory.excess)
+    if not hbm.fits:
+        lines["missing"] = bytes_text(hbm.excess)
     return lines
 
 
-def _buffer_rows(memory: Memory) -> list[list[str]]:
+def _buffer_rows(hbm: HbmUse) -> list[list[str]]:
     rows = [["biggest buffers", "HBM", "padding", "shape", "from"]]
-    for buffer in memory.buffers:
+    for buffer in hbm.buffers:
         padding = f"{buffer.padding / buffer.bytes:.0%}" if buffer.padding else ""
         shape = str(buffer.array) if buffer.array else ""
         name = f"{buffer.kind} {buffer.name}" if buffer.kind != "temporary" else buffer.name
@@ -137,7 +140,7 @@ def _where(source: str) -> str:
     return " at ".join(part for part in (short_name(name), line) if part)
 
 
-def _roofline_lines(finding: Finding) -> dict[str, str]:
+def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
     bounds, costs, plan = finding.roofline, finding.costs, finding.plan
     assert bounds is not None
     assert costs is not None
@@ -177,7 +180,7 @@ def _hours(hours: float) -> str:
     return f"{60 * hours:.1f} minutes" if hours >= 1 / 60 else f"{3600 * hours:.1f} seconds"
 
 
-def _collective_rows(finding: Finding) -> list[list[str]]:
+def _collective_rows(finding: SliceFinding) -> list[list[str]]:
     costs = finding.costs
     assert costs is not None
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
@@ -191,38 +194,37 @@ def _collective_rows(finding: Finding) -> list[list[str]]:
     return rows
 
 
-def _untried(entry: Entry) -> list[str]:
-    if entry.finding.fits:
-        return []
-    return [one.suggestion.text for one in entry.tried if one.finding is None and one.refused is None]
-
-
-def _tried_rows(entry: Entry) -> list[list[str]]:
-    rows = [["change", "verdict", "HBM needed", "of it", "step at least", "bound by"]]
-    rows.append(["as it is", *_measurements(entry.finding)])
-    for one in entry.tried:
+def _tried_rows(reported: CaseReport) -> list[list[str]]:
+    rows = [["change", "verdict", "HBM needed", "of it", "step at least", "bound by", "compiled in"]]
+    rows.append(["as it is", *_measurements(reported.finding)])
+    for one in reported.tried:
         if one.finding is not None:
             rows.append([one.suggestion.flag, *_measurements(one.finding)])
         elif one.refused is not None:
-            rows.append([one.suggestion.flag, f"not applicable: {one.refused}", "", "", "", ""])
+            rows.append([one.suggestion.flag, f"not applicable: {one.refused}", *[""] * 5])
     return rows
 
 
-def _measurements(finding: Finding) -> list[str]:
-    memory, bounds = finding.memory, finding.roofline
+def _measurements(finding: SliceFinding) -> list[str]:
+    hbm, bounds = finding.hbm, finding.roofline
     return [
         verdict(finding),
-        bytes_text(memory.needed) if memory else "",
-        f"{memory.needed / memory.available:.0%}" if memory else "",
+        bytes_text(hbm.needed) if hbm else "",
+        f"{hbm.needed / hbm.available:.0%}" if hbm else "",
         milliseconds(bounds.step_seconds) if bounds else "",
         bounds.bound_by if bounds else "",
+        _seconds(finding.compilation),
     ]
 
 
-def as_json(entry: Entry) -> dict[str, Any]:
+def _seconds(compilation: Compilation) -> str:
+    return f"{compilation.seconds:.0f} s" + (" (before, it was in the cache)" if compilation.cached else "")
+
+
+def as_json(reported: CaseReport) -> dict[str, Any]:
     """The same for a program; sizes in bytes, times in seconds."""
-    finding = entry.finding
-    plan, memory, costs, bounds = finding.plan, finding.memory, finding.costs, finding.roofline
+    finding = reported.finding
+    plan, hbm, costs, bounds = finding.plan, finding.hbm, finding.costs, finding.roofline
     where = finding.case.where
     return {
         "accelerator_type": where.accelerator_type,
@@ -243,7 +245,7 @@ def as_json(entry: Entry) -> dict[str, Any]:
         "parameters": finding.model.parameters,
         "compile_seconds": finding.compilation.seconds,
         "from_cache": finding.compilation.cached,
-        "hbm": None if memory is None else _memory_json(memory),
+        "hbm": None if hbm is None else _hbm_json(hbm),
         "costs": None
         if costs is None
         else {
@@ -252,7 +254,7 @@ def as_json(entry: Entry) -> dict[str, Any]:
             "compiler_flops": finding.compilation.cost.get("flops"),
             "compiler_bytes_accessed": finding.compilation.cost.get("bytes accessed"),
             "collectives": [
-                {"kind": one.kind, "bytes": one.bytes, "times": one.times, "dtypes": list(one.dtypes)}
+                {name: value for name, value in dataclasses.asdict(one).items() if name != "source"}
                 for one in costs.collectives
             ],
             "host_transfers": len(costs.host_transfers),
@@ -262,16 +264,15 @@ def as_json(entry: Entry) -> dict[str, Any]:
         if bounds is None
         else {**dataclasses.asdict(bounds), "step_seconds": bounds.step_seconds, "bound_by": bounds.bound_by},
         "advice": list(finding.advice),
-        "suggestions": [_tried_json(one) for one in entry.tried],
+        "suggestions": [_tried_json(one) for one in reported.tried],
         "constants": {name: dataclasses.asdict(constant) for name, constant in where.chip.constants.items()},
     }
 
 
-def _memory_json(memory: Memory) -> Mapping[str, Any]:
+def _hbm_json(hbm: HbmUse) -> Mapping[str, Any]:
     return {
-        **{name: getattr(memory, name) for name in ("available", "needed", "arguments", "outputs", "temporaries")},
-        "code": memory.code,
-        "missing": memory.excess,
+        **{name: value for name, value in dataclasses.asdict(hbm).items() if name != "fits"},
+        "missing": hbm.excess,
         "buffers": [
             {
                 "kind": one.kind,
@@ -281,7 +282,7 @@ def _memory_json(memory: Memory) -> Mapping[str, Any]:
                 "shape": str(one.array) if one.array else None,
                 "from": one.where,
             }
-            for one in memory.buffers
+            for one in hbm.buffers
         ],
     }
 
@@ -291,9 +292,9 @@ def _tried_json(one: Tried) -> Mapping[str, Any]:
     return {
         "flag": one.suggestion.flag,
         "why": one.suggestion.why,
-        "expected_hbm_bytes": one.suggestion.needed,
         "verdict": None if found is None else verdict(found),
-        "hbm_bytes": None if found is None or found.memory is None else found.memory.needed,
+        "hbm_bytes": None if found is None or found.hbm is None else found.hbm.needed,
         "step_seconds": None if found is None or found.roofline is None else found.roofline.step_seconds,
+        "compile_seconds": None if found is None else found.compilation.seconds,
         "refused": one.refused,
     }

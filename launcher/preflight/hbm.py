@@ -1,4 +1,4 @@
-"""Where a device's HBM goes: totals as the compiler counts them, and the buffers that are live when most is needed."""
+"""HBM use of a device: totals as the compiler counts them, and the buffers that are live when most is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Buffer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory:
+class HbmUse:
     """HBM of one device.
 
     Attributes:
@@ -86,7 +86,7 @@ def account(
     result_names: Sequence[str],
     available: float,
     count: int = 12,
-) -> Memory:
+) -> HbmUse:
     """Puts together what the compiler tells of memory.
 
     Args:
@@ -103,7 +103,7 @@ def account(
         memory = compilation.memory
         outputs = memory["output"] - memory["alias"]
         parts = (memory["argument"], outputs, memory["temp"], memory["generated_code"])
-        return Memory(
+        return HbmUse(
             available=available,
             needed=sum(parts),
             arguments=parts[0],
@@ -114,7 +114,7 @@ def account(
             buffers=listed,
         )
     totals = _totals(compilation.buffer_assignment)
-    return Memory(
+    return HbmUse(
         available=refusal[1] if refusal else available,
         needed=refusal[0] if refusal else sum(totals.values()),
         arguments=totals["argument"],

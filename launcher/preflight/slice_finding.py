@@ -1,29 +1,41 @@
-"""One recipe on one slice: resolved, lowered, compiled, and what was found put together."""
+"""SliceFinding: one recipe's step on one TPU slice, resolved, lowered, compiled, and what the compiler makes of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import gc
+import re
 from collections.abc import Callable, Sequence
 
 import keras
 
 from launcher.config import gin_used
 from launcher.machine import strategy as strategy_lib
-from launcher.preflight import advice, hlo, memory, refusals, roofline
+from launcher.preflight import advice, hbm, hlo, op_source, roofline
 from launcher.preflight.compiler import Compilation, Compiler
 from launcher.preflight.costs import Costs, count
+from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
-from launcher.preflight.memory import Memory
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.slices import Slice
-from launcher.preflight.user_lines import look_up, user_lines
 from launcher.run import loading
 from launcher.run.plan import RunPlan
 from launcher.step.layers import group_size, walk
 from launcher.step_program import lowering
 from launcher.step_program.lowering import StepProgram
+
+_STATUS = re.compile(r"^([A-Z_]+): ")
+_LOCATION = re.compile(r'loc\("([^"]+)"(?:\("([^"]+)":(\d+))?')
+_INSTRUCTION = re.compile(r"%([\w.\-]+) = ")
+_SHOWN = 600
+
+_HINTS = {
+    "vmem": "one operation needs more on-chip memory than there is; make its window or block smaller",
+    "UNIMPLEMENTED": "the TPU compiler has no code for it; write it with other operations",
+    "INVALID_ARGUMENT": "the TPU compiler takes the program for a wrong one",
+    "INTERNAL": "the TPU compiler failed by itself; another version of libtpu may not",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,11 +58,10 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What the knobs must know of a model.
+    """What reports and suggestions must know of a model.
 
     Attributes:
       parameters, trained_parameters: numbers of weights.
-      gradient_bytes: of one gradient of every trained weight, in float32.
       group_sizes: numbers of examples that normalisation layers take their statistics over.
       rematerialize: bindings that make the model compute its activations twice, and do not yet.
       tokens_per_example: None where examples are no sequences.
@@ -59,7 +70,6 @@ class ModelFacts:
 
     parameters: int
     trained_parameters: int
-    gradient_bytes: int
     group_sizes: tuple[int, ...]
     rematerialize: tuple[str, ...]
     tokens_per_example: float | None
@@ -67,33 +77,31 @@ class ModelFacts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
+class SliceFinding:
     """What came of a case.
 
     Attributes:
       plan: the run as it would be on the slice.
       model: of its model.
-      program: what was compiled, without its text.
       compilation: what the compiler said.
       refusal: why it does not compile, in words; None when it does, or when all it lacks is memory.
-      memory, costs, roofline: None when it does not compile; the last two, too, when it does not fit.
+      hbm, costs, roofline: None when it does not compile; the last two, too, when it does not fit.
       advice: what could be better, a sentence each.
     """
 
     case: Case
     plan: RunPlan
     model: ModelFacts
-    program: StepProgram
     compilation: Compilation
     refusal: str | None
-    memory: Memory | None
+    hbm: HbmUse | None
     costs: Costs | None
     roofline: Roofline | None
     advice: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
-        return self.memory is not None and self.memory.fits
+        return self.hbm is not None and self.hbm.fits
 
 
 class Examiner:
@@ -127,15 +135,27 @@ class Examiner:
         Raises:
           UsageError: the recipe contradicts itself or cannot be divided among the slice's replicas.
         """
-        return resolve(
-            case,
-            gin_files=self._gin_files,
-            gin_params=self._gin_params,
+        where = case.where
+        slice_ = strategy_lib.StrategyPlan(
+            kind="tpu",
+            num_replicas=where.num_replicas,
+            local_replicas=where.num_replicas,
+            why=where.describe(),
+            devices=tuple(f"TPU:{index}" for index in range(where.num_replicas)),
+            accelerator="tpu",
+        )
+        # The machine's own cluster and devices are not those of the run.
+        return loading.resolve(
+            self._gin_files,
+            [*self._gin_params, *case.changes],
+            environ={},
             seed=self._seed,
             deterministic=self._deterministic,
+            on=slice_,
+            connect=False,
         )
 
-    def examine(self, case: Case) -> Finding:
+    def examine(self, case: Case) -> SliceFinding:
         """Compiles a case and reads what came of it.
 
         Raises:
@@ -147,23 +167,23 @@ class Examiner:
         gin_used.check_all_used()
         self._on_phase(case, "compiling")
         compilation = self._compiler.compile(program.stablehlo, case.where)
-        line_of = functools.partial(look_up, lines)
+        line_of = functools.partial(op_source.line_of, lines)
         module = hlo.parse(compilation.hlo, line_of) if compilation.hlo else None
-        found = Finding(
+        found = SliceFinding(
             case=case,
             plan=resolved,
             model=model,
-            program=dataclasses.replace(program, stablehlo=""),  # megabytes that nothing reads any more
+            # Megabytes that nothing reads any more.
             compilation=dataclasses.replace(compilation, hlo="", buffer_assignment="", live_ranges=""),
             refusal=None,
-            memory=None,
+            hbm=None,
             costs=None,
             roofline=None,
             advice=(),
         )
-        if compilation.error is not None and memory.refused_for_hbm(compilation.error) is None:
-            return dataclasses.replace(found, refusal=refusals.explain(compilation.error, module))
-        accounted = memory.account(
+        if compilation.error is not None and hbm.refused_for_hbm(compilation.error) is None:
+            return dataclasses.replace(found, refusal=explain_refusal(compilation.error, module))
+        accounted = hbm.account(
             compilation,
             module,
             argument_names=[argument.name for argument in program.arguments],
@@ -173,10 +193,10 @@ class Examiner:
         return _measured(found, accounted, module)
 
 
-def _measured(found: Finding, accounted: Memory, module: Module | None) -> Finding:
+def _measured(found: SliceFinding, accounted: HbmUse, module: Module | None) -> SliceFinding:
     """Adds what the optimised program tells, where there is one."""
     if module is None:
-        return dataclasses.replace(found, memory=accounted)
+        return dataclasses.replace(found, hbm=accounted)
     where, recipe = found.case.where, found.plan.recipe
     costs = count(module)
     bounds = roofline.estimate(
@@ -188,36 +208,10 @@ def _measured(found: Finding, accounted: Memory, module: Module | None) -> Findi
     )
     return dataclasses.replace(
         found,
-        memory=accounted,
+        hbm=accounted,
         costs=costs,
         roofline=bounds if accounted.fits else None,
         advice=advice.advise(costs, accounted, where, policy=found.plan.policy, bounds=bounds),
-    )
-
-
-def resolve(
-    case: Case, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, deterministic: bool
-) -> RunPlan:
-    """Loads the recipe with the case's changes and resolves it as on the slice, which need not be there."""
-    where = case.where
-    replicas = tuple(f"TPU:{index}" for index in range(where.num_replicas))
-    slice_ = strategy_lib.StrategyPlan(
-        kind="tpu",
-        num_replicas=where.num_replicas,
-        local_replicas=where.num_replicas,
-        why=where.describe(),
-        devices=replicas,
-        accelerator="tpu",
-    )
-    # The machine's own cluster and devices are not those of the run.
-    return loading.resolve(
-        gin_files,
-        [*gin_params, *case.changes],
-        environ={},
-        seed=seed,
-        deterministic=deterministic,
-        on=slice_,
-        connect=False,
     )
 
 
@@ -225,7 +219,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     """The program, what its model is like, and the line of user code that each operation is from."""
     session = lowering.build(resolved, num_replicas)
     lowered = lowering.lower_session(session)
-    found = lowered.program, _facts(resolved, session.model), user_lines(lowered.graph)
+    found = lowered.program, _facts(resolved, session.model), op_source.user_lines(lowered.graph)
     # A model of the size of a chip's memory must not stay while the compiler needs this machine's.
     del session, lowered
     keras.utils.clear_session()
@@ -241,9 +235,43 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
     return ModelFacts(
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
-        gradient_bytes=4 * sum(sizes),
         group_sizes=tuple(sorted(groups)),
         rematerialize=gin_used.used_as("rematerialize", False),
         tokens_per_example=None if weight is None else float(weight),
         notes=() if task_notes is None else tuple(task_notes(model, "tpu")),
     )
+
+
+def explain_refusal(error: str, module: Module | None) -> str:
+    """The compiler's refusal: what it names, the place in the user's code if it is known, and what to do.
+
+    Args:
+      error: its own words.
+      module: the program it gave up on, when it left one.
+    """
+    status = _STATUS.match(error)
+    places = [place for place in (_named(error, module), _location(error)) if place]
+    hint = _HINTS["vmem"] if re.search(r"\bvmem\b", error, re.IGNORECASE) else _HINTS.get(status[1] if status else "")
+    words = " ".join(error.split())
+    words = words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
+    about = f" {places[0]}:" if places else ""
+    return f"the TPU compiler refuses the step:{about} {words}{f' ({hint})' if hint else ''}"
+
+
+def _named(error: str, module: Module | None) -> str:
+    """Source of the first instruction that the error names."""
+    if module is None:
+        return ""
+    wanted = set(_INSTRUCTION.findall(error)) | set(re.findall(r"%([\w.\-]+)", error))
+    for computation in module.computations.values():
+        for name, one in computation.instructions.items():
+            if name in wanted and str(one.source):
+                return str(one.source)
+    return ""
+
+
+def _location(error: str) -> str:
+    found = _LOCATION.search(error)
+    if found is None:
+        return ""
+    return f"{found[1]} at {found[2]}:{found[3]}" if found[2] else found[1]
