@@ -129,7 +129,7 @@ def trained(model_dir: Path, replicas: int, steps: int = STEPS, watch: Precision
     store = CheckpointStore(str(model_dir / "checkpoints"), keep=3)
     if store.steps():
         made.trainer.restore(store.read(store.steps()[-1]))
-    reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True, quiet=True)
+    reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True)
     reporter.truncate_after(made.trainer.step)
     made = dataclasses.replace(made, plan=dataclasses.replace(made.plan, total_steps=steps))
     sampling = session.watch(made)
