@@ -95,7 +95,12 @@ def assert_variables_of_the_right_kind(made) -> None:
 
 
 # Experiments train the models of the other recipes.
-@pytest.mark.parametrize("recipe", repeated_but([one for one in RECIPES if not one.startswith("experiment_")], RECIPES))
+@pytest.mark.parametrize(
+    "recipe",
+    repeated_but(
+        [one for one in RECIPES if one == "experiment_underflow.gin" or not one.startswith("experiment_")], RECIPES
+    ),
+)
 def test_the_step_of_every_recipe_is_one_program_with_one_reduction_a_bucket(recipe):
     assert_fit_for_a_tpu(recipe, fewer(recipe), 8)
 
