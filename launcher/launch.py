@@ -27,7 +27,7 @@ from launcher.jobs import backends, kubernetes, private_network
 from launcher.jobs.drill import command as drills
 from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
-from launcher.jobs.output import Console, flush_standard_streams
+from launcher.jobs.output import JobConsole, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
 from launcher.machine import cluster
 from launcher.machine.child_process import run_forked
@@ -84,7 +84,7 @@ def define_flags() -> flags.FlagValues:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, runs the job and returns its exit code."""
     argv = list(sys.argv if argv is None else argv)
-    console = Console()
+    console = JobConsole()
     try:
         options = define_flags()
         rest = _parse(options, argv)

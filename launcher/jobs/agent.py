@@ -26,7 +26,7 @@ from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, LauncherError
 from launcher.jobs import guard, protocol
 from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.local import LocalBackend
-from launcher.jobs.output import Console, Tee
+from launcher.jobs.output import JobConsole, Tee
 from launcher.jobs.transports import AGENT
 from launcher.machine.ports import free_ports
 from launcher.supervised import progress
@@ -152,7 +152,7 @@ class Agent:
             scratch=self._scratch,
         )
         try:
-            self._backend = LocalBackend(job, Console(), self._environ, self._make_tee, self._beat)
+            self._backend = LocalBackend(job, JobConsole(), self._environ, self._make_tee, self._beat)
         except LauncherError as error:
             self._outgoing.send({"is": "refused", "message": str(error)})
             self._exit_code = error.exit_code

@@ -13,7 +13,7 @@ from launcher.errors import UsageError
 from launcher.jobs import kubernetes, private_network, remote_flags, tpu_vm
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
-from launcher.jobs.output import Console
+from launcher.jobs.output import JobConsole
 from launcher.jobs.slurm import Srun
 
 _DEFAULT_RESTARTS = 3
@@ -33,7 +33,7 @@ class Kind:
 
     says: str
     num_workers: Callable[[flags.FlagValues], int]
-    make: Callable[[flags.FlagValues, Job, Console], Backend] | None
+    make: Callable[[flags.FlagValues, Job, JobConsole], Backend] | None
     flags: tuple[str, ...] = ()
     max_restarts: int = _DEFAULT_RESTARTS
 
@@ -77,19 +77,19 @@ def _slurm_workers(options: flags.FlagValues) -> int:
     return sum(host.slots for host in Srun(os.environ, options.workers).hosts)
 
 
-def _make_local(options: flags.FlagValues, job: Job, console: Console) -> Backend:
+def _make_local(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
     return LocalBackend(job, console, os.environ)
 
 
-def _make_ssh(options: flags.FlagValues, job: Job, console: Console) -> Backend:
+def _make_ssh(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
     return remote_flags.make_backend(options, job, console, remote_flags.make_ssh(options), os.environ)
 
 
-def _make_slurm(options: flags.FlagValues, job: Job, console: Console) -> Backend:
+def _make_slurm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
     return remote_flags.make_backend(options, job, console, Srun(os.environ, options.workers), os.environ)
 
 
-def _make_tpu_vm(options: flags.FlagValues, job: Job, console: Console) -> Backend:
+def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
     transport = tpu_vm.TpuVm(options.tpu_node, options.zone, options.project)
     recipe = modes.define_flags()
     recipe(["launcher.main", *job.arguments])

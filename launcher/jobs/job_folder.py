@@ -15,7 +15,7 @@ from launcher.errors import PeerError
 from launcher.jobs.error_files import error_files
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Job, NotReady
-from launcher.jobs.output import Console
+from launcher.jobs.output import JobConsole
 from launcher.machine.child_process import run_forked
 from launcher.reporting import summary
 
@@ -32,7 +32,7 @@ class JobFolder:
       console: where that is said, and what must go on meanwhile.
     """
 
-    def __init__(self, job: Job, console: Console):
+    def __init__(self, job: Job, console: JobConsole):
         self._job = job
         self._console = console
         self._path = Path(job.model_dir)

@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, NotReady, Worker, describe
-from launcher.jobs.output import Console, LogFile, Tee
+from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Trouble, WorkerState
 from launcher.machine import child_process
 from launcher.machine.cluster import without_peers
@@ -53,7 +53,7 @@ class LocalBackend:
     def __init__(
         self,
         job: Job,
-        console: Console,
+        console: JobConsole,
         environ: Mapping[str, str],
         make_tee: Callable[[Command], Tee] | None = None,
         while_waiting: Callable[[], None] = lambda: None,

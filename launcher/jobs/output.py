@@ -108,7 +108,7 @@ class Writer:
         return not self.lost_bytes and self._process.returncode is not None
 
 
-class Console:
+class JobConsole:
     """What a supervisor writes to: its standard output and error, and logs.
 
     A reader that goes away ends the output, not the job; one that does not read loses what there is no room for.
@@ -216,7 +216,7 @@ class LogFile:
       console: writes it, and says when the disk refuses more.
     """
 
-    def __init__(self, path: Path, console: Console):
+    def __init__(self, path: Path, console: JobConsole):
         self._path = path
         self._console = console
         self._is_open = False
@@ -249,7 +249,7 @@ class Tee:
       log: where every byte goes.
     """
 
-    def __init__(self, console: Console | None, prefix: str, log: Log):
+    def __init__(self, console: JobConsole | None, prefix: str, log: Log):
         self._console = console
         self._prefix = prefix
         self._log = log
@@ -292,7 +292,7 @@ class Tee:
 
 
 def flush_standard_streams() -> None:
-    """Puts what `print` has buffered in front of what a `Console` will write."""
+    """Puts what `print` has buffered in front of what a `JobConsole` will write."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

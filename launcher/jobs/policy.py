@@ -104,7 +104,7 @@ def find_cause(outcomes: Sequence[Outcome]) -> Outcome | None:
     return min(failed, key=lambda one: (one.state is WorkerState.VICTIM, one.failed_at, one.rank), default=None)
 
 
-class Action(enum.Enum):
+class Decision(enum.Enum):
     """What becomes of the job."""
 
     DONE = "done"
@@ -117,7 +117,7 @@ class Action(enum.Enum):
 class Verdict:
     """What becomes of the job after an attempt, with which exit code, and because of whom."""
 
-    action: Action
+    action: Decision
     exit_code: int
     cause: Outcome | None = None
 
@@ -133,12 +133,12 @@ def judge(outcomes: Sequence[Outcome]) -> Verdict:
     """
     cause = find_cause(outcomes)
     if cause and cause.code and cause.state is WorkerState.FATAL:
-        return Verdict(action=Action.GIVE_UP, exit_code=cause.code, cause=cause)
+        return Verdict(action=Decision.GIVE_UP, exit_code=cause.code, cause=cause)
     if any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes):
-        return Verdict(action=Action.STOP, exit_code=EXIT_PREEMPTED, cause=cause)
+        return Verdict(action=Decision.STOP, exit_code=EXIT_PREEMPTED, cause=cause)
     if cause is None:
-        return Verdict(action=Action.DONE, exit_code=EXIT_DONE)
-    return Verdict(action=Action.RESTART, exit_code=EXIT_RETRY, cause=cause)
+        return Verdict(action=Decision.DONE, exit_code=EXIT_DONE)
+    return Verdict(action=Decision.RESTART, exit_code=EXIT_RETRY, cause=cause)
 
 
 class Restarts:

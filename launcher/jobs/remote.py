@@ -13,7 +13,7 @@ from typing import Any
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
-from launcher.jobs.output import Console, LogFile, Tee
+from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Trouble, WorkerState, find_cause
 from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts, first_of
 from launcher.jobs.transports import AgentCommand, Transport
@@ -48,7 +48,7 @@ class RemoteBackend:
         self,
         *,
         job: Job,
-        console: Console,
+        console: JobConsole,
         transport: Transport,
         agent: AgentCommand,
         environ: Mapping[str, str],

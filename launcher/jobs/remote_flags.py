@@ -12,7 +12,7 @@ from absl import flags
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host, parse_hosts
 from launcher.jobs.job import Job
-from launcher.jobs.output import Console
+from launcher.jobs.output import JobConsole
 from launcher.jobs.remote import RemoteBackend
 from launcher.jobs.transports import AgentCommand, Ssh, Transport
 from launcher.machine.cluster import elastic
@@ -88,7 +88,7 @@ def make_ssh(options: flags.FlagValues) -> Transport:
 def make_backend(
     options: flags.FlagValues,
     job: Job,
-    console: Console,
+    console: JobConsole,
     transport: Transport,
     environ: Mapping[str, str],
     needed_there: Mapping[str, str] | None = None,

@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.hosts import Host
-from launcher.jobs.output import Console
+from launcher.jobs.output import JobConsole
 from launcher.jobs.transports import AgentCommand, Refusal, Transport
 
 _TURN_SECONDS = 0.05
@@ -65,7 +65,7 @@ class RemoteHosts:
         self,
         *,
         identity: str,
-        console: Console,
+        console: JobConsole,
         transport: Transport,
         agent: AgentCommand,
         environ: Mapping[str, str],

@@ -17,8 +17,8 @@ from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
 from launcher.jobs.job import outcomes as outcomes_of
 from launcher.jobs.job_folder import JobFolder
-from launcher.jobs.output import Console
-from launcher.jobs.policy import Action, Outcome, Restarts, Trouble, Verdict, WorkerState, find_cause, judge
+from launcher.jobs.output import JobConsole
+from launcher.jobs.policy import Decision, Outcome, Restarts, Trouble, Verdict, WorkerState, find_cause, judge
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
@@ -45,7 +45,7 @@ class Supervisor:
       drill: a fault to rehearse.
     """
 
-    def __init__(self, *, job: Job, backend: Backend, console: Console, held: Lease, drill: Drill | None = None):
+    def __init__(self, *, job: Job, backend: Backend, console: JobConsole, held: Lease, drill: Drill | None = None):
         self._job = job
         self._backend = backend
         self._console = console
@@ -74,7 +74,7 @@ class Supervisor:
                     logs = self._job.logs / f"attempt_{number}"
                     verdict = self._attempt(number)
                     verdict = self._settle_restart(verdict, restarts)
-                    if verdict.action is not Action.RESTART:
+                    if verdict.action is not Decision.RESTART:
                         break
                     number += 1
             finally:
@@ -93,7 +93,7 @@ class Supervisor:
                 self._folder.check_writable()
             self._backend.prepare(lambda: bool(self._signals))
             if self._signals:
-                return Verdict(action=Action.STOP, exit_code=128 + self._signals[0])
+                return Verdict(action=Decision.STOP, exit_code=128 + self._signals[0])
             commands = self._backend.commands(number)
             told = f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}"
             self._console.note(told)
@@ -134,18 +134,18 @@ class Supervisor:
         if error.may_pass:
             return judge([cause])
         self._mistake = str(error)
-        return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
+        return Verdict(action=Decision.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
 
     def _account_for_the_living(self, workers: Sequence[Worker], verdict: Verdict) -> Verdict:
         """Gives up where a worker of the attempt still runs: the next one would share its devices and its files."""
         living = [outcome for outcome in outcomes_of(workers) if outcome.state is WorkerState.UNKILLABLE]
         for outcome in living:
             self._console.note(f"worker {outcome.rank} {first_error.what_happened(outcome)}")
-        if not living or verdict.action in (Action.DONE, Action.GIVE_UP):
+        if not living or verdict.action in (Decision.DONE, Decision.GIVE_UP):
             return verdict
         self._why_no_more = f"the next attempt would share what worker {living[0].rank} still holds"
         return Verdict(
-            action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=Outcome(rank=living[0].rank, trouble=living[0].trouble)
+            action=Decision.GIVE_UP, exit_code=EXIT_RETRY, cause=Outcome(rank=living[0].rank, trouble=living[0].trouble)
         )
 
     def _watch(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
@@ -164,7 +164,7 @@ class Supervisor:
                 self._held.check()
             except LeaseLostError as error:
                 self._console.error(str(error))
-                return Verdict(action=Action.STOP, exit_code=EXIT_FAILED), outcomes
+                return Verdict(action=Decision.STOP, exit_code=EXIT_FAILED), outcomes
             if all(outcome.state is WorkerState.SUCCEEDED for outcome in outcomes):
                 return judge(outcomes), outcomes
             if any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes):
@@ -224,11 +224,13 @@ class Supervisor:
         self._wait_for_all(workers, grace)
         outcomes = outcomes_of(workers)
         verdict = judge(outcomes)
-        if verdict.action in (Action.RESTART, Action.GIVE_UP) or any(outcome.exit_code is None for outcome in outcomes):
+        if verdict.action in (Decision.RESTART, Decision.GIVE_UP) or any(
+            outcome.exit_code is None for outcome in outcomes
+        ):
             told = verdict.cause if verdict.cause and verdict.cause.error else None
             preempted = any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes)
             exit_code = EXIT_PREEMPTED if preempted else 128 + number
-            verdict = Verdict(action=Action.STOP, exit_code=exit_code, cause=told)
+            verdict = Verdict(action=Decision.STOP, exit_code=exit_code, cause=told)
         return verdict, outcomes
 
     def _wait_for_all(self, workers: Sequence[Worker], seconds: float) -> None:
@@ -286,7 +288,7 @@ class Supervisor:
 
     def _settle_restart(self, verdict: Verdict, restarts: Restarts) -> Verdict:
         """Turns a restart into giving up where no more are allowed; otherwise waits until it is time."""
-        if verdict.action is not Action.RESTART:
+        if verdict.action is not Decision.RESTART:
             return verdict
         error = self._first_error
         assert error is not None
@@ -294,7 +296,7 @@ class Supervisor:
             self._why_no_more = (
                 f"--max_restarts={self._job.max_restarts} restart(s) made no progress past step {max(0, self._step)}"
             )
-            return Verdict(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=verdict.cause)
+            return Verdict(action=Decision.GIVE_UP, exit_code=EXIT_RETRY, cause=verdict.cause)
         beside = self._folder.write_error(error, exit_code=None)
         delay = restarts.delay_seconds()
         self._console.note("\n".join(filter(None, [error.text(), beside])))
@@ -304,14 +306,14 @@ class Supervisor:
             self._backend.pump(_TURN_SECONDS)
             self._console.turn()
         if self._signals:
-            return Verdict(action=Action.STOP, exit_code=128 + self._signals[0], cause=verdict.cause)
+            return Verdict(action=Decision.STOP, exit_code=128 + self._signals[0], cause=verdict.cause)
         return verdict
 
     def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
         error, beside = self._first_error, ""
         if self._held.ask():
             pass  # the folder is another run's now
-        elif verdict.action is Action.DONE:
+        elif verdict.action is Decision.DONE:
             self._folder.clear_error()
         elif error is not None and verdict.exit_code == EXIT_USAGE and self._attempts == 1:
             self._console.finish_logs()
@@ -330,9 +332,9 @@ class Supervisor:
         )
         if self._mistake:
             self._console.error(f"error: {self._mistake}")
-        elif verdict.action is not Action.DONE and error is not None:
+        elif verdict.action is not Decision.DONE and error is not None:
             self._console.error("\n".join(filter(None, [error.text(), beside])))
-            if verdict.action is Action.GIVE_UP and verdict.exit_code == EXIT_RETRY:
+            if verdict.action is Decision.GIVE_UP and verdict.exit_code == EXIT_RETRY:
                 again = "The same command goes on from the last checkpoint."
                 self._console.error(f"Gave up: {self._why_no_more}. {again}")
 

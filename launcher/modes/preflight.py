@@ -22,7 +22,7 @@ def run(request: PreflightRequest) -> int:
         raise UsageError("--mode=preflight: say what to compile for, such as --tpu_type=v5litepod-256")
     if not request.preflight_timeout > 0:
         raise UsageError(f"--preflight_timeout={request.preflight_timeout:g}: must be more than 0 seconds")
-    asked = command.Request(
+    asked = command.CompileRequest(
         gin_files=request.gin_file,
         gin_params=request.gin_param,
         seed=request.seed,

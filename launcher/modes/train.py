@@ -20,7 +20,7 @@ from launcher.modes.plan import describe, resolve
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.run import assets, session, starting_point
-from launcher.run.actions import Action, Drill, LastEvents, SampleGradients, SaveConfig, TellSupervisor
+from launcher.run.actions import Action, DrillFault, LastEvents, SampleGradients, SaveConfig, TellSupervisor
 from launcher.run.controller import Controller
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
@@ -138,7 +138,7 @@ class _Run:
             best=start.best,
             may_write=self._held.check,
         )
-        actions: list[Action] = [TellSupervisor(Progress(os.environ)), Drill(), self._last_events]
+        actions: list[Action] = [TellSupervisor(Progress(os.environ)), DrillFault(), self._last_events]
         if self._is_chief:
             actions.append(SaveConfig(self._model_dir, self._reporter.note))
         if self._trains and (watch := session.watch(built)) is not None:

@@ -26,7 +26,7 @@ FILE_NAME = "preflight.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
+class CompileRequest:
     """What is to be compiled, and for what.
 
     Attributes:
@@ -60,7 +60,7 @@ class Request:
         return [Case(where=where, changes=change) for where in wanted for change in changes]
 
 
-def run(request: Request, *, dry_run: bool = False) -> int:
+def run(request: CompileRequest, *, dry_run: bool = False) -> int:
     """Examines the cases, prints what was found and writes it down.
 
     Returns:
@@ -75,7 +75,7 @@ def run(request: Request, *, dry_run: bool = False) -> int:
 class Preflight:
     """One request, about to be examined; see `run`."""
 
-    def __init__(self, request: Request):
+    def __init__(self, request: CompileRequest):
         self._request = request
         self._console: Console = make_console(total_steps=1)
         self._line = ProgressLine(self._console)

@@ -71,7 +71,7 @@ class TellSupervisor(Action):
         self._progress.report(phase=phase, step=step)
 
 
-class Drill(Action):
+class DrillFault(Action):
     """Lets a drill's fault happen between steps."""
 
     def before_steps(self) -> None:

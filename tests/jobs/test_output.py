@@ -9,12 +9,12 @@ import re
 import pytest
 
 from launcher.jobs import output
-from launcher.jobs.output import Console, LogFile, Tee
+from launcher.jobs.output import JobConsole, LogFile, Tee
 
 
 @pytest.fixture
 def console():
-    one = Console()
+    one = JobConsole()
     yield one
     one.close()
 
@@ -58,7 +58,7 @@ def test_bytes_that_are_no_text_pass(tee, console, tmp_path, capfdbinary):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full")
 def test_a_full_disk_stops_the_log_and_not_the_console(tmp_path, capfd):
     (tmp_path / "worker_3.log").symlink_to("/dev/full")
-    console = Console()
+    console = JobConsole()
     tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console))
     tee.feed(b"one\n")
     tee.feed(b"two\n")
@@ -73,7 +73,7 @@ def test_a_full_disk_stops_the_log_and_not_the_console(tmp_path, capfd):
 def test_a_log_that_takes_nothing_stops_nothing_and_is_said_to_be_incomplete(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(output, "_PATIENCE_SECONDS", 0.5)
     os.mkfifo(tmp_path / "worker_3.log")  # whoever opens it waits for a reader
-    console = Console()
+    console = JobConsole()
     tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console))
     for _ in range(100):
         tee.feed(b"x" * 65535 + b"\n")

@@ -16,13 +16,13 @@ from launcher.jobs.drill import verdict as drill_verdict
 from launcher.jobs.drill.fault import Drill
 from launcher.jobs.drill.plan import CORRUPT, PREEMPT, DrillPlan
 from launcher.jobs.job import Backend, Job
-from launcher.jobs.output import Console
+from launcher.jobs.output import JobConsole
 from launcher.jobs.supervisor import Supervisor
 from launcher.model_dir.lease import Lease
 from launcher.reporting import strict_json
 
 
-def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], console: Console, held: Lease) -> int:
+def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], console: JobConsole, held: Lease) -> int:
     """Runs the job to its end, with the fault in its first attempt, and prints the verdict.
 
     Args:

@@ -14,7 +14,7 @@ from launcher.jobs.drill import files
 from launcher.jobs.drill.plan import CORRUPT, FREEZE, KILL, PREEMPT, DrillPlan
 from launcher.jobs.drill.verdict import Attempt, Fault
 from launcher.jobs.job import Command, Job, Worker
-from launcher.jobs.output import Console
+from launcher.jobs.output import JobConsole
 from launcher.jobs.policy import Verdict
 from launcher.supervised import drill
 from launcher.supervised.progress import Report
@@ -44,7 +44,7 @@ class Drill:
       fault: None before it has happened.
     """
 
-    def __init__(self, plan: DrillPlan, job: Job, console: Console):
+    def __init__(self, plan: DrillPlan, job: Job, console: JobConsole):
         self._plan = plan
         self._model_dir = Path(job.model_dir)
         self._console = console
