@@ -1,0 +1,1 @@
+"""Data sets as batches whose content depends on (seed, step) alone."""

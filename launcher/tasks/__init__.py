@@ -1,0 +1,1 @@
+"""Tasks: a model with its data, loss and metrics."""

@@ -1,0 +1,1 @@
+"""Text: corpora and pairs of sentences as rows of tokens."""
