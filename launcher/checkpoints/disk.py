@@ -1,4 +1,4 @@
-"""Changes of the disk that are either there after a crash or not, and names for what is not finished yet."""
+"""Durable changes of the disk: whole or not there after a crash, under a name of their own until they are whole."""
 
 from __future__ import annotations
 

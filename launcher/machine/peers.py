@@ -1,4 +1,4 @@
-"""Waits for the other workers before TensorFlow does, which says nothing, knows no limit and answers no signal.
+"""Peers: waits for the other workers before TensorFlow does, which says nothing, knows no limit and answers no signal.
 
 TensorFlow 2.21 keeps Python's lock and takes SIGTERM while it connects several workers. So a worker first listens on
 its port, which is TensorFlow's afterwards, and calls the others until all of them answer.

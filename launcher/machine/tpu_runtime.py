@@ -1,4 +1,4 @@
-"""What a TPU's own side says of itself: how many hosts it has, which TensorFlow they run, where its cores are."""
+"""The TPU runtime on a slice's hosts: how many hosts there are, their version of TensorFlow, where their cores are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run. Imports no TensorFlow: the supervisor asks, too."""
+"""The model_dir, the folder of a run: its default and whether it can be one. Imports no TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replica context of a pod that is not there: its collectives are custom calls that mark where real ones go."""
+"""A replica context to trace for a pod: its collectives are custom calls that mark where real ones go."""
 
 from __future__ import annotations
 
