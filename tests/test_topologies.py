@@ -12,7 +12,7 @@ from building import build_session
 
 from launcher.checkpoints import CheckpointStore
 
-STEPS = 24
+STEPS = 50
 RECIPE = "resnet_cpu.gin"
 PARAMS = (f"train.steps = {STEPS}", "cosine.decay_steps = 281", "resnet.depth = 8")  # the recipe's own length
 
@@ -40,7 +40,7 @@ def assert_same_run(losses, state, expected):
     ("replicas", "microbatches"),
     [
         pytest.param(2, 1, marks=pytest.mark.exhaustive),
-        pytest.param(4, 1, marks=pytest.mark.exhaustive),
+        (4, 1),
         (2, 2),
         pytest.param(1, 4, marks=pytest.mark.exhaustive),
     ],
@@ -84,7 +84,7 @@ def test_replicas_of_a_run_stay_bitwise_equal_in_every_policy(policy):
 
 def test_synchronised_norm_on_replicas_is_local_norm_on_the_global_batch():
     whole = ("resnet.norm_group_size = None",)
-    losses, state, _ = curve_and_state(1, params=whole, steps=12)
+    losses, state, _ = curve_and_state(1, params=whole, steps=20)
     assert_same_run(
-        *curve_and_state(2, params=(*whole, "resnet.synchronized_norm = True"), steps=12)[:2], (losses, state)
+        *curve_and_state(2, params=(*whole, "resnet.synchronized_norm = True"), steps=20)[:2], (losses, state)
     )
