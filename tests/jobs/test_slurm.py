@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import slurm_cluster
-from launched import LaunchedJob
+from launched import LaunchedJob, fault
 from places import ROOT
 
 from launcher.errors import UsageError
@@ -150,10 +150,6 @@ def submit(slurm, settings, flags, tmp_path):
     for number in LaunchedJob(None, tmp_path / "run").running():
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(number).kill()
-
-
-def fault(do, *, rank=1, attempt=1, step=2, **arguments):
-    return {"rank": rank, "attempt": attempt, "step": step, "do": do, **arguments}
 
 
 def node_of(job, rank):

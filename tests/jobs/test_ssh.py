@@ -11,16 +11,13 @@ import sys
 import psutil
 import pytest
 import sshd
+from launched import fault
 from places import ROOT
 from running import is_running
 
 pytestmark = pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING)
 
 A, B, C, D = "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"
-
-
-def fault(do, *, rank=1, attempt=1, step=2, **arguments):
-    return {"rank": rank, "attempt": attempt, "step": step, "do": do, **arguments}
 
 
 def hanging(workers, **options):

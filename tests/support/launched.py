@@ -42,3 +42,8 @@ class LaunchedJob:
     def running(self) -> list[int]:
         """Which of the workers and their children still run."""
         return [number for number in (*self.numbers("pids"), *self.numbers("children")) if is_running(number)]
+
+
+def fault(do: str, *, rank: int = 1, attempt: int = 1, step: int = 2, **arguments: object) -> dict[str, object]:
+    """What a fake worker is to do, and when; see fake_worker.py."""
+    return {"rank": rank, "attempt": attempt, "step": step, "do": do, **arguments}

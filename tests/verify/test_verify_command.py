@@ -1,0 +1,191 @@
+"""`--mode=verify` as a command, on a recipe of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+
+import psutil
+import pytest
+
+# ---------------------------------------------------------------------------------------------------- the whole command
+
+TASK = """
+import os
+
+import gin
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.pipeline import ArrayExamples, RandomAccessData
+
+ORIGIN = tf.zeros([8])  # TensorFlow is in use from here on, in every process that is to set it up
+
+
+def logistic(values):
+    # Doubles a small difference 12 times.
+    values = tf.sigmoid(values)
+    for _ in range(12):
+        values = 4 * values * (1 - values)
+    return values
+
+
+@gin.configurable
+class Points:
+    def __init__(self, fault: str = ""):
+        self.fault = fault
+
+    def data(self):
+        generator = np.random.default_rng(0)
+        x = generator.normal(size=[100, 8]).astype("float32")
+        examples = ArrayExamples({"x": x, "label": (x.sum(1) > 0).astype("int32")})
+        return RandomAccessData(train=examples, evaluation=examples)
+
+    def model(self):
+        if self.fault == "dies" and '"index": 1' in os.environ.get("TF_CONFIG", ""):
+            os.write(2, b"no more disk\\n")
+            os._exit(9)
+        if self.fault == "hangs":
+            open("hanging", "w").close()
+            while True:
+                pass
+        layers = [keras.Input((8,)), keras.layers.Dense(16, "relu", name="first")]
+        if self.fault == "norm":
+            layers.append(keras.layers.BatchNormalization(name="norm"))
+        if self.fault == "dropout":
+            layers.append(keras.layers.Dropout(0.5, name="drop"))
+        if self.fault == "chaos":
+            layers.append(keras.layers.Activation(logistic, name="chaos"))
+        return keras.Sequential([*layers, keras.layers.Dense(2, name="last")])
+
+    def loss(self, model, batch, training):
+        logits, weight = model(batch["x"], training=training), batch["weight"]
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], tf.cast(logits, tf.float32))
+        total = tf.reduce_mean(losses) if self.fault == "mean" else tf.reduce_sum(losses * weight)
+        if self.fault == "drift":  # the loss has the right value and, on all replicas but the first, a wrong gradient
+            replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+            total += 6e-4 * replica * (total - tf.stop_gradient(total))
+        return total, tf.reduce_sum(weight), {}
+"""
+
+RECIPE = """
+import points
+train.task = @Points()
+train.optimizer = @adam
+train.steps = 6
+train.global_batch_size = 12
+adam.learning_rate = 0.01
+verify.replicas = 2
+precision_report.batches = 3
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "points.py").write_text(TASK)
+    (tmp_path / "points.gin").write_text(RECIPE)
+    return ["--gin_file=points.gin", "--mode=verify"]
+
+
+def only_mirrored(fault: str) -> list[str]:
+    return [
+        "--gin_param=verify.workers = ()",
+        "--gin_param=verify.microbatches = ()",
+        f"--gin_param=Points.fault = '{fault}'",
+    ]
+
+
+@pytest.mark.heavy
+def test_a_recipe_of_ones_own_is_verified_on_every_topology_with_its_dropout_off(run_launcher, recipe, tmp_path):
+    dropout = "--gin_param=Points.fault = 'dropout'"
+    finished = run_launcher(*recipe, dropout, "--gin_param=verify.microbatches = (2, 5)")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "microbatches 5: not applicable: train.global_batch_size = 12 cannot be split evenly" in finished.stdout
+    written = json.loads((tmp_path / "runs/points/verify.json").read_text())
+    assert written["steps"] == 6
+    assert written["within_tolerance"]
+    verdicts = {one["topology"]: one["verdict"] for one in written["topologies"]}
+    within = dict.fromkeys(["mirrored 2", "workers 2", "microbatches 2"], "within")
+    assert verdicts == {**within, "microbatches 5": "not applicable"}
+    for one in written["topologies"][:2]:
+        assert one["deviations"]["replicas"]["value"] == 0
+        assert one["deviations"]["loss"]["value"] < 1e-5
+    assert not (tmp_path / "runs/points/checkpoints").exists()
+
+
+@pytest.mark.heavy
+def test_dropout_that_is_asked_for_is_a_difference(run_launcher, recipe):
+    finished = run_launcher(*recipe, *only_mirrored("dropout"), "--gin_param=verify.dropout = True")
+    assert finished.returncode == 70, finished.stdout + finished.stderr
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("fault", "quantity"), [("mean", "loss"), ("norm", "moving statistics")])
+def test_a_task_that_depends_on_the_topology_is_found_out(run_launcher, recipe, tmp_path, fault, quantity):
+    finished = run_launcher(*recipe, *only_mirrored(fault))
+    assert finished.returncode == 70, finished.stderr
+    assert f"mirrored 2: {quantity} off by " in finished.stdout
+    assert "worst offender is mirrored 2" in finished.stderr
+    assert "is the task's loss() a sum over the batch" in finished.stderr
+    written = json.loads((tmp_path / "runs/points/verify.json").read_text())
+    assert not written["within_tolerance"]
+    assert not written["topologies"][0]["deviations"][quantity.replace(" ", "_")]["within"]
+
+
+@pytest.mark.heavy
+def test_training_that_amplifies_rounding_is_verified_and_a_small_mistake_in_it_is_not(run_launcher, recipe, tmp_path):
+    finished = run_launcher(*recipe, *only_mirrored("chaos"))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "amplified rounding in mirrored 2" in finished.stdout
+    written = json.loads((tmp_path / "runs/points/verify.json").read_text())
+    assert written["verified"]
+    assert not written["within_tolerance"]
+    assert written["topologies"][0]["verdict"] == "amplified rounding"
+    assert written["control"]["deviations"]["loss"]["value"] > 0
+
+    finished = run_launcher(*recipe, *only_mirrored("drift"), "--gin_param=train.steps = 40")
+    assert finished.returncode == 70, finished.stdout
+    assert "Rounding does not explain it" in finished.stderr
+
+
+@pytest.mark.heavy
+def test_a_worker_that_dies_fails_its_topology_and_leaves_no_orphans(start_launcher, recipe):
+    bindings = ("--gin_param=verify.replicas = ()", "--gin_param=verify.microbatches = ()")
+    started = start_launcher(*recipe, *bindings, "--gin_param=Points.fault = 'dies'")
+    seen: set[psutil.Process] = set()
+
+    def ended():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seen.update(psutil.Process(started.process.pid).children(recursive=True))
+        return started.process.poll() is not None
+
+    started.wait_until(ended)
+    finished = started.wait()
+    assert finished.returncode == 70, finished.stderr
+    assert "workers 2: worker 1 ended with exit code 9" in finished.stdout
+    assert "no more disk" in finished.stdout
+    assert len(seen) >= 3, "one process for the baseline and one for each worker"
+    assert not [one for one in seen if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_follow_when_the_command_is_ended(start_launcher, recipe, tmp_path, number):
+    (tmp_path / "scratch").mkdir()
+    started = start_launcher(*recipe, "--gin_param=Points.fault = 'hangs'", env={"TMPDIR": str(tmp_path / "scratch")})
+    started.wait_until((tmp_path / "hanging").exists)
+    (worker,) = psutil.Process(started.process.pid).children(recursive=True)
+    os.kill(started.process.pid, number)  # not its group
+    worker.wait(timeout=60)
+    started.wait()
+    if number == signal.SIGTERM:
+        assert not list((tmp_path / "scratch").glob("verify-*"))
+
+
+def test_flags_that_contradict_verify_are_refused(run_launcher, recipe):
+    finished = run_launcher(*recipe, "--replicas=2")
+    assert finished.returncode == 64
+    assert "verify.replicas" in finished.stderr
