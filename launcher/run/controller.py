@@ -19,6 +19,7 @@ from launcher.run.session import Session
 from launcher.run.skipped_steps import SkippedSteps
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
+from launcher.tasks.base import Task, metric_results
 
 
 class Controller:
@@ -75,7 +76,8 @@ class Controller:
         """
         with self._phase("compile"):
             self._batches = self._trainer.batches(self._data)
-            names = {"loss", *self._trainer.trace(self._batches), *self._evaluator.extra_metrics}
+            traced = self._trainer.trace(self._batches)
+            names = {"loss", *getattr(self._recipe.task, "result_names", traced), *self._evaluator.extra_metrics}
         if self._recipe.best_metric not in names:
             raise UsageError(
                 f"train.best_metric = {self._recipe.best_metric!r} is not a metric of this task"
@@ -221,7 +223,7 @@ class Controller:
 
     def _log(self, step: int) -> None:
         seconds = max(time.monotonic() - self._pending_since, 1e-9)
-        event = summarise(self._pending)
+        event = summarise(self._pending, self._recipe.task)
         examples = event.pop("steps") * self._trainer.config.global_batch_size
         waited = event.pop("input_wait_seconds")
         event.update(
@@ -237,7 +239,7 @@ class Controller:
             action.on_log(event)
 
 
-def summarise(parts: list[StepRecords]) -> Event:
+def summarise(parts: list[StepRecords], task: Task) -> Event:
     """One log event of consecutive steps: means over the examples of the steps that were not skipped.
 
     Returns:
@@ -249,14 +251,12 @@ def summarise(parts: list[StepRecords]) -> Event:
         return np.concatenate([getattr(part, name) for part in parts])
 
     finite = column("finite") > 0
-    weight = column("weight")[finite].sum()
-
-    def mean(sums: np.ndarray) -> float:
-        return float(sums[finite].sum() / weight) if weight else float("nan")
-
-    event: Event = {"loss": mean(column("loss"))}
-    for name in parts[0].metrics:
-        event[name] = mean(np.concatenate([part.metrics[name] for part in parts]))
+    weight = float(column("weight")[finite].sum())
+    sums = {
+        name: np.concatenate([part.metrics[name] for part in parts])[finite].sum(axis=0) for name in parts[0].metrics
+    }
+    loss = float(column("loss")[finite].sum())
+    event: Event = {"loss": loss / weight if weight else math.nan, **metric_results(task, sums, weight)}
     event["learning_rate"] = float(column("learning_rate")[-1])
     event["gradient_norm"] = float(column("gradient_norm")[-1])
     event["steps"] = len(finite)

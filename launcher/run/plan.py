@@ -154,7 +154,7 @@ def resolve(
         policy_why=why,
         loss_scale=precision.resolve_loss_scale(recipe.loss_scale, "mixed_float16" if in_float16 else policy),
         wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
-        total_steps=recipe.total_steps(data.num_train_examples),
+        total_steps=recipe.total_steps(data),
         eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
         seed=recipe.seed if seed is None else seed,
         deterministic=deterministic,

@@ -9,6 +9,7 @@ from typing import Any
 import gin
 
 from launcher.checkpoints.saver import ON_ERROR
+from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.step import gradients, layer_policies
@@ -149,14 +150,17 @@ class Recipe:
             adaptive=self.clip_adaptive,
         )
 
-    def total_steps(self, num_train_examples: int | None) -> int:
-        """Steps of the whole run.
+    def total_steps(self, data: Data) -> int:
+        """Steps of the whole run on some data.
 
         Raises:
           UsageError: given in epochs of a data set whose size is not known.
         """
         if self.steps is not None:
             return self.steps
+        if self.epochs is not None and (an_epoch := steps_per_epoch(data, self.global_batch_size)):
+            return max(1, round(self.epochs * an_epoch))
+        num_train_examples = data.num_train_examples
         if not num_train_examples or self.epochs is None:
             raise UsageError(
                 f"train.epochs = {self.epochs}, but the number of training examples is not known; bind train.steps"
