@@ -41,9 +41,7 @@ class Structure:
     def pack(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of a batch; None for what there is not."""
         packed = [
-            None
-            if part is None
-            else keras.tree.pack_sequence_as(part, [batch[key] for key in _flat(name, part)])
+            None if part is None else keras.tree.pack_sequence_as(part, [batch[key] for key in _flat(name, part)])
             for name, part in zip(_PARTS, self._parts, strict=True)
         ]
         return packed[0], packed[1], packed[2]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from launcher.checkpoints import Best, Saver
+from launcher.checkpoints import HOST, Best, Saver
 from launcher.errors import Preempted, UsageError, advice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
@@ -33,6 +33,7 @@ class Controller:
       evaluate: whether to evaluate while training and at the end.
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between steps.
+      ended: whether an action has ended the run before.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Controller:
         evaluate: bool = True,
         actions: Sequence[Action] = (),
         stop_requested: Callable[[], bool] = lambda: False,
+        ended: bool = False,
     ):
         plan = session.plan
         self._trainer = session.trainer
@@ -58,6 +60,7 @@ class Controller:
         self._evaluates = evaluate and bool(plan.data.num_eval_examples)
         self._actions = tuple(actions)
         self._stop_requested = stop_requested
+        self._ended = ended
         self._diagnosis = Diagnosis(session.trainer, plan.data)
         self._skipped = SkippedSteps(
             session.trainer, self._diagnosis, most_at_floor=plan.recipe.max_skips_at_floor, note=reporter.note
@@ -101,7 +104,7 @@ class Controller:
     def _train(self) -> None:
         trainer, total = self._trainer, self._total_steps
         step = trainer.step
-        if step >= total:
+        if step >= total or self._ended:
             self._reporter.note(f"already trained to step {step} of {total}")
             if self._evaluates:
                 self.evaluate()
@@ -111,7 +114,7 @@ class Controller:
         for action in self._actions:
             action.after_first_step()
         self._act(step + 1)
-        while (step := trainer.step) < total:
+        while (step := trainer.step) < self._total_steps:
             if trainer.any_worker(self._stop_requested()):
                 self._save(step, {})
                 self._finish_saving()
@@ -159,6 +162,8 @@ class Controller:
             records = self._trainer.train(self._batches, num_steps)
         self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
         self._pending.append(records)
+        for action in self._actions:
+            action.took(records)
         self._skipped.note(records)
 
     def _steps_until_next_event(self, step: int) -> int:
@@ -182,11 +187,15 @@ class Controller:
         if stuck:
             raise self._skipped.error(step)
         self._tell_after_steps(step)
+        event: Event = {}
         if self._evaluates and (last or _due(step, recipe.evaluate_every)):
             event = self.evaluate(last)
-            if best := self._new_best(event):
-                self._save(step, event, best)
-                return
+        answers = [action.before_saving(step) for action in self._actions]
+        if any(answers):
+            self._total_steps, last = step, True
+        if event and (best := self._new_best(event)):
+            self._save(step, event, best)
+            return
         minutes = (time.monotonic() - self._saved_at) / 60
         by_clock = recipe.checkpoint_every_minutes and minutes >= recipe.checkpoint_every_minutes
         if last or by_clock or _due(step, recipe.checkpoint_every):
@@ -214,8 +223,14 @@ class Controller:
     def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
         with self._phase("checkpoint"):
             self._reporter.flush()
-            self._saver.save(step, self._trainer.snapshot, metrics=metrics, best=best)
+            self._saver.save(step, self._snapshot, metrics=metrics, best=best)
         self._saved_at = time.monotonic()
+
+    def _snapshot(self) -> dict[str, np.ndarray]:
+        state = self._trainer.snapshot()
+        for action in self._actions:
+            state.update({f"{HOST}{name}": value for name, value in action.state().items()})
+        return state
 
     def _finish_saving(self) -> None:
         with self._phase("checkpoint"):

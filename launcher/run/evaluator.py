@@ -88,9 +88,7 @@ class Evaluator:
         loss, weight = float(totals[0]), float(totals[1])
         ends = np.cumsum(self._metric_sizes)[:-1]
         parts = np.split(totals[2:], ends) if self._metric_names else []
-        sums = {
-            name: part if len(part) > 1 else part[0] for name, part in zip(self._metric_names, parts, strict=True)
-        }
+        sums = {name: part if len(part) > 1 else part[0] for name, part in zip(self._metric_names, parts, strict=True)}
         result = {"loss": loss / weight, **metric_results(self._task, sums, weight)}
         if finish := getattr(self._task, "finish_metrics", None):
             result = dict(finish(result))

@@ -143,6 +143,10 @@ def build_model(plan: RunPlan) -> keras.Model:
             "(call it on an example, or model.build(shape))"
         )
     layer_policies.apply(model, plan.recipe.precision_overrides)
+    if getattr(plan.recipe.task, "statistics_over_global_batch", False) and plan.strategy.num_replicas > 1:
+        for layer, *_ in walk(model):
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.synchronized = True
     return model
 
 
@@ -177,7 +181,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer:
     Raises:
       UsageError: the builder gave something else.
     """
-    optimizer = plan.recipe.optimizer()
+    optimizer = (plan.recipe.optimizer or plan.recipe.task.optimizer)()
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return Optimizer(optimizer)
     if not isinstance(optimizer, Optimizer):

@@ -86,7 +86,7 @@ class KerasTask:
 
     def _opened(self) -> tuple[Data, Structure]:
         if self._data is None:
-            train, validation = (source() if _is_function(source) else source for source in self._sources)
+            train, validation = (source() if is_function(source) else source for source in self._sources)
             self._data = make_data(train, validation, **self._arguments)
         return self._data
 
@@ -105,7 +105,7 @@ class KerasTask:
         structure = self._opened()[1]
         x, y, weight = structure.pack(structure.example())
         outputs = model(x, training=False)
-        with keras.StatelessScope():  # metrics are as they were, afterwards
+        with keras.StatelessScope(_regularized(model)):  # metrics are as they were, afterwards
             model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
             model.compute_metrics(x, y, outputs, weight)
         _check_reductions(model, defined_at(self._build))
@@ -119,7 +119,7 @@ class KerasTask:
         found = self._model.optimizer
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
             found = found.inner_optimizer
-        return Optimizer(found, settable_rate=True)
+        return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
 
     def loss(
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
@@ -132,16 +132,16 @@ class KerasTask:
         outputs, weights, weight = _weights(outputs, sample_weight, real)
         variables = model.metrics_variables
         initial = [tf.constant(value) for value in self._initial]
-        with keras.StatelessScope(list(zip(variables, initial, strict=True))) as scope:
+        with keras.StatelessScope([*zip(variables, initial, strict=True), *_regularized(model)]) as scope:
             total = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
             # Of layers, which the step adds in training, once for the whole batch.
             extra = tf.add_n([tf.cast(one, tf.float32) for one in model.losses]) if model.losses else 0.0
             with _padding_left_out(model, real):
                 model.compute_metrics(x, y, outputs, weights)
             states = [scope.get_current_value(variable) for variable in variables]
-        # Keras takes a mean over the rows of this replica, and a share of it for every replica.
-        rows = tf.cast(tf.size(weight), tf.float32)
-        loss = (tf.cast(total, tf.float32) - extra) * rows * tf.distribute.get_strategy().num_replicas_in_sync
+        # Keras takes a mean over the rows of this replica, and divides all by the number of replicas.
+        rows = float(weight.shape.num_elements())
+        loss = (tf.cast(total, tf.float32) * tf.distribute.get_strategy().num_replicas_in_sync - extra) * rows
         weight = tf.reduce_sum(weight)
         if not training:
             loss += weight * extra
@@ -185,7 +185,8 @@ def _numbered(name: str, numbers: np.ndarray) -> dict[str, float]:
     return {f"{name}_{index}": float(number) for index, number in enumerate(numbers.flat)}
 
 
-def _is_function(source: Any) -> bool:
+def is_function(source: Any) -> bool:
+    """Whether data is given by a function that returns it."""
     return inspect.isroutine(source) or (callable(source) and not isinstance(source, tf.data.Dataset))
 
 
@@ -257,6 +258,11 @@ def _by_class(y: Any, class_weight: Mapping[int, float], sample_weight: Any) -> 
     return found if sample_weight is None else found * tf.cast(sample_weight, tf.float32)
 
 
+def _regularized(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Variables that a stateless scope must know for `model.losses` to be read inside of it."""
+    return [(variable, variable) for variable in model.trainable_variables if variable.regularizer is not None]
+
+
 @contextlib.contextmanager
 def _padding_left_out(model: keras.Model, real: tf.Tensor) -> Iterator[None]:
     """Has the compiled metrics that take no sample weights take those of padding, while a batch is traced."""
@@ -268,8 +274,8 @@ def _padding_left_out(model: keras.Model, real: tf.Tensor) -> Iterator[None]:
             if sample_weight is None:
                 sample_weight = real
                 if whole_shape:
-                    sample_weight = real * tf.ones_like(tf.transpose(y_true), tf.float32)
-                    sample_weight = tf.transpose(sample_weight)
+                    rest = [1] * (y_true.shape.rank - 1)
+                    sample_weight = tf.reshape(real, [-1, *rest]) * tf.ones(y_true.shape)
             return update(y_true, y_pred, sample_weight=sample_weight)
 
         return update_state
