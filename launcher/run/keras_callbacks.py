@@ -6,8 +6,10 @@ counting after a restart. An epoch's metrics are those of all its steps, whereve
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,39 +23,10 @@ from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
 from launcher.step.trainer import StepRecords, Trainer
 from launcher.tasks.base import Task, metric_results
+from launcher.tasks.callbacks import answers
 
-# By name, as some of them need packages that may be missing.
-_REPLACED = {
-    "ModelCheckpoint": "bind train.checkpoint_every; the best is kept, and model.keras is written at the end",
-    "OrbaxCheckpoint": "bind train.checkpoint_every",
-    "BackupAndRestore": "the same command goes on where the run stopped",
-    "TensorBoard": "the run writes events for TensorBoard to its folder by itself",
-    "ProgbarLogger": "the run shows its progress by itself; train.log_every says how often",
-    "SwapEMAWeights": "bind train.ema_decay",
-    "TerminateOnNaN": "bind train.max_skips_at_floor; steps that are not finite are skipped",
-    "RemoteMonitor": "send what metrics.jsonl says, or use a LambdaCallback",
-}
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-_NEVER = ("on_test_batch_begin", "on_test_batch_end", "on_predict_batch_begin", "on_predict_batch_end")
-_STATE = "callbacks"
-
-
-def check(callbacks: Sequence[Any]) -> None:
-    """Refuses what cannot work, by name.
-
-    Raises:
-      UsageError: it is no callback, has a counterpart here, or waits for what does not happen.
-    """
-    for callback in callbacks:
-        name = type(callback).__name__
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise UsageError(f"callbacks: {callback!r} is not a keras.callbacks.Callback")
-        for known, instead in _REPLACED.items():
-            if any(base.__name__ == known for base in type(callback).__mro__):
-                raise UsageError(f"callbacks: {name} is left out: {instead}")
-        for hook in _NEVER:
-            if _has(callback, hook):
-                raise UsageError(f"callbacks: {name}.{hook} would never be called: evaluation runs on the device")
+_STATE, _KIND = "callbacks", "kind of callback"
 
 
 class KerasCallbacks(Action):
@@ -79,11 +52,10 @@ class KerasCallbacks(Action):
         is_chief: bool,
         state: Mapping[str, np.ndarray],
     ):
-        check(callbacks)
         self._callbacks = [one for one in callbacks if is_chief or not isinstance(one, keras.callbacks.CSVLogger)]
         self._trainer, self._task = trainer, task
         self._an_epoch, self._total = steps_per_epoch, total_steps
-        self._every_step = any(_has(callback, hook) for callback in callbacks for hook in _HOOKS)
+        self._every_step = any(answers(callback, hook) for callback in callbacks for hook in _HOOKS)
         self._begun = False
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}
@@ -93,8 +65,7 @@ class KerasCallbacks(Action):
             callback.set_params({"epochs": -(-total_steps // steps_per_epoch), "steps": steps_per_epoch, "verbose": 0})
             callback.set_model(trainer.model)
         trainer.model.stop_training = False
-        if self._earlier is not None:
-            self.has_ended = bool(_unpacked(self._earlier)[0]["ended"])
+        self._restore()
 
     @classmethod
     def of(cls, session: Session, start: StartingPoint, *, is_chief: bool) -> KerasCallbacks | None:
@@ -166,7 +137,7 @@ class KerasCallbacks(Action):
 
     def state(self) -> dict[str, np.ndarray]:
         records: list[dict[str, Any]] = [{"ended": self.has_ended, "sums": self._sums}]
-        records += [vars(callback) for callback in self._callbacks]
+        records += [{**vars(callback), _KIND: type(callback).__name__} for callback in self._callbacks]
         return {_STATE: _packed(records)}
 
     def _logs(self) -> dict[str, float]:
@@ -183,20 +154,18 @@ class KerasCallbacks(Action):
         if self._earlier is None:
             return
         own, *states = _unpacked(self._earlier)
-        self._sums = own["sums"]
-        if len(states) == len(self._callbacks):
-            for callback, state in zip(self._callbacks, states, strict=True):
-                vars(callback).update(state)
+        self._sums, self.has_ended = own["sums"], own["ended"]
+        for callback in self._callbacks:
+            # Callbacks may have come and gone between two attempts.
+            state = next((one for one in states if one[_KIND] == type(callback).__name__), None)
+            if state is not None:
+                states = [one for one in states if one is not state]
+                vars(callback).update({name: value for name, value in state.items() if name != _KIND})
 
 
-def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
-    """Whether a callback does something at an event, by its class or, as a LambdaCallback, by itself."""
-    inherited = getattr(type(callback), hook) is getattr(keras.callbacks.Callback, hook)
-    # A LambdaCallback sets those that it was not given, too.
-    given = hook in vars(callback) and not isinstance(callback, keras.callbacks.LambdaCallback)
-    if isinstance(callback, keras.callbacks.LambdaCallback):
-        given = getattr(vars(callback).get(hook), "__module__", "").split(".")[0] not in ("keras", "")
-    return given or not inherited
+def _function(module: str, name: str) -> Any:
+    """A function of a module that has been imported; None if there is none."""
+    return getattr(sys.modules.get(module), name, None)
 
 
 def _packed(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -213,6 +182,9 @@ def _packed(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
             return {"dict": {str(key): plain(item) for key, item in value.items()}}
         if value is None or isinstance(value, bool | int | float | str):
             return value
+        # Such as the comparison that goes with a sign of min_delta.
+        if inspect.isfunction(value) and _function(value.__module__, value.__qualname__) is value:
+            return {"function": [value.__module__, value.__qualname__]}
         raise TypeError(type(value).__name__)
 
     kept = []
@@ -225,7 +197,7 @@ def _packed(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
                 continue
         kept.append(found)
     file = io.BytesIO()
-    np.savez(file, text=np.frombuffer(json.dumps(kept).encode(), np.uint8), **arrays)
+    np.savez(file, allow_pickle=False, text=np.frombuffer(json.dumps(kept).encode(), np.uint8), **arrays)
     return np.frombuffer(file.getvalue(), np.uint8)
 
 
@@ -236,6 +208,8 @@ def _unpacked(packed: np.ndarray) -> list[dict[str, Any]]:
             if isinstance(plain, list):
                 return [value_of(item) for item in plain]
             if isinstance(plain, dict):
+                if "function" in plain:
+                    return _function(*plain["function"])
                 if "dict" in plain:
                     return {name: value_of(item) for name, item in plain["dict"].items()}
                 array = file[plain["array"]]

@@ -55,15 +55,26 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports:
     if path is None:
         load_bindings(others, gin_params, before_imports=before_imports)
         return Recipe()
-    load_bindings(others, gin_params, before_imports=lambda: None)
+    load_bindings_of_program(others, gin_params)
     before_imports()
     return programs.first_call(path).recipe()
 
 
-def load_bindings(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports: Callable[[], None]) -> None:
-    """Makes the bindings known to gin and checks them; for arguments and errors, see `load`."""
+def load_bindings_of_program(gin_files: Sequence[str], gin_params: Sequence[str]) -> None:
+    """Makes known to gin, and checks, what is bound beside a program; its `launcher.fit` gives what is required."""
+    load_bindings(gin_files, gin_params, called_by_program=("train",))
+
+
+def load_bindings(
+    gin_files: Sequence[str],
+    gin_params: Sequence[str],
+    *,
+    before_imports: Callable[[], None] = lambda: None,
+    called_by_program: Sequence[str] = (),
+) -> None:
+    """Makes the bindings known to gin and checks them; for arguments and errors, see `config.load`."""
     import_builtins()
-    gin_bindings.load(gin_files, gin_params, before_imports=before_imports)
+    gin_bindings.load(gin_files, gin_params, before_imports=before_imports, called_by_program=called_by_program)
     # A recipe may say how any mode is to treat it, whichever mode this is.
     gin_bindings.check_settings()
 

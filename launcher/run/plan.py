@@ -56,6 +56,11 @@ class RunPlan:
         return self.recipe.global_batch_size // self.strategy.num_replicas
 
     @property
+    def num_parts(self) -> int:
+        """Forward passes that a global batch is divided among."""
+        return self.strategy.num_replicas * self.recipe.microbatches
+
+    @property
     def microbatch_size(self) -> int:
         """Examples of one forward pass of one replica."""
         return self.per_replica_batch_size // self.recipe.microbatches

@@ -143,7 +143,7 @@ def build_model(plan: RunPlan) -> keras.Model:
             "(call it on an example, or model.build(shape))"
         )
     layer_policies.apply(model, plan.recipe.precision_overrides)
-    if getattr(plan.recipe.task, "statistics_over_global_batch", False) and plan.strategy.num_replicas > 1:
+    if getattr(plan.recipe.task, "statistics_over_global_batch", False) and plan.num_parts > 1:
         for layer, *_ in walk(model):
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.synchronized = True

@@ -26,6 +26,7 @@ from launcher.data.pipeline import WEIGHT, Data
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
 from launcher.optimizers import Optimizer
+from launcher.tasks import callbacks
 from launcher.tasks.base import check_builder
 
 _STATE = "state"
@@ -90,9 +91,15 @@ class KerasTask:
             self._data = make_data(train, validation, **self._arguments)
         return self._data
 
+    def check(self) -> None:
+        """Raises UsageError when a callback cannot work."""
+        callbacks.check(self.callbacks())
+
     def callbacks(self) -> Sequence[keras.callbacks.Callback]:
         """Those of this run."""
-        return tuple(self._callbacks() if callable(self._callbacks) else self._callbacks)
+        if callable(self._callbacks):
+            self._callbacks = self._callbacks()
+        return tuple(self._callbacks)
 
     def model(self) -> keras.Model:
         """What `build` returns, with all its variables, its loss and its metrics built.
@@ -136,9 +143,10 @@ class KerasTask:
             total = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
             # Of layers, which the step adds in training, once for the whole batch.
             extra = tf.add_n([tf.cast(one, tf.float32) for one in model.losses]) if model.losses else 0.0
-            with _padding_left_out(model, real):
+            with _padding_left_out(model, weight):
                 model.compute_metrics(x, y, outputs, weights)
             states = [scope.get_current_value(variable) for variable in variables]
+        states = _counted(model, states, tf.reduce_sum(weight))
         # Keras takes a mean over the rows of this replica, and divides all by the number of replicas.
         rows = float(weight.shape.num_elements())
         loss = (tf.cast(total, tf.float32) * tf.distribute.get_strategy().num_replicas_in_sync - extra) * rows
@@ -256,6 +264,20 @@ def _by_class(y: Any, class_weight: Mapping[int, float], sample_weight: Any) -> 
     table[list(class_weight)] = list(class_weight.values())
     found = tf.gather(table, tf.minimum(tf.cast(label, tf.int64), len(table) - 1))
     return found if sample_weight is None else found * tf.cast(sample_weight, tf.float32)
+
+
+def _counted(model: keras.Model, states: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
+    """The metrics' states, in which the means of single losses are over the weight of the batch, not over its rows."""
+    compiled = {
+        id(variable) for metric in model.metrics if metric.name == "compile_metrics" for variable in metric.variables
+    }
+    counts = {
+        id(metric.variables[1])
+        for metric in model.metrics
+        if isinstance(metric, keras.metrics.Mean) and id(metric.variables[1]) not in compiled and metric.name != "loss"
+    }
+    pairs = zip(model.metrics_variables, states, strict=True)
+    return [weight if id(variable) in counts else state for variable, state in pairs]
 
 
 def _regularized(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
