@@ -30,11 +30,16 @@ class Structure:
     def __init__(self, element: Any):
         self._parts = _split(element)
 
+    def __str__(self) -> str:
+        element = tuple(part for part in self._parts if part is not None)
+        leaves = flatten(element).items()
+        return ", ".join(f"{key} is {_dtype(leaf).name} {[None, *leaf.shape[1:]]}" for key, leaf in leaves)
+
     def example(self) -> dict[str, tf.Tensor]:
         """A batch of one example that is all zeros, or empty strings."""
         element = tuple(part for part in self._parts if part is not None)
         return {
-            key: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], tf.as_dtype(leaf.dtype))
+            key: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], _dtype(leaf))
             for key, leaf in flatten(element).items()
         }
 
@@ -51,6 +56,10 @@ def flatten(element: Any) -> dict[str, Any]:
     """x, y and sample_weight as one dict, see `Structure`."""
     parts = zip(_PARTS, _split(element), strict=True)
     return {key: leaf for name, part in parts if part is not None for key, leaf in _flat(name, part).items()}
+
+
+def _dtype(leaf: Any) -> tf.DType:
+    return tf.string if getattr(leaf.dtype, "kind", "") == "U" else tf.as_dtype(leaf.dtype)
 
 
 def _split(element: Any) -> tuple[Any, Any, Any]:

@@ -77,7 +77,7 @@ def fit(
       **settings: what a recipe binds as `train.…`, such as `checkpoint_every=1000` or `clip_global_norm=1.0`.
 
     Returns:
-      Keras's History of the epochs, with the trained `model`.
+      Keras's History of the epochs, with the trained `model` and the run's `model_dir`.
 
     Raises:
       UsageError: an argument or the data is wrong.
@@ -114,10 +114,8 @@ def fit(
         replicas=replicas,
     )
     handler = programs.handler()
-    if handler is not None:
-        handler(call)
-    else:
-        _train_here(call, None if isinstance(strategy, str) else strategy)
+    made = None if isinstance(strategy, str) else strategy
+    history.model_dir = _train_here(call, made) if handler is None else handler(call)
     return history
 
 
@@ -130,8 +128,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
 
 
-def _train_here(call: FitCall, strategy: tf.distribute.Strategy | None) -> None:
-    """Trains in a process that the launcher did not start, such as a notebook's."""
+def _train_here(call: FitCall, strategy: tf.distribute.Strategy | None) -> str:
+    """Trains in a process that the launcher did not start, such as a notebook's, and returns the folder."""
     evaluates = bool(call.settings["task"].data().num_eval_examples)
     request = Request(
         mode="train_and_eval" if evaluates else "train",
@@ -141,3 +139,4 @@ def _train_here(call: FitCall, strategy: tf.distribute.Strategy | None) -> None:
     on = None if strategy is None else strategy_lib.describe(strategy)
     machine = Machine(environ=os.environ, replicas=call.replicas, on=on, made=strategy)
     train_on(request, lambda: machine.plan_of(call.recipe()))
+    return request.run_dir

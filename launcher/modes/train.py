@@ -59,11 +59,12 @@ def _run_program(request: Request, path: str, gin_files: Sequence[str]) -> None:
         machine.set_up()
     calls = 0
 
-    def at_fit(call: FitCall) -> None:
+    def at_fit(call: FitCall) -> str:
         nonlocal calls
         calls += 1
         folder = request.run_dir if calls == 1 else os.path.join(request.run_dir, f"fit_{calls}")
         train_on(dataclasses.replace(request, model_dir=folder), lambda: machine.plan_of(call.recipe()))
+        return folder
 
     with gin_bindings.usage_errors():
         programs.run(path, at_fit)

@@ -42,7 +42,8 @@ class FitCall:
         return Recipe(**{name: value for name, value in settings.items() if name not in bound})
 
 
-AtFit = Callable[[FitCall], Any]
+AtFit = Callable[[FitCall], str]
+"""Does what is asked, and returns the folder of the run."""
 _at_fit: AtFit | None = None
 
 
@@ -86,7 +87,7 @@ def first_call(path: str) -> FitCall:
       UsageError: it ends without one.
     """
 
-    def leave(call: FitCall) -> None:
+    def leave(call: FitCall) -> str:
         raise _Found(call)
 
     try:

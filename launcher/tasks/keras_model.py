@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.keras_data import Structure, make_data
+from launcher.data.keras_data import DatasetData, Structure, make_data
 from launcher.data.pipeline import WEIGHT, Data
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
@@ -111,7 +111,13 @@ class KerasTask:
         _check(model, defined_at(self._build))
         structure = self._opened()[1]
         x, y, weight = structure.pack(structure.example())
-        outputs = model(x, training=False)
+        try:
+            outputs = model(x, training=False)
+        except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+            line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise UsageError(
+                f"{defined_at(self._build)}: {model.name!r} does not take this data, in which {structure}: {line}"
+            ) from error
         with keras.StatelessScope(_regularized(model)):  # metrics are as they were, afterwards
             model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
             model.compute_metrics(x, y, outputs, weight)
@@ -119,6 +125,23 @@ class KerasTask:
         self._model = model
         self._initial = [np.array(variable.numpy()) for variable in model.metrics_variables]
         return model
+
+    def notes(self, model: keras.Model, accelerator: str) -> list[str]:
+        """How the run differs from Keras's fit on one device, and what the order of its examples rests on."""
+        data = self.data()
+        notes = []
+        normalizes = any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers)
+        if normalizes:
+            notes.append(
+                "batch normalisation takes its statistics over the global batch, as on one device; where the last "
+                "batch of an epoch is short, over what it is filled up with, too"
+            )
+        if isinstance(data, DatasetData):
+            notes.append(
+                "every worker reads the whole tf.data.Dataset and takes its rows; its order, also after a restart, is "
+                "what its seeds make it"
+            )
+        return notes
 
     def optimizer(self) -> Optimizer:
         """The one that the model was compiled with, at the rate that callbacks may set."""
