@@ -161,6 +161,8 @@ def batch_size_of(dataset: tf.data.Dataset) -> int:
     if sizes == {None}:
         for element in dataset.take(1):
             sizes = {int(tf.shape(leaf)[0]) for leaf in flatten(element).values()}
+        if sizes == {None}:
+            raise UsageError("the dataset is empty")
     if len(sizes) != 1 or sizes & {0, None}:
         found = dict.fromkeys(map(str, sizes)) or {"none": None}
         raise UsageError(

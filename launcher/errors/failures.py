@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import inspect
+import re
 import sys
 
-from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, user_code
+from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError, user_code
 
 _PASSING = {
     getattr(errno, name)
@@ -34,6 +35,8 @@ _RESTARTED = (
     "possibly, this worker just restarted",
 )
 
+# Of the CPU's kernels for cross-entropy; a GPU's give NaN instead.
+_LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 
 # What TensorFlow raises of an operation whose inputs are wrong, rather than of a machine that cannot compute it.
 _WRONG_INPUT = ("InvalidArgumentError", "NotFoundError", "UnimplementedError")
@@ -49,6 +52,11 @@ def explained(error: BaseException) -> BaseException:
     original = unwrap(error)
     if isinstance(original, LauncherError):
         return original
+    if label := _LABEL.search(str(original)):
+        return UsageError(
+            f"a label of the data is {label[1]}, and the model has outputs for 0 to {int(label[2]) - 1}: give it more "
+            "outputs, or let labels count from 0"
+        )
     if not isinstance(original, Exception) or exit_code(original) == EXIT_RETRY or isinstance(original, MemoryError):
         return error
     if _is_op_error(original) and type(original).__name__ not in _WRONG_INPUT:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from launcher.data.keras_data import batch_size_of
 from launcher.data.pipeline import steps_per_epoch as epoch_of
-from launcher.errors import UsageError, advice
+from launcher.errors import UsageError, advice, failures
 from launcher.machine import strategy as strategy_lib
 from launcher.modes import Request
 from launcher.modes.train import train_on
@@ -115,7 +115,13 @@ def fit(
     )
     handler = programs.handler()
     made = None if isinstance(strategy, str) else strategy
-    history.model_dir = _train_here(call, made) if handler is None else handler(call)
+    try:
+        history.model_dir = _train_here(call, made) if handler is None else handler(call)
+    except Exception as error:
+        told = failures.explained(error)
+        if told is error:
+            raise
+        raise told from error
     return history
 
 

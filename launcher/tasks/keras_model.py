@@ -28,6 +28,7 @@ from launcher.errors.user_code import defined_at
 from launcher.optimizers import Optimizer
 from launcher.tasks import callbacks
 from launcher.tasks.base import check_builder
+from launcher.tasks.keras_weights import class_weights, counted, padding_left_out, regularized, weights_of
 
 _STATE = "state"
 _REPLACED = {
@@ -111,14 +112,11 @@ class KerasTask:
         _check(model, defined_at(self._build))
         structure = self._opened()[1]
         x, y, weight = structure.pack(structure.example())
-        try:
+        with _refused(f"{defined_at(self._build)}: {model.name!r} does not take this data, in which {structure}"):
             outputs = model(x, training=False)
-        except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-            line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise UsageError(
-                f"{defined_at(self._build)}: {model.name!r} does not take this data, in which {structure}: {line}"
-            ) from error
-        with keras.StatelessScope(_regularized(model)):  # metrics are as they were, afterwards
+        what = f"{defined_at(self._build)}: the loss or a metric does not take the model's outputs with {structure}"
+        # What they count is as it was, afterwards.
+        with _refused(what), keras.StatelessScope(regularized(model)):
             model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
             model.compute_metrics(x, y, outputs, weight)
         _check_reductions(model, defined_at(self._build))
@@ -158,18 +156,18 @@ class KerasTask:
         real = batch[WEIGHT]
         outputs = _call(model, x, training)
         if training and self._class_weight:
-            sample_weight = _by_class(y, self._class_weight, sample_weight)
-        outputs, weights, weight = _weights(outputs, sample_weight, real)
+            sample_weight = class_weights(y, self._class_weight, sample_weight)
+        outputs, weights, weight = weights_of(outputs, sample_weight, real)
         variables = model.metrics_variables
         initial = [tf.constant(value) for value in self._initial]
-        with keras.StatelessScope([*zip(variables, initial, strict=True), *_regularized(model)]) as scope:
+        with keras.StatelessScope([*zip(variables, initial, strict=True), *regularized(model)]) as scope:
             total = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
             # Of layers, which the step adds in training, once for the whole batch.
             extra = tf.add_n([tf.cast(one, tf.float32) for one in model.losses]) if model.losses else 0.0
-            with _padding_left_out(model, weight):
+            with padding_left_out(model, weight):
                 model.compute_metrics(x, y, outputs, weights)
             states = [scope.get_current_value(variable) for variable in variables]
-        states = _counted(model, states, tf.reduce_sum(weight))
+        states = counted(model, states, tf.reduce_sum(weight))
         # Keras takes a mean over the rows of this replica, and divides all by the number of replicas.
         rows = float(weight.shape.num_elements())
         loss = (tf.cast(total, tf.float32) * tf.distribute.get_strategy().num_replicas_in_sync - extra) * rows
@@ -208,6 +206,15 @@ class KerasTask:
             if name != "loss":  # its own mean, which knows nothing of the other replicas
                 named.update(_numbered(name, numbers))
         return named
+
+
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
+        line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UsageError(f"{what}: {line}") from error
 
 
 def _numbered(name: str, numbers: np.ndarray) -> dict[str, float]:
@@ -249,87 +256,3 @@ def _check_reductions(model: keras.Model, where: str) -> None:
                 f"{where}: loss {loss.name!r} has reduction={reduction!r}, which depends on how a batch is divided; "
                 f"leave it at {_REDUCTIONS[0]!r}"
             )
-
-
-def _weights(outputs: Any, sample_weight: Any, real: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
-    """Outputs without masks, a weight for each of them, 0 for padding, and what the mean is taken over.
-
-    Keras divides by the elements that a mask leaves. Over several replicas only their global number is right, so the
-    mask becomes a weight, and what is left of it the weight of the batch.
-    """
-    leaves = keras.tree.flatten(outputs)
-    masks = [getattr(output, "_keras_mask", None) for output in leaves]
-    over = real
-    if any(mask is not None for mask in masks):
-        if len(leaves) > 1:
-            raise UsageError("a model with several outputs of which one has a mask cannot be averaged over replicas")
-        over = tf.cast(masks[0], tf.float32) * real[:, tf.newaxis]
-        outputs = keras.tree.map_structure(tf.identity, outputs)
-
-    def of_output(output: tf.Tensor, given: tf.Tensor | None = None) -> tf.Tensor:
-        rank = max(1, output.shape.rank - 1)
-        mask = tf.reshape(over, [*over.shape, *[1] * (rank - over.shape.rank)])
-        if given is None:
-            return mask
-        given = tf.cast(given, tf.float32)
-        return mask * tf.reshape(given, [*given.shape, *[1] * (rank - given.shape.rank)])
-
-    if sample_weight is not None and keras.tree.is_nested(sample_weight):
-        return outputs, keras.tree.map_structure(of_output, outputs, sample_weight), over
-    return outputs, keras.tree.map_structure(lambda output: of_output(output, sample_weight), outputs), over
-
-
-def _by_class(y: Any, class_weight: Mapping[int, float], sample_weight: Any) -> tf.Tensor:
-    if keras.tree.is_nested(y) or keras.tree.is_nested(sample_weight):
-        raise UsageError("class_weight is for a model with one output; give sample weights instead")
-    label = tf.argmax(y, axis=-1) if y.shape.rank > 1 and y.shape[-1] > 1 else tf.reshape(y, [-1])
-    table = np.ones(max(class_weight) + 2, np.float32)
-    table[list(class_weight)] = list(class_weight.values())
-    found = tf.gather(table, tf.minimum(tf.cast(label, tf.int64), len(table) - 1))
-    return found if sample_weight is None else found * tf.cast(sample_weight, tf.float32)
-
-
-def _counted(model: keras.Model, states: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
-    """The metrics' states, in which the means of single losses are over the weight of the batch, not over its rows."""
-    compiled = {
-        id(variable) for metric in model.metrics if metric.name == "compile_metrics" for variable in metric.variables
-    }
-    counts = {
-        id(metric.variables[1])
-        for metric in model.metrics
-        if isinstance(metric, keras.metrics.Mean) and id(metric.variables[1]) not in compiled and metric.name != "loss"
-    }
-    pairs = zip(model.metrics_variables, states, strict=True)
-    return [weight if id(variable) in counts else state for variable, state in pairs]
-
-
-def _regularized(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Variables that a stateless scope must know for `model.losses` to be read inside of it."""
-    return [(variable, variable) for variable in model.trainable_variables if variable.regularizer is not None]
-
-
-@contextlib.contextmanager
-def _padding_left_out(model: keras.Model, real: tf.Tensor) -> Iterator[None]:
-    """Has the compiled metrics that take no sample weights take those of padding, while a batch is traced."""
-    compiled = [metric for metric in model.metrics if metric.name == "compile_metrics"]
-    metrics = [metric for group in compiled for metric in getattr(group, "metrics", [])]
-
-    def patched(update: Callable[..., Any], whole_shape: bool) -> Callable[..., Any]:
-        def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            if sample_weight is None:
-                sample_weight = real
-                if whole_shape:
-                    rest = [1] * (y_true.shape.rank - 1)
-                    sample_weight = tf.reshape(real, [-1, *rest]) * tf.ones(y_true.shape)
-            return update(y_true, y_pred, sample_weight=sample_weight)
-
-        return update_state
-
-    for metric in metrics:
-        # Those on confusion matrices of many labels an example take as many weights.
-        metric.update_state = patched(metric.update_state, isinstance(metric, keras.metrics.IoU))
-    try:
-        yield
-    finally:
-        for metric in metrics:
-            del metric.update_state

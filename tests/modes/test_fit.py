@@ -207,6 +207,9 @@ def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
         ({"verbose": 1}, "verbose is left out: train.log_every"),
         ({"epocs": 1}, "did you mean 'epochs'"),
         ({"train": (X, LABEL[:5])}, "must be of one length"),
+        ({"train": (X[:, :5], LABEL)}, r"does not take this data, in which x is float32 \[None, 5\]"),
+        ({"train": (X, np.stack([POSITIVE] * 2))}, "must be of one length"),
+        ({"train": X}, "the loss or a metric does not take"),
         ({"train": keras.utils.PyDataset()}, "make a tf.data.Dataset of it"),
         ({"train": tf.data.Dataset.from_tensor_slices((X, LABEL))}, r"call .batch\(size\)"),
         ({"train": tf.data.Dataset.from_tensor_slices((X, LABEL)).batch(8).repeat()}, "steps_per_epoch"),
@@ -238,3 +241,33 @@ def test_a_program_runs_with_the_launchers_flags(run_launcher, tmp_path):
     assert done.stdout.count("losses [") == 2
     for folder in ("run", "run/fit_2"):
         assert json.loads((tmp_path / folder / "summary.json").read_text())["num_replicas"] == 2
+
+
+def test_a_recipe_binds_a_compiled_model_and_its_data(run_launcher, tmp_path):
+    module = tmp_path / "mine.py"
+    module.write_text(
+        "import gin, keras, numpy\n"
+        "@gin.configurable\n"
+        "def build():\n"
+        "    model = keras.Sequential([keras.layers.Dense(1)])\n"
+        "    model.compile('sgd', 'mse', metrics=['mae'])\n"
+        "    return model\n"
+        "@gin.configurable\n"
+        "def data():\n"
+        "    x = numpy.random.default_rng(0).normal(size=(32, 4))\n"
+        "    return x, x[:, :1]\n"
+    )
+    recipe = tmp_path / "mine.gin"
+    recipe.write_text(
+        "import mine\n"
+        "train.task = @KerasTask()\nKerasTask.build = @build\nKerasTask.train = @data\nKerasTask.validation_split = 0.25\n"
+        "train.global_batch_size = 8\ntrain.epochs = 2\ntrain.best_metric = 'mae'\n"
+    )
+    done = run_launcher(f"--gin_file={recipe}", f"--model_dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    assert "mae" in json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]["eval"]
+
+
+def test_a_label_out_of_range_is_said_in_one_message(tmp_path):
+    with pytest.raises(UsageError, match="a label of the data is 7, and the model has outputs for 0 to 2"):
+        launcher.fit(not_built_yet, (X, np.full(64, 7)), model_dir=str(tmp_path))

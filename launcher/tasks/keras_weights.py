@@ -1,0 +1,97 @@
+"""Weights for a compiled Keras model's loss and metrics: of examples, of classes, of masks, and 0 for padding."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.errors import UsageError
+
+
+def weights_of(outputs: Any, sample_weight: Any, real: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
+    """Outputs without masks, a weight for each of them, 0 for padding, and what the mean is taken over.
+
+    Keras divides by the elements that a mask leaves. Over several replicas only their global number is right, so the
+    mask becomes a weight, and what is left of it the weight of the batch.
+    """
+    leaves = keras.tree.flatten(outputs)
+    masks = [getattr(output, "_keras_mask", None) for output in leaves]
+    over = real
+    if any(mask is not None for mask in masks):
+        if len(leaves) > 1:
+            raise UsageError("a model with several outputs of which one has a mask cannot be averaged over replicas")
+        over = tf.cast(masks[0], tf.float32) * real[:, tf.newaxis]
+        outputs = keras.tree.map_structure(tf.identity, outputs)
+
+    def of_output(output: tf.Tensor, given: tf.Tensor | None = None) -> tf.Tensor:
+        rank = max(1, output.shape.rank - 1)
+        mask = tf.reshape(over, [*over.shape, *[1] * (rank - over.shape.rank)])
+        if given is None:
+            return mask
+        given = tf.cast(given, tf.float32)
+        return mask * tf.reshape(given, [*given.shape, *[1] * (rank - given.shape.rank)])
+
+    if sample_weight is not None and keras.tree.is_nested(sample_weight):
+        return outputs, keras.tree.map_structure(of_output, outputs, sample_weight), over
+    return outputs, keras.tree.map_structure(lambda output: of_output(output, sample_weight), outputs), over
+
+
+def class_weights(y: Any, class_weight: Mapping[int, float], sample_weight: Any) -> tf.Tensor:
+    if keras.tree.is_nested(y) or keras.tree.is_nested(sample_weight):
+        raise UsageError("class_weight is for a model with one output; give sample weights instead")
+    label = tf.argmax(y, axis=-1) if y.shape.rank > 1 and y.shape[-1] > 1 else tf.reshape(y, [-1])
+    table = np.ones(max(class_weight) + 2, np.float32)
+    table[list(class_weight)] = list(class_weight.values())
+    found = tf.gather(table, tf.minimum(tf.cast(label, tf.int64), len(table) - 1))
+    return found if sample_weight is None else found * tf.cast(sample_weight, tf.float32)
+
+
+def counted(model: keras.Model, states: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
+    """The metrics' states, in which the means of single losses are over the weight of the batch, not over its rows."""
+    compiled = {
+        id(variable) for metric in model.metrics if metric.name == "compile_metrics" for variable in metric.variables
+    }
+    counts = {
+        id(metric.variables[1])
+        for metric in model.metrics
+        if isinstance(metric, keras.metrics.Mean) and id(metric.variables[1]) not in compiled and metric.name != "loss"
+    }
+    pairs = zip(model.metrics_variables, states, strict=True)
+    return [weight if id(variable) in counts else state for variable, state in pairs]
+
+
+def regularized(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Variables that a stateless scope must know for `model.losses` to be read inside of it."""
+    return [(variable, variable) for variable in model.trainable_variables if variable.regularizer is not None]
+
+
+@contextlib.contextmanager
+def padding_left_out(model: keras.Model, real: tf.Tensor) -> Iterator[None]:
+    """Has the compiled metrics that take no sample weights take those of padding, while a batch is traced."""
+    compiled = [metric for metric in model.metrics if metric.name == "compile_metrics"]
+    metrics = [metric for group in compiled for metric in getattr(group, "metrics", [])]
+
+    def patched(update: Callable[..., Any], whole_shape: bool) -> Callable[..., Any]:
+        def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            if sample_weight is None:
+                sample_weight = real
+                if whole_shape:
+                    rest = [1] * (y_true.shape.rank - 1)
+                    sample_weight = tf.reshape(real, [-1, *rest]) * tf.ones(y_true.shape)
+            return update(y_true, y_pred, sample_weight=sample_weight)
+
+        return update_state
+
+    for metric in metrics:
+        # Those on confusion matrices of many labels an example take as many weights.
+        metric.update_state = patched(metric.update_state, isinstance(metric, keras.metrics.IoU))
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            del metric.update_state

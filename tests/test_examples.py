@@ -1,0 +1,48 @@
+"""The programs in examples/, which are as Keras publishes them but for the call of `fit`, on every topology."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cases import repeated_but
+from places import ROOT
+
+from launcher.reporting.metrics_file import read_events
+
+PROGRAMS = ("image_classification", "transfer_learning", "text_classification", "two_losses", "structured_data")
+TOPOLOGIES = ((), ("--replicas=2",), ("--workers=2",))
+BY_DEFAULT = [
+    ("two_losses", ("--workers=2",)),
+    ("transfer_learning", ("--replicas=2",)),
+    ("image_classification", ("--replicas=2",)),
+    ("text_classification", ()),
+    ("structured_data", ("--workers=2",)),
+]
+
+
+@pytest.fixture(scope="session")
+def published(made_once) -> Path:
+    import published_data
+
+    return made_once("published", lambda folder: (folder.mkdir(), published_data.make(folder)))
+
+
+def losses(folder: Path, split: str) -> list[float]:
+    return [event["loss"] for event in read_events(folder) if event["split"] == split]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("program", "topology"), repeated_but(BY_DEFAULT, [(one, where) for one in PROGRAMS for where in TOPOLOGIES])
+)
+def test_a_program_trains_on_every_topology(program, topology, published, run_launcher, tmp_path):
+    module = "launcher.launch" if "--workers=2" in topology else "launcher.main"
+    command = (f"--gin_file={ROOT / 'examples' / program}.py", f"--model_dir={tmp_path / 'run'}", *topology)
+    done = run_launcher(*command, module=module, cwd=published)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert losses(tmp_path / "run", "train")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["exit_code"] == 0
+    assert summary["num_replicas"] == (2 if topology else 1)
