@@ -30,9 +30,9 @@ Arrays = dict[str, np.ndarray]
 Built = tuple[Arrays, dict[str, float]]
 
 
-def folder() -> Path:
-    """Where vocabularies and rows are kept."""
-    return Path(tfds.data_dir()) / "text"
+def folder(kind: str = "text") -> Path:
+    """Where vocabularies and rows are kept, or what is known of another kind of data."""
+    return Path(tfds.data_dir()) / kind
 
 
 def digest(*parts: object) -> str:
