@@ -89,9 +89,9 @@ def check_share(share: float | None, binding: str) -> float:
     return share
 
 
-def share_words(share: float) -> str:
+def share_words(share: float, by: str = "name") -> str:
     """How a share is held out, for the plan."""
-    return f"{share:.0%} held out by a hash of their names" if share else "none held out"
+    return f"{share:.0%} held out by a hash of the {by}" if share else "none held out"
 
 
 def _gfile() -> Any:

@@ -40,7 +40,7 @@ class FolderImages:
       labels: of each.
     """
 
-    def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int]):
+    def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | np.ndarray):
         self._root = root
         self._paths = list(paths)
         self._labels = np.asarray(labels, np.int32)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -200,7 +201,7 @@ def image_data(
         )
     kind, _, place = name.partition(":")
     of_files = {"eval_share": eval_share, "channels": channels}
-    of_records = {"eval_files": eval_files, "features": features, "first_label": first_label}
+    of_records: dict[str, Any] = {"eval_files": eval_files, "features": features, "first_label": first_label}
     if kind not in _OWN:
         refuse("image_data", name, of_files, "'folder:DIR', 'tfrecord:GLOB' or 'array_record:GLOB'")
     if kind not in FORMATS:
@@ -209,7 +210,7 @@ def image_data(
     if kind in _OWN:
         if channels not in (None, 1, 3):
             raise UsageError(f"image_data.channels = {channels} must be 1 or 3")
-        common = {"channels": channels or 3, "eval_share": eval_share}
+        common: dict[str, Any] = {"channels": channels or 3, "eval_share": eval_share}
         if kind == "folder":
             own = open_folder(place, train_split=train_split, eval_split=eval_split, **common)
         else:
@@ -224,6 +225,8 @@ def image_data(
         flip=facts.flip if flip is None else flip,
         mix=mix,
     )
+    check: Callable[[], None]
+    make: Callable[[], Data]
     if own is not None:
         check, make = own.check, functools.partial(stored.from_own, own, memory_limit_bytes)
     elif name == "digits":

@@ -21,7 +21,7 @@ from launcher.errors import UsageError, listed
 FEATURES = {"image": "image/encoded", "label": "image/class/label"}
 """What everybody's ImageNet shards call them."""
 
-FORMATS = {"tfrecord": TFRecords, "array_record": ArrayRecords}
+FORMATS: Mapping[str, type[TFRecords] | type[ArrayRecords]] = {"tfrecord": TFRecords, "array_record": ArrayRecords}
 
 
 class RecordImages:

@@ -59,7 +59,7 @@ class Where:
     number: np.ndarray
 
     @classmethod
-    def of_counts(cls, paths: Sequence[str], counts: Sequence[int]) -> Where:
+    def of_counts(cls, paths: Sequence[str], counts: Sequence[int] | np.ndarray) -> Where:
         """Of all records of files that have so many."""
         numbers = [np.arange(count, dtype=np.int64) for count in counts]
         return cls(paths, np.repeat(np.arange(len(paths), dtype=np.int32), counts), np.concatenate(numbers))

@@ -42,7 +42,7 @@ def digest(*parts: object) -> str:
 
 def file_name(name: str) -> str:
     """A data set's name with nothing in it that a path would mind."""
-    return re.sub(r"[^\w.-]+", "_", name)
+    return re.sub(r"[^\w.-]+", "_", name)[:80]
 
 
 def stored_bytes(path: Path, make: Callable[[], bytes]) -> bytes:
