@@ -28,18 +28,18 @@ class EncodedImages(Examples, Protocol):
     def name(self, index: int) -> str:
         """Of an example, for messages."""
 
-    def size(self, index: int) -> tuple[int, int]:
-        """Height and width of an image in pixels, by its header.
-
-        Raises:
-          UsageError: it is none.
-        """
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Height and width of an image in pixels, by its header; None where something is wrong with it."""
 
     def problem(self, index: int) -> str | None:
         """What is wrong with an example as far as it shows without decoding its image; None if nothing."""
 
-    def check(self) -> None:
-        """Raises UsageError where something shows to be damaged without decoding."""
+    def damaged(self) -> list[str]:
+        """Examples that are damaged as far as it shows without decoding, each with what is wrong with it.
+
+        Raises:
+          UsageError: they are not what they are bound to be.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,9 @@ class OwnImages:
 
     def check(self) -> None:
         """Raises UsageError where something shows to be damaged without decoding."""
-        for part in (self.train, self.evaluation):
-            if part is not None:
-                part.check()
+        found = [one for part in (self.train, self.evaluation) if part is not None for one in part.damaged()]
+        if found:
+            raise UsageError(listed(found))
 
 
 def own_images(
@@ -81,7 +81,7 @@ def own_images(
     Its images have one size if a few that are spread over it do.
 
     Raises:
-      UsageError: nothing to train on, or nothing to evaluate on where that is not optional.
+      UsageError: nothing to train on, nothing to evaluate on where that is not optional, or not one image in order.
     """
     if not len(train) or not (len(evaluation) or optional_evaluation):
         raise UsageError(
@@ -89,7 +89,9 @@ def own_images(
             "to another share to hold out, or to 0 for none"
         )
     chosen = np.unique(np.linspace(0, len(train) - 1, _PROBED).astype(int))
-    sizes = {train.size(int(index)) for index in chosen}
+    sizes = {size for index in chosen if (size := train.size(int(index)))}
+    if not sizes:
+        raise UsageError(f"{train.name(int(chosen[0]))}: {train.problem(int(chosen[0])) or 'damaged'}")
     height, width = sizes.pop() if len(sizes) == 1 else (None, None)
     usual = TFDS["imagenet2012"]
     return OwnImages(
@@ -194,7 +196,7 @@ def damage(images: EncodedImages, chosen: Iterable[int], decoder: ImageDecoder) 
 
 
 def listed(problems: Sequence[str], count: int | None = None) -> str:
-    """The message about damaged images.
+    """The message about images that cannot be used.
 
     Args:
       problems: what is wrong with which, all of them or the first.
@@ -202,4 +204,5 @@ def listed(problems: Sequence[str], count: int | None = None) -> str:
     """
     count = len(problems) if count is None else count
     more = f" and {count - _NAMED} more" if count > _NAMED else ""
-    return f"{count} damaged: {', '.join(problems[:_NAMED])}{more}; repair or remove what is damaged"
+    images = "image" if count == 1 else "images"
+    return f"{count} {images} cannot be used: {', '.join(problems[:_NAMED])}{more}; repair or remove what is damaged"

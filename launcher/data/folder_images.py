@@ -8,6 +8,7 @@ hash of their names, which stays the same when files are added.
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Sequence
 from concurrent import futures
@@ -27,7 +28,7 @@ _EVALUATION = ("val", "validation", "test")
 # Reading headers is waiting for a disk or a network.
 _READERS = 16
 
-# From so many files on, that their headers are whole is written down: their reading takes more than a second.
+# From so many files on, what their headers say is kept in the data directory: to read them takes more than a second.
 _REMEMBERED = 10_000
 
 
@@ -62,37 +63,32 @@ class FolderImages:
     def name(self, index: int) -> str:
         return f"{self._root}/{self._paths[index]}"
 
-    def size(self, index: int) -> tuple[int, int]:
-        with files.opened(self.name(index)) as file:
-            try:
+    def size(self, index: int) -> tuple[int, int] | None:
+        try:
+            with files.opened(self.name(index)) as file:
                 return image_header.size(file)
-            except DamagedImageError as error:
-                raise UsageError(f"{self.name(index)} is {error}; repair or remove it") from None
+        except (UsageError, DamagedImageError):
+            return None
 
     def problem(self, index: int) -> str | None:
         try:
             with files.opened(self.name(index)) as file:
                 image_header.check(file)
-        except UsageError as error:
-            return str(error)
-        except DamagedImageError as error:
+        except (UsageError, DamagedImageError) as error:
             return str(error)
         return None
 
-    def check(self) -> None:
-        """Raises UsageError with the files that are no whole images, by their first and last bytes."""
+    def damaged(self) -> list[str]:
+        """The files that are no whole images, by their first and last bytes."""
         if len(self) < _REMEMBERED:
-            self._check_headers()
-        else:
-            storage.stored_bytes(storage.folder("images") / f"whole-{self._digest()}", self._check_headers)
+            return self._read_headers()
+        path = storage.folder("images") / f"damaged-{self._digest()}.json"
+        return json.loads(storage.stored_bytes(path, lambda: json.dumps(self._read_headers()).encode()))
 
-    def _check_headers(self) -> bytes:
+    def _read_headers(self) -> list[str]:
         with futures.ThreadPoolExecutor(_READERS) as pool:
             problems = pool.map(self.problem, range(len(self)))
-            found = [f"{self._paths[index]} ({problem})" for index, problem in enumerate(problems) if problem]
-        if found:
-            raise UsageError(f"of {len(self):,} images in {self._root}, {encoded.listed(found)}")
-        return b"whole"
+            return [f"{self.name(index)} ({problem})" for index, problem in enumerate(problems) if problem]
 
     def split(self, share: float) -> tuple[FolderImages, FolderImages]:
         """Those to train on and those to hold out."""

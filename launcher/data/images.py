@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -272,7 +273,9 @@ def _facts(name: str, train_split: str | None, eval_split: str | None) -> Facts:
             raise UsageError("image_data.train_split and eval_split are for TFDS sets; 'digits' has one fixed split")
         return DIGITS
     names = ("digits", "fashion_mnist", "synthetic", *(f"{own}:" for own in _OWN), *map(_TFDS_PREFIX.__add__, TFDS))
-    close = f"; did you mean {_TFDS_PREFIX + name!r}?" if name in TFDS else advice(name, names)
+    close = advice(name if ":" not in name else f"{name.partition(':')[0]}:", names)
+    if name in TFDS or os.path.isdir(os.path.expanduser(name)):
+        close = f"; did you mean '{_TFDS_PREFIX if name in TFDS else 'folder:'}{name}'?"
     raise UsageError(f"image_data.name = {name!r} is unknown{close}")
 
 

@@ -57,10 +57,11 @@ class RecordImages:
     def name(self, index: int) -> str:
         return self._records.where.name(index)
 
-    def size(self, index: int) -> tuple[int, int]:
-        if (problem := self.problem(index)) is not None:
-            raise UsageError(f"{self.name(index)}: {problem}")
-        return image_header.size(io.BytesIO(self._image_and_label(index)[0]))
+    def size(self, index: int) -> tuple[int, int] | None:
+        try:
+            return image_header.size(io.BytesIO(self._image_and_label(index)[0]))
+        except (UsageError, DamagedImageError):
+            return None
 
     def problem(self, index: int) -> str | None:
         try:
@@ -76,11 +77,12 @@ class RecordImages:
             return str(error)
         return None
 
-    def check(self) -> None:
-        """Raises UsageError where the first record of a file is no labelled image."""
+    def damaged(self) -> list[str]:
+        """Raises UsageError where the first record of a file is no labelled image; the others are not read."""
         for index in self._records.where.firsts():
             if (problem := self.problem(index)) is not None:
                 raise UsageError(f"{self.name(index)}: {problem}")
+        return []
 
     def split(self, share: float) -> tuple[RecordImages, RecordImages]:
         """Those to train on and those to hold out."""
