@@ -122,6 +122,7 @@ def _truncated(path: Path) -> None:
 def test_what_is_wrong_with_records_is_said_before_anything_is_written(refused, tmp_path):
     pattern = write_tfrecords(tmp_path / "own", examples(first_label=1))
     name, first = f"tfrecord:{pattern}", pattern.replace("*", "0")
+    assert "s9://bucket/a/* cannot be read: File system scheme" in refused("tfrecord:s9://bucket/a/*", *OF_RECORDS)
     assert f"no file matches '{tmp_path}/*.nothing'" in refused(f"tfrecord:{tmp_path}/*.nothing", *OF_RECORDS)
     assert f"record 0 of {first}: it has no feature 'png', but image/class/label, image/encoded" in refused(
         name, *OF_RECORDS, "image_data.features = {'image': 'png'}"

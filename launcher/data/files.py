@@ -6,9 +6,11 @@ Python. Imports no TensorFlow before such a path is met.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
+from collections.abc import Iterator
 from typing import IO, Any
 
 from launcher.errors import UsageError
@@ -32,7 +34,8 @@ def matching(pattern: str, binding: str) -> list[str]:
       UsageError: there are none.
     """
     if is_remote(pattern):
-        found = [path for path in _gfile().glob(pattern) if not _gfile().isdir(path)]
+        with _told(pattern):
+            found = [path for path in _gfile().glob(pattern) if not _gfile().isdir(path)]
     else:
         found = [path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path)]
     if not found:
@@ -49,10 +52,8 @@ def opened(path: str) -> IO[bytes]:
     """
     if is_remote(path):
         return _gfile().GFile(path, "rb")  # opened when it is read
-    try:
+    with _told(path):
         return open(path, "rb", buffering=0)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def version(path: str) -> tuple[int, int]:
@@ -61,14 +62,12 @@ def version(path: str) -> tuple[int, int]:
     Raises:
       UsageError: the file cannot be found.
     """
-    if is_remote(path):
-        found = _gfile().stat(path)
-        return found.length, found.mtime_nsec
-    try:
+    with _told(path):
+        if is_remote(path):
+            found = _gfile().stat(path)
+            return found.length, found.mtime_nsec
         status = os.stat(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    return status.st_size, status.st_mtime_ns
+        return status.st_size, status.st_mtime_ns
 
 
 def is_held_out(name: str, share: float) -> bool:
@@ -92,6 +91,20 @@ def check_share(share: float | None, binding: str) -> float:
 def share_words(share: float, by: str = "name") -> str:
     """How a share is held out, for the plan."""
     return f"{share:.0%} held out by a hash of the {by}" if share else "none held out"
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """A missing or forbidden file as the user's mistake; a disk or a network that fails may do better next time."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except Exception as error:
+        if type(error).__name__ not in ("NotFoundError", "PermissionDeniedError", "UnimplementedError"):
+            raise
+        # TensorFlow's, which is not imported for this.
+        raise UsageError(f"{path} cannot be read: {error}") from None
 
 
 def _gfile() -> Any:

@@ -108,6 +108,15 @@ def test_windows_of_photographs_are_the_same_on_every_topology_and_after_a_resum
     assert len(np.unique(images[labels == 0].reshape((labels == 0).sum(), -1), axis=0)) > EACH  # anew in each epoch
 
 
+@pytest.mark.parametrize("kind", ["folder", "tfrecord"])
+def test_files_of_tensorflows_file_systems_are_the_same(written, kind):
+    remote = {kind: written[kind].replace(":", ":file://")}  # as gs:// is read, and needs no network
+    here, there = (opened(names, kind, in_memory=False) for names in (written, remote))
+    there.check()
+    one, other = (global_batches(data.eval_batches, hosts=1, replicas=1, batch=4, steps=1) for data in (here, there))
+    assert_same(one, other)
+
+
 def test_mean_and_deviation_may_be_bound_and_images_be_grey(written):
     data = opened(written, "folder", channels=1, mean=(0.0,), std=(1.0,))
     assert data.image_shape == (8, 8, 1)
