@@ -200,24 +200,13 @@ def image_data(
             f"image_data.train_examples and eval_examples say how many images to make up, but {name!r} has its own; "
             "for a part of a TFDS set bind image_data.train_split = 'train[:10%]'"
         )
-    kind, _, place = name.partition(":")
-    of_files = {"eval_share": eval_share, "channels": channels}
-    of_records: dict[str, Any] = {"eval_files": eval_files, "features": features, "first_label": first_label}
-    if kind not in _OWN:
-        refuse("image_data", name, of_files, "'folder:DIR', 'tfrecord:GLOB' or 'array_record:GLOB'")
-    if kind not in FORMATS:
-        refuse("image_data", name, of_records, "'tfrecord:GLOB' or 'array_record:GLOB'")
-    own: OwnImages | None = None
-    if kind in _OWN:
-        if channels not in (None, 1, 3):
-            raise UsageError(f"image_data.channels = {channels} must be 1 or 3")
-        common: dict[str, Any] = {"channels": channels or 3, "eval_share": eval_share}
-        if kind == "folder":
-            own = open_folder(place, train_split=train_split, eval_split=eval_split, **common)
-        else:
-            splits = {"train_split": train_split, "eval_split": eval_split}
-            refuse("image_data", name, splits, "'tfds:NAME' or 'folder:DIR'")
-            own = open_records(kind, place, num_classes=num_classes, **of_records, **common)
+    own = _own(
+        name,
+        num_classes=num_classes,
+        of_files={"eval_share": eval_share, "channels": channels},
+        of_records={"eval_files": eval_files, "features": features, "first_label": first_label},
+        splits={"train_split": train_split, "eval_split": eval_split},
+    )
     facts = _standardised(own.facts if own else _facts(name, train_split, eval_split), mean, std)
     stored = StoredImages(
         facts=facts,
@@ -252,6 +241,30 @@ def image_data(
         class_names=own.class_names if own else (),
         details=f"{own.details}{usual}" if own else "",
     )
+
+
+def _own(
+    name: str,
+    *,
+    num_classes: int | None,
+    of_files: Mapping[str, Any],
+    of_records: Mapping[str, Any],
+    splits: Mapping[str, Any],
+) -> OwnImages | None:
+    """The set of the user's own files that goes by this name; None where it is another kind of set."""
+    kind, _, place = name.partition(":")
+    if kind not in FORMATS:
+        refuse("image_data", name, of_records, "'tfrecord:GLOB' or 'array_record:GLOB'")
+    if kind not in _OWN:
+        refuse("image_data", name, of_files, "'folder:DIR', 'tfrecord:GLOB' or 'array_record:GLOB'")
+        return None
+    if of_files["channels"] not in (None, 1, 3):
+        raise UsageError(f"image_data.channels = {of_files['channels']} must be 1 or 3")
+    common = {**of_files, "channels": of_files["channels"] or 3}
+    if kind == "folder":
+        return open_folder(place, **splits, **common)
+    refuse("image_data", name, splits, "'tfds:NAME' or 'folder:DIR'")
+    return open_records(kind, place, num_classes=num_classes, **of_records, **common)
 
 
 def _standardised(facts: Facts, mean: Sequence[float] | None, std: Sequence[float] | None) -> Facts:
