@@ -109,7 +109,7 @@ class RecordImages:
             if name not in features:
                 raise UsageError(
                     f"it has no feature {name!r}, but {listed(features) or 'none'}; bind "
-                    "image_data.features = {{'image': ..., 'label': ...}}"
+                    "image_data.features = {'image': ..., 'label': ...}"
                 )
             if len(getattr(features[name], kind).value) != 1:
                 raise UsageError(f"its feature {name!r}, the {role}, is not one value of {kind}")
