@@ -177,7 +177,7 @@ def test_features_of_another_name_are_read(tmp_path):
     name, features = f"tfrecord:{pattern}", {"image": "image_raw", "label": "label"}
     assert len(everything(image_data(name=name, num_classes=3, features=features))["label"]) == ALL
     with pytest.raises(
-        UsageError, match=r"record 0 of .*no feature 'image/encoded', but image_raw, label; bind image_data.features = \{'image"
+        UsageError, match=r"record 0 of .*no feature 'image/encoded', but .*; bind image_data.features = \{'image'"
     ):
         image_data(name=name, num_classes=3)
     with pytest.raises(UsageError, match=r"features = .* must name the features of 'image', 'label' or both"):
