@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
-from launcher.data.augment import as_dtype, crop_windows
+from launcher.data.augment import as_dtype, crop_windows, flips, window_numbers
+
+_READ_BATCH = 1024
 
 Window = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """(height, width: int32 []) -> int32 [4]: top, left, height, width."""
@@ -52,6 +55,25 @@ class ImageDecoder:
         image = self._scaled_window(encoded, window)
         return tf.cond(mirrored, lambda: image[:, ::-1], lambda: image)
 
+    def random_windows(self, encoded: tf.Tensor, seeds: tf.Tensor, *, flip: bool) -> tf.Tensor:
+        """`random_window` of each image of a batch.
+
+        Args:
+          encoded: string [n].
+          seeds: int32 [n, 2].
+          flip: whether to mirror half of them.
+        """
+        return self._each(lambda one: self.random_window(*one), (encoded, window_numbers(seeds), flips(seeds) & flip))
+
+    def centres(self, encoded: tf.Tensor) -> tf.Tensor:
+        """`centre` of each image of a batch, string [n]."""
+        return self._each(self.centre, encoded)
+
+    def _each(self, cut: Callable[..., tf.Tensor], batch: tf.Tensor | tuple[tf.Tensor, ...]) -> tf.Tensor:
+        # One after another: batches are made in parallel, and to overlap images within each halves the speed.
+        signature = tf.TensorSpec(self.image_shape, tf.uint8)
+        return tf.map_fn(cut, batch, fn_output_signature=signature, parallel_iterations=1)
+
     def _scaled_window(self, encoded: tf.Tensor, window: Window) -> tf.Tensor:
         height, width, channels = self.image_shape
 
@@ -80,3 +102,28 @@ class ImageDecoder:
         cut_width = tf.clip_by_value(tf.round(to_width * scale), 1, full_width)
         top, left = tf.floor((full_height - cut_height) / 2), tf.floor((full_width - cut_width) / 2)
         return tf.cast(tf.stack([top, left, cut_height, cut_width]), tf.int32)
+
+
+def in_memory(examples: tf.data.Dataset, count: int, decoder: ImageDecoder) -> dict[str, np.ndarray]:
+    """Decodes a data set into memory.
+
+    Args:
+      examples: (encoded image, label).
+      count: of the examples, at most.
+      decoder: decodes them.
+
+    Returns:
+      {"image": uint8 [n, *decoder.image_shape], "label": int32 [n]}, in their order.
+    """
+    images = np.empty((count, *decoder.image_shape), np.uint8)
+    labels = np.empty(count, np.int32)
+    batches = (
+        examples.map(lambda image, label: (decoder.centre(image), label), num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(_READ_BATCH)
+        .prefetch(1)
+    )
+    start = 0
+    for image, label in batches.as_numpy_iterator():
+        images[start : start + len(label)], labels[start : start + len(label)] = image, label
+        start += len(label)
+    return {"image": images[:start], "label": labels[:start]}

@@ -3,6 +3,9 @@
     digits             1,797 scanned digits in scikit-learn's wheel; nothing to download
     fashion_mnist      70,000 pictures of clothes; python -m launcher.data.prepare fashion_mnist
     tfds:NAME          any TFDS image classification set: tfds:cifar10, tfds:imagenet2012
+    folder:DIR         a folder of JPEG, PNG, GIF or BMP files for each class, in DIR or in DIR/train and DIR/val
+    tfrecord:GLOB      TFRecord files with image/encoded and image/class/label, or what image_data.features says
+    array_record:GLOB  the same in ArrayRecord files
     synthetic          made up, for speed runs
 
 Batches are {"image": float32 [b, height, width, channels], standardised per channel, "label": int32 [b],
@@ -14,7 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -22,13 +27,18 @@ import tensorflow as tf
 from launcher.data import augment, digits, tfds
 from launcher.data.batch_spec import BatchSpec
 from launcher.data.catalog import DIGITS, TFDS, Facts
+from launcher.data.encoded import OwnImages
+from launcher.data.folder_images import open_folder
 from launcher.data.mix import Mix
 from launcher.data.pipeline import Data, RandomAccessData, Shard
+from launcher.data.record_images import FORMATS, open_records
 from launcher.data.stored_images import StoredImages
 from launcher.data.synthetic import SyntheticImages
+from launcher.data.text.source import refuse
 from launcher.errors import UsageError, advice
 
 _TFDS_PREFIX = "tfds:"
+_OWN = ("folder", *FORMATS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +52,8 @@ class ImageData:
       source: where the batches come from.
       mixed: training images are mixed with others.
       decode: JPEG or PNG files, string [n], to images as evaluation has them; None where there are no such files.
+      class_names: by label; empty if unknown.
+      details: what a person should know of the set, for the plan.
     """
 
     name: str
@@ -50,6 +62,8 @@ class ImageData:
     source: Data
     mixed: bool = False
     decode: Callable[[tf.Tensor], tf.Tensor] | None = None
+    class_names: tuple[str, ...] = ()
+    details: str = ""
 
     @property
     def num_train_examples(self) -> int | None:
@@ -79,6 +93,11 @@ class ImageData:
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         return self.source.eval_batches(shard)
 
+    def damage(self, *, seed: int, start: int, stop: int) -> str | None:
+        """See `launcher.data.encoded.EncodedData.damage`."""
+        find = getattr(self.source, "damage", None)
+        return None if find is None else find(seed=seed, start=start, stop=stop)
+
 
 class _OpenedLater:
     """`Data` that is opened for its first batch, so that a job can be planned where the data is not."""
@@ -107,6 +126,10 @@ class _OpenedLater:
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         return self._data.eval_batches(shard)
 
+    def damage(self, **where: int) -> str | None:
+        find = getattr(self._data, "damage", None)
+        return None if find is None else find(**where)
+
 
 @gin.configurable
 def image_data(
@@ -118,18 +141,25 @@ def image_data(
     flip: bool | None = None,
     mixup: float | None = None,
     cutmix: float | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
     train_split: str | None = None,
     eval_split: str | None = None,
+    eval_files: str | None = None,
+    eval_share: float | None = None,
+    features: Mapping[str, str] | None = None,
+    first_label: int | None = None,
+    channels: int | None = None,
     train_examples: int | None = None,
     eval_examples: int | None = None,
     memory_limit_bytes: int = 2 * 1024**3,
 ) -> ImageData:
-    """Labelled images by name. Reads no image: that happens with the first batch.
+    """Labelled images by name. Decodes none: that happens with the first batch.
 
     Args:
-      name: "digits", "fashion_mnist", "synthetic" or "tfds:NAME".
+      name: "digits", "fashion_mnist", "synthetic", "tfds:NAME", "folder:DIR", "tfrecord:GLOB" or "array_record:GLOB".
       image_size: height and width in pixels; needed where stored images differ in size and for "synthetic".
-      num_classes: more classes than the data set has; needed for "synthetic".
+      num_classes: more classes than the data set has; needed for records and "synthetic".
       augmentation: "none", "small" (pad and crop) or "imagenet" (random resized crop); see
         `launcher.data.augment.augmentation`.
       flip: also mirror half of the training images, unless the augmentation is "none". By default, where a mirrored
@@ -137,9 +167,15 @@ def image_data(
       mixup, cutmix: alpha of the Beta distribution from which the share of each training image is drawn that is its
         own, the rest being another image's; 0.2 and 1.0 in the papers on ImageNet. With both, each image gets one of
         them with probability 1/2. See `launcher.data.mix.Mix`.
-      train_split, eval_split: of a TFDS set, such as "train[:90%]".
+      mean, std: of each channel, of pixels scaled to [0, 1], instead of the set's; that of own files is ImageNet's.
+      train_split, eval_split: of a TFDS set, such as "train[:90%]"; of "folder:DIR", folders in DIR.
+      eval_files: pattern of record files to evaluate on.
+      eval_share: how much of own files to hold out where none are to evaluate on: 0.1 by default; 0 for none.
+      features: of records: {"image": NAME, "label": NAME}, or one of them, instead of those of ImageNet's shards.
+      first_label: of records: the label of the first class, 0 by default; many shards of ImageNet count from 1.
+      channels: of own files: 3, the default, or 1 for grey.
       train_examples, eval_examples: how many to make up, for "synthetic": 10,000 and 1,000 by default.
-      memory_limit_bytes: a TFDS set that decodes to more is streamed from disk.
+      memory_limit_bytes: a set that decodes to more is read from disk as it is needed.
 
     Raises:
       UsageError: an unknown name or augmentation, or arguments that do not fit the data set.
@@ -164,7 +200,14 @@ def image_data(
             f"image_data.train_examples and eval_examples say how many images to make up, but {name!r} has its own; "
             "for a part of a TFDS set bind image_data.train_split = 'train[:10%]'"
         )
-    facts = _facts(name, train_split, eval_split)
+    own = _own(
+        name,
+        num_classes=num_classes,
+        of_files={"eval_share": eval_share, "channels": channels},
+        of_records={"eval_files": eval_files, "features": features, "first_label": first_label},
+        splits={"train_split": train_split, "eval_split": eval_split},
+    )
+    facts = _standardised(own.facts if own else _facts(name, train_split, eval_split), mean, std)
     stored = StoredImages(
         facts=facts,
         image_shape=_image_shape(name, facts, image_size),
@@ -172,12 +215,17 @@ def image_data(
         flip=facts.flip if flip is None else flip,
         mix=mix,
     )
-    if name == "digits":
+    check: Callable[[], None]
+    make: Callable[[], Data]
+    if own is not None:
+        check, make = own.check, functools.partial(stored.from_own, own, memory_limit_bytes)
+    elif name == "digits":
         check, make = digits.check, stored.from_digits
     else:
         tfds_name = name.removeprefix(_TFDS_PREFIX)
         check = functools.partial(_check_tfds, tfds_name, facts)
         make = functools.partial(stored.from_tfds, tfds_name, memory_limit_bytes)
+    usual = "" if mean or std else ", standardised by ImageNet's mean and standard deviation"
     return ImageData(
         name=name,
         image_shape=stored.image_shape,
@@ -190,7 +238,44 @@ def image_data(
         ),
         mixed=mix is not None,
         decode=stored.decode,
+        class_names=own.class_names if own else (),
+        details=f"{own.details}{usual}" if own else "",
     )
+
+
+def _own(
+    name: str,
+    *,
+    num_classes: int | None,
+    of_files: Mapping[str, Any],
+    of_records: Mapping[str, Any],
+    splits: Mapping[str, Any],
+) -> OwnImages | None:
+    """The set of the user's own files that goes by this name; None where it is another kind of set."""
+    kind, _, place = name.partition(":")
+    if kind not in FORMATS:
+        refuse("image_data", name, of_records, "'tfrecord:GLOB' or 'array_record:GLOB'")
+    if kind not in _OWN:
+        refuse("image_data", name, of_files, "'folder:DIR', 'tfrecord:GLOB' or 'array_record:GLOB'")
+        return None
+    if of_files["channels"] not in (None, 1, 3):
+        raise UsageError(f"image_data.channels = {of_files['channels']} must be 1 or 3")
+    common = {**of_files, "channels": of_files["channels"] or 3}
+    if kind == "folder":
+        return open_folder(place, **splits, **common)
+    refuse("image_data", name, splits, "'tfds:NAME' or 'folder:DIR'")
+    return open_records(kind, place, num_classes=num_classes, **of_records, **common)
+
+
+def _standardised(facts: Facts, mean: Sequence[float] | None, std: Sequence[float] | None) -> Facts:
+    """The facts with the mean and the standard deviation that are bound."""
+    channels = facts.image_shape[2]
+    for key, values in (("mean", mean), ("std", std)):
+        if values is not None and (len(values) != channels or (key == "std" and min(values) <= 0)):
+            raise UsageError(
+                f"image_data.{key} = {values!r} must be {channels} numbers{', all above 0' if key == 'std' else ''}"
+            )
+    return dataclasses.replace(facts, mean=tuple(mean or facts.mean), std=tuple(std or facts.std))
 
 
 def _facts(name: str, train_split: str | None, eval_split: str | None) -> Facts:
@@ -200,8 +285,10 @@ def _facts(name: str, train_split: str | None, eval_split: str | None) -> Facts:
         if train_split is not None or eval_split is not None:
             raise UsageError("image_data.train_split and eval_split are for TFDS sets; 'digits' has one fixed split")
         return DIGITS
-    names = ("digits", "fashion_mnist", "synthetic", *(_TFDS_PREFIX + known for known in TFDS))
-    close = f"; did you mean {_TFDS_PREFIX + name!r}?" if name in TFDS else advice(name, names)
+    names = ("digits", "fashion_mnist", "synthetic", *(f"{own}:" for own in _OWN), *map(_TFDS_PREFIX.__add__, TFDS))
+    close = advice(name if ":" not in name else f"{name.partition(':')[0]}:", names)
+    if name in TFDS or os.path.isdir(os.path.expanduser(name)):
+        close = f"; did you mean '{_TFDS_PREFIX if name in TFDS else 'folder:'}{name}'?"
     raise UsageError(f"image_data.name = {name!r} is unknown{close}")
 
 

@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from launcher.data import augment, digits, tfds
+from launcher.data import augment, digits, encoded, tfds
 from launcher.data.augment import ImageAugment
 from launcher.data.catalog import Facts
 from launcher.data.decode import ImageDecoder
+from launcher.data.encoded import EncodedData, OwnImages
 from launcher.data.mix import Mix
 from launcher.data.pipeline import ArrayExamples, Augment, Batch, Data, RandomAccessData
 from launcher.data.stream import StreamedImages
@@ -43,44 +44,76 @@ class StoredImages:
         """A prepared TFDS set: in memory if it decodes to no more than `memory_limit_bytes`, else streamed."""
         builder = tfds.open_builder(name)
         facts = self.facts
-        decoder = ImageDecoder(
-            image_shape=self.image_shape,
-            fraction=1.0 if facts.fixed_size else 0.875,
-            scaled=self.image_shape != facts.image_shape,
-        )
-        # Windows cut out of photographs have to come from the whole photograph, which only a stream hands over.
-        random_window = self.augmentation == "imagenet" and not facts.fixed_size
+        decoder = self._decoder(scaled=self.image_shape != facts.image_shape)
         splits = (facts.train_split, facts.eval_split)
-        decoded_bytes = sum(tfds.num_examples(builder, split) for split in splits) * int(np.prod(self.image_shape))
-        if not random_window and decoded_bytes <= memory_limit_bytes:
+        if self._fits(sum(tfds.num_examples(builder, split) for split in splits), memory_limit_bytes):
             return self._in_memory(*(tfds.load(builder, split, decoder) for split in splits))
         return StreamedImages(
             builder=builder,
             train_split=facts.train_split,
             eval_split=facts.eval_split,
             decoder=decoder,
-            random_window=random_window,
+            random_window=self._random_window,
             flip=self.flip,
-            augment=None if random_window else self._augment(),
+            augment=None if self._random_window else self._augment(),
             finish=self._finish,
+            mix=self.mix,
+        )
+
+    def from_own(self, own: OwnImages, memory_limit_bytes: int) -> Data:
+        """A set of the user's own: in memory if it decodes to no more than `memory_limit_bytes`, else read by need."""
+        decoder = self._decoder(scaled=True)
+        if self._fits(len(own.train) + (self.facts.num_eval_examples or 0), memory_limit_bytes):
+            held_out = None if own.evaluation is None else encoded.load(own.evaluation, decoder)
+            return self._in_memory(encoded.load(own.train, decoder), held_out)
+        change = None if self._random_window else self._augment()
+
+        def augmented(batch: Batch, seeds: tf.Tensor) -> Batch:
+            if self._random_window:
+                return {**batch, "image": decoder.random_windows(batch["image"], seeds, flip=self.flip)}
+            images = decoder.centres(batch["image"])
+            return {**batch, "image": images if change is None else change(images, seeds)}
+
+        def finished(batch: Batch) -> Batch:
+            if batch["image"].dtype == tf.string:  # not augmented, because it is evaluated on
+                batch = {**batch, "image": decoder.centres(batch["image"])}
+            return self._finish(batch)
+
+        return EncodedData(
+            train=own.train,
+            evaluation=own.evaluation,
+            decoder=decoder,
+            augment=augmented,
+            finish=finished,
             mix=self.mix,
         )
 
     def decode(self, files: tf.Tensor) -> tf.Tensor:
         """JPEG or PNG images of any size, string [n], as evaluation has them: float32 [n, *image_shape]."""
-        decoder = ImageDecoder(
-            image_shape=self.image_shape, fraction=1.0 if self.facts.fixed_size else 0.875, scaled=True
-        )
+        decoder = self._decoder(scaled=True)
         images = tf.map_fn(decoder.centre, files, fn_output_signature=tf.TensorSpec(self.image_shape, tf.uint8))
         # A file's brightest pixel is 255, that of the data set may be another.
         pixels = tf.cast(images, tf.float32) * (self.facts.max_value / 255.0)
         return self._finish({"image": pixels})["image"]
 
-    def _in_memory(self, train: dict[str, np.ndarray], evaluation: dict[str, np.ndarray]) -> Data:
+    @property
+    def _random_window(self) -> bool:
+        """Whether windows are cut out of photographs, which have to be whole for that and not held in memory scaled."""
+        return self.augmentation == "imagenet" and not self.facts.fixed_size
+
+    def _decoder(self, *, scaled: bool) -> ImageDecoder:
+        return ImageDecoder(
+            image_shape=self.image_shape, fraction=1.0 if self.facts.fixed_size else 0.875, scaled=scaled
+        )
+
+    def _fits(self, count: int, memory_limit_bytes: int) -> bool:
+        return not self._random_window and count * int(np.prod(self.image_shape)) <= memory_limit_bytes
+
+    def _in_memory(self, train: dict[str, np.ndarray], evaluation: dict[str, np.ndarray] | None) -> Data:
         change = self._augment()
         return RandomAccessData(
             train=ArrayExamples(train),
-            evaluation=ArrayExamples(evaluation),
+            evaluation=None if evaluation is None else ArrayExamples(evaluation),
             augment=None if change is None else _of_batch(change),
             finish=self._finish,
             mix=self.mix,

@@ -18,8 +18,6 @@ from launcher.errors import UsageError, nearest
 if TYPE_CHECKING:
     from launcher.data.decode import ImageDecoder
 
-_READ_BATCH = 1024
-
 
 def data_dir() -> str:
     """Where prepared data sets are: $TFDS_DATA_DIR (which --data_dir sets), else ~/tensorflow_datasets."""
@@ -227,28 +225,19 @@ def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarra
     Returns:
       {"image": uint8 [n, *decoder.image_shape], "label": int32 [n]}, in the order of the files.
     """
-    import tensorflow as tf
+    from launcher.data.decode import in_memory  # late: with TensorFlow
 
     count = num_examples(builder, split)
-    images = np.empty((count, *decoder.image_shape), np.uint8)
-    labels = np.empty(count, np.int32)
     examples = builder.as_dataset(split=split, decoders=skip_decoding(), read_config=read_config())
-    batches = (
-        examples.map(lambda e: (decoder.centre(e["image"]), e["label"]), num_parallel_calls=tf.data.AUTOTUNE)
-        .batch(_READ_BATCH)
-        .prefetch(1)
-    )
-    start = 0
-    for image, label in batches.as_numpy_iterator():
-        images[start : start + len(label)], labels[start : start + len(label)] = image, label
-        start += len(label)
-    if start != count:
+    arrays = in_memory(examples.map(lambda example: (example["image"], example["label"])), count, decoder)
+    found = len(arrays["label"])
+    if found != count:
         raise UsageError(
-            f"split {split!r} of {builder.name!r} holds {start} of its {count} examples; its files in "
+            f"split {split!r} of {builder.name!r} holds {found} of its {count} examples; its files in "
             f"{builder.data_dir} are damaged: delete them and prepare the data set again"
         )
-    if labels.min() < 0:
+    if arrays["label"].min() < 0:
         raise UsageError(
             f"split {split!r} of {builder.name!r} has examples without a label; bind image_data.eval_split to another"
         )
-    return {"image": images, "label": labels}
+    return arrays

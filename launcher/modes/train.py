@@ -134,12 +134,31 @@ class _Run:
             assets.save(self._model_dir, self._plan.recipe.task)
         self._announce(built, start)
         self._stopwatch.end_startup()
-        if not self._trains:
-            controller.evaluate()
-            return
-        with stop.installed():
-            gce.watch(os.environ, stop.notice)
-            controller.train()
+        with self._damage_named(built):
+            if not self._trains:
+                controller.evaluate()
+                return
+            with stop.installed():
+                gce.watch(os.environ, stop.notice)
+                controller.train()
+
+    @contextlib.contextmanager
+    def _damage_named(self, built: Session) -> Iterator[None]:
+        """Where batches cannot be made of the user's files, says of which; data with a method `damage` finds them."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            find = getattr(self._plan.data, "damage", None)
+            if find is None or "Iterator" not in str(error):  # it comes from elsewhere
+                raise
+            step, recipe = built.trainer.step, self._plan.recipe
+            # A step whose batch failed may have been counted.
+            first, last = max(step - 1, 0), step + recipe.steps_per_loop
+            size = recipe.global_batch_size
+            found = find(seed=self._plan.seed, start=first * size, stop=last * size)
+            if found is None:
+                raise
+            raise UsageError(found) from error
 
     def _store(self, built: Session) -> CheckpointStore:
         recipe = self._plan.recipe

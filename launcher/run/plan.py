@@ -96,12 +96,12 @@ class RunPlan:
         """The plan as a person reads it."""
         recipe = self.recipe
         split = f"{self.strategy.num_replicas} replicas x {recipe.microbatches} microbatches x {self.microbatch_size}"
-        examples = self.data.num_train_examples
+        examples, details = self.data.num_train_examples, getattr(self.data, "details", "")
         epochs = f", {self.total_steps * recipe.global_batch_size / examples:.1f} epochs" if examples else ""
         return {
             "task": type(recipe.task).__name__,
             "data": f"{getattr(self.data, 'name', type(self.data).__name__)}: {_count(examples)} training, "
-            f"{_count(self.data.num_eval_examples)} evaluation examples",
+            f"{_count(self.data.num_eval_examples)} evaluation examples{details and f'; {details}'}",
             "cluster": self.cluster.description,
             "strategy": f"{self.strategy.kind} ({self.strategy.why})",
             "batch": f"{recipe.global_batch_size} = {split}",

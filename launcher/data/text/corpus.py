@@ -2,6 +2,8 @@
 
     python_docs           the docstrings of Python's standard library and its help topics; nothing to download
     tfds:NAME             any TFDS set with a text: tfds:lm1b
+    lines:GLOB            own files, each line a document
+    jsonl:GLOB            own files, the field text_corpus.text_feature of each line a document
     files                 text_corpus.train_file and eval_file
 
 Batches are {"tokens", "targets", "segments", "positions": int32 [b, length], "weight": float32 [b]}. A document is
@@ -19,9 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import Batch
-from launcher.data.text import packing, rows, storage
+from launcher.data.text import packing, patterns, rows, storage
 from launcher.data.text.files import FileCorpus
 from launcher.data.text.packing import Sequences
+from launcher.data.text.patterns import PatternTexts
 from launcher.data.text.python_docs import PythonDocs
 from launcher.data.text.rows import TextRows
 from launcher.data.text.source import Source, refuse
@@ -30,7 +33,7 @@ from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError, advice
 
 _BLOCK = 1_000
-_NAMES = ("python_docs", "files", "tfds:lm1b")
+_NAMES = ("python_docs", "files", "lines:", "jsonl:", "tfds:lm1b")
 _TFDS_PREFIX = "tfds:"
 
 
@@ -160,36 +163,55 @@ def text_corpus(
     text_feature: str | None = None,
     train_split: str | None = None,
     eval_split: str | None = None,
+    eval_files: str | None = None,
+    eval_share: float | None = None,
     memory_limit_bytes: int = 2 * 1024**3,
 ) -> TextCorpus:
     """Running text by name. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      name: "python_docs", "tfds:NAME" or "files".
+      name: "python_docs", "tfds:NAME", "lines:GLOB", "jsonl:GLOB" or "files".
       vocab_size: token ids.
       length: tokens of a row.
       eval_context: tokens that a held-out piece repeats from the one before; see `TextCorpus`.
       train_file, eval_file: for "files": to train on, and held out.
       documents: for "files": "line", the default, if each line is a document, or "file".
-      text_feature: of a TFDS set; "text" by default.
+      text_feature: of a TFDS set, or the field of JSONL; "text" by default.
       train_split, eval_split: of a TFDS set; "train" and "test" by default.
+      eval_files: pattern of files to evaluate on, for "lines:GLOB" and "jsonl:GLOB".
+      eval_share: how much of their texts to hold out instead; 0.1 by default, 0 for none.
       memory_limit_bytes: rows that take more stay on disk.
 
     Raises:
       UsageError: an unknown name, or arguments that do not fit.
     """
     files = {"train_file": train_file, "eval_file": eval_file, "documents": documents}
-    of_tfds = {"text_feature": text_feature, "train_split": train_split, "eval_split": eval_split}
+    kind = name.partition(":")[0] if ":" in name else ""
     if name != "files":
         refuse("text_corpus", name, files, "'files'")
-    if not name.startswith(_TFDS_PREFIX):
-        refuse("text_corpus", name, of_tfds, "'tfds:NAME'")
+    if kind != "tfds":
+        refuse("text_corpus", name, {"train_split": train_split, "eval_split": eval_split}, "'tfds:NAME'")
+    if kind not in ("tfds", "jsonl"):
+        refuse("text_corpus", name, {"text_feature": text_feature}, "'tfds:NAME' or 'jsonl:GLOB'")
+    if kind not in ("lines", "jsonl"):
+        of_patterns = {"eval_files": eval_files, "eval_share": eval_share}
+        refuse("text_corpus", name, of_patterns, "'lines:GLOB' or 'jsonl:GLOB'")
     source: Source[str]
     if name == "python_docs":
         source = PythonDocs()
     elif name == "files":
         source = FileCorpus(train_file=train_file, eval_file=eval_file, documents=documents or "line")
-    elif name.startswith(_TFDS_PREFIX):
+    elif kind in ("lines", "jsonl"):
+        field = text_feature or "text"
+        source = PatternTexts(
+            name,
+            binding="text_corpus",
+            read=patterns.text_of_line if kind == "lines" else patterns.text_of_field(field),
+            fields=[field] if kind == "jsonl" else [],
+            eval_files=eval_files,
+            eval_share=eval_share,
+        )
+    elif kind == "tfds":
         source = TfdsCorpus(
             name.removeprefix(_TFDS_PREFIX),
             feature=text_feature or "text",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.data import files
 from launcher.data.text import storage
 from launcher.errors import UsageError
 
@@ -58,7 +60,7 @@ class FilePairs:
 
     def digest(self) -> str:
         self.check()
-        return _digest(*self._train, *(self._held_out or ()))
+        return content_digest(*self._train, *(self._held_out or ()))
 
     def train(self) -> Iterator[Pair]:
         return _paired(*self._train)
@@ -99,7 +101,7 @@ class FileCorpus:
     def digest(self) -> str:
         self.check()
         paths = [self._train] if self._held_out is None else [self._train, self._held_out]
-        return storage.digest(_digest(*paths), self._documents)
+        return storage.digest(content_digest(*paths), self._documents)
 
     def train(self) -> Iterator[str]:
         return self._texts(self._train)
@@ -109,8 +111,8 @@ class FileCorpus:
 
     def _texts(self, path: Path) -> Iterator[str]:
         if self._documents == "line":
-            return (line for line in _lines(path) if line)
-        text = "\n".join(_lines(path))
+            return (line for line in decoded_lines(path) if line)
+        text = "\n".join(decoded_lines(path))
         return iter([text] if text else [])
 
 
@@ -123,32 +125,38 @@ def _check(path: Path, binding: str) -> None:
         raise UsageError(f"{binding}.name = 'files': there is no file {str(path)!r} (from {os.getcwd()})")
 
 
-def _digest(*paths: Path) -> str:
+def content_digest(*paths: str | Path) -> str:
+    """Of what the files hold."""
     content = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
+    for path in map(str, paths):
+        with files.opened(path) as file:
             for block in iter(lambda: file.read(1 << 20), b""):
                 content.update(block)
-        content.update(b"\0%d" % path.stat().st_size)  # where one file ends and the next begins
+        content.update(b"\0%d" % files.version(path)[0])  # where one file ends and the next begins
     return content.hexdigest()
 
 
 def _paired(source: Path, target: Path) -> Iterator[Pair]:
     try:
-        for pair in zip(_lines(source), _lines(target), strict=True):
+        for pair in zip(decoded_lines(source), decoded_lines(target), strict=True):
             if all(pair):
                 yield pair
     except ValueError:
-        counts = [sum(1 for _ in _lines(path)) for path in (source, target)]
+        counts = [sum(1 for _ in decoded_lines(path)) for path in (source, target)]
         raise UsageError(
             f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line n of one must translate line n of "
             "the other"
         ) from None
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The lines without their ends; only a line feed, or both with a carriage return, ends one."""
-    with path.open("rb") as file:
+def decoded_lines(path: str | Path) -> Iterator[str]:
+    """The lines without their ends; only a line feed, or both with a carriage return, ends one.
+
+    Raises:
+      UsageError: the file cannot be read, or is not UTF-8.
+    """
+    with files.opened(str(path)) as opened:
+        file = io.BufferedReader(opened, 1 << 20) if isinstance(opened, io.RawIOBase) else opened
         for number, line in enumerate(file, start=1):
             try:
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")

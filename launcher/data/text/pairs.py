@@ -3,6 +3,8 @@
     spoken_numbers        numbers, ordinals, dates and amounts in English and German words; nothing to download
     help_en_de            help pages of LibreOffice, also _fr and _es; python -m launcher.data.prepare help_en_de
     tfds:NAME             any TFDS translation set: tfds:wmt14_translate/de-en
+    tsv:GLOB              own files, two columns of each line a pair
+    jsonl:GLOB            own files, the fields text_pairs.source_language and target_language of each line a pair
     files                 text_pairs.source_file and target_file, one sentence a line
 
 Training batches are {"source", "target_in", "target_out": int32 [b, row_length], "weight": float32 [b]} and, when
@@ -24,10 +26,11 @@ import tensorflow as tf
 from absl import logging
 
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
-from launcher.data.text import help_pages, packing, rows, storage
+from launcher.data.text import help_pages, packing, patterns, rows, storage
 from launcher.data.text.files import FilePairs
 from launcher.data.text.help_pages import HelpPages
 from launcher.data.text.packing import Sequences
+from launcher.data.text.patterns import PatternTexts
 from launcher.data.text.rows import TextRows
 from launcher.data.text.source import Source, refuse
 from launcher.data.text.spoken_numbers import SpokenNumbers
@@ -40,7 +43,7 @@ Pair = tuple[str, str]
 _BLOCK = 10_000
 _DECODE = "decode.source"  # the key of held-out sources, one a row
 _KINDS = ("source", "target")
-_NAMES = ("spoken_numbers", *help_pages.NAMES, "files", "tfds:wmt14_translate/de-en")
+_NAMES = ("spoken_numbers", *help_pages.NAMES, "files", "tsv:", "jsonl:", "tfds:wmt14_translate/de-en")
 _TFDS_PREFIX = "tfds:"
 
 
@@ -216,20 +219,28 @@ def text_pairs(
     target_language: str | None = None,
     train_split: str | None = None,
     eval_split: str | None = None,
+    columns: tuple[int, int] | None = None,
+    eval_files: str | None = None,
+    eval_share: float | None = None,
     memory_limit_bytes: int = 2 * 1024**3,
 ) -> TextPairs:
     """Pairs of texts by name. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      name: "spoken_numbers", "help_en_de", "help_en_fr", "help_en_es", "tfds:NAME" or "files".
+      name: "spoken_numbers", "help_en_de", "help_en_fr", "help_en_es", "tfds:NAME", "tsv:GLOB", "jsonl:GLOB" or
+        "files".
       vocab_size: token ids, one vocabulary for both sides.
       max_length: tokens of the longest source or target, with its end; see `TextPairs`.
       packed: several pairs share a row.
       row_length: tokens of a packed row, if more than `max_length`.
       source_file, target_file: for "files": line n of one translates line n of the other.
       eval_source_file, eval_target_file: for "files": held out.
-      source_language, target_language: of a TFDS set, such as "en" and "de"; by default in the set's own order.
+      source_language, target_language: of a TFDS set, such as "en" and "de"; by default in the set's own order. Of
+        JSONL, the fields that hold the texts; "source" and "target" by default.
       train_split, eval_split: of a TFDS set; "train" and "test" by default.
+      columns: which two of more columns of TSV are source and target, counted from 0.
+      eval_files: pattern of files to evaluate on, for "tsv:GLOB" and "jsonl:GLOB".
+      eval_share: how much of their pairs to hold out instead; 0.1 by default, 0 for none.
       memory_limit_bytes: rows that take more stay on disk.
 
     Raises:
@@ -241,16 +252,20 @@ def text_pairs(
         "eval_source_file": eval_source_file,
         "eval_target_file": eval_target_file,
     }
-    of_tfds = {
-        "source_language": source_language,
-        "target_language": target_language,
-        "train_split": train_split,
-        "eval_split": eval_split,
-    }
+    languages = {"source_language": source_language, "target_language": target_language}
+    splits = {"train_split": train_split, "eval_split": eval_split}
+    kind = name.partition(":")[0] if ":" in name else ""
     if name != "files":
         refuse("text_pairs", name, files, "'files'")
-    if not name.startswith(_TFDS_PREFIX):
-        refuse("text_pairs", name, of_tfds, "'tfds:NAME'")
+    if kind != "tfds":
+        refuse("text_pairs", name, splits, "'tfds:NAME'")
+    if kind not in ("tfds", "jsonl"):
+        refuse("text_pairs", name, languages, "'tfds:NAME' or 'jsonl:GLOB'")
+    if kind != "tsv":
+        refuse("text_pairs", name, {"columns": columns}, "'tsv:GLOB'")
+    if kind not in ("tsv", "jsonl"):
+        of_patterns = {"eval_files": eval_files, "eval_share": eval_share}
+        refuse("text_pairs", name, of_patterns, "'tsv:GLOB' or 'jsonl:GLOB'")
     source: Source[Pair]
     if name == "spoken_numbers":
         source = SpokenNumbers()
@@ -258,8 +273,18 @@ def text_pairs(
         source = HelpPages(name)
     elif name == "files":
         source = FilePairs(**files)
-    elif name.startswith(_TFDS_PREFIX):
-        source = TfdsPairs(name.removeprefix(_TFDS_PREFIX), **of_tfds)
+    elif kind in ("tsv", "jsonl"):
+        fields = (source_language or "source", target_language or "target")
+        source = PatternTexts(
+            name,
+            binding="text_pairs",
+            read=patterns.pair_of_columns(columns) if kind == "tsv" else patterns.pair_of_fields(*fields),
+            fields=[columns] if kind == "tsv" else fields,
+            eval_files=eval_files,
+            eval_share=eval_share,
+        )
+    elif kind == "tfds":
+        source = TfdsPairs(name.removeprefix(_TFDS_PREFIX), **languages, **splits)
     else:
         raise UsageError(f"text_pairs.name = {name!r} is unknown{advice(name, _NAMES)}")
     return TextPairs(

@@ -61,6 +61,7 @@ class TextRows(abc.ABC, Generic[Item]):
     def __init__(self, source: Source[Item], *, binding: str, vocab_size: int, memory_limit_bytes: int):
         vocabulary.check_size(vocab_size, f"{binding}.vocab_size")
         self.name = source.name
+        self.details: str = getattr(source, "details", "")
         self.vocab_size = vocab_size
         self._source = source
         self._binding = binding

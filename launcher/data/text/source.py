@@ -28,7 +28,7 @@ class Source(Protocol[Item_co]):
         """What to evaluate on; may be nothing."""
 
 
-def refuse(binding: str, name: str, arguments: Mapping[str, str | None], those: str) -> None:
+def refuse(binding: str, name: str, arguments: Mapping[str, object], those: str) -> None:
     """Raises UsageError for arguments that are given and mean nothing to the data set `name`, but to `those`."""
     given = [argument for argument, value in arguments.items() if value is not None]
     if given:

@@ -30,9 +30,9 @@ Arrays = dict[str, np.ndarray]
 Built = tuple[Arrays, dict[str, float]]
 
 
-def folder() -> Path:
-    """Where vocabularies and rows are kept."""
-    return Path(tfds.data_dir()) / "text"
+def folder(kind: str = "text") -> Path:
+    """Where vocabularies and rows are kept, or what is known of another kind of data."""
+    return Path(tfds.data_dir()) / kind
 
 
 def digest(*parts: object) -> str:
@@ -42,7 +42,7 @@ def digest(*parts: object) -> str:
 
 def file_name(name: str) -> str:
     """A data set's name with nothing in it that a path would mind."""
-    return re.sub(r"[^\w.-]+", "_", name)
+    return re.sub(r"[^\w.-]+", "_", name)[:80]
 
 
 def stored_bytes(path: Path, make: Callable[[], bytes]) -> bytes:

@@ -1,0 +1,208 @@
+"""Encoded images of the user's own that can be had in any order: what such a set offers, and its batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.catalog import TFDS, Facts
+from launcher.data.decode import ImageDecoder, in_memory
+from launcher.data.mix import partner_positions
+from launcher.data.order import shuffled
+from launcher.data.pipeline import Examples, RandomAccessData
+from launcher.errors import UsageError
+
+_NAMED = 5
+
+# Images whose headers say whether a set has one size.
+_PROBED = 64
+
+
+class EncodedImages(Examples, Protocol):
+    """Images as files hold them; `fetch` gives {"image": string [n], "label": int32 [n]}."""
+
+    def name(self, index: int) -> str:
+        """Of an example, for messages."""
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Height and width of an image in pixels, by its header; None where something is wrong with it."""
+
+    def problem(self, index: int) -> str | None:
+        """What is wrong with an example as far as it shows without decoding its image; None if nothing."""
+
+    def damaged(self) -> list[str]:
+        """Examples that are damaged as far as it shows without decoding, each with what is wrong with it.
+
+        Raises:
+          UsageError: they are not what they are bound to be.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnImages:
+    """A set of the user's own.
+
+    Args:
+      facts: how the images are stored.
+      train, evaluation: the examples; None for none held out.
+      class_names: by label; empty if unknown.
+      details: what a person should know of it, for the plan.
+    """
+
+    facts: Facts
+    train: EncodedImages
+    evaluation: EncodedImages | None
+    class_names: tuple[str, ...]
+    details: str
+
+    def check(self) -> None:
+        """Raises UsageError where something shows to be damaged without decoding."""
+        found = [one for part in (self.train, self.evaluation) if part is not None for one in part.damaged()]
+        if found:
+            raise UsageError(listed(found))
+
+
+def own_images(
+    train: EncodedImages,
+    evaluation: EncodedImages,
+    *,
+    num_classes: int,
+    channels: int,
+    optional_evaluation: bool,
+    class_names: tuple[str, ...] = (),
+    details: str,
+) -> OwnImages:
+    """The set of these examples, with ImageNet's mean and standard deviation.
+
+    Its images have one size if a few that are spread over it do.
+
+    Raises:
+      UsageError: nothing to train on, nothing to evaluate on where that is not optional, or not one image in order.
+    """
+    if not len(train) or not (len(evaluation) or optional_evaluation):
+        raise UsageError(
+            f"there are {len(train)} images to train and {len(evaluation)} to evaluate on; bind image_data.eval_share "
+            "to another share to hold out, or to 0 for none"
+        )
+    chosen = np.unique(np.linspace(0, len(train) - 1, _PROBED).astype(int))
+    sizes = {size for index in chosen if (size := train.size(int(index)))}
+    if not sizes:
+        raise UsageError(f"{train.name(int(chosen[0]))}: {train.problem(int(chosen[0])) or 'damaged'}")
+    height, width = sizes.pop() if len(sizes) == 1 else (None, None)
+    usual = TFDS["imagenet2012"]
+    return OwnImages(
+        facts=Facts(
+            image_shape=(height, width, channels),
+            num_classes=num_classes,
+            num_train_examples=len(train),
+            num_eval_examples=len(evaluation) or None,
+            mean=_of_channels(usual.mean, channels),
+            std=_of_channels(usual.std, channels),
+        ),
+        train=train,
+        evaluation=evaluation if len(evaluation) else None,
+        class_names=class_names,
+        details=details,
+    )
+
+
+def _of_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    return values if len(values) == channels else (float(np.mean(values)),) * channels
+
+
+def load(images: EncodedImages, decoder: ImageDecoder) -> dict[str, np.ndarray]:
+    """Reads all images into memory.
+
+    Returns:
+      {"image": uint8 [n, *decoder.image_shape], "label": int32 [n]}.
+
+    Raises:
+      UsageError: some cannot be read or decoded.
+    """
+
+    def one(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        example = images.fetch(index[tf.newaxis])
+        return example["image"][0], example["label"][0]
+
+    examples = tf.data.Dataset.range(len(images)).map(one, num_parallel_calls=tf.data.AUTOTUNE)
+    try:
+        return in_memory(examples, len(images), decoder)
+    except tf.errors.OpError:
+        if (found := damage(images, range(len(images)), decoder)) is not None:
+            raise UsageError(found) from None
+        raise
+
+
+class EncodedData(RandomAccessData):
+    """`RandomAccessData` of images that are decoded as they are needed.
+
+    Args:
+      train, evaluation: the images; None for none to evaluate on.
+      decoder: what they are decoded by.
+      **options: of `RandomAccessData`.
+    """
+
+    def __init__(
+        self, *, train: EncodedImages, evaluation: EncodedImages | None, decoder: ImageDecoder, **options: Any
+    ):
+        super().__init__(train=train, evaluation=evaluation, **options)
+        self._images = train, evaluation
+        self._decoder = decoder
+        self._mixes = options.get("mix") is not None
+
+    def damage(self, *, seed: int, start: int, stop: int) -> str | None:
+        """Says which images cannot be read and decoded, after a run has failed for one.
+
+        Args:
+          seed: the run's.
+          start, stop: positions of the training stream to look at; where all is well there, the images to evaluate on
+            are looked at.
+
+        Returns:
+          None if all can.
+        """
+        train, evaluation = self._images
+        positions = tf.range(start, stop, dtype=tf.int64)
+        if self._mixes:
+            partners = partner_positions(positions, seed=seed, size=len(train))
+            positions = tf.concat([positions, partners], axis=0)
+        _, chosen = shuffled(positions, seed=seed, size=len(train))
+        found = damage(train, chosen.numpy().tolist(), self._decoder)
+        if found is None and evaluation is not None:
+            return damage(evaluation, range(len(evaluation)), self._decoder)
+        return found
+
+
+def damage(images: EncodedImages, chosen: Iterable[int], decoder: ImageDecoder) -> str | None:
+    """Says which of the chosen images cannot be read and decoded; None if all can."""
+
+    def decoded(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return index, decoder.centre(images.fetch(index[tf.newaxis])["image"][0])
+
+    indices = sorted(set(chosen))
+    readable = (
+        tf.data.Dataset.from_tensor_slices(np.array(indices, np.int64))
+        .map(decoded, num_parallel_calls=tf.data.AUTOTUNE)
+        .ignore_errors()
+        .map(lambda index, image: index)
+    )
+    failing = sorted(set(indices) - set(readable.as_numpy_iterator()))
+    told = [f"{images.name(index)} ({images.problem(index) or 'cannot be decoded'})" for index in failing[:_NAMED]]
+    return listed(told, len(failing)) if failing else None
+
+
+def listed(problems: Sequence[str], count: int | None = None) -> str:
+    """The message about images that cannot be used.
+
+    Args:
+      problems: what is wrong with which, all of them or the first.
+      count: how many there are.
+    """
+    count = len(problems) if count is None else count
+    more = f" and {count - _NAMED} more" if count > _NAMED else ""
+    images = "image" if count == 1 else "images"
+    return f"{count} {images} cannot be used: {', '.join(problems[:_NAMED])}{more}; repair or remove what is damaged"

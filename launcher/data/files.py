@@ -1,0 +1,113 @@
+"""Files of the user's own, on this machine or wherever TensorFlow's file systems reach: found, opened, held out.
+
+A path with "://" in it, such as gs://bucket/train-*.tfrecord, is TensorFlow's to open; every other one is opened by
+Python. Imports no TensorFlow before such a path is met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import IO, Any
+
+from launcher.errors import UsageError
+
+EVAL_SHARE = 0.1
+"""How much of a set without held-out files is held out, unless `eval_share` is bound."""
+
+
+def is_remote(path: str) -> bool:
+    return "://" in path
+
+
+def matching(pattern: str, binding: str) -> list[str]:
+    """The files that match a shell pattern, sorted by name.
+
+    Args:
+      pattern: such as "~/data/train-*.tfrecord".
+      binding: where the user wrote it, for the message.
+
+    Raises:
+      UsageError: there are none.
+    """
+    if is_remote(pattern):
+        with _told(pattern):
+            found = [path for path in _gfile().glob(pattern) if not _gfile().isdir(path)]
+    else:
+        found = [path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path)]
+    if not found:
+        where = "" if is_remote(pattern) or os.path.isabs(os.path.expanduser(pattern)) else f" (from {os.getcwd()})"
+        raise UsageError(f"{binding}: no file matches {pattern!r}{where}")
+    return sorted(found)
+
+
+def opened(path: str) -> IO[bytes]:
+    """The file, to be read and sought in; local ones are not buffered.
+
+    Raises:
+      UsageError: it cannot be read.
+    """
+    if is_remote(path):
+        return _gfile().GFile(path, "rb")  # opened when it is read
+    with _told(path):
+        return open(path, "rb", buffering=0)
+
+
+def version(path: str) -> tuple[int, int]:
+    """Size in bytes and time of the last change in nanoseconds: other numbers mean another content.
+
+    Raises:
+      UsageError: the file cannot be found.
+    """
+    with _told(path):
+        if is_remote(path):
+            found = _gfile().stat(path)
+            return found.length, found.mtime_nsec
+        status = os.stat(path)
+        return status.st_size, status.st_mtime_ns
+
+
+def is_held_out(name: str, share: float) -> bool:
+    """Whether an example belongs to the held-out share: by a hash of its name, so for good, whatever is added."""
+    number = int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big")
+    return number < share * 2**64
+
+
+def check_share(share: float | None, binding: str) -> float:
+    """The share to hold out.
+
+    Raises:
+      UsageError: it is not in [0, 1).
+    """
+    share = EVAL_SHARE if share is None else share
+    if not 0 <= share < 1:
+        raise UsageError(f"{binding}.eval_share = {share} must be at least 0, for none, and less than 1")
+    return share
+
+
+def share_words(share: float, by: str = "name") -> str:
+    """How a share is held out, for the plan."""
+    return f"{share:.0%} held out by a hash of the {by}" if share else "none held out"
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """A missing or forbidden file as the user's mistake; a disk or a network that fails may do better next time."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except Exception as error:
+        if type(error).__name__ not in ("NotFoundError", "PermissionDeniedError", "UnimplementedError"):
+            raise
+        # TensorFlow's, which is not imported for this.
+        raise UsageError(f"{path} cannot be read: {error}") from None
+
+
+def _gfile() -> Any:
+    import tensorflow as tf
+
+    return tf.io.gfile

@@ -1,0 +1,217 @@
+"""Photographs in class folders: `image_data.name = 'folder:DIR'`.
+
+DIR holds a folder a class, or DIR/train does and DIR/val (or validation, test) holds the same ones to evaluate on.
+Classes count from 0 in the order of their names. Without a folder to evaluate on, a share of the files is held out by a
+hash of their names, which stays the same when files are added.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Sequence
+from concurrent import futures
+
+import numpy as np
+import tensorflow as tf
+
+from launcher.data import encoded, files, image_header
+from launcher.data.encoded import OwnImages
+from launcher.data.image_header import DamagedImageError
+from launcher.data.text import storage
+from launcher.errors import UsageError, advice
+from launcher.errors import listed as choices
+
+_EVALUATION = ("val", "validation", "test")
+
+# Reading headers is waiting for a disk or a network.
+_READERS = 16
+
+# From so many files on, what their headers say is kept in the data directory: to read them takes more than a second.
+_REMEMBERED = 10_000
+
+
+class FolderImages:
+    """Image files by class; see `launcher.data.encoded.EncodedImages`.
+
+    Args:
+      root: the folder that `paths` start from.
+      paths: with slashes.
+      labels: of each.
+    """
+
+    def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | np.ndarray):
+        self._root = root
+        self._paths = list(paths)
+        self._labels = np.asarray(labels, np.int32)
+        self._tensors: tuple[tf.Tensor, tf.Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        if self._tensors is None:
+            # For the reasons that ArrayExamples has.
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._tensors = tf.constant(self._paths), tf.constant(self._labels)
+        paths, labels = self._tensors
+        chosen = tf.strings.join([self._root + "/", tf.gather(paths, indices)])
+        image = tf.map_fn(tf.io.read_file, chosen, fn_output_signature=tf.TensorSpec([], tf.string))
+        return {"image": image, "label": tf.gather(labels, indices)}
+
+    def name(self, index: int) -> str:
+        return f"{self._root}/{self._paths[index]}"
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        try:
+            with files.opened(self.name(index)) as file:
+                return image_header.size(file)
+        except (UsageError, DamagedImageError):
+            return None
+
+    def problem(self, index: int) -> str | None:
+        try:
+            with files.opened(self.name(index)) as file:
+                image_header.check(file)
+        except (UsageError, DamagedImageError) as error:
+            return str(error)
+        return None
+
+    def damaged(self) -> list[str]:
+        """The files that are no whole images, by their first and last bytes."""
+        if len(self) < _REMEMBERED:
+            return self._read_headers()
+        path = storage.folder("images") / f"damaged-{self._digest()}.json"
+        return json.loads(storage.stored_bytes(path, lambda: json.dumps(self._read_headers()).encode()))
+
+    def _read_headers(self) -> list[str]:
+        with futures.ThreadPoolExecutor(_READERS) as pool:
+            problems = pool.map(self.problem, range(len(self)))
+            return [f"{self.name(index)} ({problem})" for index, problem in enumerate(problems) if problem]
+
+    def split(self, share: float) -> tuple[FolderImages, FolderImages]:
+        """Those to train on and those to hold out."""
+        held_out = np.array([files.is_held_out(path, share) for path in self._paths])
+        train, evaluation = (
+            FolderImages(self._root, [self._paths[index] for index in chosen], self._labels[chosen])
+            for chosen in (np.flatnonzero(~held_out), np.flatnonzero(held_out))
+        )
+        return train, evaluation
+
+    def _digest(self) -> str:
+        return storage.digest(*(f"{path} {files.version(f'{self._root}/{path}')}" for path in self._paths))
+
+
+def open_folder(
+    root: str, *, channels: int, train_split: str | None, eval_split: str | None, eval_share: float | None
+) -> OwnImages:
+    """Lists the folders and reads a few headers.
+
+    Args:
+      root: DIR.
+      channels: of the images that come out, 1 or 3.
+      train_split, eval_split: folders in DIR instead of the usual ones.
+      eval_share: how much to hold out where there is no folder to evaluate on; None for the usual share.
+
+    Raises:
+      UsageError: there is no such folder, or its classes are not what training needs.
+    """
+    root = root if files.is_remote(root) else os.path.abspath(os.path.expanduser(root))
+    train_root, eval_root = _roots(root, train_split, eval_split)
+    classes = _classes(train_root)
+    train, others = _images(train_root, classes)
+    if eval_root is None:
+        share = files.check_share(eval_share, "image_data")
+        train, evaluation = train.split(share)
+        how = files.share_words(share)
+    else:
+        if eval_share is not None:
+            raise UsageError(f"image_data.eval_share holds images out, and {eval_root} has those to evaluate on")
+        if eval_classes := set(_classes(eval_root)) ^ set(classes):
+            raise UsageError(
+                f"{train_root} and {eval_root} must have the same class folders; only one of them has "
+                f"{choices(eval_classes)}"
+            )
+        evaluation, more = _images(eval_root, classes)
+        others += more
+        how = f"evaluated on {os.path.basename(eval_root)}"
+    first = ", ".join(classes[:3]) + (f" and {len(classes) - 3} more" if len(classes) > 3 else "")
+    left_out = f"; {others} other files left out" if others else ""
+    return encoded.own_images(
+        train,
+        evaluation,
+        num_classes=len(classes),
+        channels=channels,
+        optional_evaluation=eval_share == 0,
+        class_names=tuple(classes),
+        details=f"{len(classes)} classes ({first}), {how}{left_out}",
+    )
+
+
+def _roots(root: str, train_split: str | None, eval_split: str | None) -> tuple[str, str | None]:
+    """The folders of classes to train and to evaluate on."""
+    there = _folders(root)
+    if train_split is None and "train" in there:
+        train_split = "train"
+    if train_split is None:
+        if eval_split is not None:
+            raise UsageError(f"image_data.eval_split = {eval_split!r} needs image_data.train_split, a folder in {root}")
+        return root, None
+    if eval_split is None:
+        eval_split = next((name for name in _EVALUATION if name in there and name != train_split), None)
+    for binding, split in (("train_split", train_split), ("eval_split", eval_split)):
+        if split is not None and split not in there:
+            raise UsageError(f"image_data.{binding} = {split!r} is no folder in {root}{advice(split, there)}")
+    return f"{root}/{train_split}", eval_split and f"{root}/{eval_split}"
+
+
+def _folders(root: str) -> list[str]:
+    """Names of the folders in a folder, sorted; those that begin with a dot are left out."""
+    if not _is_folder(root):
+        where = "" if files.is_remote(root) else f" (from {os.getcwd()})"
+        raise UsageError(f"image_data.name = 'folder:DIR': there is no folder {root}{where}")
+    if files.is_remote(root):
+        names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
+        found = [name for name in names if tf.io.gfile.isdir(f"{root}/{name}")]
+    else:
+        with os.scandir(root) as entries:
+            found = [entry.name for entry in entries if entry.is_dir()]
+    return sorted(name for name in found if not name.startswith("."))
+
+
+def _is_folder(path: str) -> bool:
+    return tf.io.gfile.isdir(path) if files.is_remote(path) else os.path.isdir(path)
+
+
+def _classes(root: str) -> list[str]:
+    found = _folders(root)
+    if len(found) < 2:
+        raise UsageError(
+            f"{root} needs a folder of images for each class, two or more, and has {choices(found) or 'no folder'}"
+        )
+    return found
+
+
+def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
+    """The images of each class, sorted by name, and how many other files there are."""
+    walk = tf.io.gfile.walk if files.is_remote(root) else functools.partial(os.walk, followlinks=True)
+    paths: list[str] = []
+    labels: list[int] = []
+    others = 0
+    for label, name in enumerate(classes):
+        found = [
+            f"{folder[len(root) + 1 :]}/{file}".replace(os.sep, "/")
+            for folder, _, names in walk(f"{root}/{name}")
+            for file in names
+            if not file.startswith(".")
+        ]
+        images = sorted(path for path in found if path.lower().endswith(image_header.SUFFIXES))
+        if not images:
+            raise UsageError(
+                f"class folder {root}/{name} has no image ({', '.join(image_header.SUFFIXES)}); fill it or remove it"
+            )
+        paths += images
+        labels += [label] * len(images)
+        others += len(found) - len(images)
+    return FolderImages(root, paths, labels), others

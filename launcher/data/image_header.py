@@ -1,0 +1,119 @@
+"""What the first and last bytes of an image file tell: whether it is one, whole, and how large the image is.
+
+Nothing is decoded. A file that passes may still hold damage that only its decoder finds. Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import IO
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+"""Of the formats that TensorFlow decodes."""
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+
+# JPEG (ITU-T T.81, table B.1): start of image, start of scan, end of image; frame headers, which hold the size.
+_SOI, _SOS, _EOI = b"\xff\xd8", 0xDA, b"\xff\xd9"
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+
+
+class DamagedImageError(Exception):
+    """Not a whole image in a format that TensorFlow decodes; the text says what it is instead."""
+
+
+def check(file: IO[bytes]) -> None:
+    """Raises DamagedImageError unless the file begins and ends as an image of its format does."""
+    start = _start(file)
+    if start.startswith(_SOI):
+        _check_jpeg(file)
+    elif start.startswith(_PNG):
+        _check_png(file)
+
+
+def size(file: IO[bytes]) -> tuple[int, int]:
+    """Height and width in pixels.
+
+    Raises:
+      DamagedImageError: it is no image, or ends before it says.
+    """
+    start = _start(file)
+    try:
+        if start.startswith(_SOI):
+            return _jpeg_size(file)
+        if start.startswith(_PNG):
+            width, height = struct.unpack_from(">II", start, 16)
+        elif start.startswith(b"BM"):
+            width, height = struct.unpack_from("<ii", start, 18)
+        else:
+            width, height = struct.unpack_from("<HH", start, 6)
+    except struct.error:
+        raise DamagedImageError("truncated") from None
+    return abs(height), width  # a BMP whose rows run downwards has a negative height
+
+
+def _start(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    start = file.read(32)
+    if not start:
+        raise DamagedImageError("empty")
+    if not start.startswith((_SOI + b"\xff", _PNG, b"GIF87a", b"GIF89a", b"BM")):
+        is_webp = start.startswith(b"RIFF") and start[8:12] == b"WEBP"
+        raise DamagedImageError("WebP, which TensorFlow does not decode" if is_webp else "not JPEG, PNG, GIF or BMP")
+    return start
+
+
+def _check_jpeg(file: IO[bytes]) -> None:
+    if _ends_with(file, _EOI):
+        return
+    # Cameras append data of their own. A thumbnail has an end of its own, in a segment before the image.
+    for marker, _ in _jpeg_segments(file):
+        if marker == _SOS and _EOI in file.read():
+            return
+    raise DamagedImageError("truncated JPEG")
+
+
+def _jpeg_size(file: IO[bytes]) -> tuple[int, int]:
+    for marker, content in _jpeg_segments(file):
+        if marker in _FRAMES:
+            return struct.unpack_from(">HH", content, 1)
+    raise DamagedImageError("truncated JPEG")
+
+
+def _jpeg_segments(file: IO[bytes]) -> list[tuple[int, bytes]]:
+    """Markers and contents up to the start of the scan, after which the file stands; less where the file ends."""
+    file.seek(2)
+    found: list[tuple[int, bytes]] = []
+    while not found or found[-1][0] != _SOS:
+        header = file.read(4)
+        while header[:2] == b"\xff\xff":  # fill bytes
+            header = header[1:] + file.read(1)
+        if len(header) < 4 or header[0] != 0xFF:
+            break
+        length = struct.unpack(">H", header[2:])[0] - 2
+        found.append((header[1], file.read(length)))
+    return found
+
+
+def _check_png(file: IO[bytes]) -> None:
+    if _ends_with(file, _PNG_END):
+        return
+    length = file.tell()
+    place = len(_PNG)  # something may follow the last chunk
+    while place < length:
+        file.seek(place)
+        header = file.read(8)
+        if len(header) < 8:
+            break
+        place += 12 + struct.unpack(">I", header[:4])[0]
+        if header[4:] == b"IEND" and place <= length:
+            return
+    raise DamagedImageError("truncated PNG")
+
+
+def _ends_with(file: IO[bytes], end: bytes) -> bool:
+    file.seek(0, os.SEEK_END)
+    file.seek(max(file.tell() - len(end), 0))
+    return file.read(len(end)) == end

@@ -1,0 +1,177 @@
+"""Images in the tf.train.Examples of TFRecord or ArrayRecord files: `image_data.name = 'tfrecord:GLOB'`.
+
+Each record has an image's file and its label. Without `image_data.eval_files`, a share of the records is held out by a
+hash of their file's name and their number in it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from launcher.data import encoded, files, image_header
+from launcher.data.encoded import OwnImages
+from launcher.data.image_header import DamagedImageError
+from launcher.data.records import ArrayRecords, Records, TFRecords
+from launcher.errors import UsageError, listed
+
+FEATURES = {"image": "image/encoded", "label": "image/class/label"}
+"""What everybody's ImageNet shards call them."""
+
+FORMATS: Mapping[str, type[TFRecords] | type[ArrayRecords]] = {"tfrecord": TFRecords, "array_record": ArrayRecords}
+
+
+class RecordImages:
+    """Images of records; see `launcher.data.encoded.EncodedImages`.
+
+    Args:
+      records: each a `tf.train.Example`.
+      features: what an example calls its "image", a JPEG, PNG, GIF or BMP file, and its "label", one integer.
+      first_label: the label of the first class; labels of batches count from 0.
+      num_classes: how many classes there are.
+    """
+
+    def __init__(self, records: Records, *, features: Mapping[str, str], first_label: int, num_classes: int):
+        self._records = records
+        self._features = features
+        self._first_label = first_label
+        self._num_classes = num_classes
+        if (what_to_do := getattr(records, "needs_python", None)) is not None:
+            self.needs_python = what_to_do
+
+    def __len__(self) -> int:
+        return len(self._records.where)
+
+    def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        image, label = self._features["image"], self._features["label"]
+        features = {image: tf.io.FixedLenFeature([], tf.string), label: tf.io.FixedLenFeature([], tf.int64)}
+        parsed = tf.io.parse_example(self._records.fetch(indices), features)
+        labels = parsed[label] - self._first_label
+        is_class = (labels >= 0) & (labels < self._num_classes)
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_class), ["label out of range"])]):
+            return {"image": parsed[image], "label": tf.cast(labels, tf.int32)}
+
+    def name(self, index: int) -> str:
+        return self._records.where.name(index)
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        try:
+            return image_header.size(io.BytesIO(self._image_and_label(index)[0]))
+        except (UsageError, DamagedImageError):
+            return None
+
+    def problem(self, index: int) -> str | None:
+        try:
+            image, label = self._image_and_label(index)
+            if not 0 <= label - self._first_label < self._num_classes:
+                last = self._first_label + self._num_classes - 1
+                return (
+                    f"its label is {label}, and {self._num_classes} classes are labelled {self._first_label} to "
+                    f"{last}; bind image_data.num_classes, or image_data.first_label where labels do not count from 0"
+                )
+            image_header.check(io.BytesIO(image))
+        except (UsageError, DamagedImageError) as error:
+            return str(error)
+        return None
+
+    def damaged(self) -> list[str]:
+        """Raises UsageError where the first record of a file is no labelled image; the others are not read."""
+        for index in self._records.where.firsts():
+            if (problem := self.problem(index)) is not None:
+                raise UsageError(f"{self.name(index)}: {problem}")
+        return []
+
+    def split(self, share: float) -> tuple[RecordImages, RecordImages]:
+        """Those to train on and those to hold out."""
+        where = self._records.where
+        held_out = np.array([files.is_held_out(where.key(index), share) for index in range(len(self))])
+        train, evaluation = (
+            RecordImages(
+                self._records.select(np.flatnonzero(chosen)),
+                features=self._features,
+                first_label=self._first_label,
+                num_classes=self._num_classes,
+            )
+            for chosen in (~held_out, held_out)
+        )
+        return train, evaluation
+
+    def _image_and_label(self, index: int) -> tuple[bytes, int]:
+        try:
+            features = tf.train.Example.FromString(self._records.read(index)).features.feature
+        except Exception as error:  # protobuf's implementations have exceptions of their own, array_record has others
+            raise UsageError(f"it is no tf.train.Example ({type(error).__name__})") from None
+        image, label = self._features["image"], self._features["label"]
+        for role, name, kind in (("image", image, "bytes_list"), ("label", label, "int64_list")):
+            if name not in features:
+                raise UsageError(
+                    f"it has no feature {name!r}, but {listed(features) or 'none'}; bind "
+                    "image_data.features = {'image': ..., 'label': ...}"
+                )
+            if len(getattr(features[name], kind).value) != 1:
+                raise UsageError(f"its feature {name!r}, the {role}, is not one value of {kind}")
+        return features[image].bytes_list.value[0], features[label].int64_list.value[0]
+
+
+def open_records(
+    kind: str,
+    pattern: str,
+    *,
+    channels: int,
+    num_classes: int | None,
+    eval_files: str | None,
+    eval_share: float | None,
+    features: Mapping[str, str] | None,
+    first_label: int | None,
+) -> OwnImages:
+    """Finds the files and where their records are, and reads a few of them.
+
+    Args:
+      kind: of `FORMATS`.
+      pattern: of the files to train on.
+      channels: of the images that come out, 1 or 3.
+      num_classes: how many classes there are.
+      eval_files: pattern of those to evaluate on; None to hold records out.
+      eval_share: how much to hold out; None for the usual share.
+      features: instead of `FEATURES`, for "image", "label" or both.
+      first_label: the label of the first class; None for 0.
+
+    Raises:
+      UsageError: no files, damaged ones, or records that are no labelled images.
+    """
+    if num_classes is None:
+        raise UsageError(
+            f"image_data.name = '{kind}:{pattern}' needs image_data.num_classes: records do not say how many there are"
+        )
+    for key, value in (features or {}).items():
+        if key not in FEATURES or not isinstance(value, str):
+            raise UsageError(f"image_data.features = {features!r} must name the features of 'image', 'label' or both")
+
+    def images(found: str, binding: str) -> RecordImages:
+        return RecordImages(
+            FORMATS[kind].open(files.matching(found, binding)),
+            features={**FEATURES, **(features or {})},
+            first_label=first_label or 0,
+            num_classes=num_classes,
+        )
+
+    train = images(pattern, "image_data.name")
+    if eval_files is None:
+        share = files.check_share(eval_share, "image_data")
+        train, evaluation = train.split(share)
+        how = files.share_words(share)
+    else:
+        if eval_share is not None:
+            raise UsageError("image_data.eval_share holds records out; image_data.eval_files has those to evaluate on")
+        evaluation, how = images(eval_files, "image_data.eval_files"), f"evaluated on {eval_files}"
+    return encoded.own_images(
+        train,
+        evaluation,
+        num_classes=num_classes,
+        channels=channels,
+        optional_evaluation=eval_share == 0,
+        details=f"{num_classes} classes, {how}",
+    )

@@ -1,0 +1,244 @@
+"""Records of TFRecord and ArrayRecord files, any one of which can be had at once.
+
+A TFRecord file has no index. One pass that reads nothing but the 12 bytes in front of each record makes it, and it is
+kept in the data directory for as long as the files stay as they are. A record is then read by TensorFlow's own reader
+from the byte where it begins. So the hosts of a TPU pod, which run no Python, can read it as well, also from gs://, and
+its checksum is verified. An ArrayRecord file has an index, but only its Python package reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from collections.abc import Sequence
+from concurrent import futures
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from launcher.data import files
+from launcher.data.text import storage
+from launcher.errors import UsageError
+
+# Around the bytes of a record: its length, a checksum of that, and after it one of the bytes.
+_HEADER, _FOOTER = 12, 4
+_READERS = 16
+
+
+class Records(Protocol):
+    """Strings of bytes in files."""
+
+    @property
+    def where(self) -> Where:
+        """Where each stands."""
+
+    def fetch(self, indices: tf.Tensor) -> tf.Tensor:
+        """Records `indices` (int64 [n]), string [n]; runs inside `tf.data.Dataset.map`."""
+
+    def read(self, index: int) -> bytes:
+        """One record, read by Python."""
+
+    def select(self, chosen: np.ndarray) -> Records:
+        """Some of them, by their indices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """Where records stand.
+
+    Attributes:
+      paths: of the files.
+      file: which of them, int32 [n].
+      number: of the record in its file, int64 [n].
+    """
+
+    paths: Sequence[str]
+    file: np.ndarray
+    number: np.ndarray
+
+    @classmethod
+    def of_counts(cls, paths: Sequence[str], counts: Sequence[int] | np.ndarray) -> Where:
+        """Of all records of files that have so many."""
+        numbers = [np.arange(count, dtype=np.int64) for count in counts]
+        return cls(paths, np.repeat(np.arange(len(paths), dtype=np.int32), counts), np.concatenate(numbers))
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def name(self, index: int) -> str:
+        return f"record {self.number[index]} of {self.paths[self.file[index]]}"
+
+    def key(self, index: int) -> str:
+        """A name that stays when the files are moved to another folder."""
+        return f"{os.path.basename(self.paths[self.file[index]])}#{self.number[index]}"
+
+    def firsts(self) -> list[int]:
+        """The first record of each file."""
+        return np.unique(self.file, return_index=True)[1].tolist()
+
+    def select(self, chosen: np.ndarray) -> Where:
+        return Where(self.paths, self.file[chosen], self.number[chosen])
+
+
+class TFRecords:
+    """Records of uncompressed TFRecord files; see `Records`.
+
+    Args:
+      where: where they stand.
+      offsets: bytes before the header of each, int64 [n].
+      lengths: bytes of each, int64 [n].
+    """
+
+    def __init__(self, where: Where, offsets: np.ndarray, lengths: np.ndarray):
+        self.where = where
+        self._offsets, self._lengths = offsets, lengths
+        self._tensors: list[tf.Tensor] = []
+
+    @classmethod
+    def open(cls, paths: Sequence[str]) -> TFRecords:
+        """Reads the headers of all records, or what is known of them since they were read.
+
+        Raises:
+          UsageError: a file is truncated, damaged, compressed or none of TFRecords, or there are no records at all.
+        """
+        version = storage.digest(*(f"{path} {files.version(path)}" for path in paths))
+        index, _ = storage.stored_rows(storage.folder("records") / version, lambda: (_index(paths), {}))
+        return cls(Where.of_counts(paths, index["counts"]), index["offsets"], index["lengths"])
+
+    def fetch(self, indices: tf.Tensor) -> tf.Tensor:
+        if not self._tensors:
+            # For the reasons that ArrayExamples has.
+            with tf.init_scope(), tf.device("CPU:0"):
+                arrays = self.where.file, self._offsets, self._lengths
+                self._tensors = [tf.constant(self.where.paths), *(tf.constant(np.asarray(array)) for array in arrays)]
+        paths, file, offsets, lengths = self._tensors
+        places = tf.gather(tf.gather(paths, file), indices), tf.gather(offsets, indices), tf.gather(lengths, indices)
+        return tf.map_fn(_record_at, places, fn_output_signature=tf.TensorSpec([], tf.string))
+
+    def read(self, index: int) -> bytes:
+        with files.opened(self.where.paths[self.where.file[index]]) as file:
+            file.seek(int(self._offsets[index]) + _HEADER)
+            return file.read(int(self._lengths[index]))
+
+    def select(self, chosen: np.ndarray) -> TFRecords:
+        return TFRecords(self.where.select(chosen), self._offsets[chosen], self._lengths[chosen])
+
+
+def _record_at(place: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    path, offset, length = place
+    # The class tf.data.TFRecordDataset starts at the beginning of a file; this is the operation under it.
+    dataset = tf.raw_ops.TFRecordDatasetV2(
+        filenames=path[tf.newaxis],
+        compression_type="",
+        buffer_size=length + _HEADER + _FOOTER,
+        byte_offsets=offset[tf.newaxis],
+    )
+    records = tf.data.experimental.from_variant(dataset, tf.TensorSpec([], tf.string))
+    return records.take(1).get_single_element()
+
+
+def _index(paths: Sequence[str]) -> dict[str, np.ndarray]:
+    with futures.ThreadPoolExecutor(_READERS) as pool:
+        parts = list(pool.map(_headers, paths))
+    if not any(len(offsets) for offsets, _ in parts):
+        raise UsageError(f"{paths[0]} and {len(paths) - 1} more files hold no record")
+    offsets, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return {"counts": np.array([len(part) for part, _ in parts]), "offsets": offsets, "lengths": lengths}
+
+
+def _headers(path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where each record of a file begins, and its length."""
+    size, place = files.version(path)[0], 0
+    offsets: list[int] = []
+    headers: list[bytes] = []
+    with files.opened(path) as file:
+        while place < size:
+            file.seek(place)
+            header = file.read(_HEADER)
+            offsets.append(place)
+            headers.append(header.ljust(_HEADER, b"\0"))
+            length = struct.unpack("<Q", headers[-1][:8])[0]
+            place += _HEADER + length + _FOOTER
+    fields = np.frombuffer(b"".join(headers), np.dtype([("length", "<u8"), ("checksum", "<u4")]))
+    wrong = np.flatnonzero(_masked_crc(fields["length"]) != fields["checksum"])
+    if headers[:1] and headers[0][:2] == b"\x1f\x8b":
+        raise UsageError(f"{path} is compressed, so that no record can be had at once; decompress it")
+    if len(wrong) and size - offsets[wrong[0]] >= _HEADER:
+        what = "is damaged" if wrong[0] else "is no TFRecord file, or damaged"
+        raise UsageError(f"{path} {what}: at byte {offsets[wrong[0]]:,} there should be the header of a record")
+    if place > size:
+        raise UsageError(
+            f"{path} is truncated: its record {len(offsets) - 1} begins at byte {offsets[-1]:,} and ends at byte "
+            f"{place:,}, and the file at {size:,}; make or fetch it again"
+            if size - offsets[-1] >= _HEADER
+            else f"{path} is truncated: it ends at byte {size:,}, inside the header of the record at byte "
+            f"{offsets[-1]:,}; make or fetch it again"
+        )
+    return np.array(offsets, np.int64), fields["length"].astype(np.int64)
+
+
+def _masked_crc(lengths: np.ndarray) -> np.ndarray:
+    """The checksum that TFRecord files have of each length: CRC-32C (Castagnoli), rotated and shifted."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(0x82F63B78), table >> np.uint32(1))
+    crc = np.full(len(lengths), 0xFFFFFFFF, np.uint32)
+    for byte in lengths.astype("<u8").view(np.uint8).reshape(-1, 8).T:
+        crc = table[(crc ^ byte) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+    crc = ~crc
+    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+
+
+class ArrayRecords:
+    """Records of ArrayRecord files; see `Records`.
+
+    Args:
+      where: where they stand.
+      sources: an `array_record` data source of each file.
+    """
+
+    needs_python = "convert it to TFRecords, whose records TensorFlow itself can read"
+
+    def __init__(self, where: Where, sources: Sequence[Any]):
+        self.where = where
+        self._sources = sources
+
+    @classmethod
+    def open(cls, paths: Sequence[str]) -> ArrayRecords:
+        """Reads how many records each file has.
+
+        Raises:
+          UsageError: the package is missing, or a file is truncated, damaged or none of ArrayRecords.
+        """
+        try:
+            from array_record.python.array_record_data_source import ArrayRecordDataSource
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"'array_record:' sets need the package array_record, and {error.name} is missing: "
+                "pip install array_record"
+            ) from None
+        sources = []
+        for path in paths:
+            try:
+                sources.append(ArrayRecordDataSource([path]))
+            except (RuntimeError, ValueError) as error:
+                words = " ".join(str(error).split())[:200] or "its end is missing"
+                raise UsageError(f"{path} is no ArrayRecord file, truncated or damaged: {words}") from None
+        where = Where.of_counts(paths, [len(source) for source in sources])
+        if not len(where):
+            raise UsageError(f"{paths[0]} and {len(paths) - 1} more files hold no record")
+        return cls(where, sources)
+
+    def fetch(self, indices: tf.Tensor) -> tf.Tensor:
+        def read(chosen: np.ndarray) -> np.ndarray:
+            return np.array([self.read(index) for index in chosen], object)
+
+        return tf.ensure_shape(tf.numpy_function(read, [indices], tf.string, stateful=False), indices.shape)
+
+    def read(self, index: int) -> bytes:
+        return self._sources[self.where.file[index]][int(self.where.number[index])]
+
+    def select(self, chosen: np.ndarray) -> ArrayRecords:
+        return ArrayRecords(self.where.select(chosen), self._sources)
