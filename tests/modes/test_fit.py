@@ -260,7 +260,8 @@ def test_a_recipe_binds_a_compiled_model_and_its_data(run_launcher, tmp_path):
     recipe = tmp_path / "mine.gin"
     recipe.write_text(
         "import mine\n"
-        "train.task = @KerasTask()\nKerasTask.build = @build\nKerasTask.train = @data\nKerasTask.validation_split = 0.25\n"
+        "train.task = @KerasTask()\nKerasTask.build = @build\nKerasTask.train = @data\n"
+        "KerasTask.validation_split = 0.25\n"
         "train.global_batch_size = 8\ntrain.epochs = 2\ntrain.best_metric = 'mae'\n"
     )
     done = run_launcher(f"--gin_file={recipe}", f"--model_dir={tmp_path / 'run'}")
