@@ -28,4 +28,23 @@ The map, from the door inwards. A room may use those below it, never those above
     errors             users' errors, exit codes, the nearest name
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+
+# What a notebook calls, and where it is: imported when it is used, as `import launcher` imports no TensorFlow.
+_LAZY = {"load": "launcher.serving.model_file:load"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _LAZY[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])
