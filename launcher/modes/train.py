@@ -108,9 +108,7 @@ class _Run:
         if not self._is_chief or recipe.save_model == "none":
             return
         with self._stopwatch.phase("checkpoint"):
-            note = model_file.save(
-                built.model, store, self._model_dir, recipe.save_model, averaged=recipe.evaluate_ema
-            )
+            note = model_file.save(built.model, store, self._model_dir, recipe.save_model, averaged=recipe.evaluate_ema)
         self._reporter.note(note)
 
     def _store(self, built: Session) -> CheckpointStore:

@@ -58,7 +58,7 @@ class Recipe:
       checkpoint_every: steps between checkpoints; 0 for only at the end.
       checkpoint_every_minutes: minutes between checkpoints, as well; 0 for never.
       save_model: whose weights MODEL_DIR/model.keras gets when training ends: "best" (the best checkpoint's, else the
-        last one's), "last", or "none" to write no such file. They are averaged where `evaluate_ema` evaluates the average.
+        last one's), "last", or "none" to write no such file. They are averaged where `evaluate_ema` evaluates averages.
       keep_checkpoints: newest checkpoints kept, besides the best.
       keep_checkpoint_every_hours: besides those, checkpoints written at least so many hours apart are kept for ever,
         the first one included; 0 for none.

@@ -1,4 +1,4 @@
-"""Serving of trained models: `--mode=predict`, `--mode=export`, MODEL_DIR/model.keras, and the weights for all three."""
+"""Serving of trained models: `--mode=predict`, `--mode=export`, MODEL_DIR/model.keras, and the weights for all."""
 
 from __future__ import annotations
 

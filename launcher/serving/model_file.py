@@ -51,13 +51,13 @@ def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str,
             _written(os.path.join(model_dir, MODEL_FILE), lambda path: save_keras(model, path, which, chosen))
             return f"{MODEL_FILE} holds the model with {of}"
         except Exception as error:  # of the user's get_config() or the disk's; not worth a week's training
-            why = user_code.summary(error)
+            why = user_code.summary(error).rstrip(".")
         try:
             _written(os.path.join(model_dir, WEIGHTS_FILE), model.save_weights)
         except Exception as error:
             return (
                 f"neither {MODEL_FILE} ({why}) nor {WEIGHTS_FILE} ({user_code.summary(error)}) could be written to "
-                f"{model_dir}; the checkpoints are whole, and --mode=export --export_format=keras writes the model later"
+                f"{model_dir}; the checkpoints are whole: --mode=export --export_format=keras writes the model later"
             )
     return (
         f"{MODEL_FILE} was not written, because Keras cannot save this model: {why}. {WEIGHTS_FILE} has {of}, for "
@@ -99,7 +99,7 @@ def load(model_dir: str, which: str = "best") -> keras.Model:
         raise UsageError(f"launcher.load: there is no folder {model_dir}")
     if keras.backend.backend() != "tensorflow":
         raise UsageError(
-            f"launcher.load: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before it is imported"
+            f"launcher.load: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before the import"
         )
     store = checkpoints_of(model_dir)
     step = weights.step_of(store, which)
