@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -26,8 +26,9 @@ _HEADER = "belongs_to.json"
 class AnswersFile(Protocol):
     """Where answers go, in the order of their records."""
 
-    def keep(self, step: int) -> int:
-        """Keeps of what an earlier attempt has written a multiple of `step` records; returns how many."""
+    def keep(self, step: int, look_at: Callable[[str], None]) -> int:
+        """Keeps of what an earlier attempt has written a multiple of `step` records, shows each kept line to `look_at`,
+        and returns how many records they are."""
 
     def append(self, answers: Any) -> None:
         """Adds what `Records.answers` gave for some records."""
@@ -48,16 +49,14 @@ class Lines:
         self._partial, self._path = folder / "answers", path
         self._file: IO[str] | None = None
 
-    def keep(self, step: int) -> int:
-        kept = end = position = count = 0
-        with contextlib.suppress(FileNotFoundError), open(self._partial, "rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                count, position = count + 1, position + len(line)
-                if count % step == 0:
-                    kept, end = count, position
-            os.truncate(self._partial, end)
+    def keep(self, step: int, look_at: Callable[[str], None]) -> int:
+        kept = 0
+        with contextlib.suppress(FileNotFoundError), open(self._partial, "rb+") as file:
+            kept = sum(line.endswith(b"\n") for line in file) // step * step
+            file.seek(0)
+            for _ in range(kept):
+                look_at(file.readline().decode())
+            file.truncate()
         self._file = open(self._partial, "a", encoding="utf-8")  # noqa: SIM115 - closed by finish
         return kept
 
@@ -75,7 +74,7 @@ class Lines:
 class Printed:
     """A line a record, on standard output."""
 
-    def keep(self, step: int) -> int:
+    def keep(self, step: int, look_at: Callable[[str], None]) -> int:
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
         return 0
 
@@ -100,7 +99,7 @@ class Arrays:
         self._folder, self._path, self._rows = folder, path, rows
         self._names: list[str] = []
 
-    def keep(self, step: int) -> int:
+    def keep(self, step: int, look_at: Callable[[str], None]) -> int:
         found = sorted(self._folder.glob("*.npy"))
         whole = [_rows_in(file) for file in found]
         kept = min((rows for *_, rows in whole), default=0) // step * step

@@ -26,7 +26,6 @@ from launcher.serving.weights import Weights
 from launcher.supervised.preemption import StopRequest
 
 _PROGRESS_SECONDS = 10.0
-_SHOWN = 5
 
 
 def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: str | None) -> None:
@@ -103,11 +102,10 @@ def _belongs_to(made: Session, model_dir: str, weights: Weights, records: Record
 def _answer_all(made: Session, records: Records, output: AnswersFile, stop_requested: Callable[[], bool]) -> None:
     size = made.plan.eval_batch_size
     # Whole batches: what a model writes may depend on the row of its batch, as the draws of sampling do.
-    done = output.keep(size)
+    done = output.keep(size, records.look_at)
     if done:
         sys.stderr.write(f"going on after {done:,} answers of an earlier attempt\n")
     write, progress = writer(made, records.answer), _Progress(records.total, done)
-    damaged_records: list[str] = []
     for batch in records.batches(done, size):
         if stop_requested():
             raise Preempted(f"asked to stop: {done:,} answers are kept; the same command goes on from there")
@@ -115,16 +113,11 @@ def _answer_all(made: Session, records: Records, output: AnswersFile, stop_reque
         rows = 1 if len(batch) == made.strategy.num_replicas_in_sync == 1 else size
         inputs, damaged = records.encode(batch, rows)
         outputs = write(inputs) if inputs else None
-        answers = records.answers(batch, outputs, damaged)
-        output.append(answers)
-        damaged_records += [f"{batch[index]}: {why}" for index, why in damaged.items()]
+        output.append(records.answers(batch, outputs, damaged))
         done += len(batch)
         progress.tell(done)
     output.finish()
-    if damaged_records:
-        shown = "".join(f"\n  {record}" for record in damaged_records[:_SHOWN])
-        more = f"\n  and {len(damaged_records) - _SHOWN} more" if len(damaged_records) > _SHOWN else ""
-        sys.stderr.write(f"{len(damaged_records)} of {done:,} could not be read:{shown}{more}\n")
+    sys.stderr.writelines(f"{remark}\n" for remark in records.remarks())
 
 
 class _Progress:

@@ -24,6 +24,7 @@ from launcher.tasks.base import ReadsImages, ReadsLines
 Batch = dict[str, np.ndarray]
 ARRAY_SUFFIXES = (".npy", ".npz")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
+_SHOWN = 5
 
 
 class Records(Protocol):
@@ -51,6 +52,12 @@ class Records(Protocol):
 
     def answers(self, records: Sequence[Any], outputs: Any, damaged: Mapping[int, str]) -> Any:
         """What is written: a line a record, or arrays by output name."""
+
+    def look_at(self, line: str) -> None:
+        """Takes notice of a line that an earlier attempt wrote."""
+
+    def remarks(self) -> list[str]:
+        """What to say at the end."""
 
 
 def open_records(path: str | None, task: Any) -> Records:
@@ -91,6 +98,12 @@ class _TextFile:
 
     def prepare(self, made: Session) -> None:
         """Any text will do."""
+
+    def look_at(self, line: str) -> None:
+        """There is nothing to remark on."""
+
+    def remarks(self) -> list[str]:
+        return []
 
     def batches(self, start: int, size: int) -> Iterator[list[str]]:
         with contextlib.ExitStack() as stack:
@@ -160,6 +173,7 @@ class Images:
 
     def __init__(self, path: str, task: ReadsImages, decode: Callable[[tf.Tensor], tf.Tensor]):
         self._task = task
+        self._unreadable: list[str] = []
         self._folder = path if tf.io.gfile.isdir(path) else None
         self._files = _image_files(path)
         self.total = len(self._files)
@@ -219,12 +233,28 @@ class Images:
             record: dict[str, Any] = {"file": os.path.relpath(path, self._folder) if self._folder else path}
             if index in damaged:
                 record["error"] = damaged[index]
+                self._note(record)
             else:
                 number = int(np.argmax(outputs[index]))
                 label = {"label": names[number]} if number < len(names) else {}
                 record |= {"class": number, **label, "probability": float(outputs[index][number])}
             lines.append(json.dumps(record, ensure_ascii=False))
         return lines
+
+    def look_at(self, line: str) -> None:
+        record = json.loads(line)
+        if "error" in record:
+            self._note(record)
+
+    def _note(self, record: Mapping[str, Any]) -> None:
+        self._unreadable.append(f"  {record['file']}: {record['error']}")
+
+    def remarks(self) -> list[str]:
+        count = len(self._unreadable)
+        if not count:
+            return []
+        more = [f"  and {count - _SHOWN} more"] if count > _SHOWN else []
+        return [f"{count:,} of {self.total:,} images could not be read:", *self._unreadable[:_SHOWN], *more]
 
 
 class Arrays:
@@ -285,6 +315,12 @@ class Arrays:
 
     def answers(self, records: Sequence[int], outputs: Batch, damaged: Mapping[int, str]) -> Batch:
         return {name: _as_numpy(name, array[: len(records)]) for name, array in outputs.items()}
+
+    def look_at(self, line: str) -> None:
+        """There are no lines."""
+
+    def remarks(self) -> list[str]:
+        return []
 
 
 def _as_numpy(name: str, array: np.ndarray) -> np.ndarray:
