@@ -41,7 +41,7 @@ def run(plan: RunPlan, model_dir: str, *, export_dir: str, export_format: str = 
     made, weights = trained(plan, model_dir, "export")
     partial = f"{export_dir.rstrip(os.sep)}.partial"
     try:
-        _FORMATS[export_format](made, weights, partial)
+        WRITERS[export_format](made, weights, partial)
         if tf.io.gfile.exists(export_dir):
             tf.io.gfile.rmtree(export_dir)
         tf.io.gfile.rename(partial, export_dir)
@@ -150,9 +150,8 @@ def _copy(path: str, folder: str) -> None:
     tf.io.gfile.copy(path, os.path.join(folder, os.path.basename(path)), overwrite=True)
 
 
-_FORMATS: dict[str, Callable[[Session, Weights, str], None]] = {
+WRITERS: dict[str, Callable[[Session, Weights, str], None]] = {
     "saved_model": _saved_model,
     "keras": _keras_file,
     "litert": _litert_file,
 }
-FORMATS = tuple(_FORMATS)

@@ -66,6 +66,8 @@ def open_records(path: str | None, task: Any) -> Records:
     Raises:
       UsageError: they cannot be read, or the task does not answer such.
     """
+    if path is not None and not _is_pattern(path):
+        _stamp(path)
     if path is not None and path.endswith(ARRAY_SUFFIXES):
         return Arrays(path)
     if path is not None and (_is_pattern(path) or tf.io.gfile.isdir(path) or path.lower().endswith(IMAGE_SUFFIXES)):
