@@ -52,5 +52,5 @@ def test_what_belongs_to_something_else_is_begun_anew(tmp_path, capsys):
 
 def test_one_npy_file_does_not_hold_two_outputs(tmp_path):
     output = answers_file.Arrays(tmp_path, "out.npy", 2)
-    with pytest.raises(UsageError, match="has the outputs one, two; name a .npz file"):
+    with pytest.raises(UsageError, match=r"has the outputs one, two; name a \.npz file"):
         output.append({"one": np.zeros(2), "two": np.zeros(2)})

@@ -74,7 +74,6 @@ def answers(folder, name, inputs):
     return outputs if isinstance(outputs, dict) else {"": outputs}
 
 
-@pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 @pytest.mark.parametrize("name", ["saved_model", "keras", "litert"])
 @pytest.mark.parametrize("make", [two_inputs, sequential, whole_batch])
 def test_an_exported_model_answers_as_the_keras_model(make, name, tmp_path):
