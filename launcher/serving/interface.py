@@ -141,3 +141,18 @@ def _seen_in_loss(model: keras.Model, plan: RunPlan) -> tuple[Any, dict[int, str
     flat = keras.tree.flatten(inputs)
     unnamed = ["inputs"] if len(flat) == 1 else [f"inputs_{index}" for index in range(len(flat))]
     return inputs, {id(tensor): seen.get(id(tensor), name) for tensor, name in zip(flat, unnamed, strict=True)}
+
+
+def shown(spec: tf.TensorSpec) -> str:
+    """Dtype and shape of an input, as a message has them."""
+    return f"{spec.dtype.name} {[None if size is None else int(size) for size in spec.shape]}".replace("None", "n", 1)
+
+
+def listed(specs: Mapping[str, tf.TensorSpec]) -> str:
+    """The inputs of a model, as a message has them."""
+    return ", ".join(f"{name!r} ({shown(spec)})" for name, spec in specs.items())
+
+
+def array_advice(specs: Mapping[str, tf.TensorSpec]) -> str:
+    """What kind of file holds arrays for these inputs."""
+    return "a .npy file" if len(specs) == 1 else "a .npz file with these keys"

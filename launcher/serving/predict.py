@@ -21,15 +21,19 @@ from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.serving import answers_file, trained
 from launcher.serving.answers_file import AnswersFile
-from launcher.serving.records import ARRAY_SUFFIXES, Arrays, Records, open_records
+from launcher.serving.array_rows import ARRAY_SUFFIXES, Arrays
+from launcher.serving.image_files import IMAGE_SUFFIXES, Images
+from launcher.serving.records import Records, is_pattern, stamp
+from launcher.serving.text_lines import Lines, Texts
 from launcher.serving.weights import Weights
 from launcher.supervised.preemption import StopRequest
+from launcher.tasks.base import ReadsImages, ReadsLines
 
 _PROGRESS_SECONDS = 10.0
 
 
 def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: str | None) -> None:
-    """Answers every record of the input; see `launcher.serving.records` for what these can be.
+    """Answers every record of the input; see `open_records` for what these can be.
 
     Records are read as they are needed, in batches of the evaluation's size. What is answered stays in OUTPUT.partial
     until all is: the same command goes on from there, whatever ended it.
@@ -57,6 +61,34 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
         stop = StopRequest()
         with stop.installed() if belongs_to is not None else contextlib.nullcontext():
             _answer_all(made, records, _file_for(records, folder, output_path), stop)
+
+
+def open_records(path: str | None, task: Any) -> Records:
+    """The records that `--input` means for a task.
+
+    Raises:
+      UsageError: they cannot be read, or the task does not answer such.
+    """
+    if path is not None and not is_pattern(path):
+        stamp(path)
+    if path is not None and path.endswith(ARRAY_SUFFIXES):
+        return Arrays(path)
+    if path is not None and (is_pattern(path) or tf.io.gfile.isdir(path) or path.lower().endswith(IMAGE_SUFFIXES)):
+        decode = task.decode_images if isinstance(task, ReadsImages) else None
+        if decode is None:
+            raise UsageError(
+                f"--input={path}: {type(task).__name__} does not say how image files become its model's inputs; give "
+                "arrays, as .npy or .npz"
+            )
+        return Images(path, task, decode)
+    if isinstance(task, ReadsLines):
+        return Lines(path, task)
+    if isinstance(task, ReadsImages):
+        raise UsageError(
+            f"--mode=predict: {type(task).__name__} does not answer lines of text; --input is a folder of images, a "
+            "glob, an image, or an array as .npy"
+        )
+    return Texts(path)
 
 
 def _check_output(input_path: str | None, output_path: str | None) -> None:
