@@ -28,22 +28,18 @@ The map, from the door inwards. A room may use those below it, never those above
     errors             users' errors, exit codes, the nearest name
 """
 
-from __future__ import annotations
-
 import importlib
-from typing import Any
 
 __version__ = "0.1.0"
 
-# What a notebook calls, and where it is: imported when it is used, as `import launcher` imports no TensorFlow.
-_LAZY = {"load": "launcher.serving.model_file:load"}
+# What Python programs use, each with the module that it is imported from when it is first used.
+_LAZY = {"fit": "launcher.modes.fit", "load": "launcher.serving.model_file"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _LAZY[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
