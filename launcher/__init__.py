@@ -33,10 +33,14 @@ import importlib
 __version__ = "0.1.0"
 
 # What Python programs use, each with the module that it is imported from when it is first used.
-_LAZY = {"fit": "launcher.modes.fit"}
+_LAZY = {"fit": "launcher.modes.fit", "load": "launcher.serving.model_file"}
 
 
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

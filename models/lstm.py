@@ -8,6 +8,7 @@ import gin
 import keras
 import tensorflow as tf
 
+from models.saving import SavedByArguments
 from models.transformer.dimensions import at_least, check_share
 from models.transformer.layers import Dropout, Embedding, projection, sizes
 from models.transformer.positions import layout
@@ -46,14 +47,24 @@ def lstm_language_model(
     return model
 
 
-class LstmLanguageModel(keras.Model):
+@keras.saving.register_keras_serializable(package="models")
+class LstmLanguageModel(SavedByArguments):
     """Logits of the next token, from the tokens so far; called and decoded like `models.transformer.LanguageModel`.
 
     The state starts as zeros at the first token of each segment. Any length will do.
     """
 
     def __init__(self, *, vocab_size: int, layers: int, width: int, dropout: float, tie_head: bool) -> None:
-        super().__init__(name="lstm_language_model")
+        super().__init__(
+            {
+                "vocab_size": vocab_size,
+                "layers": layers,
+                "width": width,
+                "dropout": dropout,
+                "tie_head": tie_head,
+            },
+            name="lstm_language_model",
+        )
         self._width = width
         self.embedding = Embedding(vocab_size=vocab_size, width=width, name="embedding")
         self.dropout = Dropout(dropout, name="dropout")

@@ -58,9 +58,10 @@ def unknown_part(dotted: str) -> str:
     while parts and (place / parts[0]).is_dir():
         place /= parts.pop(0)
     module = place / f"{parts[0]}.py" if parts else place / "__init__.py"
-    if module.is_file():
-        return ".".join(name for name in parts[1:] if not re.search(rf"\b{name}\b", module.read_text()))
-    return ".".join(parts)
+    names = parts[1:]
+    if not module.is_file():  # perhaps a name of the package itself, such as launcher.load
+        module, names = place / "__init__.py", parts
+    return ".".join(name for name in names if not re.search(rf"\b{name}\b", module.read_text()))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -175,13 +175,19 @@ class CheckpointStore:
             raise ValueError(f"step {step} ({metric} {value}) must be finite and have a complete checkpoint to be best")
         write_best(self._directory, Best(step=int(step), metric=metric, value=float(value)))
 
-    def read(self, step: int) -> dict[str, np.ndarray]:
+    def read(self, step: int, prefixes: tuple[str, ...] = ("",)) -> dict[str, np.ndarray]:
         """Returns the arrays saved at `step`, bit for bit, by name, in the order they were given to `save`.
+
+        Args:
+            step: A step of this store.
+            prefixes: Only arrays whose names begin with one of these are read.
 
         Raises:
             CheckpointReadError: There is no such checkpoint (any more), or it is damaged.
         """
-        return read_checkpoint(self._folder(step), self.manifest(step)["tensors"])
+        tensors = self.manifest(step)["tensors"]
+        wanted = {name: described for name, described in tensors.items() if name.startswith(prefixes)}
+        return read_checkpoint(self._folder(step), wanted)
 
     def manifest(self, step: int) -> dict[str, Any]:
         """Returns what is recorded of a checkpoint: step, time (Unix seconds), metrics, run, scaling, files, tensors.
@@ -199,6 +205,7 @@ class CheckpointStore:
         step: int,
         expected: Mapping[str, tuple[Sequence[int], Any]],
         stand_ins: Mapping[str, str] = MappingProxyType({}),
+        prefix: str = "",
     ) -> None:
         """Refuses a checkpoint that was written by another model.
 
@@ -206,12 +213,15 @@ class CheckpointStore:
             step: A step of this store.
             expected: Shape and dtype (NumPy's, TensorFlow's or a name) of every array the model needs, by name.
             stand_ins: Names that may be missing or left over, each with the name of what stands in for it.
+            prefix: Only the checkpoint's arrays whose names begin with it are compared.
 
         Raises:
             UsageError: Names are missing or unexpected, or shapes or dtypes differ; at most five of each are shown.
             CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
         """
-        check_same_model(self.manifest(step), expected, self._directory, stand_ins)
+        manifest = self.manifest(step)
+        tensors = {name: found for name, found in manifest["tensors"].items() if name.startswith(prefix)}
+        check_same_model({**manifest, "tensors": tensors}, expected, self._directory, stand_ins)
 
     def check_same_run(self, step: int) -> None:
         """Refuses a checkpoint of a run that was begun with another `run`; what was not recorded is not compared.

@@ -84,16 +84,38 @@ class Request:
 class PredictRequest(Request):
     """The flags of `--mode=predict`."""
 
-    input: str | None = flag(flags.DEFINE_string, None, "UTF-8 text, a line each. Default: standard input.")
-    output: str | None = flag(flags.DEFINE_string, None, "one line for each. Default: standard output.")
+    input: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "UTF-8 text, a line each; images: a folder, a pattern such as 'photos/*.jpg', or one file; or arrays: a .npy "
+        "file, or a .npz file whose keys are the model's inputs. Default: text on standard input.",
+    )
+    output: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "a line for each, JSON for images; for arrays a .npy or .npz file. Interrupted, the same command goes on from "
+        "OUTPUT.partial. Default: standard output.",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportRequest(Request):
-    """The flags of `--mode=export` and `--mode=export_step`."""
+class ExportStepRequest(Request):
+    """The flags of `--mode=export_step`."""
 
     export_dir: str | None = flag(
         flags.DEFINE_string, None, "where it goes. Default: MODEL_DIR/export or MODEL_DIR/export_step."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportRequest(ExportStepRequest):
+    """The flags of `--mode=export`."""
+
+    export_format: str = flag(
+        flags.DEFINE_enum,
+        "saved_model",
+        "what is written: a SavedModel, Keras's model.keras, or model.tflite by TensorFlow's own converter.",
+        enum_values=["saved_model", "keras", "litert"],
     )
 
 
@@ -181,12 +203,17 @@ MODES: dict[str, Mode] = {
             shows_plan=True,
             starts_processes=True,
         ),
-        Mode(name="predict", purpose="answers lines of text", module="serve", request=PredictRequest),
-        Mode(name="export", purpose="writes a SavedModel", module="serve", request=ExportRequest),
+        Mode(name="predict", purpose="answers lines, images or arrays", module="serve", request=PredictRequest),
+        Mode(
+            name="export",
+            purpose="writes the model as a SavedModel, .keras or .tflite file",
+            module="serve",
+            request=ExportRequest,
+        ),
         Mode(
             name="export_step",
             purpose="writes the training step of --replicas replicas as a program that JAX can run",
-            request=ExportRequest,
+            request=ExportStepRequest,
             refuses=dict.fromkeys(
                 ("strategy", "tpu"),
                 "makes a program for any devices; leave it out, and say how many replicas it has with --replicas",

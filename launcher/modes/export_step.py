@@ -7,12 +7,12 @@ import os
 
 from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE
-from launcher.modes import ExportRequest, dry_run
+from launcher.modes import ExportStepRequest, dry_run
 from launcher.modes.plan import resolve
 from launcher.step_program import export_step, lowering
 
 
-def run(request: ExportRequest) -> int:
+def run(request: ExportStepRequest) -> int:
     """Exports the step of --replicas replicas, which this machine need not have."""
     num_replicas = request.replicas or 1
     request = dataclasses.replace(request, strategy="one_device", replicas=None)

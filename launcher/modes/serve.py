@@ -1,4 +1,4 @@
-"""`--mode=predict` and `export`: a trained model at work, and as a SavedModel."""
+"""`--mode=predict` and `export`: a trained model at work, and as a file for others to use."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from launcher.serving import export, predict
 
 
 def run(request: PredictRequest | ExportRequest) -> int:
-    """Answers lines of text, or exports; on one device unless the flags name more."""
+    """Answers records on all local devices, or exports from one."""
     if request.strategy is None and not request.tpu:
-        request = dataclasses.replace(request, strategy="one_device")
+        # Whatever strategy the recipe trains with.
+        strategy = "auto" if isinstance(request, PredictRequest) else "one_device"
+        request = dataclasses.replace(request, strategy=strategy)
     with gin_bindings.usage_errors():
         plan = resolve(request)
         if isinstance(request, PredictRequest):
             predict.run(plan, request.run_dir, input_path=request.input, output_path=request.output)
             return EXIT_DONE
         export_dir = request.export_dir or os.path.join(request.run_dir, "export")
-        step = export.run(plan, request.run_dir, export_dir=export_dir)
+        step = export.run(plan, request.run_dir, export_dir=export_dir, export_format=request.export_format)
     print(f"exported step {step} of {request.run_dir} to {export_dir}")
     return EXIT_DONE

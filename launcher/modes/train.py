@@ -28,6 +28,7 @@ from launcher.run.plan import RunPlan
 from launcher.run.programs import FitCall
 from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
+from launcher.serving import model_file
 from launcher.step import layer_policies
 from launcher.step.trainer import Trainer
 from launcher.supervised.preemption import StopRequest
@@ -141,6 +142,7 @@ class _Run:
             with stop.installed():
                 gce.watch(os.environ, stop.notice)
                 controller.train()
+        self._save_model(built, store)
 
     @contextlib.contextmanager
     def _damage_named(self, built: Session) -> Iterator[None]:
@@ -159,6 +161,14 @@ class _Run:
             if found is None:
                 raise
             raise UsageError(found) from error
+
+    def _save_model(self, built: Session, store: CheckpointStore) -> None:
+        recipe = self._plan.recipe
+        if not self._is_chief or recipe.save_model == "none":
+            return
+        with self._stopwatch.phase("checkpoint"):
+            note = model_file.save(built.model, store, self._model_dir, recipe.save_model, averaged=recipe.evaluate_ema)
+        self._reporter.note(note)
 
     def _store(self, built: Session) -> CheckpointStore:
         recipe = self._plan.recipe

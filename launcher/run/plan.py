@@ -142,11 +142,7 @@ def resolve(
     devices = on or strategy_lib.plan(
         requested=strategy or recipe.strategy, replicas=replicas, tpu=tpu, cluster=cluster, environ=environ
     )
-    policy, why = recipe.precision, "train.precision"
-    if policy == "auto":
-        policy, why = strategy_lib.recommended_policy(devices)
-    if policy not in precision.POLICIES:
-        raise UsageError(f"train.precision = {policy!r}: expected 'auto' or one of {', '.join(precision.POLICIES)}")
+    policy, why = policy_of(recipe, devices)
     # One layer in float16 is enough for gradients to underflow.
     in_float16 = "mixed_float16" in (policy, *recipe.precision_overrides.values())
     data = open_data(recipe.task)
@@ -167,6 +163,20 @@ def resolve(
     )
     check_batches(plan)
     return plan
+
+
+def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, str]:
+    """The dtype policy of a recipe on these devices, and the reason for it.
+
+    Raises:
+      UsageError: `train.precision` names none.
+    """
+    policy, why = recipe.precision, "train.precision"
+    if policy == "auto":
+        policy, why = strategy_lib.recommended_policy(devices)
+    if policy not in precision.POLICIES:
+        raise UsageError(f"train.precision = {policy!r}: expected 'auto' or one of {', '.join(precision.POLICIES)}")
+    return policy, why
 
 
 def check_batches(plan: RunPlan) -> None:

@@ -22,6 +22,8 @@ from launcher.watch.precision_watch import PrecisionWatch
 # Evaluation metrics of which less is better; of all others, more.
 LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
 
+SAVE_MODEL = ("best", "last", "none")
+
 
 @gin.configurable("train")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,8 @@ class Recipe:
       evaluate_every: steps between evaluations; 0 for only at the end.
       checkpoint_every: steps between checkpoints; 0 for only at the end.
       checkpoint_every_minutes: minutes between checkpoints, as well; 0 for never.
+      save_model: whose weights MODEL_DIR/model.keras gets when training ends: "best" (the best checkpoint's, else the
+        last one's), "last", or "none" to write no such file. They are averaged where `evaluate_ema` evaluates averages.
       keep_checkpoints: newest checkpoints kept, besides the best.
       keep_checkpoint_every_hours: besides those, checkpoints written at least so many hours apart are kept for ever,
         the first one included; 0 for none.
@@ -98,6 +102,7 @@ class Recipe:
     evaluate_every: int = 0
     checkpoint_every: int = 0
     checkpoint_every_minutes: float = 10.0
+    save_model: str = "best"
     keep_checkpoints: int = 3
     keep_checkpoint_every_hours: float = 0.0
     asynchronous_checkpoints: bool = True
@@ -123,6 +128,10 @@ class Recipe:
         if self.on_checkpoint_error not in ON_ERROR:
             raise UsageError(
                 f"train.on_checkpoint_error = {self.on_checkpoint_error!r}: must be {' or '.join(map(repr, ON_ERROR))}"
+            )
+        if self.save_model not in SAVE_MODEL:
+            raise UsageError(
+                f"train.save_model = {self.save_model!r}: must be one of {', '.join(map(repr, SAVE_MODEL))}"
             )
         for name in ("steps", "epochs", "eval_batch_size"):
             value = getattr(self, name)

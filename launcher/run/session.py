@@ -17,6 +17,7 @@ from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
+from launcher.run.recipe import Recipe
 from launcher.step import initial_values, layer_policies, moving_statistics
 from launcher.step.clipping import Clipping
 from launcher.step.layers import group_size, walk
@@ -118,15 +119,25 @@ def float32_model(session: Session) -> keras.Model:
 
 
 def build_model(plan: RunPlan) -> keras.Model:
-    """The task's model under the plan's policy and seed, in the current strategy scope.
+    """The task's model under the plan's policy and seed, in the current strategy scope; see `model_of`."""
+    model = model_of(plan.recipe, policy=plan.policy, seed=plan.seed)
+    if getattr(plan.recipe.task, "statistics_over_global_batch", False) and plan.num_parts > 1:
+        for layer, *_ in walk(model):
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.synchronized = True
+    return model
+
+
+def model_of(recipe: Recipe, *, policy: str, seed: int) -> keras.Model:
+    """A recipe's model under a dtype policy, in the current strategy scope.
 
     Raises:
       UsageError: it is not a Keras model, has nothing to train, or not the layers that the recipe gives policies to.
     """
-    keras.config.set_dtype_policy(plan.policy)
-    keras.utils.set_random_seed(plan.seed)
+    keras.config.set_dtype_policy(policy)
+    keras.utils.set_random_seed(seed)
     try:
-        model = plan.recipe.task.model()
+        model = recipe.task.model()
     except ValueError as error:
         # Our own models check their arguments, which are bindings; of a user's, `failures.explained` says where it was.
         if _MODELS not in pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).parents:
@@ -142,11 +153,7 @@ def build_model(plan: RunPlan) -> keras.Model:
             f"model {model.name!r} has no variables to train; a subclassed model must be built before model() returns "
             "(call it on an example, or model.build(shape))"
         )
-    layer_policies.apply(model, plan.recipe.precision_overrides)
-    if getattr(plan.recipe.task, "statistics_over_global_batch", False) and plan.num_parts > 1:
-        for layer, *_ in walk(model):
-            if isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = True
+    layer_policies.apply(model, recipe.precision_overrides)
     return model
 
 

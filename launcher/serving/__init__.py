@@ -1,22 +1,26 @@
-"""Serving of trained models: `--mode=predict`, `--mode=export`, and the session with saved weights for both."""
+"""Serving of trained models: `--mode=predict`, `--mode=export`, MODEL_DIR/model.keras, and the weights for all."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
-from launcher.run import assets, session, starting_point
+from launcher.run import assets, session
 from launcher.run.plan import RunPlan
+from launcher.serving import weights
+from launcher.serving.weights import Weights
 
 
-@contextlib.contextmanager
+def checkpoints_of(model_dir: str) -> CheckpointStore:
+    """The checkpoints of a run, to be read."""
+    return CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
+
+
 def trained(
     plan: RunPlan, model_dir: str, mode: str, *, replicas_allowed: bool = False
-) -> Iterator[tuple[session.Session, int]]:
-    """Builds the session with the weights of the best checkpoint, else of the newest, and yields it with its step.
+) -> tuple[session.Session, Weights]:
+    """Builds the session with the weights of the best checkpoint, else of the newest, and returns both.
 
     The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the
     checkpoints, so that no data set is needed.
@@ -30,17 +34,14 @@ def trained(
             f"--mode={mode} runs {where}, and here are {plan.strategy.num_replicas} replicas in "
             f"{plan.cluster.num_workers} process(es); leave --replicas out, and start it apart from a job's workers"
         )
-    store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
-    step = store.best() or store.latest()
+    store = checkpoints_of(model_dir)
+    step = weights.step_of(store, "best")
     if step is None:
         raise UsageError(f"--mode={mode}: no checkpoint in {model_dir}; train first, or name another --model_dir")
     use_assets = getattr(plan.recipe.task, "use_assets", None)
     if use_assets is not None:
         use_assets(assets.read(model_dir))
     made = session.build(plan)
-    made.trainer.restore(starting_point.read(store, made.trainer, step))
-    averaged = (
-        made.trainer.ema.in_place_of_weights(made.strategy) if plan.recipe.evaluate_ema else contextlib.nullcontext()
-    )
-    with averaged:
-        yield made, step
+    found = weights.read(store, step, made.model, averaged=plan.recipe.evaluate_ema)
+    weights.put(made.model, found.arrays)
+    return made, found

@@ -1,51 +1,157 @@
-"""Export of a SavedModel that answers text with text, or images with classes, without this package."""
+"""Export of a trained model that runs without this package: a SavedModel, a .keras file or a LiteRT (TFLite) file."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
-from launcher.errors import UsageError
+from launcher.errors import UsageError, user_code
 from launcher.run.plan import RunPlan
-from launcher.serving import trained
-from launcher.tasks.base import Serves
+from launcher.run.session import Session
+from launcher.serving import interface, model_file, trained
+from launcher.serving.weights import Weights
+from launcher.step.layers import walk
+from launcher.tasks.base import Served, Serves
+
+TFLITE_FILE = "model.tflite"
 
 
-def run(plan: RunPlan, model_dir: str, *, export_dir: str) -> int:
-    """Writes the SavedModel; returns the step of its weights.
+def run(plan: RunPlan, model_dir: str, *, export_dir: str, export_format: str = "saved_model") -> int:
+    """Writes the model; returns the step of its weights.
 
-    It has one signature, "serving_default". Nothing but TensorFlow is needed to load it:
+    A SavedModel has one signature, "serving_default". Nothing but TensorFlow is needed to load it:
 
         serve = tf.saved_model.load(export_dir).signatures["serving_default"]
         serve(text=tf.constant(["twenty-one"]))["text"]
 
+    It takes what the task's `served()` takes, such as the bytes of an image file, and where a task has no such method
+    the model's own inputs, by their names. The other formats hold the model alone: "keras" as `model.keras`, "litert"
+    as `model.tflite`, with the model's own inputs in its signature.
+
     Raises:
-      UsageError: the task cannot be exported, there are no weights, or `export_dir` is not empty or not writable.
+      UsageError: the model cannot be exported so, there are no weights, or `export_dir` is not empty or not writable.
     """
-    task = plan.recipe.task
-    if not isinstance(task, Serves):
-        raise UsageError(f"--mode=export: {type(task).__name__} cannot be exported; it has no method served()")
     if tf.io.gfile.exists(export_dir) and (not tf.io.gfile.isdir(export_dir) or tf.io.gfile.listdir(export_dir)):
         raise UsageError(f"--export_dir={export_dir} exists and is not an empty folder; choose another")
-    with trained(plan, model_dir, "export") as (made, step):
-        served = task.served(made.model)
-        spec = tf.TensorSpec([None], tf.string, name=served.input_name)
-        function = tf.function(served.function, input_signature=[spec])
-        module = tf.Module(name="served")
-        # Not the Keras model itself, which would bring its own functions and, to be loaded, its own classes.
-        module.variables_read = [variable.value for variable in made.model.variables]
-        module.resources = served.resources
-        module.serve = function
-        partial = f"{export_dir.rstrip(os.sep)}.partial"
+    made, weights = trained(plan, model_dir, "export")
+    partial = f"{export_dir.rstrip(os.sep)}.partial"
+    try:
+        WRITERS[export_format](made, weights, partial)
+        if tf.io.gfile.exists(export_dir):
+            tf.io.gfile.rmtree(export_dir)
+        tf.io.gfile.rename(partial, export_dir)
+    except (OSError, tf.errors.OpError) as error:
+        raise UsageError(f"--export_dir={export_dir} cannot be written: {error}; choose another") from None
+    finally:
+        if tf.io.gfile.exists(partial):
+            tf.io.gfile.rmtree(partial)
+    return weights.step
+
+
+def _saved_model(made: Session, weights: Weights, folder: str) -> None:
+    task = made.plan.recipe.task
+    served = task.served(made.model) if isinstance(task, Serves) else None
+    if served is None:
+        _save_own_inputs(made, folder)
+    else:
+        _save_served(made.model, served, folder)
+
+
+def _save_served(model: keras.Model, served: Served, folder: str) -> None:
+    spec = tf.TensorSpec([None], tf.string, name=served.input_name)
+    _save_function(model, served.function, [spec], served.resources, folder)
+
+
+def _save_own_inputs(made: Session, folder: str) -> None:
+    own = interface.of(made.model, made.plan)
+
+    def serve(*tensors: tf.Tensor) -> Mapping[str, tf.Tensor]:
+        outputs = own.call(dict(zip(own.inputs, tensors, strict=True)))
+        # A signature must not give back what it was given, nor one tensor twice.
+        return {name: tf.identity(tensor) for name, tensor in outputs.items()}
+
+    _save_function(made.model, serve, list(own.inputs.values()), _tables(made.model), folder)
+
+
+def _save_function(
+    model: keras.Model,
+    function: Callable[..., Any],
+    specs: Sequence[tf.TensorSpec],
+    resources: Sequence[Any],
+    folder: str,
+) -> None:
+    module = tf.Module(name="served")
+    # Not the Keras model itself, which would bring its own functions and, to be loaded, its own classes.
+    module.variables_read = [variable.value for variable in model.variables]
+    module.resources = list(resources)
+    module.serve = tf.function(function, input_signature=specs)
+    tf.saved_model.save(module, folder, signatures={"serving_default": module.serve})
+
+
+def _tables(model: keras.Model) -> list[Any]:
+    """Tables of the model's own preprocessing layers, which are no variables."""
+    return [
+        value
+        for layer, *_ in walk(model)
+        for value in vars(layer).values()
+        if isinstance(value, tf.saved_model.experimental.TrackableResource)
+    ]
+
+
+def _keras_file(made: Session, weights: Weights, folder: str) -> None:
+    with tempfile.TemporaryDirectory() as local:  # Keras writes to a disk, and --export_dir may be a bucket
+        path = os.path.join(local, model_file.MODEL_FILE)
         try:
-            tf.saved_model.save(module, partial, signatures={"serving_default": function})
-            if tf.io.gfile.exists(export_dir):
-                tf.io.gfile.rmtree(export_dir)
-            tf.io.gfile.rename(partial, export_dir)
-        except (OSError, tf.errors.OpError) as error:
-            raise UsageError(f"--export_dir={export_dir} cannot be written: {error}; choose another") from None
-        finally:
-            if tf.io.gfile.exists(partial):
-                tf.io.gfile.rmtree(partial)
-    return step
+            model_file.save_keras(made.model, path, "best", weights)
+        except OSError:
+            raise
+        except Exception as error:  # of the user's get_config()
+            raise UsageError(
+                f"--export_format=keras: Keras cannot save this model: {user_code.summary(error).rstrip('.')}; give "
+                "its own classes a get_config(), or use --export_format=saved_model"
+            ) from error
+        _copy(path, folder)
+
+
+def _litert_file(made: Session, weights: Weights, folder: str) -> None:
+    with tempfile.TemporaryDirectory() as local:
+        saved = os.path.join(local, "saved_model")
+        _save_own_inputs(made, saved)
+        path = os.path.join(local, TFLITE_FILE)
+        with open(path, "wb") as file:
+            file.write(_converted(saved))
+        _copy(path, folder)
+
+
+def _converted(saved: str) -> bytes:
+    """A SavedModel as TensorFlow's converter makes a LiteRT model of it."""
+    builtin, select = tf.lite.OpsSet.TFLITE_BUILTINS, tf.lite.OpsSet.SELECT_TF_OPS
+    why = ""
+    for operations in ([builtin], [builtin, select]):
+        converter = tf.lite.TFLiteConverter.from_saved_model(saved, signature_keys=["serving_default"])
+        converter.target_spec.supported_ops = operations
+        try:
+            return bytes(converter.convert())
+        except Exception as error:  # ConverterError is not public
+            why = why or user_code.summary(error)
+    raise UsageError(
+        f"--export_format=litert: TensorFlow's converter cannot convert this model: {why}; use "
+        "--export_format=saved_model"
+    )
+
+
+def _copy(path: str, folder: str) -> None:
+    tf.io.gfile.makedirs(folder)
+    tf.io.gfile.copy(path, os.path.join(folder, os.path.basename(path)), overwrite=True)
+
+
+WRITERS: dict[str, Callable[[Session, Weights, str], None]] = {
+    "saved_model": _saved_model,
+    "keras": _keras_file,
+    "litert": _litert_file,
+}

@@ -1,70 +1,185 @@
-"""Prediction by a trained model: lines in, as many lines out, in their order."""
+"""Prediction by a trained model: records in, as many answers out, in their order, going on where an attempt ended."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
+import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from launcher.errors import UsageError
+from launcher.config import gin_used
+from launcher.errors import Preempted, UsageError
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.serving import trained
-from launcher.tasks.base import ReadsLines
+from launcher.serving import answers_file, trained
+from launcher.serving.answers_file import AnswersFile
+from launcher.serving.array_rows import ARRAY_SUFFIXES, Arrays
+from launcher.serving.image_files import IMAGE_SUFFIXES, Images
+from launcher.serving.records import Records, is_pattern, stamp
+from launcher.serving.text_lines import Lines, Texts
+from launcher.serving.weights import Weights
+from launcher.supervised.preemption import StopRequest
+from launcher.tasks.base import ReadsImages, ReadsLines
+
+_PROGRESS_SECONDS = 10.0
 
 
 def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: str | None) -> None:
-    """Answers every line of the input with one line of output.
+    """Answers every record of the input; see `open_records` for what these can be.
 
-    Line breaks in an answer become spaces. Lines are read as they are needed, in batches of the evaluation's size.
+    Records are read as they are needed, in batches of the evaluation's size. What is answered stays in OUTPUT.partial
+    until all is: the same command goes on from there, whatever ended it.
 
     Args:
       plan: of one process, on any of its devices; every replica answers its part of a batch.
       model_dir: of the run that trained the weights.
-      input_path: UTF-8 text; None for standard input.
-      output_path: written as a whole; None for standard output.
+      input_path: text, images or arrays; None for text on standard input.
+      output_path: written as a whole; None for lines on standard output.
 
     Raises:
-      UsageError: the task does not read lines, there are no weights, or a file cannot be read or written.
+      UsageError: the task does not answer such records, there are no weights, or a file cannot be read or written.
+      Preempted: asked to stop; what is answered is kept.
     """
-    task = plan.recipe.task
-    if not isinstance(task, ReadsLines):
-        raise UsageError(f"--mode=predict: {type(task).__name__} does not answer lines of text")
-    if output_path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(output_path))):
+    _check_output(input_path, output_path)
+    records = open_records(input_path, plan.recipe.task)
+    made, weights = trained(plan, model_dir, "predict", replicas_allowed=True)
+    records.prepare(made)
+    sys.stderr.write(f"predicting with step {weights.step} of {model_dir}\n")
+    if output_path is None:
+        _answer_all(made, records, answers_file.Printed(), lambda: False)
+        return
+    belongs_to = _belongs_to(made, model_dir, weights, records)
+    with answers_file.partial_folder(output_path, belongs_to) as folder:
+        stop = StopRequest()
+        with stop.installed() if belongs_to is not None else contextlib.nullcontext():
+            _answer_all(made, records, _file_for(records, folder, output_path), stop)
+
+
+def open_records(path: str | None, task: Any) -> Records:
+    """The records that `--input` means for a task.
+
+    Raises:
+      UsageError: they cannot be read, or the task does not answer such.
+    """
+    if path is not None and not is_pattern(path):
+        stamp(path)
+    if path is not None and path.endswith(ARRAY_SUFFIXES):
+        return Arrays(path)
+    if path is not None and (is_pattern(path) or tf.io.gfile.isdir(path) or path.lower().endswith(IMAGE_SUFFIXES)):
+        decode = task.decode_images if isinstance(task, ReadsImages) else None
+        if decode is None:
+            raise UsageError(
+                f"--input={path}: {type(task).__name__} does not say how image files become its model's inputs; give "
+                "arrays, as .npy or .npz"
+            )
+        return Images(path, task, decode)
+    if isinstance(task, ReadsLines):
+        return Lines(path, task)
+    if isinstance(task, ReadsImages):
+        raise UsageError(
+            f"--mode=predict: {type(task).__name__} does not answer lines of text; --input is a folder of images, a "
+            "glob, an image, or an array as .npy"
+        )
+    return Texts(path)
+
+
+def _check_output(input_path: str | None, output_path: str | None) -> None:
+    is_array = input_path is not None and input_path.endswith(ARRAY_SUFFIXES)
+    if is_array and (output_path is None or not output_path.endswith(ARRAY_SUFFIXES)):
+        raise UsageError(
+            f"--input={input_path} is an array, and so are its answers: name them by --output=FILE.npy, or FILE.npz "
+            f"for a model of several outputs, not {output_path or 'standard output'}"
+        )
+    if output_path is None:
+        return
+    if not is_array and output_path.endswith(ARRAY_SUFFIXES):
+        raise UsageError(
+            f"--output={output_path}: answers to --input={input_path or 'standard input'} are lines of text"
+        )
+    if os.path.isdir(output_path):
+        raise UsageError(f"--output={output_path} is a folder; name a file")
+    if not os.path.isdir(os.path.dirname(os.path.abspath(output_path))):
         raise UsageError(f"--output={output_path}: its folder does not exist")
-    with _opened_input(input_path) as lines, trained(plan, model_dir, "predict", replicas_allowed=True) as (made, step):
-        sys.stderr.write(f"predicting with step {step} of {model_dir}\n")
-        generate = writer(made)
-        with _opened_output(output_path) as output:
-            for batch in _batches(lines, plan.eval_batch_size):
-                # Padded to one size, so that the last batch needs no program of its own.
-                size = 1 if len(batch) == made.strategy.num_replicas_in_sync == 1 else plan.eval_batch_size
-                inputs = task.encode_lines([*batch, *[""] * (size - len(batch))])
-                for answer in task.decode_lines(generate(inputs)[: len(batch)]):
-                    output.write(" ".join(answer.splitlines()) + "\n")
-                output.flush()
 
 
-def on_all_replicas(made: Session) -> Callable:
-    """A `tf.function` that takes every replica's part of a batch and has the model write, each replica for its own.
+def _file_for(records: Records, folder: Path, path: str) -> AnswersFile:
+    if isinstance(records, Arrays):
+        return answers_file.Arrays(folder, path, records.total)
+    return answers_file.Lines(folder, path)
+
+
+def _belongs_to(made: Session, model_dir: str, weights: Weights, records: Records) -> dict[str, Any] | None:
+    """All that the answers depend on, so that they go on only with their like; None for input that is read once."""
+    if records.identity is None:
+        return None
+    return {
+        **records.identity,
+        "model_dir": os.path.abspath(model_dir),
+        "step": weights.step,
+        "averaged": weights.averaged,
+        "batch_size": made.plan.eval_batch_size,
+        "replicas": made.strategy.num_replicas_in_sync,
+        "config": hashlib.sha256(gin_used.operative_config().encode()).hexdigest(),
+    }
+
+
+def _answer_all(made: Session, records: Records, output: AnswersFile, stop_requested: Callable[[], bool]) -> None:
+    size = made.plan.eval_batch_size
+    # Whole batches: what a model writes may depend on the row of its batch, as the draws of sampling do.
+    done = output.keep(size, records.look_at)
+    if done:
+        sys.stderr.write(f"going on after {done:,} answers of an earlier attempt\n")
+    write, progress = writer(made, records.answer), _Progress(records.total, done)
+    for batch in records.batches(done, size):
+        if stop_requested():
+            raise Preempted(f"asked to stop: {done:,} answers are kept; the same command goes on from there")
+        # Padded to one size, so that the last batch needs no program of its own.
+        rows = 1 if len(batch) == made.strategy.num_replicas_in_sync == 1 else size
+        inputs, damaged = records.encode(batch, rows)
+        outputs = write(inputs) if inputs else None
+        output.append(records.answers(batch, outputs, damaged))
+        done += len(batch)
+        progress.tell(done)
+    output.finish()
+    sys.stderr.writelines(f"{remark}\n" for remark in records.remarks())
+
+
+class _Progress:
+    """Says every few seconds how far it is."""
+
+    def __init__(self, total: int | None, done: int):
+        self._of = "" if total is None else f" of {total:,}"
+        self._begun_at, self._began, self._told = done, time.monotonic(), time.monotonic()
+
+    def tell(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= _PROGRESS_SECONDS:
+            self._told = now
+            rate = (done - self._begun_at) / (now - self._began)
+            sys.stderr.write(f"answered {done:,}{self._of}, {rate:.3g}/s\n")
+
+
+def on_all_replicas(made: Session, answer: Callable[[Any, Any], Any]) -> Callable:
+    """A `tf.function` that takes every replica's part of a batch and has the model answer, each replica for its own.
 
     Every new shape is traced anew, so that all of them are known: a TPU compiles nothing else.
     """
-    write = functools.partial(made.plan.recipe.task.generate, made.model)
-    if made.plan.jit_compile:
-        write = tf.function(write, jit_compile=True)
+    write = functools.partial(answer, made.model)
+    compiled = tf.function(write, jit_compile=True) if made.plan.jit_compile else write
 
     # Functions of their own: of a `tf.function`, MirroredStrategy would compile all replicas together; of a lambda,
     # TPUStrategy makes a name that its own checks refuse.
     def on_replica(batch: Any) -> Any:
-        return write(batch)
+        has_text = any(tensor.dtype == tf.string for tensor in tf.nest.flatten(batch))  # which XLA does not know
+        return write(batch) if has_text else compiled(batch)
 
     def on_all(batch: Any) -> Any:
         return made.strategy.run(on_replica, args=(batch,))
@@ -72,18 +187,23 @@ def on_all_replicas(made: Session) -> Callable:
     return tf.function(on_all)
 
 
-def writer(made: Session) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
-    """A function that has the model write on all replicas.
+def writer(made: Session, answer: Callable[[Any, Any], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    """A function that has the model answer on all replicas.
+
+    Args:
+      made: the session.
+      answer: takes the model and one replica's part of a batch, as `Records.answer`.
 
     Returns:
-      Takes a batch as the task's `encode_lines` gives it, rows divisible by the replicas; returns what `generate` gives
-      for it, int32 [rows, length].
+      Takes a batch of rows divisible by the replicas; returns what `answer` gives for all of it, as NumPy arrays.
     """
-    strategy, generate = made.strategy, on_all_replicas(made)
+    strategy, on_all = made.strategy, on_all_replicas(made, answer)
 
-    def write(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        outputs = generate(parts(strategy, inputs))
-        return np.concatenate([output.numpy() for output in strategy.experimental_local_results(outputs)])
+    def gathered(output: Any) -> np.ndarray:
+        return np.concatenate([part.numpy() for part in strategy.experimental_local_results(output)])
+
+    def write(inputs: Mapping[str, np.ndarray]) -> Any:
+        return tf.nest.map_structure(gathered, on_all(parts(strategy, inputs)))
 
     return write
 
@@ -96,47 +216,3 @@ def parts(strategy: tf.distribute.Strategy, inputs: Mapping[str, np.ndarray]) ->
         return {name: tf.constant(np.split(array, each)[number]) for name, array in inputs.items()}
 
     return strategy.experimental_distribute_values_from_function(part)
-
-
-def _batches(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    while batch := [line.rstrip("\r\n") for line in itertools.islice(lines, size)]:
-        yield batch
-
-
-@contextlib.contextmanager
-def _opened_input(path: str | None) -> Iterator[Iterator[str]]:
-    if path is None:
-        yield _decoded(sys.stdin.buffer, "standard input")
-        return
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(f"--input={path} cannot be read: {error.strerror or error}") from None
-    with file:
-        yield _decoded(file, f"--input={path}")
-
-
-def _decoded(file: IO[bytes], name: str) -> Iterator[str]:
-    for number, line in enumerate(file, start=1):
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{name}, line {number}: not UTF-8 ({error.reason})") from None
-
-
-@contextlib.contextmanager
-def _opened_output(path: str | None) -> Iterator[IO[str]]:
-    if path is None:
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        yield sys.stdout
-        return
-    partial = f"{path}.partial"
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            yield file
-        os.replace(partial, path)
-    except OSError as error:
-        raise UsageError(f"--output={path} cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)

@@ -22,7 +22,7 @@ from launcher.step.train_step import Counters, ReplicaStep
 from launcher.tasks.base import Task
 
 # Prefixes of names in a checkpoint.
-_MODEL, _SCALE = "model/", "loss_scale/"
+MODEL, AVERAGES, _SCALE = "model/", "ema/", "loss_scale/"
 _SHOWN = 3
 
 
@@ -234,13 +234,12 @@ class Trainer:
         }
         for field, variable in zip(ScaleState._fields, self.counters.scale, strict=True):
             named[f"{_SCALE}{field}"] = variable
-        for prefix, variables in (("model", self.model.weights), ("optimizer", self.optimizer.variables)):
-            for variable in variables:
-                name = unique_name(f"{prefix}/{variable.path}", named)
-                named[name] = variable
+        named |= weight_names(self.model)
+        for variable in self.optimizer.variables:
+            named[unique_name(f"optimizer/{variable.path}", named)] = variable
         names = {id(variable): name for name, variable in named.items()}
         for source, average in self.ema.variables:
-            named[_average_of(names[id(source)])] = average
+            named[average_of(names[id(source)])] = average
         return named
 
     def stand_ins(self) -> dict[str, str]:
@@ -249,9 +248,9 @@ class Trainer:
         """
         trained = {id(variable) for variable in self.model.trainable_variables}
         return {
-            _average_of(name): name
+            average_of(name): name
             for name, variable in self.variables().items()
-            if name.startswith(_MODEL) and id(variable) not in trained
+            if name.startswith(MODEL) and id(variable) not in trained
         }
 
     def initial_loss_scale(self) -> dict[str, np.ndarray]:
@@ -314,8 +313,17 @@ def _columns(names: Sequence[str], table: np.ndarray) -> dict[str, np.ndarray]:
     return {name: table[:, found if len(found) > 1 else found[0]] for name, found in places.items()}
 
 
-def _average_of(name: str) -> str:
-    return f"ema/{name.removeprefix(_MODEL)}"
+def weight_names(model: keras.Model) -> dict[str, keras.Variable]:
+    """A model's weights by the names that they have in a checkpoint, in its order."""
+    named: dict[str, keras.Variable] = {}
+    for variable in model.weights:
+        named[unique_name(f"{MODEL}{variable.path}", named)] = variable
+    return named
+
+
+def average_of(name: str) -> str:
+    """The name of a weight's average in a checkpoint."""
+    return f"{AVERAGES}{name.removeprefix(MODEL)}"
 
 
 def unique_name(name: str, taken: Mapping[str, object]) -> str:

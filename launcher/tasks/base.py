@@ -38,7 +38,8 @@ class Task(Protocol):
     - `assets() -> {file name: content}`: what belongs to the weights, such as a vocabulary; kept in MODEL_DIR/assets.
     - `use_assets(assets)`: takes them from there instead of making them.
     - the methods of `Decodes`, to be evaluated by what the model writes.
-    - the methods of `ReadsLines`, for `--mode=predict`, and of `Serves`, for `--mode=export`.
+    - the methods of `ReadsLines` or `ReadsImages`, for `--mode=predict` on lines or image files, and of `Serves`, for
+      an export that takes such. Without them, both modes work on the model's own inputs.
     """
 
     def data(self) -> Data:
@@ -105,6 +106,22 @@ class ReadsLines(Protocol):
         """The text of each output."""
 
 
+@runtime_checkable
+class ReadsImages(Protocol):
+    """A task whose model classifies image files.
+
+    Attributes:
+      decode_images: files, string [n], to images float32 [n, ...]; None where the data does not say how.
+      class_names: by class; empty if they are not known.
+    """
+
+    decode_images: Callable[[tf.Tensor], tf.Tensor] | None
+    class_names: Sequence[str]
+
+    def classify(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Probabilities float32 [b, classes] of "image"; in replica context, without collectives."""
+
+
 class Served(NamedTuple):
     """What a SavedModel answers.
 
@@ -121,10 +138,10 @@ class Served(NamedTuple):
 
 @runtime_checkable
 class Serves(Protocol):
-    """A task that can be exported."""
+    """A task whose SavedModel takes requests as they come, such as files or lines, and not the model's own inputs."""
 
-    def served(self, model: keras.Model) -> Served:
-        """Everything from the bytes of a request to the answer, as TensorFlow operations."""
+    def served(self, model: keras.Model) -> Served | None:
+        """Everything from the bytes of a request to the answer, as TensorFlow operations; None for the model alone."""
 
 
 Assets = Mapping[str, bytes]

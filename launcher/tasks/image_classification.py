@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import gin
 import keras
@@ -67,21 +67,29 @@ class ImageClassification:
             metrics["top_5_accuracy"] = tf.reduce_sum(in_top_5 * weight)
         return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), metrics
 
-    def served(self, model: keras.Model) -> Served:
-        """JPEG or PNG files in, probabilities and the likeliest class out.
-
-        Raises:
-          UsageError: the images of this data are made up, so that there is no telling how a file becomes one.
-        """
-        decode = self._data.decode
+    def served(self, model: keras.Model) -> Served | None:
+        """JPEG or PNG files in, probabilities and the likeliest class out; None where data has no files."""
+        decode = self.decode_images
         if decode is None:
-            raise UsageError(f"--mode=export: {self._data.name!r} does not say how files become its images")
+            return None
 
         def serve(image: tf.Tensor) -> dict[str, tf.Tensor]:
-            logits = tf.cast(model(decode(image), training=False), tf.float32)
-            return {"probabilities": tf.nn.softmax(logits), "class": tf.argmax(logits, axis=-1)}
+            probabilities = self.classify(model, {"image": decode(image)})
+            return {"probabilities": probabilities, "class": tf.argmax(probabilities, axis=-1)}
 
         return Served("image", serve, [])
+
+    @property
+    def decode_images(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        return self._data.decode
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        return getattr(self._data, "class_names", ())
+
+    def classify(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Probabilities of the classes, float32 [b, classes]."""
+        return tf.nn.softmax(tf.cast(model(batch["image"], training=False), tf.float32))
 
     def _target(self, label: tf.Tensor, smoothing: float) -> tf.Tensor:
         """Probabilities, float32 [batch, num_classes]."""

@@ -8,6 +8,7 @@ import gin
 import keras
 import tensorflow as tf
 
+from models.saving import SavedByArguments
 from models.transformer.attention import no_later, same_segment
 from models.transformer.block import Block
 from models.transformer.dimensions import (
@@ -117,7 +118,8 @@ def language_model(
     return model
 
 
-class LanguageModel(keras.Model):
+@keras.saving.register_keras_serializable(package="models")
+class LanguageModel(SavedByArguments):
     """Logits of the next token, from the tokens so far.
 
     Called with a dict of int32 tensors: "tokens" [batch, length], and for rows that hold several texts "segments" and
@@ -141,7 +143,20 @@ class LanguageModel(keras.Model):
         max_length: int,
         block: dict[str, Any],
     ) -> None:
-        super().__init__(name="language_model")
+        super().__init__(
+            {
+                "vocab_size": vocab_size,
+                "layers": layers,
+                "width": width,
+                "norm": norm,
+                "positions": positions,
+                "tie_head": tie_head,
+                "dropout": dropout,
+                "max_length": max_length,
+                "block": block,
+            },
+            name="language_model",
+        )
         self._width, self._max_length, self._positions = width, max_length, positions
         self._dimensions = dimensions(vocab_size=vocab_size, block=block)
         self.embedding = Embedding(vocab_size=vocab_size, width=width, name="embedding")

@@ -8,6 +8,7 @@ import gin
 import keras
 import tensorflow as tf
 
+from models.saving import SavedByArguments
 from models.transformer.attention import no_later, same_segment
 from models.transformer.block import Block
 from models.transformer.dimensions import (
@@ -94,7 +95,8 @@ def transformer(
     return model
 
 
-class EncoderDecoder(keras.Model):
+@keras.saving.register_keras_serializable(package="models")
+class EncoderDecoder(SavedByArguments):
     """Logits of the next target token, from the source and the target tokens before it.
 
     Called with a dict of int32 tensors: "source" [batch, source length] and "target_in" [batch, length], and for rows
@@ -117,7 +119,19 @@ class EncoderDecoder(keras.Model):
         max_length: int,
         block: dict[str, Any],
     ) -> None:
-        super().__init__(name="transformer")
+        super().__init__(
+            {
+                "vocab_size": vocab_size,
+                "layers": layers,
+                "width": width,
+                "dropout": dropout,
+                "norm_first": norm_first,
+                "share_embeddings": share_embeddings,
+                "max_length": max_length,
+                "block": block,
+            },
+            name="transformer",
+        )
         self._width, self._max_length = width, max_length
         self._dimensions = dimensions(vocab_size=vocab_size, block=block)
         names = ("embedding",) if share_embeddings else ("source_embedding", "target_embedding", "output_embedding")

@@ -32,7 +32,7 @@ def test_every_replica_writes_its_part_of_a_batch(replicas, jit_compile):
     task = Doubling()
     made = small_run.build(task, replicas, jit_compile=jit_compile)
     made.model.weights[0].assign([[2.0]])
-    write = predict.writer(made)
+    write = predict.writer(made, task.generate)
     np.testing.assert_array_equal(write({"prompt": PROMPTS}), 2 * PROMPTS)
     np.testing.assert_array_equal(write({"prompt": PROMPTS[:, :2]}), 2 * PROMPTS[:, :2])
     assert set(task.shapes) == {(8 // replicas, 3), (8 // replicas, 2)}, "of static shapes only"

@@ -82,7 +82,7 @@ def test_answers_to_lines_are_written_by_one_program_without_reductions(decoding
         made = built(strategy, *ANSWERS[decoding])
         name = "source" if hasattr(made.plan.data, "packed") else "prompt"
         lines = predict.parts(strategy, {name: np.ones([ROWS * REPLICAS, 16], np.int32)})
-        found = graph_of(lambda: predict.on_all_replicas(made)(lines))
+        found = graph_of(lambda: predict.on_all_replicas(made, made.plan.recipe.task.generate)(lines))
     assert replicated.faults(found) == []
     assert replicated.reductions(found).total() == 0
 

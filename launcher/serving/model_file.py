@@ -1,0 +1,173 @@
+"""A run's model as one file of Keras's, MODEL_DIR/model.keras: written when training ends, and opened again."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from launcher.checkpoints import CheckpointStore
+from launcher.checkpoints.disk import sync
+from launcher.config import gin_bindings
+from launcher.errors import UsageError, user_code
+from launcher.machine import strategy as strategy_lib
+from launcher.machine.cluster import resolve as resolve_cluster
+from launcher.run import assets, loading, session
+from launcher.run.plan import policy_of
+from launcher.serving import checkpoints_of, weights
+from launcher.serving.weights import Weights
+
+MODEL_FILE, WEIGHTS_FILE = "model.keras", "model.weights.h5"
+
+_ABOUT = "launcher.json"  # a member of model.keras, which Keras does not look at: whose weights it holds
+
+
+def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str, *, averaged: bool) -> str:
+    """Writes MODEL_DIR/model.keras, for the chief alone: there is no collective in it.
+
+    Args:
+      model: of the run, with variables of any strategy; it has its own weights again afterwards.
+      store: of the run.
+      model_dir: where the file goes, whole or not at all.
+      which: "best" or "last", see `weights.step_of`.
+      averaged: take the moving averages, where there are any.
+
+    Returns:
+      What a person should know of it. A model that Keras cannot save has its weights written to model.weights.h5; that
+      this fails, too, is only said, as the checkpoint is whole.
+    """
+    step = weights.step_of(store, which)
+    if step is None:
+        return f"{MODEL_FILE} was not written: there is no checkpoint in {model_dir}"
+    chosen = weights.read(store, step, model, averaged=averaged)
+    of = f"the weights of step {step}{' (averaged)' if chosen.averaged else ''}"
+    with weights.in_place(model, chosen.arrays):
+        try:
+            _written(os.path.join(model_dir, MODEL_FILE), lambda path: save_keras(model, path, which, chosen))
+            return f"{MODEL_FILE} holds the model with {of}"
+        except Exception as error:  # of the user's get_config() or the disk's; not worth a week's training
+            why = user_code.summary(error).rstrip(".")
+        try:
+            _written(os.path.join(model_dir, WEIGHTS_FILE), model.save_weights)
+        except Exception as error:
+            return (
+                f"neither {MODEL_FILE} ({why}) nor {WEIGHTS_FILE} ({user_code.summary(error)}) could be written to "
+                f"{model_dir}; the checkpoints are whole: --mode=export --export_format=keras writes the model later"
+            )
+    return (
+        f"{MODEL_FILE} was not written, because Keras cannot save this model: {why}. {WEIGHTS_FILE} has {of}, for "
+        "load_weights() of a model that is built anew; give the model's own classes a get_config() and --mode=export "
+        "--export_format=keras writes the whole"
+    )
+
+
+def save_keras(model: keras.Model, path: str, which: str, chosen: Weights) -> None:
+    """Saves a model to a local path that ends with .keras, with a note in it of whose weights it has."""
+    model.save(path)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr(_ABOUT, json.dumps({"which": which, "step": chosen.step, "averaged": chosen.averaged}))
+
+
+def load(model_dir: str, which: str = "best") -> keras.Model:
+    """Loads the Keras model of a run, for a notebook or a program of one's own.
+
+        model = launcher.load("runs/resnet_cpu")
+        model.predict(images)
+
+    It comes from MODEL_DIR/model.keras where that has the weights asked for. Else it is built from MODEL_DIR/config.gin
+    under the dtype policy for this machine, and gets the checkpoint's weights.
+
+    Args:
+      model_dir: the folder of a run.
+      which: "best" for the best checkpoint, or the last one where none was recorded as best; "last"; both averaged if
+        the recipe evaluates the average (`train.evaluate_ema`). "averaged": as "best", and an error where the run kept
+        no average.
+
+    Returns:
+      A `keras.Model` of no strategy.
+
+    Raises:
+      UsageError: there is no such run, or no such weights in it, or its recipe cannot be read here.
+    """
+    weights.check_which(which)
+    if not os.path.isdir(model_dir):
+        raise UsageError(f"launcher.load: there is no folder {model_dir}")
+    if keras.backend.backend() != "tensorflow":
+        raise UsageError(
+            f"launcher.load: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before the import"
+        )
+    store = checkpoints_of(model_dir)
+    step = weights.step_of(store, which)
+    path = os.path.join(model_dir, MODEL_FILE)
+    held = _about(path)
+    if held is not None and _is_wanted(held, which, step):
+        loading.import_builtins()  # registers the classes of models/
+        try:
+            return keras.saving.load_model(path)
+        except (TypeError, ValueError) as error:  # a class that is not imported here, or a Lambda layer
+            if step is None:
+                raise UsageError(f"{path} cannot be loaded: {user_code.summary(error)}") from error
+    if step is None:
+        raise UsageError(f"launcher.load: no checkpoint and no {MODEL_FILE} with such weights in {model_dir}")
+    if which == "averaged" and not weights.has_averages(store, step):
+        raise UsageError(
+            f"launcher.load: step {step} in {model_dir} has no averaged weights; train with train.ema_decay, or load "
+            "'best' or 'last'"
+        )
+    return _built(model_dir, store, step, averaged=which == "averaged" or None)
+
+
+def _is_wanted(held: dict[str, Any], which: str, step: int | None) -> bool:
+    if which == "averaged" and not held["averaged"]:
+        return False
+    return held["step"] == step or (step is None and which in (held["which"], "averaged"))
+
+
+def _about(path: str) -> dict[str, Any] | None:
+    """What `save_keras` noted in a file; None for any other file or none."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return dict(json.loads(file.read(_ABOUT)))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool | None) -> keras.Model:
+    """The model that the run's recipe builds, with the weights of a checkpoint; `averaged` None: as it evaluates."""
+    config = os.path.join(model_dir, "config.gin")
+    if not os.path.isfile(config):
+        raise UsageError(f"launcher.load: {config} is missing, which says how the model is built")
+    before = keras.config.dtype_policy()
+    try:
+        with gin_bindings.usage_errors():
+            recipe = loading.load([config], [], before_imports=lambda: None)
+            cluster = resolve_cluster({})
+            devices = strategy_lib.plan(requested="one_device", replicas=None, tpu=None, cluster=cluster, environ={})
+            if use_assets := getattr(recipe.task, "use_assets", None):
+                use_assets(assets.read(model_dir))
+            keras.utils.clear_session()  # names count up, and are what a checkpoint goes by
+            model = session.model_of(recipe, policy=policy_of(recipe, devices)[0], seed=recipe.seed)
+    finally:
+        keras.config.set_dtype_policy(before)
+        gin_bindings.reset()
+    averaged = recipe.evaluate_ema if averaged is None else averaged
+    weights.put(model, weights.read(store, step, model, averaged=averaged).arrays)
+    return model
+
+
+def _written(path: str, write: Callable[[str], None]) -> None:
+    """Has a file written under another name and renames it when it is on the disk."""
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, f"partial.{name}")  # Keras goes by how the name ends
+    try:
+        write(partial)
+        sync(Path(partial))
+        os.replace(partial, path)
+        sync(Path(folder))
+    finally:
+        Path(partial).unlink(missing_ok=True)

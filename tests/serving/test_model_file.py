@@ -1,0 +1,178 @@
+"""MODEL_DIR/model.keras and `launcher.load`: the weights of the checkpoints, opened by plain Keras and in notebooks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from places import SMALL_DIGITS
+from served import run_here
+
+import launcher
+from launcher.checkpoints import CheckpointStore
+from launcher.data import digits
+from launcher.errors import UsageError
+
+IMAGES = digits.load()[1]["image"][:7].astype(np.float32)
+
+OPENS = """
+import sys
+import keras, numpy
+model = keras.saving.load_model(sys.argv[1])
+numpy.save(sys.argv[3], model.predict(numpy.load(sys.argv[2]), verbose=0))
+assert not any(name.partition(".")[0] in ("launcher", "models") for name in sys.modules)
+"""
+
+
+def saved(store, step, prefix):
+    """Weights of a checkpoint as it holds them, without names that count up."""
+    return [array for name, array in store.read(step).items() if name.startswith(prefix)]
+
+
+def assert_weights(model, arrays):
+    for weight, array in zip(model.weights, arrays, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), array)
+
+
+@pytest.fixture
+def store(digits_run):
+    return CheckpointStore(str(digits_run / "checkpoints"), is_chief=False)
+
+
+@pytest.fixture
+def copied(digits_run, tmp_path):
+    """A copy of the run, to be changed."""
+    shutil.copytree(digits_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_import_launcher_imports_no_tensorflow():
+    code = "import launcher, sys; assert 'load' in dir(launcher); assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        launcher.lod  # noqa: B018
+
+
+def test_a_training_on_two_replicas_leaves_a_model_that_plain_keras_opens_elsewhere(digits_run, store, tmp_path):
+    printed = (digits_run.parent / "printed").read_text()
+    assert f"model.keras holds the model with the weights of step {store.best()} (averaged)" in printed
+    np.save(tmp_path / "images.npy", IMAGES)
+    arguments = [str(digits_run / "model.keras"), str(tmp_path / "images.npy"), str(tmp_path / "answers.npy")]
+    environ = {**os.environ, "PYTHONPATH": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.run([sys.executable, "-c", OPENS, *arguments], check=True, timeout=240, cwd=tmp_path, env=environ)
+    expected = launcher.load(str(digits_run)).predict(IMAGES, verbose=0)
+    np.testing.assert_allclose(np.load(tmp_path / "answers.npy"), expected, atol=1e-6)
+    assert not list(digits_run.glob("partial*"))
+
+
+def test_load_gives_the_weights_of_the_checkpoint_asked_for_with_and_without_the_file(copied, store):
+    best, last = store.best(), store.latest()
+    for step, which in ((best, "best"), (last, "last"), (best, "averaged")):
+        assert_weights(launcher.load(str(copied), which), saved(store, step, "ema/"))
+    before = keras.config.dtype_policy()
+    (copied / "model.keras").unlink()
+    built = launcher.load(str(copied))
+    assert_weights(built, saved(store, best, "ema/"))
+    assert keras.config.dtype_policy() == before
+
+
+def test_load_without_checkpoints_takes_what_the_file_holds(copied):
+    expected = launcher.load(str(copied)).predict(IMAGES, verbose=0)
+    shutil.rmtree(copied / "checkpoints")
+    np.testing.assert_array_equal(launcher.load(str(copied)).predict(IMAGES, verbose=0), expected)
+    with pytest.raises(UsageError, match=r"no checkpoint and no model\.keras with such weights"):
+        launcher.load(str(copied), "last")
+
+
+def test_what_load_refuses(copied, tmp_path):
+    for arguments, message in (
+        ((str(tmp_path / "nowhere"),), "there is no folder"),
+        ((str(tmp_path),), "no checkpoint and no model.keras"),
+        ((str(copied), "newest"), "'best', 'last', 'averaged'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            launcher.load(*arguments)
+
+
+UNSAVABLE = """
+import gin
+import keras
+import numpy as np
+import tensorflow as tf
+from launcher.data.pipeline import ArrayExamples, RandomAccessData
+
+
+class Shifted(keras.Model):
+    def __init__(self, shift):
+        super().__init__()
+        self.dense, self.shift = keras.layers.Dense(1), shift
+
+    def call(self, x):
+        return self.dense(x) + self.shift()
+
+
+@gin.configurable
+class Lines:
+    def data(self):
+        return RandomAccessData(train=ArrayExamples({"x": np.arange(8, dtype="float32")[:, None]}))
+
+    def model(self):
+        model = Shifted(lambda: 1.0)
+        model(tf.zeros([1, 1]))
+        return model
+
+    def loss(self, model, batch, training):
+        error = model(batch["x"], training=training)[:, 0] - batch["x"][:, 0]
+        return tf.reduce_sum(error**2 * batch["weight"]), tf.reduce_sum(batch["weight"]), {}
+"""
+
+
+@pytest.fixture
+def own_task(tmp_path, monkeypatch):
+    """Flags for a user's task whose model has no config."""
+    (tmp_path / "shifted_lines.py").write_text(UNSAVABLE)
+    (tmp_path / "own.gin").write_text(
+        "import shifted_lines\ntrain.task = @Lines()\ntrain.optimizer = @momentum\nmomentum.learning_rate = 0.001\n"
+        "train.global_batch_size = 4\ntrain.steps = 2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield [f"--gin_file={tmp_path}/own.gin", f"--model_dir={tmp_path}/run"]
+    sys.modules.pop("shifted_lines", None)
+
+
+def test_a_model_that_keras_cannot_save_is_a_note_and_a_file_of_its_weights(own_task, tmp_path):
+    done = run_here(*own_task)
+    assert done.returncode == 0, done.stderr
+    assert "Keras cannot save this model" in done.stdout and "get_config()" in done.stdout
+    assert "Traceback" not in done.stderr
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert "model.weights.h5" in files and not {name for name in files if name.endswith(".keras")}
+    loaded = launcher.load(str(tmp_path / "run"))
+    anew = launcher.load(str(tmp_path / "run"), "last")
+    anew.load_weights(tmp_path / "run/model.weights.h5")
+    assert_weights(anew, [weight.numpy() for weight in loaded.weights])
+    refused = run_here(*own_task, "--mode=export", "--export_format=keras")
+    assert refused.returncode == 64 and "Keras cannot save this model" in refused.stderr
+
+
+def test_no_model_file_by_choice_and_an_unknown_choice(tmp_path):
+    flags = [f"--gin_file={SMALL_DIGITS}", "--gin_param=train.steps = 1", f"--model_dir={tmp_path}/run"]
+    done = run_here(*flags, "--gin_param=train.save_model = 'newest'")
+    assert done.returncode == 64 and "'best', 'last', 'none'" in done.stderr
+    done = run_here(*flags, "--gin_param=train.save_model = 'none'")
+    assert done.returncode == 0 and not list((tmp_path / "run").glob("model*"))
+
+
+@pytest.mark.heavy
+def test_two_workers_leave_one_model_file_of_the_checkpoint(run_workers, tmp_path):
+    flags = [f"--gin_file={SMALL_DIGITS}", "--gin_param=train.steps = 4", f"--model_dir={tmp_path}/run"]
+    for done in run_workers(2, *flags):
+        assert done.returncode == 0, done.stderr
+    store = CheckpointStore(str(tmp_path / "run/checkpoints"), is_chief=False)
+    model = keras.saving.load_model(tmp_path / "run/model.keras")
+    assert_weights(model, saved(store, store.best(), "model/"))
