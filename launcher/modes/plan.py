@@ -11,7 +11,7 @@ import keras
 from launcher.modes import Request
 from launcher.run import loading
 from launcher.run.plan import RunPlan
-from launcher.step import layer_policies, wire_error
+from launcher.step import freezing, layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving
 
 
@@ -46,6 +46,7 @@ def describe(
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
     if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = layer_policies.describe(overrides)
+    lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
     lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)

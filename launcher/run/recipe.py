@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -11,7 +11,7 @@ import gin
 from launcher.checkpoints.saver import ON_ERROR
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
-from launcher.step import gradients, layer_policies
+from launcher.step import freezing, gradients, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import check_task
@@ -45,6 +45,10 @@ class Recipe:
       clip_global_norm, clip_value, clip_layer_norm, clip_adaptive: at most one bound on the unscaled mean gradient; see
         `launcher.step.clipping.Clipping`.
       penalty: penalty on weights by layer type, `@penalty()`, or None.
+      freeze: regular expressions on whole paths of layers and weights that are not trained, such as ('base/.*',); see
+        `launcher.step.freezing.freeze`.
+      rate_multipliers: what multiplies the learning rate of layers and weights, by a regular expression on their whole
+        path, such as {'base/.*': 0.1}.
       ema_decay: decay of an exponential moving average of the weights and moving statistics, such as 0.9999; None for
         no average.
       evaluate_ema: evaluate the averaged weights, when there are any.
@@ -86,6 +90,8 @@ class Recipe:
     clip_layer_norm: float | None = None
     clip_adaptive: float | None = None
     penalty: Penalty | None = None
+    freeze: Sequence[str] = ()
+    rate_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
     ema_decay: float | None = None
     evaluate_ema: bool = True
     jit_compile: bool = False
@@ -125,6 +131,7 @@ class Recipe:
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
         layer_policies.check(self.precision_overrides)
+        freezing.check(self.freeze, self.rate_multipliers)
         self.clipping  # noqa: B018 - a wrong bound is refused here
         if self.steps is None and self.epochs is None:
             raise UsageError("how long to train is not said: bind train.steps or train.epochs")

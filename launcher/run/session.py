@@ -17,7 +17,7 @@ from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
-from launcher.step import initial_values, layer_policies, moving_statistics
+from launcher.step import freezing, initial_values, layer_policies, moving_statistics
 from launcher.step.clipping import Clipping
 from launcher.step.layers import group_size, walk
 from launcher.step.step_config import StepConfig
@@ -72,6 +72,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         config=step_config(plan, optimizer),
         total_steps=plan.total_steps,
         forward_assigns=forward_assigns(plan, model),
+        rate_multipliers=freezing.rate_multipliers(model, recipe.rate_multipliers),
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
     )
@@ -121,7 +122,7 @@ def build_model(plan: RunPlan) -> keras.Model:
     """The task's model under the plan's policy and seed, in the current strategy scope.
 
     Raises:
-      UsageError: it is not a Keras model, has nothing to train, or not the layers that the recipe gives policies to.
+      UsageError: it is not a Keras model, has nothing to train, or not what the recipe's patterns name.
     """
     keras.config.set_dtype_policy(plan.policy)
     keras.utils.set_random_seed(plan.seed)
@@ -143,6 +144,7 @@ def build_model(plan: RunPlan) -> keras.Model:
             "(call it on an example, or model.build(shape))"
         )
     layer_policies.apply(model, plan.recipe.precision_overrides)
+    freezing.freeze(model, plan.recipe.freeze)
     return model
 
 

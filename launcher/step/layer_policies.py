@@ -17,6 +17,8 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError, advice
+from launcher.step import layer_patterns
+from launcher.step.layer_patterns import Item
 from launcher.step.layers import Placed, walk
 from launcher.step.precision import POLICIES
 
@@ -45,11 +47,8 @@ def check(overrides: Mapping[str, str]) -> None:
     Raises:
       UsageError: a pattern that is no regular expression, or a policy that is none.
     """
+    layer_patterns.check(BINDING, overrides)
     for pattern, policy in overrides.items():
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UsageError(f"{BINDING}: {pattern!r} is no regular expression: {error}") from None
         if policy in ("float16", "bfloat16"):
             raise UsageError(
                 f"{BINDING}[{pattern!r}] = {policy!r} would keep the weights in 16 bits, too; 'mixed_{policy}' "
@@ -64,21 +63,20 @@ def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
 
     Args:
       model: built; its weights are float32 and stay so.
-      overrides: regular expression to policy. A pattern names a layer when it matches the layer's whole path, and with
-        it every layer inside, but those that are named themselves. A pattern that is a path, letter by letter, goes
-        before others, as in `keras.dtype_policies.DTypePolicyMap`.
+      overrides: regular expression to policy; see `layer_patterns.named`.
 
     Raises:
       UsageError: a pattern names no layer, two give one layer different policies, or the layer's weights have a dtype
         of their own.
     """
-    for found, override in _named(model, overrides):
-        if found.layer.variable_dtype != "float32":
+    for item, override in _named(model, overrides):
+        layer = item.thing
+        if layer.variable_dtype != "float32":
             raise UsageError(
-                f"{BINDING}[{override.pattern!r}] names {found.path}, whose weights the model made "
-                f"{found.layer.variable_dtype}; make the layer with dtype={override.policy!r} instead"
+                f"{BINDING}[{override.pattern!r}] names {item.path}, whose weights the model made "
+                f"{layer.variable_dtype}; make the layer with dtype={override.policy!r} instead"
             )
-        found.layer.dtype_policy = override.policy
+        layer.dtype_policy = override.policy
 
 
 def in_effect(model: keras.Model, overrides: Mapping[str, str]) -> list[Override]:
@@ -124,35 +122,11 @@ def describe(overrides: list[Override]) -> str:
     return "; ".join(texts)
 
 
-def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Placed, Override]]:
-    layers = _layers(model)
-    unused = dict.fromkeys(overrides)
-    chosen: dict[int, str | None] = {}
-    for found in layers:
-        matching = _matching(found.path, overrides)
-        for pattern in matching:
-            unused.pop(pattern, None)
-        inherited = next((chosen[id(one)] for one in reversed(found.around) if chosen.get(id(one))), None)
-        chosen[id(found.layer)] = matching[0] if matching else inherited
-    for pattern in unused:
-        paths = {found.path for found in layers}
-        inside = any(re.fullmatch(f".*/({pattern})", path) for path in paths)
-        hint = f"; did you mean {f'.*/{pattern}'!r}?" if inside else advice(pattern, paths)
-        raise UsageError(f"{BINDING}: {pattern!r} matches the whole path of no layer of {model.name}{hint}")
-    for found in layers:
-        if (named_by := chosen[id(found.layer)]) is not None:
-            yield found, Override(path=found.path, policy=overrides[named_by], pattern=named_by)
-
-
-def _matching(path: str, overrides: Mapping[str, str]) -> list[str]:
-    if path in overrides:
-        return [path]
-    found = [pattern for pattern in overrides if re.fullmatch(pattern, path)]
-    if len({overrides[pattern] for pattern in found}) > 1:
-        raise UsageError(
-            f"{BINDING}: layer {path} is named by {' and by '.join(map(repr, found))}, with different policies"
-        )
-    return found
+def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Item, Override]]:
+    items = layer_patterns.layers(_layers(model))
+    of = f"layer of {model.name}"
+    for item, pattern in layer_patterns.named(BINDING, overrides, items, what=of, value="policies"):
+        yield item, Override(path=item.path, policy=overrides[pattern], pattern=pattern)
 
 
 def _layers(model: keras.Model) -> list[Placed]:

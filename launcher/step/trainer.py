@@ -62,6 +62,7 @@ class Trainer:
       config: what one step does.
       total_steps: length of the run, for the schedules.
       forward_assigns: what the model's forward pass assigns, see `moving_statistics`; None for all that it could.
+      rate_multipliers: see `Optimizer.build`.
       measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
     """
 
@@ -76,6 +77,7 @@ class Trainer:
         config: StepConfig,
         total_steps: int,
         forward_assigns: Sequence[keras.Variable] | None = None,
+        rate_multipliers: Sequence[float] | None = None,
         measure_input_wait: bool = True,
     ):
         self.strategy = strategy
@@ -89,7 +91,7 @@ class Trainer:
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         with initial_values.scope(strategy):
-            optimizer.build(model.trainable_variables, total_steps)
+            optimizer.build(model.trainable_variables, total_steps, rate_multipliers)
             self.counters = _make_counters(loss_scale.initial())
             moving = filter(moving_statistics.is_moving, self.statistics)
             self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay)
