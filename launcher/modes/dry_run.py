@@ -30,18 +30,19 @@ def run(request: Request) -> int:
 
 def show(resolved: RunPlan, request: Request) -> int:
     """Shows a plan for --dry_run, having built the model to check it; returns the exit code."""
-    model = session.build_model(resolved)
+    notes: list[str] = []
+    model = session.build_model(resolved, notes.append)
     session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
     gin_used.check_all_used(traced=False)
     if resolved.strategy.is_absent:
         where = _slice_for(resolved, model, request.replicas)
         pod = lowering.for_replicas(resolved, where.num_replicas)
-        lines = describe(pod, model, session.forward_assigns(pod, model))
+        lines = describe(pod, model, session.forward_assigns(pod, model), notes=notes)
         lines["shown for"] = where.describe()
         lines["preflight"] = f"whether it fits there, and how fast it can be: {_preflight_command(request, where)}"
     else:
-        lines = describe(resolved, model, session.forward_assigns(resolved, model))
+        lines = describe(resolved, model, session.forward_assigns(resolved, model), notes=notes)
     try:
         resolved.data.check()
     except UsageError as error:

@@ -31,7 +31,11 @@ def resolve(request: Request, *, connect: bool = True) -> RunPlan:
 
 
 def describe(
-    resolved: RunPlan, model: keras.Model, assigned: Sequence[keras.Variable], unused: Collection[int] = ()
+    resolved: RunPlan,
+    model: keras.Model,
+    assigned: Sequence[keras.Variable],
+    unused: Collection[int] = (),
+    notes: Sequence[str] = (),
 ) -> dict[str, str]:
     """The plan with what only the built model can tell.
 
@@ -40,6 +44,7 @@ def describe(
       model: built.
       assigned: what a forward pass assigns besides trained weights.
       unused: positions of the trained variables that the loss does not depend on, as far as is known.
+      notes: what `session.build_model` had to say.
     """
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     lines = resolved.describe()
@@ -52,6 +57,6 @@ def describe(
     lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
     task_notes = getattr(resolved.recipe.task, "notes", None)
     more = task_notes(model, resolved.strategy.accelerator) if task_notes is not None else ()
-    for number, note in enumerate((*resolved.notes, *more), start=1):
+    for number, note in enumerate((*resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines

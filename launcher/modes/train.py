@@ -156,7 +156,7 @@ class _Run:
     def _announce(self, built: Session, start: StartingPoint) -> None:
         """Shows the plan, and what the run goes on from."""
         trainer, reporter = built.trainer, self._reporter
-        lines = describe(self._plan, built.model, trainer.statistics, trainer.replica_step.unused)
+        lines = describe(self._plan, built.model, trainer.statistics, trainer.replica_step.unused, built.notes)
         reporter.plan({**lines, **tpu_runtime.describe(built.strategy)})
         if self._trains:
             # What an attempt that died had logged past its last checkpoint is about to happen again.

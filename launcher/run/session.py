@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import traceback
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -30,13 +31,18 @@ _MODELS = pathlib.Path(models.__file__).parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a mode works with."""
+    """What a mode works with.
+
+    Attributes:
+      notes: what a person should know of how the model was made.
+    """
 
     plan: RunPlan
     strategy: tf.distribute.Strategy
     model: keras.Model
     trainer: Trainer
     evaluator: Evaluator
+    notes: tuple[str, ...] = ()
 
 
 def build(plan: RunPlan) -> Session:
@@ -57,8 +63,9 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     recipe = plan.recipe
     # Names count up within a process and are what a checkpoint goes by: every build starts from the same ones.
     keras.utils.clear_session()
+    notes: list[str] = []
     with initial_values.scope(strategy):
-        model = build_model(plan)
+        model = build_model(plan, notes.append)
         optimizer = build_optimizer(plan)
     check_normalization(model, plan)
     if recipe.penalty is not None:
@@ -84,7 +91,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         global_batch_size=plan.eval_batch_size,
         jit_compile=plan.jit_compile,
     )
-    return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator)
+    return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, notes=tuple(notes))
 
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
@@ -118,8 +125,12 @@ def float32_model(session: Session) -> keras.Model:
     return float32_copy.build(session.model, session.strategy, lambda: build_model(plan))
 
 
-def build_model(plan: RunPlan) -> keras.Model:
+def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) -> keras.Model:
     """The task's model under the plan's policy and seed, in the current strategy scope.
+
+    Args:
+      plan: whose task, policy, seed and patterns.
+      note: told what a person should know.
 
     Raises:
       UsageError: it is not a Keras model, has nothing to train, or not what the recipe's patterns name.
@@ -143,6 +154,8 @@ def build_model(plan: RunPlan) -> keras.Model:
             f"model {model.name!r} has no variables to train; a subclassed model must be built before model() returns "
             "(call it on an example, or model.build(shape))"
         )
+    if brought := layer_policies.follow_run(model, plan.policy):
+        note(brought)
     layer_policies.apply(model, plan.recipe.precision_overrides)
     freezing.freeze(model, plan.recipe.freeze)
     return model

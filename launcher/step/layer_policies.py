@@ -79,6 +79,62 @@ def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
         layer.dtype_policy = override.policy
 
 
+def follow_run(model: keras.Model, policy: str) -> str | None:
+    """Gives the run's policy to the layers that a saved model brought in the policy it was saved with.
+
+    A layer that is loaded has the policy that stands in its file, and nothing in it tells that from one that the task's
+    code gave it. So a functional or sequential model, at any depth, counts as saved when no layer with weights in it,
+    but for those that make the outputs, has the run's policy: of a model that code made under the run's policy, some
+    layer has. Of its layers, those in the policy that is most common there follow the run. Two kinds do not: layers
+    with another policy than most, such as a softmax saved in float32 among layers in 16 bits, and layers in float32
+    that make the outputs of `model`, where a loss needs the digits.
+
+    Args:
+      model: as the task made it, before overrides.
+      policy: of the run.
+
+    Returns:
+      What was done, for a person; None for nothing.
+    """
+    outputs = {id(layer) for layer in _making_outputs(model)}
+    changed: dict[str, list[Placed]] = {}
+    for saved in walk(model):
+        if not isinstance(saved.layer, keras.Sequential) and not hasattr(saved.layer, "output_names"):
+            continue
+        # A model has the run's policy whatever its file says, and computes nothing itself.
+        inside = [found for found in _layers(saved.layer) if not isinstance(found.layer, keras.Model)]
+        judged = [f.layer.dtype_policy.name for f in inside if f.layer.weights and id(f.layer) not in outputs]
+        if not judged or policy in judged:
+            continue
+        brought = max(set(judged), key=judged.count)
+        for found in inside:
+            layer = found.layer
+            keeps = brought == "float32" and id(layer) in outputs
+            if layer.dtype_policy.name == brought and layer.variable_dtype == "float32" and not keeps:
+                layer.dtype_policy = policy
+                changed.setdefault(brought, []).append(found)
+    if not changed:
+        return None
+    parts = [f"{len(found)} layers that a saved model brought in {brought}" for brought, found in changed.items()]
+    return (
+        f"{' and '.join(parts)} compute in {policy}, the policy of this run; {BINDING} gives single layers another one"
+    )
+
+
+def _making_outputs(model: keras.Model) -> list[keras.layers.Layer]:
+    """The layers that make the outputs of a functional or sequential model, those around the innermost included."""
+    if isinstance(model, keras.Sequential):
+        last = model.layers[-1:]
+    else:
+        names = getattr(model, "output_names", ())
+        last = [layer for layer in model.layers if layer.name in names]
+    return [
+        layer
+        for outer in last
+        for layer in (outer, *(_making_outputs(outer) if isinstance(outer, keras.Model) else ()))
+    ]
+
+
 def in_effect(model: keras.Model, overrides: Mapping[str, str]) -> list[Override]:
     """The layers that the patterns name, in the order of the model; for errors, see `apply`."""
     return [override for _, override in _named(model, overrides)]
