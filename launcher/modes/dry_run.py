@@ -13,7 +13,7 @@ from launcher.modes.plan import describe, resolve
 from launcher.preflight.chips import V5E
 from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
-from launcher.run import session
+from launcher.run import session, start_weights
 from launcher.run.plan import RunPlan
 from launcher.step_program import lowering
 
@@ -34,6 +34,8 @@ def show(resolved: RunPlan, request: Request) -> int:
     model = session.build_model(resolved, notes.append)
     session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
+    if resolved.recipe.start is not None:
+        notes.append(start_weights.read(resolved.recipe.start, model, None).note)
     gin_used.check_all_used(traced=False)
     if resolved.strategy.is_absent:
         where = _slice_for(resolved, model, request.replicas)

@@ -134,6 +134,14 @@ class Optimizer:
         unused = self._keras.learning_rate if self._rate is None else None
         return [variable for variable in self._keras.variables if variable is not unused]
 
+    def copies(self) -> list[tuple[keras.Variable, keras.Variable]]:
+        """The slots that begin as copies of weights, each with its weight; only `ScheduleFreeAdamW` has such."""
+        kind = getattr(keras.optimizers, "ScheduleFreeAdamW", None)
+        if kind is None or not isinstance(self._keras, kind):
+            return []
+        slots = {variable.name: variable for variable in self._keras.variables}
+        return [(slots[f"{weight.path.replace('/', '_')}_momentum"], weight) for weight in self._updated]
+
     def set_learning_rate(self, rate: float) -> None:
         """Sets the rate of the steps that follow, on every replica of this process; outside of the step.
 

@@ -271,6 +271,22 @@ class Trainer:
         """The state as host arrays, copied: training may go on while they are written."""
         return {name: np.array(variable.numpy()) for name, variable in self.variables().items()}
 
+    def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The snapshot of a run that starts with other weights than the initial ones; changes nothing.
+
+        Args:
+          weights: value by the id of a variable of the model; the others are as they are.
+          slots: values of the optimizer's variables, by their names in a checkpoint.
+        """
+        state = self.snapshot()
+        names = {id(variable): name for name, variable in self.variables().items()}
+        state |= {names[key]: value for key, value in weights.items()}
+        for source, average in self.ema.variables:
+            state[names[id(average)]] = state[names[id(source)]].astype(np.float32)
+        for slot, source in self.optimizer.copies():
+            state[names[id(slot)]] = state[names[id(source)]]
+        return state | dict(slots)
+
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Puts a snapshot into every replica's variables; names and shapes have been checked by the caller."""
         for name, variable in self.variables().items():
