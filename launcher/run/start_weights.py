@@ -102,13 +102,15 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
     source = _read(start)
     own, layers = _of_model(model, numbered=source.numbered)
     allow = _Allowance(start.allow)
-    exempt = {one.layer for one in own if allow(*one.names)} | {one.layer for one in source.weights if allow(one.name)}
+    exempt = {one.layer for one in own if allow(*one.names)} | {
+        one.layer for one in source.weights if allow(*_names(one))
+    }
     pairs, by_order = pair(layers, _layers(source.weights), exempt)
     comparison = _Comparison(allow)
     comparison.add(own, source.weights, pairs)
     by_name = {name: _Own(variable, (name,), (), name) for name, variable in (slots or {}).items()}
     for one in source.slots:
-        allow(one.name)
+        allow(*_names(one))
     if start.optimizer and slots is not None:
         comparison.add(list(by_name.values()), source.slots, {(): ()})
     comparison.check(source.text)
@@ -224,6 +226,9 @@ class _Comparison:
         self.matched: list[tuple[_Own, Stored, np.ndarray]] = []
         self._initial: list[_Own] = []
         self._left: list[Stored] = []
+        # Of another shape, as the recipe allows.
+        self._excused_initial: list[_Own] = []
+        self._excused_left: list[Stored] = []
         self._different: list[tuple[_Own, Stored]] = []
 
     def add(self, own: Sequence[_Own], stored: Sequence[Stored], pairs: Mapping[Chain, Chain]) -> None:
@@ -234,16 +239,18 @@ class _Comparison:
             value = None if found is None else _fitted(found.value, one.variable)
             if found is not None and value is not None:
                 self.matched.append((one, found, value))
-            elif found is not None and not (self._allow(*one.names) or self._allow(found.name)):
-                self._different.append((one, found))
-            else:
+            elif found is None:
                 self._initial.append(one)
-                self._left += [] if found is None else [found]
+            elif self._allow(*one.names) or self._allow(*_names(found)):
+                self._excused_initial.append(one)
+                self._excused_left.append(found)
+            else:
+                self._different.append((one, found))
         self._left += by_place.values()
 
     def check(self, source: str) -> None:
         initial = [one.names[0] for one in self._initial if not self._allow(*one.names)]
-        left = [one.name for one in self._left if not self._allow(one.name)]
+        left = [one.name for one in self._left if not self._allow(*_names(one))]
         self._allow.check()
         here, there = [one.names[0] for one in self._initial], [one.name for one in self._left]
         problems = [
@@ -258,11 +265,12 @@ class _Comparison:
             ),
         ]
         if problems:
-            example = (initial or left or [one.names[0] for one, _ in self._different])[0].rpartition("/")[0]
+            example = (initial or left or [one.names[0] for one, _ in self._different])[0]
+            example = re.sub(r"[/.][^/.]*$", "/.*", example)
             raise UsageError(
                 f"{BINDING}: {source} does not fit the model.{''.join(problems)}\nThose of the model that may stay as "
                 f"initialised, and those there that may be left out, are allowed by patterns: {ALLOW} = "
-                f"('{example}/.*',)"
+                f"({example!r},)"
             )
 
     def describe(self, source: str) -> str:
@@ -270,8 +278,8 @@ class _Comparison:
         texts = [f"started from {source}: {len(self.matched)} weights"]
         for what, names in (
             ("reshaped", reshaped),
-            ("as initialised", [one.names[0] for one in self._initial]),
-            ("not taken from there", [one.name for one in self._left]),
+            ("as initialised", [one.names[0] for one in (*self._initial, *self._excused_initial)]),
+            ("not taken from there", [one.name for one in (*self._left, *self._excused_left)]),
         ):
             texts += [f"{len(names)} {what}: {first(names)}"] if names else []
         return "; ".join(texts)
@@ -281,9 +289,16 @@ class _Comparison:
             f"loaded\t{one.names[0]} {_shown(one.variable)}\tfrom {found.name} {_shown(found.value)}"
             for one, found, _ in self.matched
         ]
-        lines += [f"as initialised\t{one.names[0]} {_shown(one.variable)}" for one in self._initial]
-        lines += [f"not taken\t{one.name} {_shown(one.value)}" for one in self._left]
+        lines += [
+            f"as initialised\t{one.names[0]} {_shown(one.variable)}" for one in (*self._initial, *self._excused_initial)
+        ]
+        lines += [f"not taken\t{one.name} {_shown(one.value)}" for one in (*self._left, *self._excused_left)]
         return "\n".join([*lines, ""])
+
+
+def _names(stored: Stored) -> tuple[str, str]:
+    """What patterns may call it: its name there, and the path of its layer's names."""
+    return stored.name, "/".join((*stored.layer, stored.key))
 
 
 def _fitted(value: np.ndarray, variable: Any) -> np.ndarray | None:
