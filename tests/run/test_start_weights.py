@@ -10,12 +10,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from places import SMALL_DIGITS
 from small_run import GivenTask, assert_replicas_equal, build, train
 
+from launcher import main
 from launcher.checkpoints import CheckpointStore, weight_files
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.run import starting_point
+from models.mlp import mlp
 
 X = np.random.default_rng(0).normal(size=(4, 4, 3)).astype(np.float32)
 
@@ -239,6 +243,20 @@ def test_a_resumed_run_goes_on_from_its_own_checkpoint_although_the_file_is_gone
     found = starting_point.restore(store, resumed.trainer, same_order=False, start_from=resumed.plan.recipe.start)
     assert found.step == 2 and not found.listing
     np.testing.assert_array_equal(resumed.model.weights[0].numpy(), made.model.weights[0].numpy())
+
+
+def test_unmatched_weights_end_a_command_with_one_message_before_anything_is_written(capsys, tmp_path):
+    mlp(image_shape=(8, 8, 1), num_classes=3, units=32, layers=1).save_weights(tmp_path / "three.weights.h5")
+    start = f"--gin_param=train.start_from = '{tmp_path / 'three.weights.h5'}'"
+    for mode in ("--dry_run", "--mode=train"):
+        gin_bindings.reset()
+        folder = f"--model_dir={tmp_path / 'run'}"
+        assert main.main(["launcher", f"--gin_file={SMALL_DIGITS}", mode, start, folder]) == 64
+        out, err = capsys.readouterr()
+        assert "logits/kernel float32[32, 10] (logits/0 float32[32, 3] there)" in err
+        assert "train.start_allow = ('logits/.*',)" in err
+        assert "Traceback" not in out + err
+        assert not (tmp_path / "run").exists()
 
 
 def damaged(kind, folder):
