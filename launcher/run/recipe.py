@@ -11,7 +11,7 @@ import gin
 from launcher.checkpoints.saver import ON_ERROR
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
-from launcher.run import start_weights
+from launcher.run import start_comparison
 from launcher.run.start_weights import StartFrom
 from launcher.step import freezing, gradients, layer_patterns, layer_policies
 from launcher.step.clipping import Clipping
@@ -147,7 +147,7 @@ class Recipe:
             raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
-        layer_patterns.check(start_weights.ALLOW, self.start_allow)
+        layer_patterns.check(start_comparison.ALLOW, self.start_allow)
         self.clipping, self.start  # noqa: B018 - a wrong bound or start is refused here
         if self.steps is None and self.epochs is None:
             raise UsageError("how long to train is not said: bind train.steps or train.epochs")

@@ -156,6 +156,9 @@ def test_names_on_both_sides_are_listed_with_the_nearest(tmp_path):
     assert "train.start_allow = ('heads/.*',)" in message
     with pytest.raises(UsageError, match=r"start_allow: 'haed/\.\*' matches the whole name of no weight"):
         started(path, start_allow=("haed/.*",))
+    safetensors(tmp_path / "other.safetensors", {"something": np.zeros(3, np.float32)})
+    with pytest.raises(UsageError, match=r"no weight of .*other\.safetensors is one of the model's"):
+        started(str(tmp_path / "other.safetensors"), start_allow=(".*",))
 
 
 def test_axes_of_length_one_are_put_in_and_taken_out_and_16_bits_become_32(tmp_path):
