@@ -158,6 +158,10 @@ def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) 
         note(brought)
     layer_policies.apply(model, plan.recipe.precision_overrides)
     freezing.freeze(model, plan.recipe.freeze)
+    if getattr(plan.recipe.task, "statistics_over_global_batch", False) and plan.num_parts > 1:
+        for layer, *_ in walk(model):
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.synchronized = True
     return model
 
 
@@ -192,7 +196,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer:
     Raises:
       UsageError: the builder gave something else.
     """
-    optimizer = plan.recipe.optimizer()
+    optimizer = (plan.recipe.optimizer or plan.recipe.task.optimizer)()
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return Optimizer(optimizer)
     if not isinstance(optimizer, Optimizer):

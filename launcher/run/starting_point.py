@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from launcher.checkpoints import Best, CheckpointStore
+from launcher.checkpoints import HOST, Best, CheckpointStore
 from launcher.errors import LauncherError
 from launcher.run import start_weights
 from launcher.run.from_chief import FromChief
@@ -37,12 +37,14 @@ class StartingPoint:
       best: what the run has to beat.
       notes: what a person should know of how it goes on.
       listing: what was done with each weight of `train.start_from`; of the process that read it.
+      host: what actions had in the checkpoint, see `launcher.run.actions.Action.state`.
     """
 
     step: int | None = None
     best: Best | None = None
     notes: tuple[str, ...] = ()
     listing: str = ""
+    host: State = dataclasses.field(default_factory=dict)
 
 
 def restore(
@@ -121,7 +123,9 @@ def _read(
         store.check_same_run(newest)
     state = read(store, trainer, newest)
     note = _settle_loss_scale(state, store.manifest(newest).get("scaling"), trainer)
-    return StartingPoint(step=newest, best=store.best_record(), notes=(note,) if note else ()), state
+    host = {name.removeprefix(HOST): state.pop(name) for name in [*state] if name.startswith(HOST)}
+    notes = (note,) if note else ()
+    return StartingPoint(step=newest, best=store.best_record(), notes=notes, host=host), state
 
 
 def read(store: CheckpointStore, trainer: Trainer, step: int) -> dict[str, np.ndarray]:
@@ -137,8 +141,11 @@ def read(store: CheckpointStore, trainer: Trainer, step: int) -> dict[str, np.nd
     store.check_compatible(step, specs, stand_ins)
     found = store.read(step)
     return {
-        name: found[name] if name in found else found[stand_ins[name]].astype(dtype)
-        for name, (_, dtype) in specs.items()
+        **{name: value for name, value in found.items() if name.startswith(HOST)},
+        **{
+            name: found[name] if name in found else found[stand_ins[name]].astype(dtype)
+            for name, (_, dtype) in specs.items()
+        },
     }
 
 
@@ -180,9 +187,11 @@ def _hand_out(
         wire.message({"error": str(error), "exit_code": error.exit_code})
         wire.wait_for_all()
         raise
-    wire.message({**dataclasses.asdict(start), "listing": "", "has_state": bool(state)})
+    sizes = {name: len(value) for name, value in start.host.items()}
+    told = dataclasses.asdict(dataclasses.replace(start, host={}, listing=""))
+    wire.message({**told, "host": sizes, "has_state": bool(state)})
     if state:
-        wire.arrays(trainer.specs(), state)
+        wire.arrays({**trainer.specs(), **_host_specs(sizes)}, {**state, **start.host})
     return start, state
 
 
@@ -194,4 +203,12 @@ def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
         raise ChiefError(told["error"], told["exit_code"])
     best = told["best"] and Best(**told["best"])
     start = StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"]))
-    return start, wire.arrays(trainer.specs()) if told["has_state"] else {}
+    if not told["has_state"]:
+        return start, {}
+    state = wire.arrays({**trainer.specs(), **_host_specs(told["host"])})
+    host = {name: state.pop(name) for name in told["host"]}
+    return dataclasses.replace(start, host=host), state
+
+
+def _host_specs(sizes: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: ((size,), "uint8") for name, size in sizes.items()}
