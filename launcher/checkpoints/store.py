@@ -175,19 +175,18 @@ class CheckpointStore:
             raise ValueError(f"step {step} ({metric} {value}) must be finite and have a complete checkpoint to be best")
         write_best(self._directory, Best(step=int(step), metric=metric, value=float(value)))
 
-    def read(self, step: int, prefixes: tuple[str, ...] = ("",)) -> dict[str, np.ndarray]:
+    def read(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
         """Returns the arrays saved at `step`, bit for bit, by name, in the order they were given to `save`.
 
         Args:
-            step: A step of this store.
-            prefixes: Only arrays whose names begin with one of these are read.
+            step: Of a checkpoint of this store.
+            wanted: Which of the arrays to read, by name.
 
         Raises:
             CheckpointReadError: There is no such checkpoint (any more), or it is damaged.
         """
         tensors = self.manifest(step)["tensors"]
-        wanted = {name: described for name, described in tensors.items() if name.startswith(prefixes)}
-        return read_checkpoint(self._folder(step), wanted)
+        return read_checkpoint(self._folder(step), {name: tensors[name] for name in tensors if wanted(name)})
 
     def manifest(self, step: int) -> dict[str, Any]:
         """Returns what is recorded of a checkpoint: step, time (Unix seconds), metrics, run, scaling, files, tensors.

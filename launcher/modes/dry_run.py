@@ -13,7 +13,7 @@ from launcher.modes.plan import describe, resolve
 from launcher.preflight.chips import V5E
 from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
-from launcher.run import session
+from launcher.run import session, start_weights
 from launcher.run.plan import RunPlan
 from launcher.step_program import lowering
 
@@ -30,18 +30,21 @@ def run(request: Request) -> int:
 
 def show(resolved: RunPlan, request: Request) -> int:
     """Shows a plan for --dry_run, having built the model to check it; returns the exit code."""
-    model = session.build_model(resolved)
+    notes: list[str] = []
+    model = session.build_model(resolved, notes.append)
     session.check_normalization(model, resolved)
     session.build_optimizer(resolved)
+    if resolved.recipe.start is not None:
+        notes.append(start_weights.read(resolved.recipe.start, model, None).note)
     gin_used.check_all_used(traced=False)
     if resolved.strategy.is_absent:
         where = _slice_for(resolved, model, request.replicas)
         pod = lowering.for_replicas(resolved, where.num_replicas)
-        lines = describe(pod, model, session.forward_assigns(pod, model))
+        lines = describe(pod, model, session.forward_assigns(pod, model), notes=notes)
         lines["shown for"] = where.describe()
         lines["preflight"] = f"whether it fits there, and how fast it can be: {_preflight_command(request, where)}"
     else:
-        lines = describe(resolved, model, session.forward_assigns(resolved, model))
+        lines = describe(resolved, model, session.forward_assigns(resolved, model), notes=notes)
     try:
         resolved.data.check()
     except UsageError as error:

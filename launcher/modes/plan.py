@@ -11,7 +11,7 @@ import keras
 from launcher.modes import Request
 from launcher.run import loading
 from launcher.run.plan import RunPlan
-from launcher.step import layer_policies, wire_error
+from launcher.step import freezing, layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving
 
 
@@ -35,7 +35,11 @@ def make_machine(request: Request, *, connect: bool = True) -> loading.Machine:
 
 
 def describe(
-    resolved: RunPlan, model: keras.Model, assigned: Sequence[keras.Variable], unused: Collection[int] = ()
+    resolved: RunPlan,
+    model: keras.Model,
+    assigned: Sequence[keras.Variable],
+    unused: Collection[int] = (),
+    notes: Sequence[str] = (),
 ) -> dict[str, str]:
     """The plan with what only the built model can tell.
 
@@ -44,17 +48,19 @@ def describe(
       model: built.
       assigned: what a forward pass assigns besides trained weights.
       unused: positions of the trained variables that the loss does not depend on, as far as is known.
+      notes: what `session.build_model` had to say.
     """
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     lines = resolved.describe()
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
     if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = layer_policies.describe(overrides)
+    lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
     lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
     task_notes = getattr(resolved.recipe.task, "notes", None)
     more = task_notes(model, resolved.strategy.accelerator) if task_notes is not None else ()
-    for number, note in enumerate((*resolved.notes, *more), start=1):
+    for number, note in enumerate((*resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines

@@ -20,7 +20,7 @@ from launcher.modes import MODES, Request
 from launcher.modes.plan import describe, make_machine, resolve
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
-from launcher.run import assets, loading, programs, session, starting_point
+from launcher.run import assets, loading, programs, session, start_weights, starting_point
 from launcher.run.actions import Action, DrillFault, LastEvents, SampleGradients, SaveConfig, TellSupervisor
 from launcher.run.controller import Controller
 from launcher.run.keras_callbacks import KerasCallbacks
@@ -133,6 +133,7 @@ class _Run:
         if self._is_chief:
             _make_model_dir(self._model_dir)
             assets.save(self._model_dir, self._plan.recipe.task)
+            start_weights.write_listing(self._model_dir, start.listing)
         self._announce(built, start)
         self._stopwatch.end_startup()
         with self._damage_named(built):
@@ -186,7 +187,8 @@ class _Run:
         handed_over = _is_handed_over(self._request, self._plan.cluster)
         with self._stopwatch.phase("checkpoint"):
             restore = starting_point.restore_from_chief if handed_over else starting_point.restore
-            start = restore(store, built.trainer, same_order=self._trains)
+            start_from = self._plan.recipe.start if self._trains else None
+            start = restore(store, built.trainer, same_order=self._trains, start_from=start_from)
         if start.step is not None and (self._is_chief or not handed_over):
             assets.check(self._model_dir, self._plan.recipe.task)
         if start.step is None and not self._trains:
@@ -229,7 +231,7 @@ class _Run:
     def _announce(self, built: Session, start: StartingPoint) -> None:
         """Shows the plan, and what the run goes on from."""
         trainer, reporter = built.trainer, self._reporter
-        lines = describe(self._plan, built.model, trainer.statistics, trainer.replica_step.unused)
+        lines = describe(self._plan, built.model, trainer.statistics, trainer.replica_step.unused, built.notes)
         reporter.plan({**lines, **tpu_runtime.describe(built.strategy)})
         if self._trains:
             # What an attempt that died had logged past its last checkpoint is about to happen again.

@@ -1,13 +1,17 @@
-"""The optimizers that recipes bind, by their gin names: momentum, adam, adamw, lamb, adafactor, lars.
+"""The optimizers that recipes bind by name: momentum, adam, adamw, lamb, adafactor, lars, and all of Keras's.
 
 Each returns an `Optimizer`, to be built under the strategy scope that it was called in, and raises UsageError where an
-argument is out of range.
+argument is out of range. Those named here decay no biases and normalisation parameters unless the recipe says so. Those
+of Keras, such as `@keras.optimizers.RMSprop`, have Keras's own arguments, defaults and weight decay; the learning rate
+may also be one of `launcher.optimizers.schedules`.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gin
 import keras
@@ -173,6 +177,43 @@ def lars(
     """
     settings = _checked("lars", _RATE, momentum=momentum) | _checked("lars", _NOT_NEGATIVE, eeta=eeta, epsilon=epsilon)
     return _decays_itself("lars", LARS, learning_rate, weight_decay, exclude_from_decay, nesterov=nesterov, **settings)
+
+
+def _register_keras(of: type[keras.optimizers.Optimizer]) -> None:
+    """Makes an optimizer of Keras known to gin as `keras.optimizers.NAME`."""
+    taken = [one for one in inspect.signature(of).parameters.values() if one.kind is not one.VAR_KEYWORD]
+
+    def make(**arguments: Any) -> Optimizer:
+        rate = arguments.get("learning_rate")
+        is_ours = callable(rate) and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        given = {name: value for name, value in arguments.items() if not (is_ours and name == "learning_rate")}
+        if isinstance(rate, int) and not isinstance(rate, bool):
+            given["learning_rate"] = float(rate)
+        try:
+            return Optimizer(of(**given), learning_rate=rate if is_ours else None)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"keras.optimizers.{of.__name__}: {error}") from None
+
+    make.__name__ = make.__qualname__ = of.__name__
+    make.__doc__ = of.__doc__
+    make.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    make.__annotations__ = {"return": Optimizer}
+    gin.configurable(of.__name__, module="keras.optimizers")(make)
+
+
+def _register_all_of_keras() -> None:
+    optimizers = keras.optimizers
+    for name, found in vars(optimizers).items():
+        is_one = inspect.isclass(found) and issubclass(found, optimizers.Optimizer) and name == found.__name__
+        # Those that apply gradients in a manner of their own are wrappers around others.
+        if is_one and found is not optimizers.Optimizer and found.apply is optimizers.Optimizer.apply:
+            _register_keras(found)
+    for name, found in vars(optimizers.schedules).items():
+        if inspect.isclass(found) and found is not optimizers.schedules.LearningRateSchedule:
+            gin.external_configurable(found, name, module="keras.optimizers.schedules")
+
+
+_register_all_of_keras()
 
 
 def _moments(optimizer: str, beta_1: float, beta_2: float, epsilon: float) -> dict[str, float]:

@@ -87,14 +87,19 @@ class Optimizer:
         self._exclude = checked_patterns(excluded if exclude_from_decay is None else exclude_from_decay)
         self._updated: list[keras.Variable] = []
         self._decays: list[float] = []
+        self._multipliers: list[float] = []
         self._total_steps = 0
 
-    def build(self, variables: Sequence[keras.Variable], total_steps: int) -> None:
+    def build(
+        self, variables: Sequence[keras.Variable], total_steps: int, rate_multipliers: Sequence[float] | None = None
+    ) -> None:
         """Creates the slots; under the strategy's scope.
 
         Args:
           variables: what `apply` will update, in its order.
           total_steps: length of the run, for the schedule.
+          rate_multipliers: what multiplies the learning rate of each variable, and with it all that the optimizer does
+            by the rate: decoupled weight decay is multiplied, too. None for 1 everywhere.
 
         Raises:
           UsageError: a variable, the optimizer or the schedule cannot be used on replicas.
@@ -112,6 +117,7 @@ class Optimizer:
             0.0 if any(re.search(pattern, variable.path) for pattern in self._exclude) else self._weight_decay or own
             for variable, own in zip(variables, own_settings.weight_decays(self._keras, variables), strict=True)
         ]
+        self._multipliers = [1.0 for _ in variables] if rate_multipliers is None else list(rate_multipliers)
         self._total_steps = total_steps
         rate = self.learning_rate(tf.constant(0.0))
         if rate.shape.rank != 0:
@@ -127,6 +133,14 @@ class Optimizer:
         """Slots and the count of updates: what a checkpoint holds; the learning rate only where it may be set."""
         unused = self._keras.learning_rate if self._rate is None else None
         return [variable for variable in self._keras.variables if variable is not unused]
+
+    def copies(self) -> list[tuple[keras.Variable, keras.Variable]]:
+        """The slots that begin as copies of weights, each with its weight; only `ScheduleFreeAdamW` has such."""
+        kind = getattr(keras.optimizers, "ScheduleFreeAdamW", None)
+        if kind is None or not isinstance(self._keras, kind):
+            return []
+        slots = {variable.name: variable for variable in self._keras.variables}
+        return [(slots[f"{weight.path.replace('/', '_')}_momentum"], weight) for weight in self._updated]
 
     def set_learning_rate(self, rate: float) -> None:
         """Sets the rate of the steps that follow, on every replica of this process; outside of the step.
@@ -147,7 +161,7 @@ class Optimizer:
         self._rate.assign(rate)
 
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
-        """The rate of one step.
+        """The rate of one step, which `rate_multipliers` may multiply for some variables.
 
         Args:
           step: steps done before it, scalar; skipped steps count.
@@ -167,12 +181,15 @@ class Optimizer:
             every replica. None leaves the variable and its slots alone, as Keras does: no update and no decay.
           step: as in `learning_rate`.
         """
-        rate = self.learning_rate(step)
+        common_rate = self.learning_rate(step)
         if isinstance(self._keras, keras.optimizers.Nadam):
             self._advance_nadam(self._keras)
-        for gradient, variable, coefficient in zip(gradients, self._updated, self._decays, strict=True):
+        for gradient, variable, coefficient, multiplier in zip(
+            gradients, self._updated, self._decays, self._multipliers, strict=True
+        ):
             if gradient is None:
                 continue
+            rate = common_rate if multiplier == 1.0 else common_rate * multiplier
             if coefficient:
                 decay = coefficient * tf.convert_to_tensor(variable)
                 if self._decoupled:

@@ -57,7 +57,7 @@ def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
 
 
 def _private(of: object, name: str) -> Callable[..., Any]:
-    """A method of Keras's, which has no public name for what `exclude_from_weight_decay` excluded (tried with Keras 3.15)."""
+    """What tells the weights that `exclude_from_weight_decay` named; it is not public (tried with Keras 3.15)."""
     found: Callable[..., Any] | None = getattr(of, name, None)
     if found is None:
         raise UsageError(

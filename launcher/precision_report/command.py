@@ -77,8 +77,9 @@ def run(
     check_model_dir(model_dir)
     built = session.build(resolved)
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
-    start = starting_point.restore(store, built.trainer, same_order=False)
-    weights = "initial" if start.step is None else f"of step {start.step} in {model_dir}"
+    start = starting_point.restore(store, built.trainer, same_order=False, start_from=resolved.recipe.start)
+    weights = start.notes[0] if start.notes else "initial"
+    weights = weights if start.step is None else f"of step {start.step} in {model_dir}"
     console.note(f"weights: {weights}")
     # A run in another policy left another policy's scale.
     scale = built.trainer.loss_scale if own == resolved.policy else float(resolved.loss_scale.initial().scale)

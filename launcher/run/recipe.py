@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -13,7 +13,9 @@ from launcher.config.user_modules import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
-from launcher.step import gradients, layer_policies
+from launcher.run import start_comparison
+from launcher.run.start_weights import StartFrom
+from launcher.step import freezing, gradients, layer_patterns, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import check_task
@@ -50,6 +52,18 @@ class Recipe:
       clip_global_norm, clip_value, clip_layer_norm, clip_adaptive: at most one bound on the unscaled mean gradient; see
         `launcher.step.clipping.Clipping`.
       penalty: penalty on weights by layer type, `@penalty()`, or None.
+      start_from: weights that a run starts with when it starts anew: a `.keras`, `.weights.h5` or `.safetensors` file,
+        or the model_dir of another run. Names tell which weight is which. None for initial weights.
+      start_which: of a model_dir, "best" for its best checkpoint, if it has one, or "last" for its newest.
+      start_averaged: of a model_dir, whether the averaged weights are taken, if the run averaged them.
+      start_optimizer: of a model_dir, whether the state of the optimizer is taken, too.
+      start_allow: regular expressions on whole names of weights: of the model's, which may stay as initialised, and of
+        those in `start_from`, which may be left there. What matches is taken all the same; anything else without a
+        counterpart is an error.
+      freeze: regular expressions on whole paths of layers and weights that are not trained, such as ('base/.*',); see
+        `launcher.step.freezing.freeze`.
+      rate_multipliers: what multiplies the learning rate of layers and weights, by a regular expression on their whole
+        path, such as {'base/.*': 0.1}.
       ema_decay: decay of an exponential moving average of the weights and moving statistics, such as 0.9999; None for
         no average.
       evaluate_ema: evaluate the averaged weights, when there are any.
@@ -93,6 +107,13 @@ class Recipe:
     clip_layer_norm: float | None = None
     clip_adaptive: float | None = None
     penalty: Penalty | None = None
+    start_from: str | None = None
+    start_which: str = "best"
+    start_averaged: bool = True
+    start_optimizer: bool = False
+    start_allow: Sequence[str] = ()
+    freeze: Sequence[str] = ()
+    rate_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
     ema_decay: float | None = None
     evaluate_ema: bool = True
     jit_compile: bool = False
@@ -140,7 +161,9 @@ class Recipe:
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
         layer_policies.check(self.precision_overrides)
-        self.clipping  # noqa: B018 - a wrong bound is refused here
+        freezing.check(self.freeze, self.rate_multipliers)
+        layer_patterns.check(start_comparison.ALLOW, self.start_allow)
+        self.clipping, self.start  # noqa: B018 - a wrong bound or start is refused here
         if self.steps is None and self.epochs is None:
             raise UsageError("how long to train is not said: bind train.steps or train.epochs")
         if self.steps is not None and self.epochs is not None:
@@ -162,6 +185,19 @@ class Recipe:
             value=self.clip_value,
             layer_norm=self.clip_layer_norm,
             adaptive=self.clip_adaptive,
+        )
+
+    @property
+    def start(self) -> StartFrom | None:
+        """The weights to start with, if they are not initial ones."""
+        if self.start_from is None:
+            return None
+        return StartFrom(
+            path=self.start_from,
+            which=self.start_which,
+            averaged=self.start_averaged,
+            optimizer=self.start_optimizer,
+            allow=tuple(self.start_allow),
         )
 
     def total_steps(self, data: Data) -> int:

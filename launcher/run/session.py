@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import traceback
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -18,7 +19,7 @@ from launcher.optimizers import Optimizer
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
-from launcher.step import initial_values, layer_policies, moving_statistics
+from launcher.step import freezing, initial_values, layer_policies, moving_statistics
 from launcher.step.clipping import Clipping
 from launcher.step.layers import group_size, walk
 from launcher.step.step_config import StepConfig
@@ -31,13 +32,18 @@ _MODELS = pathlib.Path(models.__file__).parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a mode works with."""
+    """What a mode works with.
+
+    Attributes:
+      notes: what a person should know of how the model was made.
+    """
 
     plan: RunPlan
     strategy: tf.distribute.Strategy
     model: keras.Model
     trainer: Trainer
     evaluator: Evaluator
+    notes: tuple[str, ...] = ()
 
 
 def build(plan: RunPlan) -> Session:
@@ -58,8 +64,9 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     recipe = plan.recipe
     # Names count up within a process and are what a checkpoint goes by: every build starts from the same ones.
     keras.utils.clear_session()
+    notes: list[str] = []
     with initial_values.scope(strategy):
-        model = build_model(plan)
+        model = build_model(plan, notes.append)
         optimizer = build_optimizer(plan)
     check_normalization(model, plan)
     if recipe.penalty is not None:
@@ -73,6 +80,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         config=step_config(plan, optimizer),
         total_steps=plan.total_steps,
         forward_assigns=forward_assigns(plan, model),
+        rate_multipliers=freezing.rate_multipliers(model, recipe.rate_multipliers),
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
     )
@@ -84,7 +92,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         global_batch_size=plan.eval_batch_size,
         jit_compile=plan.jit_compile,
     )
-    return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator)
+    return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, notes=tuple(notes))
 
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
@@ -118,9 +126,9 @@ def float32_model(session: Session) -> keras.Model:
     return float32_copy.build(session.model, session.strategy, lambda: build_model(plan))
 
 
-def build_model(plan: RunPlan) -> keras.Model:
+def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) -> keras.Model:
     """The task's model under the plan's policy and seed, in the current strategy scope; see `model_of`."""
-    model = model_of(plan.recipe, policy=plan.policy, seed=plan.seed)
+    model = model_of(plan.recipe, policy=plan.policy, seed=plan.seed, note=note)
     if getattr(plan.recipe.task, "statistics_over_global_batch", False) and plan.num_parts > 1:
         for layer, *_ in walk(model):
             if isinstance(layer, keras.layers.BatchNormalization):
@@ -128,11 +136,16 @@ def build_model(plan: RunPlan) -> keras.Model:
     return model
 
 
-def model_of(recipe: Recipe, *, policy: str, seed: int) -> keras.Model:
+def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], None] = lambda text: None) -> keras.Model:
     """A recipe's model under a dtype policy, in the current strategy scope.
 
+    Args:
+      recipe: whose task and patterns.
+      policy, seed: of the run.
+      note: told what a person should know.
+
     Raises:
-      UsageError: it is not a Keras model, has nothing to train, or not the layers that the recipe gives policies to.
+      UsageError: it is not a Keras model, has nothing to train, or not what the recipe's patterns name.
     """
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(seed)
@@ -153,7 +166,10 @@ def model_of(recipe: Recipe, *, policy: str, seed: int) -> keras.Model:
             f"model {model.name!r} has no variables to train; a subclassed model must be built before model() returns "
             "(call it on an example, or model.build(shape))"
         )
+    if brought := layer_policies.follow_run(model, policy):
+        note(brought)
     layer_policies.apply(model, recipe.precision_overrides)
+    freezing.freeze(model, recipe.freeze)
     return model
 
 

@@ -1,10 +1,10 @@
-"""Where a run goes on from: the newest whole checkpoint, read by every worker or by the chief for all."""
+"""Where a run goes on from: the newest whole checkpoint, or the weights it starts with; read by all or by the chief."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ import tensorflow as tf
 
 from launcher.checkpoints import HOST, Best, CheckpointStore
 from launcher.errors import LauncherError
+from launcher.run import start_weights
 from launcher.run.from_chief import FromChief
+from launcher.run.start_weights import OPTIMIZER, StartFrom
 from launcher.step.trainer import Trainer
 
 State = Mapping[str, np.ndarray]
@@ -34,53 +36,89 @@ class StartingPoint:
       step: steps done; None for a run that starts anew.
       best: what the run has to beat.
       notes: what a person should know of how it goes on.
+      listing: what was done with each weight of `train.start_from`; of the process that read it.
       host: what actions had in the checkpoint, see `launcher.run.actions.Action.state`.
     """
 
     step: int | None = None
     best: Best | None = None
     notes: tuple[str, ...] = ()
+    listing: str = ""
     host: State = dataclasses.field(default_factory=dict)
 
 
-def restore(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
-    """Restores the trainer from the newest whole checkpoint of the store; without one, it stays as it was built.
+def restore(
+    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
+) -> StartingPoint:
+    """Restores the trainer from the newest whole checkpoint of the store; without one, from the weights to start with.
 
     Args:
       store: where this process reads.
       trainer: what goes on.
       same_order: whether the run must see its examples in the order in which they were begun.
+      start_from: what a run that starts anew starts with; None for what it was built with.
 
     Raises:
-      UsageError: the checkpoint is of another model, or of a run with another order of examples.
+      UsageError: the checkpoint is of another model, or of a run with another order of examples; or the weights to
+        start with are.
       CheckpointReadError: it cannot be read.
       PeerError: another worker found another checkpoint.
     """
-    start, state = _read(store, trainer, same_order=same_order)
-    if start.step is not None:
+    start, state = _read(store, trainer, same_order=same_order, start_from=start_from)
+    if state:
         trainer.restore(state)
     trainer.check_agreement()
     return start
 
 
-def restore_from_chief(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
+def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
+    """Gives a trainer that starts anew the weights to start with.
+
+    Raises:
+      UsageError: they cannot be read, or are of another model.
+    """
+    start, state = _begun(trainer, start_from)
+    if state:
+        trainer.restore(state)
+    return start
+
+
+def restore_from_chief(
+    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
+) -> StartingPoint:
     """As `restore` on the chief; the other workers get its values over the wire and never touch their store.
 
     Raises:
       ChiefError: what stopped the chief, on the other workers.
     """
     wire = FromChief(trainer.strategy, is_chief=store.is_chief)
-    start, state = _hand_out(wire, store, trainer, same_order) if store.is_chief else _take(wire, trainer)
-    if start.step is not None:
+    if store.is_chief:
+        start, state = _hand_out(
+            wire, trainer, lambda: _read(store, trainer, same_order=same_order, start_from=start_from)
+        )
+    else:
+        start, state = _take(wire, trainer)
+    if state:
         trainer.restore(state)
     trainer.check_agreement()
     return start
 
 
-def _read(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> tuple[StartingPoint, State]:
+def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
+    if start_from is None:
+        return StartingPoint(), {}
+    slots = {name: variable for name, variable in trainer.variables().items() if name.startswith(OPTIMIZER)}
+    found = start_weights.read(start_from, trainer.model, slots)
+    state = trainer.started(found.weights, found.slots)
+    return StartingPoint(notes=(found.note,), listing=found.listing), state
+
+
+def _read(
+    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None
+) -> tuple[StartingPoint, State]:
     newest = store.latest()
     if newest is None:
-        return StartingPoint(), {}
+        return _begun(trainer, start_from)
     if same_order:
         store.check_same_run(newest)
     state = read(store, trainer, newest)
@@ -141,17 +179,18 @@ def _shown(scaling: Mapping[str, Any]) -> str:
 
 
 def _hand_out(
-    wire: FromChief, store: CheckpointStore, trainer: Trainer, same_order: bool
+    wire: FromChief, trainer: Trainer, read: Callable[[], tuple[StartingPoint, State]]
 ) -> tuple[StartingPoint, State]:
     try:
-        start, state = _read(store, trainer, same_order=same_order)
+        start, state = read()
     except LauncherError as error:
         wire.message({"error": str(error), "exit_code": error.exit_code})
         wire.wait_for_all()
         raise
     sizes = {name: len(value) for name, value in start.host.items()}
-    wire.message({**dataclasses.asdict(dataclasses.replace(start, host={})), "host": sizes})
-    if start.step is not None:
+    told = dataclasses.asdict(dataclasses.replace(start, host={}, listing=""))
+    wire.message({**told, "host": sizes, "has_state": bool(state)})
+    if state:
         wire.arrays({**trainer.specs(), **_host_specs(sizes)}, {**state, **start.host})
     return start, state
 
@@ -162,12 +201,13 @@ def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
         with contextlib.suppress(tf.errors.OpError):  # The chief may be gone by now.
             wire.wait_for_all()
         raise ChiefError(told["error"], told["exit_code"])
-    if told["step"] is None:
-        return StartingPoint(), {}
     best = told["best"] and Best(**told["best"])
+    start = StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"]))
+    if not told["has_state"]:
+        return start, {}
     state = wire.arrays({**trainer.specs(), **_host_specs(told["host"])})
     host = {name: state.pop(name) for name in told["host"]}
-    return StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"]), host=host), state
+    return dataclasses.replace(start, host=host), state
 
 
 def _host_specs(sizes: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -51,7 +51,8 @@ def read(store: CheckpointStore, step: int, model: keras.Model, *, averaged: boo
     """
     variables = weight_names(model)
     store.check_compatible(step, {name: (v.shape, v.dtype) for name, v in variables.items()}, prefix=MODEL)
-    found = store.read(step, prefixes=(MODEL, AVERAGES) if averaged else (MODEL,))
+    prefixes = (MODEL, AVERAGES) if averaged else (MODEL,)
+    found = store.read(step, lambda name: name.startswith(prefixes))
     arrays = {name: found.get(average_of(name), found[name]).astype(found[name].dtype) for name in variables}
     return Weights(step=step, averaged=any(name.startswith(AVERAGES) for name in found), arrays=arrays)
 

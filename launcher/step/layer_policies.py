@@ -17,6 +17,8 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError, advice
+from launcher.step import layer_patterns
+from launcher.step.layer_patterns import Item
 from launcher.step.layers import Placed, walk
 from launcher.step.precision import POLICIES
 
@@ -45,11 +47,8 @@ def check(overrides: Mapping[str, str]) -> None:
     Raises:
       UsageError: a pattern that is no regular expression, or a policy that is none.
     """
+    layer_patterns.check(BINDING, overrides)
     for pattern, policy in overrides.items():
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UsageError(f"{BINDING}: {pattern!r} is no regular expression: {error}") from None
         if policy in ("float16", "bfloat16"):
             raise UsageError(
                 f"{BINDING}[{pattern!r}] = {policy!r} would keep the weights in 16 bits, too; 'mixed_{policy}' "
@@ -64,21 +63,76 @@ def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
 
     Args:
       model: built; its weights are float32 and stay so.
-      overrides: regular expression to policy. A pattern names a layer when it matches the layer's whole path, and with
-        it every layer inside, but those that are named themselves. A pattern that is a path, letter by letter, goes
-        before others, as in `keras.dtype_policies.DTypePolicyMap`.
+      overrides: regular expression to policy; see `layer_patterns.named`.
 
     Raises:
       UsageError: a pattern names no layer, two give one layer different policies, or the layer's weights have a dtype
         of their own.
     """
-    for found, override in _named(model, overrides):
-        if found.layer.variable_dtype != "float32":
+    for item, override in _named(model, overrides):
+        layer = item.thing
+        if layer.variable_dtype != "float32":
             raise UsageError(
-                f"{BINDING}[{override.pattern!r}] names {found.path}, whose weights the model made "
-                f"{found.layer.variable_dtype}; make the layer with dtype={override.policy!r} instead"
+                f"{BINDING}[{override.pattern!r}] names {item.path}, whose weights the model made "
+                f"{layer.variable_dtype}; make the layer with dtype={override.policy!r} instead"
             )
-        found.layer.dtype_policy = override.policy
+        layer.dtype_policy = override.policy
+
+
+def follow_run(model: keras.Model, policy: str) -> str | None:
+    """Gives the run's policy to the layers that a saved model brought in the policy it was saved with.
+
+    A layer that is loaded has the policy that stands in its file, and nothing in it tells that from one that the task's
+    code gave it. So a functional or sequential model, at any depth, counts as saved when no layer with weights in it,
+    but for those that make the outputs, has the run's policy: of a model that code made under the run's policy, some
+    layer has. Of its layers, those in the policy that is most common there follow the run. Two kinds do not: layers
+    with another policy than most, such as a softmax saved in float32 among layers in 16 bits, and layers in float32
+    that make the outputs of `model`, where a loss needs the digits.
+
+    Args:
+      model: as the task made it, before overrides.
+      policy: of the run.
+
+    Returns:
+      What was done, for a person; None for nothing.
+    """
+    outputs = {id(layer) for layer in _making_outputs(model)}
+    changed: dict[str, list[Placed]] = {}
+    for saved in walk(model):
+        if not isinstance(saved.layer, keras.Sequential) and not hasattr(saved.layer, "output_names"):
+            continue
+        # A model has the run's policy whatever its file says, and computes nothing itself.
+        inside = [found for found in _layers(saved.layer) if not isinstance(found.layer, keras.Model)]
+        judged = [f.layer.dtype_policy.name for f in inside if f.layer.weights and id(f.layer) not in outputs]
+        if not judged or policy in judged:
+            continue
+        brought = max(set(judged), key=judged.count)
+        for found in inside:
+            layer = found.layer
+            keeps = brought == "float32" and id(layer) in outputs
+            if layer.dtype_policy.name == brought and layer.variable_dtype == "float32" and not keeps:
+                layer.dtype_policy = policy
+                changed.setdefault(brought, []).append(found)
+    if not changed:
+        return None
+    parts = [f"{len(found)} layers that a saved model brought in {brought}" for brought, found in changed.items()]
+    return (
+        f"{' and '.join(parts)} compute in {policy}, the policy of this run; {BINDING} gives single layers another one"
+    )
+
+
+def _making_outputs(model: keras.Model) -> list[keras.layers.Layer]:
+    """The layers that make the outputs of a functional or sequential model, those around the innermost included."""
+    if isinstance(model, keras.Sequential):
+        last = model.layers[-1:]
+    else:
+        names = getattr(model, "output_names", ())
+        last = [layer for layer in model.layers if layer.name in names]
+    return [
+        layer
+        for outer in last
+        for layer in (outer, *(_making_outputs(outer) if isinstance(outer, keras.Model) else ()))
+    ]
 
 
 def in_effect(model: keras.Model, overrides: Mapping[str, str]) -> list[Override]:
@@ -124,35 +178,11 @@ def describe(overrides: list[Override]) -> str:
     return "; ".join(texts)
 
 
-def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Placed, Override]]:
-    layers = _layers(model)
-    unused = dict.fromkeys(overrides)
-    chosen: dict[int, str | None] = {}
-    for found in layers:
-        matching = _matching(found.path, overrides)
-        for pattern in matching:
-            unused.pop(pattern, None)
-        inherited = next((chosen[id(one)] for one in reversed(found.around) if chosen.get(id(one))), None)
-        chosen[id(found.layer)] = matching[0] if matching else inherited
-    for pattern in unused:
-        paths = {found.path for found in layers}
-        inside = any(re.fullmatch(f".*/({pattern})", path) for path in paths)
-        hint = f"; did you mean {f'.*/{pattern}'!r}?" if inside else advice(pattern, paths)
-        raise UsageError(f"{BINDING}: {pattern!r} matches the whole path of no layer of {model.name}{hint}")
-    for found in layers:
-        if (named_by := chosen[id(found.layer)]) is not None:
-            yield found, Override(path=found.path, policy=overrides[named_by], pattern=named_by)
-
-
-def _matching(path: str, overrides: Mapping[str, str]) -> list[str]:
-    if path in overrides:
-        return [path]
-    found = [pattern for pattern in overrides if re.fullmatch(pattern, path)]
-    if len({overrides[pattern] for pattern in found}) > 1:
-        raise UsageError(
-            f"{BINDING}: layer {path} is named by {' and by '.join(map(repr, found))}, with different policies"
-        )
-    return found
+def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Item, Override]]:
+    items = layer_patterns.layers(_layers(model))
+    of = f"layer of {model.name}"
+    for item, pattern in layer_patterns.named(BINDING, overrides, items, what=of, value="policies"):
+        yield item, Override(path=item.path, policy=overrides[pattern], pattern=pattern)
 
 
 def _layers(model: keras.Model) -> list[Placed]:

@@ -28,6 +28,11 @@ class Placed(NamedTuple):
     around: tuple[keras.layers.Layer, ...]
 
     @property
+    def place(self) -> str:
+        """The names of the layers around it and its own, without that of the model; of the model, its name."""
+        return "/".join(layer.name for layer in (*self.around, self.layer)[1 if self.around else 0 :])
+
+    @property
     def is_leaf(self) -> bool:
         """Whether it has no layers inside."""
         return next(_parts(self.layer), None) is None
@@ -60,14 +65,24 @@ def walk(
     yield from visit(model, model.path or model.name, ())
 
 
-def owners(model: keras.layers.Layer) -> dict[int, Placed]:
-    """The layer that each trained weight belongs to, by the weight's id: the innermost of those around it.
+def _trained(layer: keras.layers.Layer) -> list[keras.Variable]:
+    return list(layer.trainable_variables)
+
+
+def owners(
+    model: keras.layers.Layer, weights: Callable[[keras.layers.Layer], list[keras.Variable]] = _trained
+) -> dict[int, Placed]:
+    """The layer that each weight belongs to, by the weight's id: the innermost of those around it.
 
     A weight that another layer uses too, as tied embeddings are, belongs to the layer that comes first.
+
+    Args:
+      model: built.
+      weights: those of a layer and what is inside of it that are asked for; the trained ones by default.
     """
     found: dict[int, Placed] = {}
     for placed in walk(model):
-        for variable in placed.layer.trainable_variables:
+        for variable in weights(placed.layer):
             outer = found.get(id(variable))
             if outer is None or any(one is outer.layer for one in placed.around):
                 found[id(variable)] = placed

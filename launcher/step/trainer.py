@@ -62,6 +62,7 @@ class Trainer:
       config: what one step does.
       total_steps: length of the run, for the schedules.
       forward_assigns: what the model's forward pass assigns, see `moving_statistics`; None for all that it could.
+      rate_multipliers: see `Optimizer.build`.
       measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
     """
 
@@ -76,6 +77,7 @@ class Trainer:
         config: StepConfig,
         total_steps: int,
         forward_assigns: Sequence[keras.Variable] | None = None,
+        rate_multipliers: Sequence[float] | None = None,
         measure_input_wait: bool = True,
     ):
         self.strategy = strategy
@@ -89,7 +91,7 @@ class Trainer:
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         with initial_values.scope(strategy):
-            optimizer.build(model.trainable_variables, total_steps)
+            optimizer.build(model.trainable_variables, total_steps, rate_multipliers)
             self.counters = _make_counters(loss_scale.initial())
             moving = filter(moving_statistics.is_moving, self.statistics)
             self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay)
@@ -270,6 +272,22 @@ class Trainer:
     def snapshot(self) -> dict[str, np.ndarray]:
         """The state as host arrays, copied: training may go on while they are written."""
         return {name: np.array(variable.numpy()) for name, variable in self.variables().items()}
+
+    def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The snapshot of a run that starts with other weights than the initial ones; changes nothing.
+
+        Args:
+          weights: value by the id of a variable of the model; the others are as they are.
+          slots: values of the optimizer's variables, by their names in a checkpoint.
+        """
+        state = self.snapshot()
+        names = {id(variable): name for name, variable in self.variables().items()}
+        state |= {names[key]: value for key, value in weights.items()}
+        for source, average in self.ema.variables:
+            state[names[id(average)]] = state[names[id(source)]].astype(np.float32)
+        for slot, source in self.optimizer.copies():
+            state[names[id(slot)]] = state[names[id(source)]]
+        return state | dict(slots)
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Puts a snapshot into every replica's variables; names and shapes have been checked by the caller."""

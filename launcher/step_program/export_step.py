@@ -65,7 +65,7 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
     _check_folder(export_dir)
     built = lowering.build(plan, num_replicas)
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
-    starting_point.restore(store, built.trainer, same_order=False)
+    starting_point.restore(store, built.trainer, same_order=False, start_from=plan.recipe.start)
     lowered = lowering.lower_session(built)
     gin_used.check_all_used()
     batches, no_batches = _batches(built, num_batches)

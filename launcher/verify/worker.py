@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 from launcher.config import gin_bindings, gin_used  # noqa: E402
 from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
 from launcher.machine import child_process, cluster, farewell  # noqa: E402
-from launcher.run import loading, session  # noqa: E402
+from launcher.run import loading, session, starting_point  # noqa: E402
 from launcher.verify import control  # noqa: E402
 from launcher.verify.processes import TrainingJob, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
@@ -60,6 +60,7 @@ def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, 
         deterministic=job.deterministic,
     )
     built = session.build(resolved)
+    starting_point.begin(built.trainer, resolved.recipe.start)
     if not VerifySettings().dropout:  # the rest of it is the parent's
         control.turn_off_dropout(built.model)
     batches = built.trainer.batches(control.install(built) if job.control else resolved.data)

@@ -1,5 +1,9 @@
 """Keras's optimizers in Launcher's step, against Keras's own `apply_gradients` on one device."""
 
+import contextlib
+import importlib
+
+import gin
 import keras
 import numpy as np
 import pytest
@@ -166,3 +170,44 @@ def test_a_weight_decay_of_an_own_kind_is_refused_when_the_slots_are_made():
     optimizer = Optimizer(DecaysItself(0.1, weight_decay=0.2))
     with pytest.raises(UsageError, match="in a manner of its own"):
         optimizer.build(variables(), STEPS)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "name", "at_9"),
+    [
+        ("RMSprop.learning_rate = @cosine()\ncosine.peak = 0.5\ncosine.warmup_fraction = 0.1", "RMSprop", 0.5),
+        ("Adadelta.learning_rate = 1", "keras.optimizers.Adadelta", 1.0),
+        ("", "keras.optimizers.Adagrad", 0.001),
+        ("SGD.learning_rate = @ExponentialDecay()", "keras.optimizers.SGD", 0.4 * 0.5**0.9),
+    ],
+)
+def test_recipes_bind_keras_optimizers_by_name_with_keras_or_own_schedules(bindings, name, at_9):
+    with bound(bindings):
+        made = gin.get_configurable(name)()
+    made.build(variables(), 100)
+    assert float(made.learning_rate(tf.constant(9.0))) == pytest.approx(at_9)
+
+
+def test_what_keras_refuses_is_a_message():
+    with bound("Lion.beta_1 = 2.0"), pytest.raises(UsageError, match=r"keras\.optimizers\.Lion: .*beta_1=2\.0"):
+        gin.get_configurable("Lion")()
+
+
+def test_recipes_bind_keras_losses_by_name():
+    importlib.import_module("launcher.tasks.keras_losses")
+    with bound("keras.losses.Huber.delta = 2.0"):
+        loss = gin.get_configurable("keras.losses.Huber")()
+    assert type(loss) is keras.losses.Huber
+    assert float(loss([[0.0]], [[10.0]])) == pytest.approx(2.0 * (10.0 - 0.5 * 2.0))
+
+
+@contextlib.contextmanager
+def bound(bindings):
+    gin.clear_config()
+    rates = {"initial_learning_rate": 0.4, "decay_steps": 10, "decay_rate": 0.5}
+    try:
+        gin.parse_config([f"ExponentialDecay.{name} = {value}" for name, value in rates.items()])
+        gin.parse_config(bindings)
+        yield
+    finally:
+        gin.clear_config()

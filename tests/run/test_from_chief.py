@@ -10,6 +10,7 @@ import pytest
 from places import PYTHONPATH, SMALL_DIGITS
 
 from launcher.checkpoints import CheckpointStore
+from models.mlp import mlp
 
 MORE_STEPS = 20
 FLAGS = (
@@ -47,6 +48,11 @@ def start_two(start_launcher, free_ports, model_dir, *flags):
     ]  # fmt: skip
 
 
+def rows_of(model_dir):
+    rows = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if row["split"] == "train"]
+
+
 def assert_exit_codes(workers, code):
     finished = [worker.wait() for worker in workers]
     assert [one.returncode for one in finished] == [code, code], finished[0].stderr + finished[1].stderr
@@ -54,9 +60,13 @@ def assert_exit_codes(workers, code):
 
 
 @pytest.mark.heavy
-def test_a_run_whose_other_worker_has_no_storage_resumes_bitwise(start_launcher, free_ports, tmp_path):
+def test_a_run_whose_other_worker_has_no_storage_resumes_bitwise(start_launcher, run_launcher, free_ports, tmp_path):
     undisturbed, interrupted = tmp_path / "undisturbed", tmp_path / "interrupted"
-    workers = start_two(start_launcher, free_ports, interrupted, "--gin_param=train.steps = 100000")
+    # Weights to start with, which the chief hands over as it does a checkpoint.
+    pretrained = tmp_path / "pretrained.weights.h5"
+    mlp(image_shape=(8, 8, 1), num_classes=10, units=32, layers=1).save_weights(pretrained)
+    start = (f"--gin_param=train.start_from = '{pretrained}'", "--gin_param=train.freeze = ('dense1',)")
+    workers = start_two(start_launcher, free_ports, interrupted, "--gin_param=train.steps = 100000", *start)
     store = CheckpointStore(str(interrupted / "checkpoints"))
     workers[0].wait_until(lambda: len(store.steps()) >= 1)
     workers[1].send(signal.SIGTERM)
@@ -65,15 +75,21 @@ def test_a_run_whose_other_worker_has_no_storage_resumes_bitwise(start_launcher,
 
     total = step + MORE_STEPS
     steps = f"--gin_param=train.steps = {total}"
-    assert_exit_codes(start_two(start_launcher, free_ports, undisturbed, steps), 0)
-    resumed = assert_exit_codes(start_two(start_launcher, free_ports, interrupted, steps), 0)
+    begun = assert_exit_codes(start_two(start_launcher, free_ports, undisturbed, steps, *start), 0)
+    assert f"started from {pretrained}: 4 weights" in begun[0].stdout
+    alone = run_launcher(*FLAGS, *start, "--gin_param=train.steps = 4", f"--model_dir={tmp_path / 'alone'}")
+    assert alone.returncode == 0, alone.stderr
+    losses = [[row["loss"] for row in rows_of(folder)[:4]] for folder in (tmp_path / "alone", undisturbed)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    pretrained.unlink()
+    resumed = assert_exit_codes(start_two(start_launcher, free_ports, interrupted, steps, *start), 0)
     assert f"restored step {step}" in resumed[0].stdout
     expected, found = CheckpointStore(str(undisturbed / "checkpoints")).read(total), store.read(total)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name].tobytes() == value.tobytes(), name
 
-    another_model = start_two(start_launcher, free_ports, interrupted, steps, "--gin_param=mlp.units = 16")
+    another_model = start_two(start_launcher, free_ports, interrupted, steps, "--gin_param=mlp.units = 16", *start)
     refused = assert_exit_codes(another_model, 64)
     for one in refused:
         assert "holds a checkpoint of another model" in one.stderr

@@ -193,3 +193,71 @@ def test_the_loss_scale_of_a_run_without_float16_stays_off() -> None:
     recipe = {"task": own_task(), "optimizer": lambda: None, "global_batch_size": 4, "steps": 1, "precision": "float32"}
     resolved = plan.resolve(Recipe(**recipe, precision_overrides={"mixing": "mixed_bfloat16"}), environ={})
     assert resolved.loss_scale == FixedLossScale(scale=1.0)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """saved(policy) -> the file of a model saved under a policy: a base of two layers and a softmax in float32."""
+
+    def save(policy):
+        keras.config.set_dtype_policy(policy)
+        inputs = keras.Input((3,))
+        hidden = keras.layers.Dense(4, name="first")(inputs)
+        hidden = keras.layers.LayerNormalization(name="norm")(hidden)
+        base = keras.Model(inputs, hidden, name="base")
+        outer = keras.Input((3,))
+        head = keras.layers.Dense(2, name="head")(base(outer))
+        whole = keras.Model(outer, keras.layers.Softmax(dtype="float32", name="softmax")(head), name="whole")
+        whole.save(tmp_path / "whole.keras")
+        keras.config.set_dtype_policy("float32")
+        return tmp_path / "whole.keras"
+
+    return save
+
+
+def loaded_task(make):
+    def loss(model, batch, training):
+        return tf.reduce_sum(tf.cast(model(batch["x"], training=training), tf.float32)), tf.constant(4.0), {}
+
+    return GivenTask({"x": np.ones((2, 4, 3), np.float32)}, make, loss)
+
+
+@pytest.mark.parametrize(("was", "run"), [("float32", "mixed_bfloat16"), ("mixed_float16", "mixed_bfloat16")])
+def test_layers_of_a_saved_model_follow_the_policy_of_the_run_but_for_the_output(saved, was, run):
+    file = saved(was)
+    made = build(loaded_task(lambda: keras.saving.load_model(file)), precision=run)
+    found = layer_policies.policies(made.model)
+    assert {path: found[path] for path in ("first", "norm", "head")} == dict.fromkeys(("first", "norm", "head"), run)
+    assert found["softmax"] == "float32"
+    assert "layers that a saved model brought in " + was in made.notes[0]
+    assert np.isfinite(train(made).loss).all()
+
+
+def test_a_saved_base_in_16_bits_computes_in_float32_where_the_run_does(saved):
+    file = saved("mixed_float16")
+    made = build(loaded_task(lambda: keras.saving.load_model(file)), precision="float32")
+    assert set(layer_policies.policies(made.model).values()) == {"float32"}
+
+
+def test_layers_that_code_gave_a_policy_keep_it_beside_a_saved_base(saved):
+    file = saved("float32")
+
+    def make():
+        base = keras.saving.load_model(file).get_layer("base")
+        inputs = keras.Input((3,))
+        hidden = keras.layers.Dense(4, name="between", dtype="float32")(base(inputs))
+        hidden = keras.layers.Dense(4, name="plain")(hidden)
+        return keras.Model(inputs, keras.layers.Dense(2, name="out", dtype="float32")(hidden))
+
+    made = build(loaded_task(make), precision="mixed_bfloat16")
+    found = layer_policies.policies(made.model)
+    assert found["between"] == found["out"] == "float32"
+    assert found["first"] == found["norm"] == found["plain"] == "mixed_bfloat16"
+    assert "3 layers" not in made.notes[0] and "2 layers" in made.notes[0]
+
+
+def test_an_override_says_the_last_word_on_a_loaded_layer(saved):
+    file = saved("float32")
+    task = loaded_task(lambda: keras.saving.load_model(file))
+    made = build(task, precision="mixed_bfloat16", precision_overrides={"base/norm": "float32"})
+    assert layer_policies.policies(made.model)["norm"] == "float32"

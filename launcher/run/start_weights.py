@@ -1,0 +1,185 @@
+"""Weights that a run starts with in place of initial ones: those of a file, or of another run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.checkpoints import CheckpointStore, weight_files
+from launcher.checkpoints.weight_files import Stored
+from launcher.errors import UsageError
+from launcher.run.layer_pairs import Chain, Layer, counted_base, pair
+from launcher.run.start_comparison import BINDING, Allowance, Comparison, Own, names_of
+from launcher.step import layer_patterns
+from launcher.step.freezing import first
+from launcher.step.layers import Placed, owners, walk
+from launcher.step.trainer import unique_name
+
+WHICH = ("best", "last")
+LISTING = "started_from.txt"
+OPTIMIZER = "optimizer/"
+_MODEL, _AVERAGE = "model/", "ema/"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartFrom:
+    """What a recipe says of the weights to start with.
+
+    Attributes:
+      path, which, averaged, optimizer, allow: as `train.start_from`, `start_which`, … of `launcher.run.recipe.Recipe`.
+    """
+
+    path: str
+    which: str
+    averaged: bool
+    optimizer: bool
+    allow: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.which not in WHICH:
+            raise UsageError(f"train.start_which = {self.which!r}: must be {' or '.join(map(repr, WHICH))}")
+        if self.optimizer and self.path.endswith(weight_files.SUFFIXES):
+            raise UsageError(
+                f"train.start_optimizer = True: {self.path!r} is a file of weights, and the state of an optimizer is "
+                f"taken from the model_dir of a run; bind {BINDING} to one"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """The weights that were found.
+
+    Attributes:
+      weights: value by the id of the model's variable, of its shape and dtype.
+      slots: of the optimizer, by their names in a checkpoint.
+      note: what was done, for a person.
+      listing: the same, a line for each weight.
+    """
+
+    weights: dict[int, np.ndarray]
+    slots: dict[str, np.ndarray]
+    note: str
+    listing: str
+
+
+class _Source(NamedTuple):
+    """What can be started from: its name for people, and its arrays. Files of Keras number a layer's weights."""
+
+    text: str
+    numbered: bool
+    weights: list[Stored]
+    slots: list[Stored]
+
+
+def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) -> Start:
+    """Reads the weights and finds out which of the model's each one is; changes nothing.
+
+    Args:
+      start: what the recipe says.
+      model: built.
+      slots: the optimizer's variables by their names in a checkpoint; None where there is no optimizer yet.
+
+    Raises:
+      UsageError: the source cannot be read, or it has weights that the model has not, or the other way round, or of
+        other shapes, and the recipe does not allow it.
+    """
+    source = _read(start)
+    own, layers = _of_model(model, numbered=source.numbered)
+    allow = Allowance(start.allow)
+    exempt = {one.layer for one in own if allow(*one.names)} | {
+        one.layer for one in source.weights if allow(*names_of(one))
+    }
+    pairs, by_order = pair(layers, _layers(source.weights), exempt)
+    comparison = Comparison(allow)
+    comparison.add(own, source.weights, pairs)
+    by_name = {name: Own(variable, (name,), (), name) for name, variable in (slots or {}).items()}
+    for one in source.slots:
+        allow(*names_of(one))
+    if start.optimizer and slots is not None:
+        comparison.add(list(by_name.values()), source.slots, {(): ()})
+    comparison.check(source.text)
+    taken = {id(one.variable): value for one, _, value in comparison.matched}
+    slots_taken = {name: taken.pop(id(one.variable)) for name, one in by_name.items() if id(one.variable) in taken}
+    note = comparison.describe(source.text)
+    if by_order:
+        shown = [f"{'/'.join(pairs[chain])} as {'/'.join(chain)}" for chain in by_order]
+        note += f"; {len(by_order)} layers by their order, as Keras numbered them otherwise: {first(shown)}"
+    return Start(weights=taken, slots=slots_taken, note=note, listing=comparison.listing())
+
+
+def write_listing(model_dir: str, listing: str) -> None:
+    """Writes what was done with each weight beside the checkpoints, if anything was.
+
+    Raises:
+      UsageError: the folder cannot be written to.
+    """
+    if not listing:
+        return
+    try:
+        with tf.io.gfile.GFile(os.path.join(model_dir, LISTING), "w") as file:
+            file.write(listing)
+    except (OSError, tf.errors.OpError) as error:
+        raise UsageError(f"{LISTING} cannot be written to --model_dir={model_dir}: {error}") from None
+
+
+def _read(start: StartFrom) -> _Source:
+    if not tf.io.gfile.isdir(start.path):
+        return _Source(start.path, not start.path.endswith(".safetensors"), weight_files.read(start.path), [])
+    store = CheckpointStore(os.path.join(start.path, "checkpoints"), is_chief=False)
+    best = store.best() if start.which == "best" else None
+    step = best if best is not None else store.latest()
+    if step is None:
+        raise UsageError(
+            f"{BINDING} = {start.path!r}: there is no checkpoint in this folder; name the model_dir of a run"
+        )
+    arrays = store.read(step, lambda name: start.optimizer or not name.startswith(OPTIMIZER))
+    averages = {f"{_MODEL}{n.removeprefix(_AVERAGE)}": a for n, a in arrays.items() if n.startswith(_AVERAGE)}
+    if start.averaged:
+        arrays |= averages
+    weights = [weight_files.named(n.removeprefix(_MODEL), a) for n, a in arrays.items() if n.startswith(_MODEL)]
+    slots = [Stored(n, (), n, a) for n, a in arrays.items() if n.startswith(OPTIMIZER)]
+    which = "the best" if step == best else "the last"
+    average = ", averaged" if averages and start.averaged else ""
+    return _Source(f"{start.path} (step {step}, {which}{average})", False, weights, slots)
+
+
+def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[Layer]]:
+    """The weights of a model, trained or not, and its layers, as the source has their names and keys."""
+    holders = owners(model, lambda layer: layer.weights)
+    numbers = {id(v): key for placed in walk(model) for key, v in _numbers(placed) if id(v) in holders}
+    own: list[Own] = []
+    bases: dict[Chain, str | None] = {}
+    taken: dict[str, object] = {}
+    for item in layer_patterns.weights(model):
+        variable, holder = item.thing, holders[id(item.thing)]
+        name = unique_name(item.path, taken)
+        taken[name] = variable
+        *around, key = (item.place if numbered else name.removeprefix(f"{model.name}/")).split("/")
+        chain = tuple(around)
+        key = numbers.get(id(variable), key) if numbered else key
+        own.append(Own(variable, (item.path, item.place), chain, key))
+        bases[chain] = counted_base(chain[-1], type(holder.layer).__name__) if chain else None
+    shapes: dict[Chain, dict[str, tuple[int, ...]]] = {chain: {} for chain in bases}
+    for one in own:
+        shapes[one.layer][one.key] = tuple(one.variable.shape)
+    return own, [Layer(chain, base, shapes[chain]) for chain, base in bases.items()]
+
+
+def _numbers(placed: Placed) -> Iterable[tuple[str, keras.Variable]]:
+    """A layer's own weights by the numbers that they have in a file of Keras's."""
+    found: dict[str, Any] = {}
+    placed.layer.save_own_variables(found)
+    return found.items()
+
+
+def _layers(stored: Sequence[Stored]) -> list[Layer]:
+    shapes: dict[Chain, dict[str, tuple[int, ...]]] = {}
+    for one in stored:
+        shapes.setdefault(one.layer, {})[one.key] = one.value.shape
+    return [Layer(chain, None, found) for chain, found in shapes.items()]

@@ -1,0 +1,103 @@
+"""What of a model is trained, and how fast: weights frozen and learning rates multiplied by pattern."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import keras
+
+from launcher.errors import UsageError
+from launcher.step import layer_patterns
+from launcher.step.layer_patterns import Item
+from launcher.step.layers import walk
+
+FREEZE, RATES = "train.freeze", "train.rate_multipliers"
+_SHOWN = 3
+
+
+def check(patterns: Sequence[str], multipliers: Mapping[str, float]) -> None:
+    """Refuses what can be seen to be wrong without a model.
+
+    Raises:
+      UsageError: a pattern that is no regular expression, or a multiplier that is not above 0.
+    """
+    layer_patterns.check(FREEZE, patterns)
+    layer_patterns.check(RATES, multipliers)
+    for pattern, multiplier in multipliers.items():
+        if not (math.isfinite(multiplier) and multiplier > 0):
+            raise UsageError(
+                f"{RATES}[{pattern!r}] = {multiplier}: must be a finite number above 0; {FREEZE} is for what is not "
+                "trained at all"
+            )
+
+
+def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
+    """Takes what the patterns name out of training; before the optimizer is made.
+
+    A layer whose weights are all named is frozen as a whole, as by Keras's `layer.trainable = False`: a
+    BatchNormalization then uses its moving statistics and leaves them as they are.
+
+    Args:
+      model: built.
+      patterns: regular expressions on whole paths of layers and weights; see `layer_patterns.named`.
+
+    Raises:
+      UsageError: a pattern names nothing, or nothing is left to train.
+    """
+    if not patterns:
+        return
+    frozen = {id(item.thing) for item, _ in _named(FREEZE, dict.fromkeys(patterns, True), model)}
+    for layer, *_ in walk(model):
+        if id(layer) in frozen or (layer.weights and all(id(weight) in frozen for weight in layer.weights)):
+            layer.trainable = False
+    for weight in model.weights:
+        if id(weight) in frozen:
+            weight.trainable = False
+    if not model.trainable_variables:
+        raise UsageError(f"{FREEZE} = {tuple(patterns)}: leaves nothing of {model.name} to train")
+
+
+def rate_multipliers(model: keras.Model, multipliers: Mapping[str, float]) -> list[float]:
+    """What multiplies the learning rate of each trained weight, in the order of `model.trainable_variables`.
+
+    Args:
+      model: built.
+      multipliers: regular expression on whole paths of layers and weights to factor; see `layer_patterns.named`.
+
+    Raises:
+      UsageError: a pattern names nothing that is trained, or two give one weight different factors.
+    """
+    chosen = {id(item.thing): by for item, by in _named(RATES, multipliers, model)} if multipliers else {}
+    trained = model.trainable_variables
+    idle = set(multipliers) - {chosen.get(id(variable)) for variable in trained}
+    if idle:
+        raise UsageError(f"{RATES}: {min(idle)!r} gives no trained weight of {model.name} its rate")
+    return [float(multipliers[chosen[id(one)]]) if id(one) in chosen else 1.0 for one in trained]
+
+
+def describe(model: keras.Model, patterns: Sequence[str], multipliers: Mapping[str, float]) -> dict[str, str]:
+    """The lines of the plan about it; none where nothing is bound."""
+    lines = {}
+    if patterns:
+        trained = {id(variable) for variable in model.trainable_variables}
+        frozen = [item.place for item in layer_patterns.weights(model) if id(item.thing) not in trained]
+        lines["frozen"] = f"{len(frozen)} of {len(model.weights)} weights are not trained: {first(frozen)}"
+    if multipliers:
+        pairs = list(zip(model.trainable_variables, rate_multipliers(model, multipliers), strict=True))
+        parts = {factor: [variable.path for variable, own in pairs if own == factor] for _, factor in pairs}
+        lines["rates"] = "; ".join(
+            f"x {factor:g} for {len(paths)} weights: {first(paths)}" for factor, paths in parts.items() if factor != 1.0
+        )
+    return lines
+
+
+def first(names: Sequence[str]) -> str:
+    """The first few of some names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def _named(binding: str, patterns: Mapping[str, object], model: keras.Model) -> list[tuple[Item, str]]:
+    items = [*layer_patterns.layers(walk(model)), *layer_patterns.weights(model)]
+    return list(layer_patterns.named(binding, patterns, items, what=f"layer or weight of {model.name}"))

@@ -1,0 +1,108 @@
+"""Layers and weights named by patterns in a recipe: one meaning for dtype policies, freezing and learning rates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from launcher.errors import UsageError, advice
+from launcher.step.layers import Placed, owners
+
+
+class Item(NamedTuple):
+    """A layer or a weight that a pattern may name.
+
+    Attributes:
+      thing: which.
+      path: as Keras has it.
+      place: the names of the layers around it and its own, without that of the model. It differs from the path in a
+        functional model inside of another one, whose layers Keras gives paths as if they were outside.
+      around: the layers that it is a part of, the outermost first.
+    """
+
+    thing: keras.layers.Layer | keras.Variable
+    path: str
+    place: str
+    around: tuple[keras.layers.Layer, ...]
+
+
+def layers(placed: Iterable[Placed]) -> list[Item]:
+    """The layers as items."""
+    return [Item(one.layer, one.path, one.place, one.around) for one in placed]
+
+
+def weights(model: keras.Model) -> list[Item]:
+    """The weights of a model, trained or not, in its order."""
+    found = owners(model, lambda layer: layer.weights)
+    items = []
+    for variable in model.weights:
+        owner = found[id(variable)]
+        place = f"{owner.place}/{variable.name}" if owner.around else variable.name
+        items.append(Item(variable, variable.path, place, (*owner.around, owner.layer)))
+    return items
+
+
+def check(binding: str, patterns: Iterable[str]) -> None:
+    """Refuses what is no list of regular expressions.
+
+    Raises:
+      UsageError: naming the one that is none.
+    """
+    if isinstance(patterns, str):
+        raise UsageError(f"{binding} = {patterns!r}: must be a list of regular expressions, ({patterns!r},)")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"{binding}: {pattern!r} is no regular expression: {error}") from None
+
+
+def named(
+    binding: str, patterns: Mapping[str, Any], items: Sequence[Item], *, what: str, value: str = "values"
+) -> Iterator[tuple[Item, str]]:
+    """The items that patterns name, each with its pattern, in the order of the items.
+
+    Args:
+      binding: of the patterns, for messages.
+      patterns: regular expression to value. A pattern names an item when it matches its whole path or place, and with
+        a layer every layer and weight inside, but those that are named themselves. A pattern that is a path, letter by
+        letter, goes before others, as in `keras.dtype_policies.DTypePolicyMap`.
+      items: layers before those inside of them.
+      what: the items, for messages, such as "layer of mlp".
+      value: what a pattern gives, for messages.
+
+    Raises:
+      UsageError: a pattern names nothing, or two give one item different values.
+    """
+    unused = dict.fromkeys(patterns)
+    chosen: dict[int, str | None] = {}
+    for item in items:
+        matching = _matching(binding, item, patterns, value)
+        for pattern in matching:
+            unused.pop(pattern, None)
+        inherited = next((chosen[id(one)] for one in reversed(item.around) if chosen.get(id(one))), None)
+        chosen[id(item.thing)] = matching[0] if matching else inherited
+    for pattern in unused:
+        paths = {path for item in items for path in (item.path, item.place)}
+        inside = any(re.fullmatch(f".*/({pattern})", path) for path in paths)
+        hint = f"; did you mean {f'.*/{pattern}'!r}?" if inside else advice(pattern, paths)
+        raise UsageError(f"{binding}: {pattern!r} matches the whole path of no {what}{hint}")
+    for item in items:
+        if (by := chosen[id(item.thing)]) is not None:
+            yield item, by
+
+
+def _matching(binding: str, item: Item, patterns: Mapping[str, Any], value: str) -> list[str]:
+    exact = [path for path in (item.path, item.place) if path in patterns]
+    if exact:
+        return exact[:1]
+    found = [one for one in patterns if re.fullmatch(one, item.path) or re.fullmatch(one, item.place)]
+    if len({str(patterns[one]) for one in found}) > 1:
+        kind = "layer" if isinstance(item.thing, keras.layers.Layer) else "weight"
+        raise UsageError(
+            f"{binding}: {kind} {item.path} is named by {' and by '.join(map(repr, found))}, with different {value}"
+        )
+    return found

@@ -1,0 +1,295 @@
+"""A run that starts with the weights of a file or of another run, and what it refuses to start with."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+from places import SMALL_DIGITS
+from small_run import GivenTask, assert_replicas_equal, build, train
+
+from launcher import main
+from launcher.checkpoints import CheckpointStore, weight_files
+from launcher.config import gin_bindings
+from launcher.errors import UsageError
+from launcher.optimizers import Optimizer
+from launcher.run import starting_point
+from models.mlp import mlp
+
+X = np.random.default_rng(0).normal(size=(4, 4, 3)).astype(np.float32)
+
+
+def two_parts(head="head", classes=2, nested=True):
+    inner = keras.Input((3,))
+    hidden = keras.layers.Dense(4, name="first")(inner)
+    hidden = keras.layers.BatchNormalization(name="norm")(hidden)
+    hidden = keras.layers.Dense(4)(hidden)  # Keras names it.
+    if not nested:
+        return keras.Model(inner, hidden, name="base")
+    base = keras.Model(inner, hidden, name="base")
+    outer = keras.Input((3,))
+    return keras.Model(outer, keras.layers.Dense(classes, name=head)(base(outer)), name="whole")
+
+
+class Own(keras.Model):
+    """A subclassed model, whose variables have its name in their paths."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.query, self.out = keras.layers.Dense(4), keras.layers.Dense(2, name="head")
+        self.attention = keras.layers.MultiHeadAttention(2, 4, name="attention")
+        self.build((None, 3))
+
+    def build(self, shape):
+        self.query.build((None, 3))
+        self.attention.build((None, 1, 4), (None, 1, 4))
+        self.out.build((None, 4))
+
+    def call(self, x, training=False):
+        x = self.query(x)[:, None]
+        return self.out(self.attention(x, x)[:, 0])
+
+
+def task(make=two_parts):
+    def loss(model, batch, training):
+        return tf.reduce_sum(tf.square(model(batch["x"], training=training) - 1.0)), tf.constant(4.0), {}
+
+    return GivenTask({"x": X}, make, loss)
+
+
+def outputs(model):
+    return model(X[0], training=False).numpy()
+
+
+def safetensors(path, arrays, names=None):
+    """The format as it is described at https://github.com/huggingface/safetensors, written by hand."""
+    header, content = {"__metadata__": {"by": "test"}}, b""
+    for name, array in arrays.items():
+        kind = {"float32": "F32", "bfloat16": "BF16", "int64": "I64"}[array.dtype.name]
+        offsets = [len(content), len(content) + array.nbytes]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": offsets}
+        content += array.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content)
+
+
+def saved(kind, folder, make=two_parts):
+    """Weights of a trained model, saved in one of the ways; returns where, and the model."""
+    made = build(task(make), global_batch_size=4)
+    train(made)
+    # An h5 of another process would count its own layers; here they go on from those of this one.
+    path = folder / f"weights{kind}"
+    if kind == ".keras":
+        made.model.save(path)
+    elif kind == ".weights.h5":
+        made.model.save_weights(path)
+    elif kind == ".safetensors":
+        safetensors(path, {v.path.replace("/", "."): v.numpy() for v in made.model.weights})
+    else:
+        store = CheckpointStore(str(path / "checkpoints"))
+        store.save(4, made.trainer.snapshot())
+    return str(path), made.model
+
+
+def started(path, make=two_parts, replicas=1, **recipe):
+    made = build(task(make), replicas, start_from=path, **recipe)
+    found = starting_point.begin(made.trainer, made.plan.recipe.start)
+    return made, found
+
+
+KINDS = (".keras", ".weights.h5", ".safetensors", "_model_dir")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_starts_with_the_weights_of_each_kind_of_source(kind, tmp_path):
+    path, source = saved(kind, tmp_path)
+    made, found = started(path, replicas=2)
+    for mine, theirs in zip(made.model.weights, source.weights, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy(), err_msg=mine.path)
+    np.testing.assert_allclose(outputs(made.model), outputs(source), rtol=1e-6)
+    assert_replicas_equal(made)
+    assert f"{len(source.weights)} weights" in found.notes[0]
+    assert made.trainer.step == 0
+
+
+@pytest.mark.parametrize("kind", [".weights.h5", "_model_dir"])
+def test_a_subclassed_model_goes_by_the_names_of_its_layers(kind, tmp_path):
+    path, source = saved(kind, tmp_path, lambda: Own("pretrained"))
+    made, _ = started(path, lambda: Own("tuned"))
+    np.testing.assert_allclose(outputs(made.model), outputs(source), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_base_saved_alone_starts_the_one_inside_a_model_with_a_new_head(kind, tmp_path):
+    path, source = saved(kind, tmp_path, lambda: two_parts(nested=False))
+    with pytest.raises(UsageError, match=r"2 of the model are not there: head/kernel.*, head/bias"):
+        started(path)
+    made, found = started(path, start_allow=("head/.*",))
+    inside = made.model.get_layer("base")
+    np.testing.assert_allclose(inside(X[0]).numpy(), outputs(source), rtol=1e-6)
+    assert "2 as initialised: head/kernel, head/bias" in found.notes[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_of_another_width_is_refused_until_it_is_allowed(kind, tmp_path):
+    path, source = saved(kind, tmp_path)
+    with pytest.raises(UsageError, match=r"head/kernel float32\[4, 5\] \(head.* float32\[4, 2\] there\)"):
+        started(path, lambda: two_parts(classes=5))
+    made, found = started(path, lambda: two_parts(classes=5), start_allow=("head/.*",))
+    assert made.model.get_layer("head").kernel.shape == (4, 5)
+    np.testing.assert_array_equal(made.model.get_layer("base")(X[0]), source.get_layer("base")(X[0]))
+    assert "as initialised\thead/kernel" in found.listing
+
+
+def test_names_on_both_sides_are_listed_with_the_nearest(tmp_path):
+    path, _ = saved("_model_dir", tmp_path)
+    with pytest.raises(UsageError) as caught:
+        started(path, lambda: two_parts("heads"))
+    message = str(caught.value)
+    assert "2 of the model are not there: heads/kernel (nearest: head/kernel), heads/bias" in message
+    assert "2 there are not of the model: head/kernel (nearest: heads/kernel)" in message
+    assert "train.start_allow = ('heads/.*',)" in message
+    with pytest.raises(UsageError, match=r"start_allow: 'haed/\.\*' matches the whole name of no weight"):
+        started(path, start_allow=("haed/.*",))
+    safetensors(tmp_path / "other.safetensors", {"something": np.zeros(3, np.float32)})
+    with pytest.raises(UsageError, match=r"no weight of .*other\.safetensors is one of the model's"):
+        started(str(tmp_path / "other.safetensors"), start_allow=(".*",))
+
+
+def test_axes_of_length_one_are_put_in_and_taken_out_and_16_bits_become_32(tmp_path):
+    source = build(task()).model
+    arrays = {v.path: v.numpy() for v in source.weights}
+    arrays["norm/gamma"] = np.full((1, 1, 4), 2.0, np.float32)
+    arrays["first/kernel"] = np.full((3, 4), 0.5, ml_dtypes.bfloat16)
+    safetensors(tmp_path / "w.safetensors", arrays)
+    made, found = started(str(tmp_path / "w.safetensors"))
+    np.testing.assert_array_equal(made.model.get_layer("base").get_layer("norm").gamma, np.full(4, 2.0))
+    np.testing.assert_array_equal(made.model.get_layer("base").get_layer("first").kernel, np.full((3, 4), 0.5))
+    assert "1 reshaped: norm/gamma" in found.notes[0]
+
+    arrays["first/kernel"] = np.full((4, 3), 0.5, np.float32)  # another order of axes is another matrix
+    safetensors(tmp_path / "w.safetensors", arrays)
+    with pytest.raises(UsageError, match=r"first/kernel float32\[3, 4\] \(first/kernel float32\[4, 3\] there\)"):
+        started(str(tmp_path / "w.safetensors"))
+
+
+def run_with_averages(folder):
+    made = build(task(), ema_decay=0.9, optimizer=lambda: keras.optimizers.Adam(0.1))
+    store = CheckpointStore(str(folder / "checkpoints"))
+    for step in (2, 4):
+        train(made, 2)
+        store.save(step, made.trainer.snapshot())
+    store.mark_best(2, metric="loss", value=1.0)
+    return store
+
+
+def test_of_a_run_the_best_or_the_last_weights_are_taken_averaged_or_not(tmp_path):
+    store = run_with_averages(tmp_path)
+    for which, averaged, step, prefix in (
+        ("best", True, 2, "ema"),
+        ("last", True, 4, "ema"),
+        ("last", False, 4, "model"),
+    ):
+        made, found = started(str(tmp_path), start_which=which, start_averaged=averaged, ema_decay=0.5)
+        state = made.trainer.snapshot()
+        for path in ("first/kernel", "norm/moving_mean"):
+            np.testing.assert_array_equal(state[f"model/{path}"], store.read(step)[f"{prefix}/{path}"])
+            np.testing.assert_array_equal(state[f"ema/{path}"], state[f"model/{path}"])
+        assert f"step {step}, the {which}" in found.notes[0]
+
+
+def test_the_state_of_the_optimizer_is_taken_only_if_asked_for(tmp_path):
+    store = run_with_averages(tmp_path)
+
+    def optimizer():
+        return keras.optimizers.Adam(0.1)
+
+    without, _ = started(str(tmp_path), start_which="last", optimizer=optimizer)
+    assert without.trainer.snapshot()["optimizer/adam/iteration"] == 0
+    made, _ = started(str(tmp_path), start_which="last", optimizer=optimizer, start_optimizer=True)
+    state, expected = made.trainer.snapshot(), store.read(4)
+    slots = [name for name in state if name.startswith("optimizer/")]
+    assert len(slots) > 10
+    for name in slots:
+        np.testing.assert_array_equal(state[name], expected[name], err_msg=name)
+    assert state["counters/step"] == 0
+    with pytest.raises(UsageError, match=r"of the model are not there: optimizer/lion/"):
+        started(str(tmp_path), start_optimizer=True, optimizer=lambda: keras.optimizers.Lion(0.1))
+
+
+def test_slots_that_begin_as_copies_of_weights_begin_as_copies_of_those():
+    def optimizer():
+        return Optimizer(keras.optimizers.ScheduleFreeAdamW(0.1))
+
+    made = build(task(), optimizer=optimizer)
+    weights = {id(v): np.full(v.shape, 0.25, np.float32) for v in made.model.trainable_variables}
+    state = made.trainer.started(weights, {})
+    moments = [value for name, value in state.items() if name.endswith("_momentum")]
+    assert len(moments) == len(weights)
+    assert all(np.all(value == 0.25) for value in moments)
+
+
+def test_a_resumed_run_goes_on_from_its_own_checkpoint_although_the_file_is_gone(tmp_path):
+    path, _ = saved(".keras", tmp_path)
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    made = build(task(), start_from=path)
+    begun = starting_point.restore(store, made.trainer, same_order=False, start_from=made.plan.recipe.start)
+    assert begun.step is None and begun.listing
+    train(made, 2)
+    store.save(2, made.trainer.snapshot())
+    resumed = build(task(), start_from="/nowhere/gone.keras")
+    found = starting_point.restore(store, resumed.trainer, same_order=False, start_from=resumed.plan.recipe.start)
+    assert found.step == 2 and not found.listing
+    np.testing.assert_array_equal(resumed.model.weights[0].numpy(), made.model.weights[0].numpy())
+
+
+def test_unmatched_weights_end_a_command_with_one_message_before_anything_is_written(capsys, tmp_path):
+    mlp(image_shape=(8, 8, 1), num_classes=3, units=32, layers=1).save_weights(tmp_path / "three.weights.h5")
+    start = f"--gin_param=train.start_from = '{tmp_path / 'three.weights.h5'}'"
+    for mode in ("--dry_run", "--mode=train"):
+        gin_bindings.reset()
+        folder = f"--model_dir={tmp_path / 'run'}"
+        assert main.main(["launcher", f"--gin_file={SMALL_DIGITS}", mode, start, folder]) == 64
+        out, err = capsys.readouterr()
+        assert "logits/kernel float32[32, 10] (logits/0 float32[32, 3] there)" in err
+        assert "train.start_allow = ('logits/.*',)" in err
+        assert "Traceback" not in out + err
+        assert not (tmp_path / "run").exists()
+
+
+def damaged(kind, folder):
+    path = folder / f"damaged{kind}"
+    if kind == ".safetensors":
+        safetensors(path, {"first/kernel": np.zeros((3, 4), np.float32)})
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.write_bytes(b"nothing of the kind")
+    return path
+
+
+@pytest.mark.parametrize("kind", [".keras", ".weights.h5", ".safetensors"])
+def test_a_damaged_file_is_one_message(kind, tmp_path):
+    with pytest.raises(UsageError, match=r"damaged.* cannot be read: \S+"):
+        weight_files.read(str(damaged(kind, tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"start_from": "/nowhere.keras"}, "there is no such file"),
+        ({"start_from": "/nowhere.pth"}, r"expected a file that ends in \.keras, \.weights\.h5, \.safetensors"),
+        ({"start_from": "/"}, "there is no checkpoint in this folder"),
+        ({"start_from": "a", "start_which": "newest"}, "'newest': must be 'best' or 'last'"),
+        ({"start_from": "a.keras", "start_optimizer": True}, "is a file of weights, and the state of an optimizer"),
+        ({"start_from": "a", "start_allow": "head"}, "must be a list of regular expressions"),
+    ],
+)
+def test_a_start_that_cannot_be_is_refused(recipe, message):
+    with pytest.raises(UsageError, match=message):
+        made = build(task(), **recipe)
+        starting_point.begin(made.trainer, made.plan.recipe.start)
