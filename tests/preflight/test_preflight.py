@@ -89,6 +89,7 @@ def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
         assert words in done.out
 
 
+@pytest.mark.usefixtures("matplotlib")
 def test_several_slices_and_batches_become_a_table_and_a_picture(preflight):
     done = preflight("--tpu_type=v5litepod-4,v6e-4", "--preflight_batch_sizes=256,510")
     assert done.code == EXIT_DONE, done.err
