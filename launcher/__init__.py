@@ -28,4 +28,15 @@ The map, from the door inwards. A room may use those below it, never those above
     errors             users' errors, exit codes, the nearest name
 """
 
+import importlib
+
 __version__ = "0.1.0"
+
+# What Python programs use, each with the module that it is imported from when it is first used.
+_LAZY = {"fit": "launcher.modes.fit"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

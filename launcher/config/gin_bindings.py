@@ -79,7 +79,11 @@ loaded = Loaded()
 
 
 def load(
-    gin_files: Sequence[str], gin_params: Sequence[str] = (), *, before_imports: Callable[[], None] = lambda: None
+    gin_files: Sequence[str],
+    gin_params: Sequence[str] = (),
+    *,
+    before_imports: Callable[[], None] = lambda: None,
+    called_by_program: Sequence[str] = (),
 ) -> Config:
     """Replaces gin's configuration by these files and then these bindings, all checked.
 
@@ -90,6 +94,7 @@ def load(
       gin_params: bindings such as "train.steps = 30", applied last.
       before_imports: called before the first module is imported, if any is; until it returns, bindings are in effect
         that need no import.
+      called_by_program: configurables that a program calls, which gives them what they require.
 
     Raises:
       UsageError: a file, name, parameter, macro or import is unknown, a value has the wrong type, or something required
@@ -112,7 +117,7 @@ def load(
             _bind(dataclasses.replace(statement, order=order))
     _take_the_last_of_rivals()
     _check_macros()
-    _check_required()
+    _check_required(called_by_program)
     _check_values()
     return Config(files=tuple(files), params=tuple(gin_params))
 
@@ -296,7 +301,7 @@ def _value_of(binding: Binding, name: Name, through: tuple[str, ...] = ()) -> An
     return replace_names(value, lambda inner: _value_of(binding, inner, (*through, name.scoped)))
 
 
-def _check_required() -> None:
+def _check_required(called_by_program: Sequence[str]) -> None:
     evaluated: set[str] = set()
     passed_on: set[str] = set()
     for binding in loaded.bound.values():
@@ -307,6 +312,8 @@ def _check_required() -> None:
     # Whoever receives @name may supply the parameter itself; nobody can for @name() or for what no binding refers to.
     called = {selector for _, selector, _ in loaded.bound} - passed_on - set(overridden_targets()) | evaluated
     for selector in sorted(called):
+        if short_name(selector) in called_by_program:
+            continue
         parameters, _ = bound_types.parameters(internals().registry[selector].wrapped)
         bound = {arg for _, other, arg in loaded.bound if other == selector}
         required = [name for name, parameter in parameters.items() if parameter.default is gin.REQUIRED]

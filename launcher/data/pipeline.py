@@ -96,11 +96,19 @@ class Data(Protocol):
     def check(self) -> None:
         """Raises UsageError when the data set is not prepared; called before anything is written."""
 
+    # A class may also have `steps_per_epoch(global_batch_size) -> int | None`: see the function of this name.
+
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         """One replica's batches, static shapes, endless: the host's replicas of a step in turn, then the next step."""
 
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         """As `train_batches`, but every example once over all hosts; as many batches for every replica, padded."""
+
+
+def steps_per_epoch(data: Data, global_batch_size: int) -> int | None:
+    """Steps of an epoch, if that is a whole number; None where batches run on over the ends of epochs."""
+    find = getattr(data, "steps_per_epoch", None)
+    return None if find is None else find(global_batch_size)
 
 
 class Examples(Protocol):
@@ -170,12 +178,17 @@ class RandomAccessData:
     Position p of the training stream is example `shuffled(p)`; replica r of step s gets positions s*B + r*b up to
     s*B + (r+1)*b (B, b: global and per-replica batch). Positions run on over the ends of epochs: no batch is short.
 
+    With `whole_epochs`, an epoch is a whole number of batches, and the last one is padded: in the place of what is
+    missing stand examples of that batch once more, with weight 0.
+
     Args:
       train: the training examples.
       evaluation: the examples to evaluate on; None if there are none.
       augment: changes a training batch; gets a seed pair an example, derived from (seed, epoch, example).
       finish: changes every batch at the end, training and evaluation alike, such as bytes to standardised floats.
       mix: mixes finished training examples with others of their epoch, each augmented as it is where it stands itself.
+      shuffle: False for examples in their own order in every epoch.
+      whole_epochs: see above; not with `mix`.
     """
 
     def __init__(
@@ -186,6 +199,8 @@ class RandomAccessData:
         augment: Augment | None = None,
         finish: Callable[[Batch], Batch] | None = None,
         mix: Mixing | None = None,
+        shuffle: bool = True,
+        whole_epochs: bool = False,
     ):
         for role, examples in (("train", train), ("evaluation", evaluation)):
             if examples is not None and not (hasattr(examples, "fetch") and hasattr(examples, "__len__")):
@@ -201,10 +216,16 @@ class RandomAccessData:
         self._augment = augment
         self._finish = finish
         self._mix = mix
+        self._shuffle = shuffle
+        self._whole_epochs = whole_epochs
 
     @property
     def num_train_examples(self) -> int:
         return len(self._train)
+
+    def steps_per_epoch(self, global_batch_size: int) -> int | None:
+        """Batches of an epoch, where epochs are whole."""
+        return math.ceil(len(self._train) / global_batch_size) if self._whole_epochs else None
 
     @property
     def num_eval_examples(self) -> int | None:
@@ -224,7 +245,10 @@ class RandomAccessData:
         halves = slice(count), slice(count, None)
 
         def examples_at(position: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-            epoch, index = shuffled(position, seed=shard.seed, size=size)
+            if self._shuffle:
+                epoch, index = shuffled(position, seed=shard.seed, size=size)
+            else:
+                epoch, index = position // size, position % size
             seeds = example_seeds(seed=shard.seed, epoch=epoch, index=index)
             batch = self._train.fetch(index)
             if self._augment is not None:
@@ -232,6 +256,10 @@ class RandomAccessData:
             return self._finished(batch), seeds
 
         def batch_at(element: tf.Tensor) -> Batch:
+            if self._whole_epochs:
+                position, real = _positions_of_epochs(shard, element, size)
+                batch, _ = examples_at(position)
+                return weighted(batch, count, real)
             position = _positions(shard, element)
             if self._mix is None:
                 batch, _ = examples_at(position)
@@ -278,6 +306,17 @@ def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:
     size = shard.per_replica_batch_size
     step, replica = element // shard.local_replicas, element % shard.local_replicas + shard.first_replica
     return step * shard.global_batch_size + replica * size + tf.range(size, dtype=tf.int64)
+
+
+@as_written
+def _positions_of_epochs(shard: Shard, element: tf.Tensor, num_examples: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Positions int64 [b] of a batch of padded epochs, and float32 [b], 0 for padding."""
+    size, whole = shard.per_replica_batch_size, shard.global_batch_size
+    step, replica = element // shard.local_replicas, element % shard.local_replicas + shard.first_replica
+    epoch, number = step // -(-num_examples // whole), step % -(-num_examples // whole)
+    rows, first = replica * size + tf.range(size, dtype=tf.int64), number * whole
+    there = tf.minimum(tf.constant(whole, tf.int64), num_examples - first)
+    return epoch * num_examples + first + rows % there, tf.cast(rows < there, tf.float32)
 
 
 @as_written

@@ -278,6 +278,27 @@ def _on_cpus(kind: str, count: int, request: _Request, why: str) -> StrategyPlan
     )
 
 
+def describe(strategy: tf.distribute.Strategy) -> StrategyPlan:
+    """The plan that a strategy which exists already would have come from."""
+    kinds = {
+        tf.distribute.MultiWorkerMirroredStrategy: "multi_worker",
+        tf.distribute.MirroredStrategy: "mirrored",
+        tf.distribute.TPUStrategy: "tpu",
+    }
+    found = [kind for made, kind in kinds.items() if isinstance(strategy, made)]
+    devices = tuple(strategy.extended.worker_devices)
+    if not found and strategy.num_replicas_in_sync > 1:
+        raise UsageError(f"{type(strategy).__name__} is none of the strategies that train here: {', '.join(KINDS)}")
+    return StrategyPlan(
+        kind=found[0] if found else "one_device",
+        num_replicas=strategy.num_replicas_in_sync,
+        local_replicas=len(devices),
+        why=f"the {type(strategy).__name__} that was given",
+        devices=devices,
+        accelerator=str(tf.DeviceSpec.from_string(devices[0]).device_type or "cpu").lower(),
+    )
+
+
 def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
     """The dtype policy that is fastest on these devices without loss of accuracy, and why.
 

@@ -17,9 +17,13 @@ from launcher.step.moving_statistics import is_moving
 
 def resolve(request: Request, *, connect: bool = True) -> RunPlan:
     """The plan that the recipe and the flags make on this machine; see `loading.resolve`."""
-    return loading.resolve(
-        request.gin_file,
-        request.gin_param,
+    machine = make_machine(request, connect=connect)
+    return machine.plan_of(loading.load(request.gin_file, request.gin_param, before_imports=machine.set_up))
+
+
+def make_machine(request: Request, *, connect: bool = True) -> loading.Machine:
+    """The devices that the flags ask for."""
+    return loading.Machine(
         environ=os.environ,
         strategy=request.strategy,
         replicas=request.replicas,

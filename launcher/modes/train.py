@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -16,13 +17,15 @@ from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request
-from launcher.modes.plan import describe, resolve
+from launcher.modes.plan import describe, make_machine, resolve
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
-from launcher.run import assets, session, starting_point
+from launcher.run import assets, loading, programs, session, starting_point
 from launcher.run.actions import Action, DrillFault, LastEvents, SampleGradients, SaveConfig, TellSupervisor
 from launcher.run.controller import Controller
+from launcher.run.keras_callbacks import KerasCallbacks
 from launcher.run.plan import RunPlan
+from launcher.run.programs import FitCall
 from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
 from launcher.step import layer_policies
@@ -37,6 +40,44 @@ def run(request: Request) -> int:
     Raises:
       LauncherError: the flags, the recipe or the machine are wrong, or the run failed or was preempted.
     """
+    program, others = programs.split(request.gin_file)
+    if program is None:
+        train_on(request, lambda: resolve(request))
+    else:
+        _run_program(request, program, others)
+    return EXIT_DONE
+
+
+def _run_program(request: Request, path: str, gin_files: Sequence[str]) -> None:
+    """Runs a program to its end, with its calls of `launcher.fit` on the devices that the flags name.
+
+    The first call's folder is that of the run, and the others' lie inside of it.
+    """
+    with gin_bindings.usage_errors():
+        loading.load_bindings_of_program(gin_files, request.gin_param)
+        machine = make_machine(request)
+        machine.set_up()
+    calls = 0
+
+    def at_fit(call: FitCall) -> str:
+        nonlocal calls
+        calls += 1
+        folder = request.run_dir if calls == 1 else os.path.join(request.run_dir, f"fit_{calls}")
+        train_on(dataclasses.replace(request, model_dir=folder), lambda: machine.plan_of(call.recipe()))
+        return folder
+
+    with gin_bindings.usage_errors():
+        programs.run(path, at_fit)
+    if not calls:
+        raise UsageError(f"--gin_file={path}: the program ended and did not call launcher.fit")
+
+
+def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
+    """Trains, evaluates, or both, by a plan that is made once the folder is known to be free.
+
+    Raises:
+      LauncherError: as in `run`.
+    """
     cluster = cluster_lib.resolve(os.environ)
     if cluster.is_chief or not _is_handed_over(request, cluster):
         check_model_dir(request.run_dir)
@@ -45,14 +86,13 @@ def run(request: Request) -> int:
     with lease.held(writes_to, environ=os.environ, say=print) as held:
         stopwatch = Stopwatch()
         with gin_bindings.usage_errors():
-            plan = resolve(request)
+            plan = make_plan()
             plan.data.check()
             if check_task := getattr(plan.recipe.task, "check", None):
                 check_task()
         this = _Run(request, plan, held, stopwatch)
         with chief_last(cluster), this.summarised():
             this.build_and_run()
-    return EXIT_DONE
 
 
 def _is_handed_over(request: Request, cluster: cluster_lib.Cluster) -> bool:
@@ -143,6 +183,9 @@ class _Run:
             actions.append(SaveConfig(self._model_dir, self._reporter.note))
         if self._trains and (watch := session.watch(built)) is not None:
             actions.append(SampleGradients(watch, self._reporter))
+        callbacks = KerasCallbacks.of(built, start, is_chief=self._is_chief) if self._trains else None
+        if callbacks is not None:
+            actions.append(callbacks)
         return Controller(
             built,
             saver=saver,
@@ -151,6 +194,7 @@ class _Run:
             evaluate=self._request.mode != "train",
             actions=actions,
             stop_requested=stop,
+            ended=callbacks is not None and callbacks.has_ended,
         )
 
     def _announce(self, built: Session, start: StartingPoint) -> None:

@@ -3,7 +3,9 @@
 Keras's `apply_gradients` reduces, clips, decays and scales inside one call, per replica and in the wrong order for
 scaled gradients. Launcher's step hands over gradients that are reduced, unscaled and clipped already; `Optimizer` then
 takes from a Keras optimizer only its slots and its `update_step`, and adds the learning rate, weight decay,
-constraints and the count of updates.
+constraints and the count of updates. What the Keras optimizer was made with is kept: its learning rate, its weight
+decay, which Keras multiplies by the learning rate and takes from every weight that `exclude_from_weight_decay` does not
+name, and its bound on gradients, which the step applies once, after the reduction.
 """
 
 from __future__ import annotations
@@ -16,20 +18,17 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.optimizers import own_settings
 from launcher.optimizers.schedules import Schedule
 
 # Biases and normalisation parameters, by the end of their path.
 NO_DECAY = (r"bias$", r"gamma$", r"beta$")
 
-# What a Keras optimizer would do inside apply_gradients, which is never called, and who does it here.
+# What a Keras optimizer would do inside apply_gradients, which is never called, and what does it here.
 _NOT_APPLIED = {
-    "clipnorm": "bind train.clip_global_norm instead",
-    "clipvalue": "bind train.clip_global_norm instead",
-    "global_clipnorm": "bind train.clip_global_norm instead",
     "gradient_accumulation_steps": "bind train.microbatches instead",
     "loss_scale_factor": "bind train.loss_scale instead",
-    "use_ema": "leave it out",
-    "weight_decay": "give weight_decay to launcher.optimizers.Optimizer instead, with decoupled=True or False",
+    "use_ema": "bind train.ema_decay instead",
 }
 
 
@@ -42,11 +41,14 @@ class Optimizer:
     Args:
       keras_optimizer: a fresh one, made under the strategy's scope. It must do its work in `update_step`.
       learning_rate: a number, or a schedule of the run's step; None for the Keras optimizer's own.
-      weight_decay: coefficient; 0 for none.
+      weight_decay: coefficient; 0 for none but the Keras optimizer's own.
       decoupled: True for `w -= learning_rate * weight_decay * w` beside the update (Loshchilov & Hutter 2019, arXiv
         1711.05101, as in Keras's and PyTorch's AdamW); False for `gradient += weight_decay * w` before it (L2, as in
         He et al. 2016 and PyTorch's SGD). Must be said when weight_decay is not 0.
-      exclude_from_decay: regular expressions searched for in variables' paths; a match is not decayed.
+      exclude_from_decay: regular expressions searched for in variables' paths; a match is not decayed. None for
+        `NO_DECAY`, or for nothing where the Keras optimizer's own weight decay is kept.
+      settable_rate: whether the learning rate may be set while training, see `set_learning_rate`. It is the Keras
+        optimizer's own then, a number, and part of a checkpoint.
 
     Raises:
       UsageError: an argument is out of range, or the Keras optimizer relies on what `apply_gradients` does.
@@ -59,7 +61,8 @@ class Optimizer:
         learning_rate: float | Schedule | None = None,
         weight_decay: float = 0.0,
         decoupled: bool | None = None,
-        exclude_from_decay: Sequence[str] = NO_DECAY,
+        exclude_from_decay: Sequence[str] | None = None,
+        settable_rate: bool = False,
     ):
         _check_plain(keras_optimizer)
         if not (math.isfinite(weight_decay) and weight_decay >= 0.0):
@@ -69,13 +72,21 @@ class Optimizer:
                 f"{keras_optimizer.name}: weight_decay = {weight_decay} needs decoupled=True (beside the update, as "
                 "AdamW) or decoupled=False (added to the gradient, as SGD)"
             )
+        keras_decays = own_settings.decays(keras_optimizer)
+        if weight_decay and keras_decays:
+            raise UsageError(
+                f"{keras_optimizer.name}: weight_decay = {weight_decay} beside the Keras optimizer's own "
+                f"{keras_optimizer.weight_decay}; give one of them (weight_decay=None to the Keras optimizer)"
+            )
         self._keras = keras_optimizer
+        self._rate = _rate_variable(keras_optimizer, learning_rate) if settable_rate else None
         self._schedule = _own_rate(keras_optimizer) if learning_rate is None else _as_schedule(learning_rate)
         self._weight_decay = weight_decay
-        self._decoupled = bool(decoupled)
-        self._exclude = checked_patterns(exclude_from_decay)
+        self._decoupled = bool(decoupled) or keras_decays
+        excluded = () if keras_decays else NO_DECAY
+        self._exclude = checked_patterns(excluded if exclude_from_decay is None else exclude_from_decay)
         self._updated: list[keras.Variable] = []
-        self._decayed: list[bool] = []
+        self._decays: list[float] = []
         self._total_steps = 0
 
     def build(self, variables: Sequence[keras.Variable], total_steps: int) -> None:
@@ -96,21 +107,44 @@ class Optimizer:
                     "gradients are reduced already"
                 )
         self._updated = list(variables)
-        self._decayed = [
-            bool(self._weight_decay) and not any(re.search(pattern, variable.path) for pattern in self._exclude)
-            for variable in variables
-        ]
         self._keras.build(self._updated)
+        self._decays = [
+            0.0 if any(re.search(pattern, variable.path) for pattern in self._exclude) else self._weight_decay or own
+            for variable, own in zip(variables, own_settings.weight_decays(self._keras, variables), strict=True)
+        ]
         self._total_steps = total_steps
         rate = self.learning_rate(tf.constant(0.0))
         if rate.shape.rank != 0:
             raise UsageError(f"{self._keras.name}: the schedule must return a scalar, got shape {rate.shape}")
 
     @property
+    def clipping(self) -> dict[str, float]:
+        """The bound on gradients that the Keras optimizer was made with, as arguments of the step's `Clipping`."""
+        return own_settings.clipping(self._keras)
+
+    @property
     def variables(self) -> list[keras.Variable]:
-        """Slots and the count of updates: what a checkpoint holds. Keras's learning rate is not used and not in it."""
-        unused = self._keras.learning_rate
+        """Slots and the count of updates: what a checkpoint holds; the learning rate only where it may be set."""
+        unused = self._keras.learning_rate if self._rate is None else None
         return [variable for variable in self._keras.variables if variable is not unused]
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Sets the rate of the steps that follow, on every replica of this process; outside of the step.
+
+        Every worker must set the same. `keras_optimizer.learning_rate = rate`, as Keras's callbacks write it, is the
+        same. A rate that was set is part of a checkpoint.
+
+        Raises:
+          UsageError: the rate is not a number of 0 or more, or the optimizer was made without `settable_rate`.
+        """
+        if self._rate is None:
+            raise UsageError(
+                f"{self._keras.name}: its learning rate cannot be set while training, because it is a schedule or the "
+                "optimizer was made without settable_rate=True"
+            )
+        if not (math.isfinite(rate) and rate >= 0.0):
+            raise UsageError(f"learning_rate = {rate}: must be a finite number, 0 or more")
+        self._rate.assign(rate)
 
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
         """The rate of one step.
@@ -121,6 +155,8 @@ class Optimizer:
         Returns:
           float32 scalar.
         """
+        if self._rate is not None:
+            return tf.cast(tf.convert_to_tensor(self._rate), tf.float32)
         return tf.cast(self._schedule(step, self._total_steps), tf.float32)
 
     def apply(self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor) -> None:
@@ -132,11 +168,13 @@ class Optimizer:
           step: as in `learning_rate`.
         """
         rate = self.learning_rate(step)
-        for gradient, variable, decayed in zip(gradients, self._updated, self._decayed, strict=True):
+        if isinstance(self._keras, keras.optimizers.Nadam):
+            self._advance_nadam(self._keras)
+        for gradient, variable, coefficient in zip(gradients, self._updated, self._decays, strict=True):
             if gradient is None:
                 continue
-            if decayed:
-                decay = self._weight_decay * tf.convert_to_tensor(variable)
+            if coefficient:
+                decay = coefficient * tf.convert_to_tensor(variable)
                 if self._decoupled:
                     self._keras.assign_sub(variable, rate * decay)
                 else:
@@ -148,6 +186,13 @@ class Optimizer:
         # Keras gives the count an aggregation, for which `assign_add` would call into the cross-replica context: not
         # allowed in a conditional. Every replica counts the same, so each adds to its own copy.
         tf.raw_ops.AssignAddVariableOp(resource=iterations.value.handle, value=tf.ones([], iterations.dtype))
+
+    def _advance_nadam(self, nadam: keras.optimizers.Nadam) -> None:
+        """Advances the product of momentum factors, which Keras does once a step outside of `update_step`."""
+        product = nadam.variables[-1]  # Made last; the others are as many as there are weights.
+        count = tf.cast(tf.convert_to_tensor(nadam.iterations), product.dtype) + 1.0
+        factor = nadam.beta_1 * (1.0 - 0.5 * tf.pow(tf.constant(0.96, product.dtype), count))
+        nadam.assign(product, tf.convert_to_tensor(product) * factor)
 
     def _check_scope(self) -> None:
         strategy = tf.distribute.get_strategy()
@@ -177,12 +222,22 @@ def _check_plain(keras_optimizer: keras.optimizers.Optimizer) -> None:
         value = getattr(keras_optimizer, setting, None)
         if value:
             raise UsageError(f"{name}: {setting}={value} acts on each replica by itself under Keras; {advice}")
-    overrides_apply = type(keras_optimizer).apply is not keras.optimizers.Optimizer.apply
-    if overrides_apply or isinstance(keras_optimizer, keras.optimizers.Nadam):
+    if type(keras_optimizer).apply is not keras.optimizers.Optimizer.apply:
         raise UsageError(
             f"{name} does not do all its work in update_step, which is all that Launcher calls; use another optimizer, "
             "such as @adamw or @momentum"
         )
+
+
+def _rate_variable(keras_optimizer: keras.optimizers.Optimizer, learning_rate: object) -> keras.Variable:
+    """The variable that holds the Keras optimizer's learning rate; a copy on each replica, set by every worker."""
+    rate = keras_optimizer.learning_rate
+    if learning_rate is not None or not isinstance(rate, keras.Variable):
+        raise UsageError(
+            f"{keras_optimizer.name}: a learning rate that may be set while training must be a number, and be given to "
+            "the Keras optimizer; what this one has is a schedule"
+        )
+    return rate
 
 
 def _own_rate(keras_optimizer: keras.optimizers.Optimizer) -> Schedule:

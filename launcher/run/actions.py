@@ -8,8 +8,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from launcher.config import gin_used
 from launcher.reporting.reporter import Reporter
+from launcher.step.trainer import StepRecords
 from launcher.supervised import drill
 from launcher.supervised.progress import Progress
 from launcher.watch.precision_watch import Watch
@@ -37,6 +40,9 @@ class Action:
     def steps_until_due(self, step: int) -> int | None:
         """After how many more steps a loop must end for this action; None for no loop of its own."""
 
+    def took(self, records: StepRecords) -> None:
+        """A loop of steps has ended; what happened in each of them."""
+
     def after_steps(self, step: int, phase: Phase) -> None:
         """A loop of steps has ended and was logged, if that was due; its time counts as nobody's speed."""
 
@@ -45,6 +51,14 @@ class Action:
 
     def on_evaluation(self, event: Event) -> None:
         """An evaluation was reported."""
+
+    def before_saving(self, step: int) -> bool:
+        """All that is due after `step` was reported, and nothing saved yet; whether the run is to end here."""
+        return False
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What a checkpoint holds of this action, uint8 vectors by name."""
+        return {}
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from launcher.checkpoints import Best, Saver
+from launcher.checkpoints import HOST, Best, Saver
 from launcher.errors import Preempted, UsageError, advice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
@@ -19,6 +19,7 @@ from launcher.run.session import Session
 from launcher.run.skipped_steps import SkippedSteps
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
+from launcher.tasks.base import Task, metric_results
 
 
 class Controller:
@@ -32,6 +33,7 @@ class Controller:
       evaluate: whether to evaluate while training and at the end.
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between steps.
+      ended: whether an action has ended the run before.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Controller:
         evaluate: bool = True,
         actions: Sequence[Action] = (),
         stop_requested: Callable[[], bool] = lambda: False,
+        ended: bool = False,
     ):
         plan = session.plan
         self._trainer = session.trainer
@@ -57,6 +60,7 @@ class Controller:
         self._evaluates = evaluate and bool(plan.data.num_eval_examples)
         self._actions = tuple(actions)
         self._stop_requested = stop_requested
+        self._ended = ended
         self._diagnosis = Diagnosis(session.trainer, plan.data)
         self._skipped = SkippedSteps(
             session.trainer, self._diagnosis, most_at_floor=plan.recipe.max_skips_at_floor, note=reporter.note
@@ -75,7 +79,8 @@ class Controller:
         """
         with self._phase("compile"):
             self._batches = self._trainer.batches(self._data)
-            names = {"loss", *self._trainer.trace(self._batches), *self._evaluator.extra_metrics}
+            traced = self._trainer.trace(self._batches)
+            names = {"loss", *getattr(self._recipe.task, "result_names", traced), *self._evaluator.extra_metrics}
         if self._recipe.best_metric not in names:
             raise UsageError(
                 f"train.best_metric = {self._recipe.best_metric!r} is not a metric of this task"
@@ -99,7 +104,7 @@ class Controller:
     def _train(self) -> None:
         trainer, total = self._trainer, self._total_steps
         step = trainer.step
-        if step >= total:
+        if step >= total or self._ended:
             self._reporter.note(f"already trained to step {step} of {total}")
             if self._evaluates:
                 self.evaluate()
@@ -109,7 +114,7 @@ class Controller:
         for action in self._actions:
             action.after_first_step()
         self._act(step + 1)
-        while (step := trainer.step) < total:
+        while (step := trainer.step) < self._total_steps:
             if trainer.any_worker(self._stop_requested()):
                 self._save(step, {})
                 self._finish_saving()
@@ -157,6 +162,8 @@ class Controller:
             records = self._trainer.train(self._batches, num_steps)
         self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
         self._pending.append(records)
+        for action in self._actions:
+            action.took(records)
         self._skipped.note(records)
 
     def _steps_until_next_event(self, step: int) -> int:
@@ -180,11 +187,15 @@ class Controller:
         if stuck:
             raise self._skipped.error(step)
         self._tell_after_steps(step)
+        event: Event = {}
         if self._evaluates and (last or _due(step, recipe.evaluate_every)):
             event = self.evaluate(last)
-            if best := self._new_best(event):
-                self._save(step, event, best)
-                return
+        answers = [action.before_saving(step) for action in self._actions]
+        if any(answers):
+            self._total_steps, last = step, True
+        if event and (best := self._new_best(event)):
+            self._save(step, event, best)
+            return
         minutes = (time.monotonic() - self._saved_at) / 60
         by_clock = recipe.checkpoint_every_minutes and minutes >= recipe.checkpoint_every_minutes
         if last or by_clock or _due(step, recipe.checkpoint_every):
@@ -212,8 +223,14 @@ class Controller:
     def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
         with self._phase("checkpoint"):
             self._reporter.flush()
-            self._saver.save(step, self._trainer.snapshot, metrics=metrics, best=best)
+            self._saver.save(step, self._snapshot, metrics=metrics, best=best)
         self._saved_at = time.monotonic()
+
+    def _snapshot(self) -> dict[str, np.ndarray]:
+        state = self._trainer.snapshot()
+        for action in self._actions:
+            state.update({f"{HOST}{name}": value for name, value in action.state().items()})
+        return state
 
     def _finish_saving(self) -> None:
         with self._phase("checkpoint"):
@@ -221,7 +238,7 @@ class Controller:
 
     def _log(self, step: int) -> None:
         seconds = max(time.monotonic() - self._pending_since, 1e-9)
-        event = summarise(self._pending)
+        event = summarise(self._pending, self._recipe.task)
         examples = event.pop("steps") * self._trainer.config.global_batch_size
         waited = event.pop("input_wait_seconds")
         event.update(
@@ -237,7 +254,7 @@ class Controller:
             action.on_log(event)
 
 
-def summarise(parts: list[StepRecords]) -> Event:
+def summarise(parts: list[StepRecords], task: Task) -> Event:
     """One log event of consecutive steps: means over the examples of the steps that were not skipped.
 
     Returns:
@@ -249,14 +266,12 @@ def summarise(parts: list[StepRecords]) -> Event:
         return np.concatenate([getattr(part, name) for part in parts])
 
     finite = column("finite") > 0
-    weight = column("weight")[finite].sum()
-
-    def mean(sums: np.ndarray) -> float:
-        return float(sums[finite].sum() / weight) if weight else float("nan")
-
-    event: Event = {"loss": mean(column("loss"))}
-    for name in parts[0].metrics:
-        event[name] = mean(np.concatenate([part.metrics[name] for part in parts]))
+    weight = float(column("weight")[finite].sum())
+    sums = {
+        name: np.concatenate([part.metrics[name] for part in parts])[finite].sum(axis=0) for name in parts[0].metrics
+    }
+    loss = float(column("loss")[finite].sum())
+    event: Event = {"loss": loss / weight if weight else math.nan, **metric_results(task, sums, weight)}
     event["learning_rate"] = float(column("learning_rate")[-1])
     event["gradient_norm"] = float(column("gradient_norm")[-1])
     event["steps"] = len(finite)

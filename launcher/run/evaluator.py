@@ -13,7 +13,7 @@ from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Batch, Data
 from launcher.errors import UsageError
 from launcher.step import gradients
-from launcher.tasks.base import Decodes, Score, Task, loss_sums
+from launcher.tasks.base import Decodes, Score, Task, loss_sums, metric_results
 
 
 class Evaluator:
@@ -44,6 +44,7 @@ class Evaluator:
         self._data = data
         self._global_batch_size = global_batch_size
         self._metric_names: tuple[str, ...] = ()
+        self._metric_sizes: list[int] = []
         self._forward = tf.function(self._sums, jit_compile=True) if jit_compile else self._sums
         self._run_batches = tf.function(self._run_batches_in_graph)
         self._batches: tf.distribute.DistributedDataset | None = None
@@ -84,16 +85,18 @@ class Evaluator:
         table = self._run_batches(iter(self._batches), tf.constant(num_batches, tf.int32))
         # float64 on the host: counts stay exact past 2**24 examples.
         totals = table.numpy().astype(np.float64).sum(axis=0)
-        loss, weight, metrics = totals[0], totals[1], totals[2:]
-        result = {"loss": float(loss / weight)}
-        result.update(zip(self._metric_names, map(float, metrics / weight), strict=True))
+        loss, weight = float(totals[0]), float(totals[1])
+        ends = np.cumsum(self._metric_sizes)[:-1]
+        parts = np.split(totals[2:], ends) if self._metric_names else []
+        sums = {name: part if len(part) > 1 else part[0] for name, part in zip(self._metric_names, parts, strict=True)}
+        result = {"loss": loss / weight, **metric_results(self._task, sums, weight)}
         if finish := getattr(self._task, "finish_metrics", None):
             result = dict(finish(result))
         self.notes = []
         if self._decoding is not None and (score := self._decoding.evaluate(last)):
             result.update(score.metrics)
             self.notes = score.notes
-        result["examples"] = float(weight)
+        result["examples"] = weight
         return result
 
     def _run_batches_in_graph(self, batches: Iterator, num_batches: tf.Tensor) -> tf.Tensor:
@@ -109,7 +112,9 @@ class Evaluator:
     def _sums(self, batch: Batch) -> tf.Tensor:
         loss, weight, metrics = loss_sums(self._task, self._model, batch, False)
         self._metric_names = tuple(sorted(metrics))
-        return tf.stack([loss, weight, *(metrics[name] for name in self._metric_names)])
+        flat = [tf.reshape(metrics[name], [-1]) for name in self._metric_names]
+        self._metric_sizes = [part.shape.num_elements() for part in flat]
+        return tf.concat([[loss], [weight], *flat], axis=0)
 
 
 class DecodingEvaluator:

@@ -15,7 +15,7 @@ from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
-from launcher.run import plan
+from launcher.run import plan, programs
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 
@@ -28,6 +28,7 @@ def import_builtins() -> None:
         "launcher.data.text.pairs",
         "launcher.precision_report.settings",
         "launcher.tasks.image_classification",
+        "launcher.tasks.keras_model",
         "launcher.tasks.language_modelling",
         "launcher.tasks.translation",
         "launcher.verify.settings",
@@ -41,7 +42,7 @@ def import_builtins() -> None:
 
 
 def load(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports: Callable[[], None]) -> Recipe:
-    """The recipe that the gin files and bindings make.
+    """The recipe that the gin files and bindings make, or that the first `launcher.fit` of a program makes with them.
 
     Args:
       gin_files, gin_params: as the flags of these names.
@@ -50,11 +51,32 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports:
     Raises:
       UsageError: they contradict themselves or each other.
     """
+    path, others = programs.split(gin_files)
+    if path is None:
+        load_bindings(others, gin_params, before_imports=before_imports)
+        return Recipe()
+    load_bindings_of_program(others, gin_params)
+    before_imports()
+    return programs.first_call(path).recipe()
+
+
+def load_bindings_of_program(gin_files: Sequence[str], gin_params: Sequence[str]) -> None:
+    """Makes known to gin, and checks, what is bound beside a program; its `launcher.fit` gives what is required."""
+    load_bindings(gin_files, gin_params, called_by_program=("train",))
+
+
+def load_bindings(
+    gin_files: Sequence[str],
+    gin_params: Sequence[str],
+    *,
+    before_imports: Callable[[], None] = lambda: None,
+    called_by_program: Sequence[str] = (),
+) -> None:
+    """Makes the bindings known to gin and checks them; for arguments and errors, see `config.load`."""
     import_builtins()
-    gin_bindings.load(gin_files, gin_params, before_imports=before_imports)
+    gin_bindings.load(gin_files, gin_params, before_imports=before_imports, called_by_program=called_by_program)
     # A recipe may say how any mode is to treat it, whichever mode this is.
     gin_bindings.check_settings()
-    return Recipe()
 
 
 def resolve(
@@ -73,8 +95,8 @@ def resolve(
     """Loads a recipe and puts it together with the flags (None: not given) and the machine.
 
     TensorFlow's devices cannot be set up after its first operation, which a module may run where it is imported. So
-    they are before the first line of a module that the gin files import. Without such a module this is left to
-    `session.build`, so that all that is wrong with a recipe is said before peers are waited for.
+    they are before the first line of a module that the gin files import, or of a program. Without either this is left
+    to `session.build`, so that all that is wrong with a recipe is said before peers are waited for.
 
     Args:
       gin_files, gin_params: the recipe, as the flags of these names.
@@ -86,44 +108,92 @@ def resolve(
       UsageError: the recipe, the flags or the environment are wrong, or devices are missing.
       PortTakenError: another process listens on this worker's port.
     """
-    cluster = cluster_lib.resolve(environ)
-    set_up_for: StrategyPlan | None = None
-    made: tf.distribute.Strategy | None = None
+    machine = Machine(
+        environ=environ,
+        strategy=strategy,
+        replicas=replicas,
+        tpu=tpu,
+        seed=seed,
+        deterministic=deterministic,
+        on=on,
+        connect=connect,
+    )
+    return machine.plan_of(load(gin_files, gin_params, before_imports=machine.set_up))
 
-    def decide(recipe_strategy: str) -> StrategyPlan:
-        if on is not None:
-            return on
-        try:
-            return strategy_lib.plan(
-                requested=strategy or recipe_strategy, replicas=replicas, tpu=tpu, cluster=cluster, environ=environ
-            )
-        except NoTpuError as error:
-            if connect:
-                raise
-            return strategy_lib.absent_tpu(replicas, why=f"NOT HERE: {error}")
 
-    def set_up() -> None:
-        nonlocal set_up_for, made
-        set_up_for = decide(gin_bindings.bound("train.strategy", Recipe.strategy))
-        if deterministic:
+class Machine:
+    """The devices that the flags and this machine allow, set up at most once; for arguments, see `resolve`.
+
+    Args:
+      made: the strategy, where it has been made before.
+    """
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str],
+        strategy: str | None = None,
+        replicas: int | None = None,
+        tpu: str | None = None,
+        seed: int | None = None,
+        deterministic: bool = False,
+        on: StrategyPlan | None = None,
+        connect: bool = True,
+        made: tf.distribute.Strategy | None = None,
+    ):
+        self._environ, self._seed, self._deterministic = environ, seed, deterministic
+        self._strategy, self._replicas, self._tpu = strategy, replicas, tpu
+        self._on, self._connect = on, connect
+        self._cluster = cluster_lib.resolve(environ)
+        self._set_up_for: StrategyPlan | None = None
+        self._made = made
+
+    def set_up(self) -> None:
+        """Sets up the devices that the bindings and flags ask for, before users' Python runs."""
+        self._set_up_for = self._decide(gin_bindings.bound("train.strategy", Recipe.strategy))
+        if self._deterministic:
             tf.config.experimental.enable_op_determinism()
         # What a module draws, such as a split of its examples, must be the same in every worker and after a restart.
-        keras.utils.set_random_seed(gin_bindings.bound("train.seed", Recipe.seed) if seed is None else seed)
-        if connect:
-            made = strategy_lib.build(set_up_for, cluster)
+        seed = gin_bindings.bound("train.seed", Recipe.seed) if self._seed is None else self._seed
+        keras.utils.set_random_seed(seed)
+        if self._connect:
+            self._made = strategy_lib.build(self._set_up_for, self._cluster)
         else:
-            strategy_lib.configure(set_up_for)
+            strategy_lib.configure(self._set_up_for)
 
-    recipe = load(gin_files, gin_params, before_imports=set_up)
-    devices = decide(recipe.strategy)
-    if set_up_for not in (None, devices):
-        raise UsageError(
-            f"devices were set up for {_described(set_up_for)} before the gin file's modules were imported, and now "
-            f"{_described(devices)} is wanted: bind train.strategy and gpu.* to plain values, which need no import, "
-            "and let no module change the environment"
+    def plan_of(self, recipe: Recipe) -> RunPlan:
+        """The plan of a recipe on these devices.
+
+        Raises:
+          UsageError: it wants others than those that were set up for it.
+        """
+        devices = self._decide(recipe.strategy)
+        if self._set_up_for not in (None, devices):
+            raise UsageError(
+                f"devices were set up for {_described(self._set_up_for)} before the gin file's modules were imported, "
+                f"and now {_described(devices)} is wanted: bind train.strategy and gpu.* to plain values, which need "
+                "no import, and let no module change the environment"
+            )
+        resolved = plan.resolve(
+            recipe, environ=self._environ, seed=self._seed, deterministic=self._deterministic, on=devices
         )
-    resolved = plan.resolve(recipe, environ=environ, seed=seed, deterministic=deterministic, on=devices)
-    return dataclasses.replace(resolved, made=made)
+        return dataclasses.replace(resolved, made=self._made)
+
+    def _decide(self, recipe_strategy: str) -> StrategyPlan:
+        if self._on is not None:
+            return self._on
+        try:
+            return strategy_lib.plan(
+                requested=self._strategy or recipe_strategy,
+                replicas=self._replicas,
+                tpu=self._tpu,
+                cluster=self._cluster,
+                environ=self._environ,
+            )
+        except NoTpuError as error:
+            if self._connect:
+                raise
+            return strategy_lib.absent_tpu(self._replicas, why=f"NOT HERE: {error}")
 
 
 def _described(devices: StrategyPlan | None) -> str:

@@ -56,6 +56,11 @@ class RunPlan:
         return self.recipe.global_batch_size // self.strategy.num_replicas
 
     @property
+    def num_parts(self) -> int:
+        """Forward passes that a global batch is divided among."""
+        return self.strategy.num_replicas * self.recipe.microbatches
+
+    @property
     def microbatch_size(self) -> int:
         """Examples of one forward pass of one replica."""
         return self.per_replica_batch_size // self.recipe.microbatches
@@ -154,7 +159,7 @@ def resolve(
         policy_why=why,
         loss_scale=precision.resolve_loss_scale(recipe.loss_scale, "mixed_float16" if in_float16 else policy),
         wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
-        total_steps=recipe.total_steps(data.num_train_examples),
+        total_steps=recipe.total_steps(data),
         eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
         seed=recipe.seed if seed is None else seed,
         deterministic=deterministic,

@@ -9,6 +9,8 @@ from typing import Any
 import gin
 
 from launcher.checkpoints.saver import ON_ERROR
+from launcher.config.user_modules import missing_bindings
+from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.step import gradients, layer_policies
@@ -28,7 +30,8 @@ class Recipe:
 
     Attributes:
       task: model, data and loss (`launcher.tasks.base.Task`), e.g. `@image_classification()`.
-      optimizer: builder called under the strategy's scope, a reference without parentheses, e.g. `@momentum`.
+      optimizer: builder called under the strategy's scope, a reference without parentheses, e.g. `@momentum`. None for
+        the one that comes with the task's model, if it does.
       global_batch_size: examples a step, over all replicas and microbatches.
       steps: length of the run in steps; or else
       epochs: length in passes over the training examples. Of the two, the one that is bound last counts.
@@ -68,7 +71,7 @@ class Recipe:
     """
 
     task: Any = gin.REQUIRED
-    optimizer: Callable[..., Optimizer] = gin.REQUIRED
+    optimizer: Callable[..., Optimizer] | None = None
     global_batch_size: int = gin.REQUIRED
     steps: int | None = None
     epochs: float | None = None
@@ -104,7 +107,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_task(self.task)
-        if not callable(self.optimizer):
+        if self.optimizer is None:
+            if not hasattr(self.task, "optimizer"):
+                raise missing_bindings("train", ["optimizer"])
+        elif not callable(self.optimizer):
             raise UsageError(
                 f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
             )
@@ -149,14 +155,17 @@ class Recipe:
             adaptive=self.clip_adaptive,
         )
 
-    def total_steps(self, num_train_examples: int | None) -> int:
-        """Steps of the whole run.
+    def total_steps(self, data: Data) -> int:
+        """Steps of the whole run on some data.
 
         Raises:
           UsageError: given in epochs of a data set whose size is not known.
         """
         if self.steps is not None:
             return self.steps
+        if self.epochs is not None and (an_epoch := steps_per_epoch(data, self.global_batch_size)):
+            return max(1, round(self.epochs * an_epoch))
+        num_train_examples = data.num_train_examples
         if not num_train_examples or self.epochs is None:
             raise UsageError(
                 f"train.epochs = {self.epochs}, but the number of training examples is not known; bind train.steps"

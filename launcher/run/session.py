@@ -18,6 +18,7 @@ from launcher.optimizers import Optimizer
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.step import initial_values, layer_policies, moving_statistics
+from launcher.step.clipping import Clipping
 from launcher.step.layers import group_size, walk
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
@@ -68,7 +69,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         model=model,
         optimizer=optimizer,
         loss_scale=plan.loss_scale,
-        config=step_config(plan),
+        config=step_config(plan, optimizer),
         total_steps=plan.total_steps,
         forward_assigns=forward_assigns(plan, model),
         # TensorFlow refuses to read the clock inside a deterministic graph.
@@ -142,6 +143,10 @@ def build_model(plan: RunPlan) -> keras.Model:
             "(call it on an example, or model.build(shape))"
         )
     layer_policies.apply(model, plan.recipe.precision_overrides)
+    if getattr(plan.recipe.task, "statistics_over_global_batch", False) and plan.num_parts > 1:
+        for layer, *_ in walk(model):
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.synchronized = True
     return model
 
 
@@ -176,7 +181,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer:
     Raises:
       UsageError: the builder gave something else.
     """
-    optimizer = plan.recipe.optimizer()
+    optimizer = (plan.recipe.optimizer or plan.recipe.task.optimizer)()
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return Optimizer(optimizer)
     if not isinstance(optimizer, Optimizer):
@@ -187,7 +192,12 @@ def build_optimizer(plan: RunPlan) -> Optimizer:
     return optimizer
 
 
-def step_config(plan: RunPlan) -> StepConfig:
+def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
+    """What one step of the plan does.
+
+    Raises:
+      UsageError: the recipe and the optimizer both bound the gradients.
+    """
     recipe = plan.recipe
     per_example = float(getattr(recipe.task, "nominal_weight_per_example", 1.0))
     return StepConfig(
@@ -196,9 +206,26 @@ def step_config(plan: RunPlan) -> StepConfig:
         nominal_weight=recipe.global_batch_size * per_example,
         wire_dtype=plan.wire_dtype,
         bucket_bytes=recipe.bucket_bytes,
-        clipping=recipe.clipping,
+        clipping=_clipping(recipe.clipping, optimizer),
         ema_decay=recipe.ema_decay,
         penalty=recipe.penalty,
         jit_compile=plan.jit_compile,
         seed=plan.seed,
     )
+
+
+def _clipping(of_recipe: Clipping, optimizer: Optimizer) -> Clipping:
+    """The recipe's bound on the gradients, or else the one that the Keras optimizer was made with."""
+    of_optimizer = Clipping(**optimizer.clipping)
+    if of_optimizer == Clipping():
+        return of_recipe
+    if of_recipe not in (Clipping(), of_optimizer):
+        bound, other = (
+            {f"clip_{name}": bound for name, bound in dataclasses.asdict(one).items() if bound is not None}
+            for one in (of_optimizer, of_recipe)
+        )
+        raise UsageError(
+            f"the optimizer was made to clip gradients, as train has them {bound}, and the recipe binds {other}: give "
+            "one of them"
+        )
+    return of_optimizer

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from launcher.checkpoints import Best, CheckpointStore
+from launcher.checkpoints import HOST, Best, CheckpointStore
 from launcher.errors import LauncherError
 from launcher.run.from_chief import FromChief
 from launcher.step.trainer import Trainer
@@ -34,11 +34,13 @@ class StartingPoint:
       step: steps done; None for a run that starts anew.
       best: what the run has to beat.
       notes: what a person should know of how it goes on.
+      host: what actions had in the checkpoint, see `launcher.run.actions.Action.state`.
     """
 
     step: int | None = None
     best: Best | None = None
     notes: tuple[str, ...] = ()
+    host: State = dataclasses.field(default_factory=dict)
 
 
 def restore(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> StartingPoint:
@@ -83,7 +85,9 @@ def _read(store: CheckpointStore, trainer: Trainer, *, same_order: bool) -> tupl
         store.check_same_run(newest)
     state = read(store, trainer, newest)
     note = _settle_loss_scale(state, store.manifest(newest).get("scaling"), trainer)
-    return StartingPoint(step=newest, best=store.best_record(), notes=(note,) if note else ()), state
+    host = {name.removeprefix(HOST): state.pop(name) for name in [*state] if name.startswith(HOST)}
+    notes = (note,) if note else ()
+    return StartingPoint(step=newest, best=store.best_record(), notes=notes, host=host), state
 
 
 def read(store: CheckpointStore, trainer: Trainer, step: int) -> dict[str, np.ndarray]:
@@ -99,8 +103,11 @@ def read(store: CheckpointStore, trainer: Trainer, step: int) -> dict[str, np.nd
     store.check_compatible(step, specs, stand_ins)
     found = store.read(step)
     return {
-        name: found[name] if name in found else found[stand_ins[name]].astype(dtype)
-        for name, (_, dtype) in specs.items()
+        **{name: value for name, value in found.items() if name.startswith(HOST)},
+        **{
+            name: found[name] if name in found else found[stand_ins[name]].astype(dtype)
+            for name, (_, dtype) in specs.items()
+        },
     }
 
 
@@ -142,9 +149,10 @@ def _hand_out(
         wire.message({"error": str(error), "exit_code": error.exit_code})
         wire.wait_for_all()
         raise
-    wire.message(dataclasses.asdict(start))
+    sizes = {name: len(value) for name, value in start.host.items()}
+    wire.message({**dataclasses.asdict(dataclasses.replace(start, host={})), "host": sizes})
     if start.step is not None:
-        wire.arrays(trainer.specs(), state)
+        wire.arrays({**trainer.specs(), **_host_specs(sizes)}, {**state, **start.host})
     return start, state
 
 
@@ -157,4 +165,10 @@ def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
     if told["step"] is None:
         return StartingPoint(), {}
     best = told["best"] and Best(**told["best"])
-    return StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"])), wire.arrays(trainer.specs())
+    state = wire.arrays({**trainer.specs(), **_host_specs(told["host"])})
+    host = {name: state.pop(name) for name in told["host"]}
+    return StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"]), host=host), state
+
+
+def _host_specs(sizes: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: ((size,), "uint8") for name, size in sizes.items()}

@@ -57,6 +57,7 @@ class LocalPass:
     Attributes:
       moving, counts: the statistics, those that are averaged and those that count.
       metric_names, unused: as in `ReplicaStep`.
+      metric_sizes: numbers of each metric, 1 for a scalar, once the step is traced.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class LocalPass:
         self.moving = [variable for variable in statistics if is_moving(variable)]
         self.counts = [variable for variable in statistics if not is_moving(variable)]
         self.metric_names: tuple[str, ...] = ()
+        self.metric_sizes: tuple[int, ...] = ()
         self.unused: frozenset[int] = frozenset()
         self._forward_backward: Any = self._differentiate  # or a tf.function of it
         if config.jit_compile:
@@ -178,6 +180,7 @@ class LocalPass:
             scaled = loss / self._config.nominal_weight * scale
         found, watched = tape.gradient(scaled, (variables, sources))
         self.metric_names = tuple(sorted(metrics))
+        self.metric_sizes = tuple(metrics[name].shape.num_elements() for name in self.metric_names)
         self.unused = frozenset(index for index, gradient in enumerate(found) if gradient is None)
         if len(self.unused) == len(variables):
             raise UsageError(

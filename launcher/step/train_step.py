@@ -27,12 +27,12 @@ from launcher.tasks.base import Task
 
 
 class StepReport(NamedTuple):
-    """Float32 scalars of one step, equal on every replica.
+    """Float32 values of one step, scalars unless said, equal on every replica.
 
     Attributes:
       loss: sum of weighted losses over the global batch, regularisation included.
       weight: sum of weights over the global batch; 0 skips the step whatever its gradients are.
-      metrics: sums of the task's weighted metrics, in the order of `ReplicaStep.metric_names`.
+      metrics: sums of the task's weighted metrics, scalars or vectors, in the order of `ReplicaStep.metric_names`.
       gradient_norm: global norm of the mean gradient, before clipping.
       finite: 1 when the update was applied, 0 when it was skipped.
       loss_scale: the scale this step used.
@@ -48,6 +48,10 @@ class StepReport(NamedTuple):
     loss_scale: tf.Tensor
     learning_rate: tf.Tensor
     non_finite: tuple[tf.Tensor, ...]
+
+    def flat(self) -> list[tf.Tensor]:
+        """All of it as float32 vectors, to be concatenated; see `ReplicaStep.report_names`."""
+        return [tf.reshape(value, [-1]) for value in tf.nest.flatten(self)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,9 +113,11 @@ class ReplicaStep:
 
     @property
     def report_names(self) -> tuple[str, ...]:
-        """Of the scalars of a `StepReport`, in the order of `tf.nest.flatten`, once the step is traced."""
+        """Of the numbers of a `StepReport`, in the order of `flat`, once the step is traced; a vector's repeat."""
         flags = range(overflow.num_scalars(len(self._weights)))
-        parts = {"metrics": self.metric_names, "non_finite": [str(number) for number in flags]}
+        sizes = zip(self.metric_names, self._pass.metric_sizes, strict=True)
+        metrics = [name for name, size in sizes for _ in range(size)]
+        parts = {"metrics": metrics, "non_finite": [str(number) for number in flags]}
         return tuple(
             name
             for field in StepReport._fields

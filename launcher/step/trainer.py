@@ -33,7 +33,7 @@ class StepRecords(NamedTuple):
       first_step: number of the first of them, counted from 1.
       loss: sum of weighted losses of each step's global batch.
       weight: sum of weights.
-      metrics: sums of the task's metrics by name.
+      metrics: sums of the task's metrics by name; [steps, n] of one that is a vector.
       gradient_norm, finite, loss_scale, learning_rate: as in `train_step.StepReport`.
       non_finite: bool [steps, trained variables], whose gradients were not finite in steps that were skipped for it.
       input_wait_seconds: time each step waited for its batch.
@@ -182,7 +182,7 @@ class Trainer:
         """
         first_step = self.step + 1
         table, waits = self._run_steps(batches, tf.constant(num_steps, tf.int32))
-        columns = dict(zip(self.replica_step.report_names, table.numpy().astype(np.float64).T, strict=True))
+        columns = _columns(self.replica_step.report_names, table.numpy().astype(np.float64))
 
         def within(field: str) -> dict[str, np.ndarray]:
             return {name.partition("/")[2]: part for name, part in columns.items() if name.startswith(f"{field}/")}
@@ -218,10 +218,13 @@ class Trainer:
             with tf.control_dependencies(tf.nest.flatten(self.strategy.experimental_local_results(batch))):
                 waits = waits.write(index, self._clock() - started)
             report = self.strategy.run(self.replica_step, args=(batch,))
-            row = tf.stack([self.strategy.experimental_local_results(value)[0] for value in tf.nest.flatten(report)])
+            row = tf.concat(tf.nest.map_structure(self._of_first_replica, report).flat(), axis=0)
             rows = rows.write(index, row)
             previous = row[0]
         return rows.stack(), waits.stack()
+
+    def _of_first_replica(self, value: Any) -> tf.Tensor:
+        return self.strategy.experimental_local_results(value)[0]
 
     def variables(self) -> dict[str, tf.Variable | keras.Variable]:
         """Everything a resumed run needs, by the name it has in a checkpoint."""
@@ -301,6 +304,14 @@ class Trainer:
 def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
     # Without the copy, a value that was not made inside the replica cannot be reduced.
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+
+
+def _columns(names: Sequence[str], table: np.ndarray) -> dict[str, np.ndarray]:
+    """A table's columns by name: [rows], or [rows, n] of a name that stands n times in a row."""
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
+    return {name: table[:, found if len(found) > 1 else found[0]] for name, found in places.items()}
 
 
 def _average_of(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -30,6 +31,10 @@ class Task(Protocol):
     - `finish_metrics(means) -> metrics`: the evaluation's metrics from their means over all examples, for those that
       are no means themselves, such as a perplexity.
     - `evaluation_metrics`, names: those that every evaluation has beyond the names that training has.
+    - `results(sums, weight) -> metrics`: numbers from the sums over all examples of what loss() gives as metrics, which
+      may be vectors then, such as the state of a `keras.metrics.AUC`; and `result_names`, known once a step is traced.
+    - `optimizer()`: the optimizer that comes with the model; called after `model()`, under the same scope, unless
+      `train.optimizer` is bound.
     - `assets() -> {file name: content}`: what belongs to the weights, such as a vocabulary; kept in MODEL_DIR/assets.
     - `use_assets(assets)`: takes them from there instead of making them.
     - the methods of `Decodes`, to be evaluated by what the model writes.
@@ -186,14 +191,15 @@ def loss_sums(
       UsageError: not (loss, weight, metrics), not float32 scalars, or means instead of sums.
     """
     # Not `as_written`: what a user writes is for AutoGraph to see.
-    return checked_sums(task.loss(model, batch, training), batch, where=defined_at(task.loss))
+    outputs = task.loss(model, batch, training)
+    return checked_sums(outputs, batch, where=defined_at(task.loss), vectors=hasattr(task, "results"))
 
 
 @as_written
 def checked_sums(
-    outputs: Any, batch: Mapping[str, tf.Tensor], *, where: str
+    outputs: Any, batch: Mapping[str, tf.Tensor], *, where: str, vectors: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-    """Checks what a task's `loss` returned for a batch; see `loss_sums`."""
+    """Checks what a task's `loss` returned for a batch; see `loss_sums`. `vectors`: metrics may be vectors, too."""
     if not isinstance(outputs, tuple | list) or len(outputs) != 3 or not isinstance(outputs[2], Mapping):
         raise UsageError(f"{where}: loss() must return {_SUMS}, got {_shape_of(outputs)}")
     loss, weight, metrics = outputs
@@ -204,6 +210,8 @@ def checked_sums(
             tensor = tensors[name] = tf.convert_to_tensor(value)
         except (TypeError, ValueError):
             raise UsageError(f"{where}: {name} that loss() returned is no tensor: {_shape_of(value)}") from None
+        if vectors and name.startswith("metric ") and tensor.dtype == tf.float32 and tensor.shape.rank == 1:
+            continue
         if tensor.dtype != tf.float32 or tensor.shape.rank != 0:
             advice = "add it up with tf.reduce_sum" if tensor.shape.rank else "cast it with tf.cast(..., tf.float32)"
             raise UsageError(
@@ -215,6 +223,20 @@ def checked_sums(
         raise _mean(where, 1.0, rows, "examples in its batch")
     loss, weight, *rest = tensors.values()
     return loss, weight, dict(zip(metrics, rest, strict=True))
+
+
+def metric_results(task: Task, sums: Mapping[str, np.ndarray], weight: float) -> dict[str, float]:
+    """The metrics of some examples from the sums of them: means, or what the task makes of them.
+
+    Args:
+      task: whose loss() gave the metrics.
+      sums: float64 scalar or vector by name.
+      weight: sum of the examples' weights; with 0, all is NaN.
+    """
+    results = getattr(task, "results", None)
+    if results is not None:
+        return {name: value if weight else math.nan for name, value in results(sums, weight).items()}
+    return {name: float(value / weight) if weight else math.nan for name, value in sums.items()}
 
 
 def mean_weight(task: Task, weight: float, examples: int) -> UsageError:

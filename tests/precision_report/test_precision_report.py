@@ -12,7 +12,6 @@ from small_run import GivenTask, build, linear_batches, negative_sum
 
 from launcher import main
 from launcher.config import gin_bindings
-from launcher.errors import UsageError
 from launcher.precision_report.examine import examine
 from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.step.precision import FixedLossScale
@@ -139,13 +138,6 @@ def test_refuses_in_one_message_and_writes_nothing(launch, tmp_path, args, messa
     assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "new").exists()
-
-
-def test_an_optimizer_that_clips_on_each_replica_is_refused():
-    task = steep_task()
-    with pytest.raises(UsageError, match=r"clipnorm=1.0 acts on each replica by itself.*train.clip_global_norm"):
-        build(task, precision="mixed_float16", optimizer=lambda: keras.optimizers.SGD(1.0, clipnorm=1.0))
-    build(task, precision="mixed_float16", clip_global_norm=1.0)
 
 
 def test_a_dry_run_says_what_would_be_examined(launch, tmp_path):

@@ -1,0 +1,142 @@
+"""`launcher.fit`: one run from Python, in the place of Keras's `model.fit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from launcher.data.keras_data import batch_size_of
+from launcher.data.pipeline import steps_per_epoch as epoch_of
+from launcher.errors import UsageError, advice
+from launcher.machine import strategy as strategy_lib
+from launcher.modes import Request
+from launcher.modes.train import train_on
+from launcher.run import programs
+from launcher.run.loading import Machine
+from launcher.run.programs import FitCall
+from launcher.run.recipe import Recipe
+from launcher.tasks.keras_model import KerasTask, is_function
+
+# Arguments of Keras's fit that have another place here.
+_ELSEWHERE = {
+    "x": "it is the second argument, train, as (x, y)",
+    "y": "it is part of train: (x, y)",
+    "validation_data": "it is called validation",
+    "verbose": "train.log_every says how often a line is printed; log_every=...",
+    "initial_epoch": "the same call goes on from the last checkpoint in model_dir",
+    "sample_weight": "it is the third of train: (x, y, sample_weight)",
+    "validation_freq": "say after how many steps with evaluate_every",
+    "validation_batch_size": "say it with eval_batch_size",
+    "steps_per_execution": "say it with steps_per_loop",
+}
+_BATCH_SIZE = 32  # Keras's
+
+
+def fit(
+    build: Callable[[], keras.Model],
+    train: Any,
+    validation: Any = None,
+    *,
+    epochs: float = 1,
+    batch_size: int | None = None,
+    model_dir: str | None = None,
+    strategy: str | tf.distribute.Strategy = "auto",
+    replicas: int | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    class_weight: Mapping[int, float] | None = None,
+    shuffle: bool = True,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_split: float = 0.0,
+    **settings: Any,
+) -> keras.callbacks.History:
+    """Trains a compiled Keras model, as Keras's `fit` on one device would, on any devices.
+
+        history = launcher.fit(build, train_ds, validation=val_ds, epochs=10, model_dir="runs/mine")
+
+    The same call goes on where it was interrupted. `python -m launcher.main --gin_file=PROGRAM.py` runs a program that
+    calls this with the launcher's flags: on several replicas, on several workers, or in another mode.
+
+    Args:
+      build: returns a compiled model; called under the strategy's scope.
+      train: (x, y) or (x, y, sample_weight) as arrays or nests of them, or a `tf.data.Dataset` of batches; or a
+        function that returns it.
+      validation: the same, or None.
+      epochs: passes over the training data.
+      batch_size: examples of a step over all replicas, of arrays; 32 unless said. Of a dataset, it is its own.
+      model_dir: where all that the run writes goes; runs/fit unless said.
+      strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`.
+      replicas: as `--replicas`.
+      callbacks: see `launcher.run.keras_callbacks`.
+      class_weight, shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
+      **settings: what a recipe binds as `train.…`, such as `checkpoint_every=1000` or `clip_global_norm=1.0`.
+
+    Returns:
+      Keras's History of the epochs, with the trained `model` and the run's `model_dir`.
+
+    Raises:
+      UsageError: an argument or the data is wrong.
+      LauncherError: the run failed, or was asked to stop.
+    """
+    _check_settings(settings)
+    train, validation = (source() if is_function(source) else source for source in (train, validation))
+    size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
+    history = keras.callbacks.History()
+    task = KerasTask(
+        build=build,
+        train=train,
+        validation=validation,
+        class_weight=class_weight,
+        shuffle=shuffle,
+        steps_per_epoch=steps_per_epoch,
+        validation_steps=validation_steps,
+        validation_split=validation_split,
+        callbacks=(*callbacks, history),
+    )
+    an_epoch = epoch_of(task.data(), size)
+    call = FitCall(
+        settings={
+            "task": task,
+            "global_batch_size": size,
+            "epochs": epochs,
+            "evaluate_every": an_epoch,
+            # A program that is not changed computes as it did.
+            "precision": keras.config.dtype_policy().name,
+            "strategy": strategy if isinstance(strategy, str) else "auto",
+            **settings,
+        },
+        model_dir=model_dir,
+        replicas=replicas,
+    )
+    handler = programs.handler()
+    made = None if isinstance(strategy, str) else strategy
+    history.model_dir = _train_here(call, made) if handler is None else handler(call)
+    return history
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    known = [field.name for field in dataclasses.fields(Recipe)]
+    for name in settings:
+        if name in _ELSEWHERE:
+            raise UsageError(f"fit: {name} is left out: {_ELSEWHERE[name]}")
+        if name not in known:
+            raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
+
+
+def _train_here(call: FitCall, strategy: tf.distribute.Strategy | None) -> str:
+    """Trains in a process that the launcher did not start, such as a notebook's, and returns the folder."""
+    evaluates = bool(call.settings["task"].data().num_eval_examples)
+    request = Request(
+        mode="train_and_eval" if evaluates else "train",
+        model_dir=call.model_dir or os.path.join("runs", "fit"),
+        replicas=call.replicas,
+    )
+    on = None if strategy is None else strategy_lib.describe(strategy)
+    machine = Machine(environ=os.environ, replicas=call.replicas, on=on, made=strategy)
+    train_on(request, lambda: machine.plan_of(call.recipe()))
+    return request.run_dir

@@ -1,0 +1,67 @@
+"""What a Keras optimizer was made to do besides its update: the clipping and the weight decay that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from launcher.errors import UsageError
+
+# Arguments of Keras's optimizers, and the bounds that `launcher.step.clipping.Clipping` has for them.
+_BOUNDS = {"clipnorm": "layer_norm", "clipvalue": "value", "global_clipnorm": "global_norm"}
+_DECAY = "_apply_weight_decay"
+
+
+def clipping(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
+    """The bound on gradients that the optimizer was made with, by its name in `launcher.step.clipping.Clipping`."""
+    asked = {bound: getattr(optimizer, name, None) for name, bound in _BOUNDS.items()}
+    return {bound: float(value) for bound, value in asked.items() if value and value > 0}
+
+
+def decays(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the optimizer was made with a weight decay."""
+    return bool(optimizer.weight_decay or getattr(optimizer, "adam_weight_decay", None))
+
+
+def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> list[float]:
+    """The coefficient by which Keras would decay each variable, times the learning rate; 0 for none.
+
+    Args:
+      optimizer: built for the variables.
+      variables: in the order in which it was built.
+
+    Raises:
+      UsageError: it decays in a manner of its own.
+    """
+    if not decays(optimizer):
+        return [0.0 for _ in variables]
+    coefficients = [optimizer.weight_decay or 0.0 for _ in variables]
+    muon = getattr(keras.optimizers, "Muon", None)
+    if muon is not None and type(optimizer) is muon:
+        # What has a velocity is updated by Adam, which has a coefficient of its own.
+        by_adam = [velocity is not None for velocity in optimizer.adam_velocities]
+        other = optimizer.adam_weight_decay or 0.0
+        coefficients = [other if adam else own for adam, own in zip(by_adam, coefficients, strict=True)]
+    elif _private(type(optimizer), _DECAY) is not _private(keras.optimizers.SGD, _DECAY):
+        raise UsageError(
+            f"{type(optimizer).__name__} {optimizer.name!r} decays weights in a manner of its own, which Launcher does "
+            "not call; leave weight_decay out of it and give it to launcher.optimizers.Optimizer"
+        )
+    is_decayed = _private(optimizer, "_use_weight_decay")
+    return [
+        coefficient if is_decayed(variable.value) else 0.0
+        for coefficient, variable in zip(coefficients, variables, strict=True)
+    ]
+
+
+def _private(of: object, name: str) -> Callable[..., Any]:
+    """A method of Keras's, which has no public name for what `exclude_from_weight_decay` excluded (tried with Keras 3.15)."""
+    found: Callable[..., Any] | None = getattr(of, name, None)
+    if found is None:
+        raise UsageError(
+            f"Keras {keras.version()} does not tell which weights an optimizer decays (no {name}); leave weight_decay "
+            "out of the Keras optimizer and give it to launcher.optimizers.Optimizer"
+        )
+    return found

@@ -1,0 +1,240 @@
+"""`launcher.fit` does what Keras's `fit` does on one device: the same epochs and weights, on one replica and on two.
+
+Keras itself is the oracle, on one device, in float32, with examples in their own order.
+"""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import launcher
+from launcher.errors import UsageError
+
+layers, random = keras.layers, np.random.default_rng(0)
+X = random.normal(size=(64, 6)).astype(np.float32)
+LABEL = (X @ random.normal(size=(6, 3))).argmax(-1)
+POSITIVE = (LABEL == 1).astype(np.float32)[:, np.newaxis]
+WEIGHT = random.uniform(0.5, 2.0, 64).astype(np.float32)
+WORDS = np.where(np.arange(9) < random.integers(2, 10, (64, 1)), random.integers(1, 20, (64, 9)), 0)
+
+
+def classifier(**compiled):
+    inputs = keras.Input((6,))
+    hidden = layers.Dense(8, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-2))(inputs)
+    hidden = layers.BatchNormalization()(hidden)
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax")(hidden))
+    settings = {"optimizer": keras.optimizers.RMSprop(1e-2), "loss": "sparse_categorical_crossentropy"}
+    model.compile(**settings | compiled)
+    return model
+
+
+def scored():
+    return classifier(metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2")])
+
+
+def weighted_by_decay():
+    optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.1, global_clipnorm=0.5)
+    return classifier(optimizer=optimizer, weighted_metrics=["accuracy"])
+
+
+def judged_by_curve():
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(inputs))
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(), keras.metrics.Precision()])
+    return model
+
+
+def of_two_outputs():
+    first, second = keras.Input((4,), name="first"), keras.Input((2,), name="second")
+    joined = layers.Concatenate()([layers.Dense(4, activation="tanh")(first), second])
+    outputs = {"kind": layers.Dense(3, name="kind")(joined), "sign": layers.Dense(1, name="sign")(joined)}
+    model = keras.Model({"first": first, "second": second}, outputs)
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        keras.optimizers.Adam(1e-2),
+        {"kind": crossentropy, "sign": keras.losses.BinaryCrossentropy(from_logits=True)},
+        loss_weights={"kind": 1.0, "sign": 0.2},
+        metrics={"kind": ["accuracy"], "sign": [keras.metrics.MeanSquaredError()]},
+    )
+    return model
+
+
+def of_words():
+    model = keras.Sequential(
+        [
+            layers.Embedding(20, 4, mask_zero=True),
+            layers.LSTM(4, return_sequences=True),
+            layers.Dense(20, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def not_built_yet():
+    model = keras.Sequential([layers.Dense(4, activation="relu"), layers.Dense(3)])
+    model.compile(keras.optimizers.Adam(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+TWO = ({"first": X[:, :4], "second": X[:, 4:]}, {"kind": LABEL, "sign": POSITIVE})
+CASES = {
+    "metrics and batch statistics": (scored, (X, LABEL), {}),
+    "decay, clipping and example weights": (weighted_by_decay, (X, LABEL, WEIGHT), {}),
+    "metrics of a curve": (judged_by_curve, (X, POSITIVE), {}),
+    "two losses": (of_two_outputs, TWO, {}),
+    "a mask": (of_words, (WORDS, np.roll(WORDS, -1, axis=1)), {}),
+    "class weights": (not_built_yet, (X, LABEL), {"class_weight": {0: 2.0, 2: 0.5}}),
+}
+
+
+def of_keras(build, data, **arguments):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    model = build()
+    x, y, *weight = data
+    validation = tuple(keras.tree.map_structure(lambda array: array[:24], part) for part in data)
+    arguments.setdefault("epochs", 3)
+    weight = {"sample_weight": weight[0]} if weight else {}
+    history = model.fit(
+        x, y, validation_data=validation, batch_size=16, shuffle=False, verbose=0, **weight, **arguments
+    )
+    return history, validation
+
+
+def assert_same(ours, keras_own, tolerance=1e-5, shown=1e-5, skip=()):
+    assert ours.epoch == keras_own.epoch
+    assert ours.history.keys() == keras_own.history.keys()
+    for name in keras_own.history.keys() - set(skip):
+        np.testing.assert_allclose(ours.history[name], keras_own.history[name], rtol=shown, atol=shown, err_msg=name)
+    for found, wanted in zip(ours.model.weights, keras_own.model.weights, strict=True):
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), atol=tolerance, err_msg=found.path)
+
+
+@pytest.fixture(scope="module")
+def two():
+    # One for all: TensorFlow takes collectives of a second one in the same process for those of the first.
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_as_keras_does_on_one_device(name, two, tmp_path):
+    build, data, arguments = CASES[name]
+    expected, validation = of_keras(build, data, **arguments)
+    settings = {"epochs": 3, "batch_size": 16, "shuffle": False, **arguments}
+    found = launcher.fit(build, data, validation, model_dir=str(tmp_path), strategy=two, **settings)
+    # Keras shows the mean of the batches' means: where they differ in length, and where masks leave different numbers.
+    unequal = ("val_kind_loss", "val_sign_loss")
+    assert_same(found, expected, shown=1e-3 if name == "a mask" else 1e-5, skip=unequal)
+    if name == "two losses":
+        kind, sign, whole = (np.array(found.history[key]) for key in (*unequal, "val_loss"))
+        np.testing.assert_allclose(kind + 0.2 * sign, whole, rtol=1e-5)
+
+
+def test_a_short_last_batch_is_the_mean_over_its_own_examples(two, tmp_path):
+    data = (X[:39], POSITIVE[:39])
+    expected, validation = of_keras(judged_by_curve, data)
+    settings = {"epochs": 3, "batch_size": 16, "shuffle": False}
+    found = launcher.fit(judged_by_curve, data, validation, model_dir=str(tmp_path), strategy=two, **settings)
+    assert_same(found, expected)
+
+
+def test_a_dataset_gives_its_own_batches_also_a_short_one(two, tmp_path):
+    def dataset(rows):
+        return tf.data.Dataset.from_tensor_slices((X[:rows], LABEL[:rows])).batch(16)
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    model = not_built_yet()
+    expected = model.fit(dataset(39), validation_data=dataset(24), epochs=2, verbose=0)
+    found = launcher.fit(
+        not_built_yet, lambda: dataset(39), dataset(24), epochs=2, model_dir=str(tmp_path), strategy=two
+    )
+    assert_same(found, expected)
+
+
+def test_callbacks_set_the_rate_and_end_the_run_as_in_keras(two, tmp_path):
+    def callbacks():
+        return [
+            keras.callbacks.ReduceLROnPlateau(patience=0, min_delta=0.3, factor=0.5),
+            keras.callbacks.EarlyStopping(monitor="loss", min_delta=0.2, patience=1, restore_best_weights=True),
+        ]
+
+    expected, validation = of_keras(scored, (X, LABEL), callbacks=callbacks(), epochs=8)
+    assert len(expected.epoch) < 8
+    settings = {"epochs": 8, "batch_size": 16, "shuffle": False, "model_dir": str(tmp_path), "strategy": two}
+    found = launcher.fit(scored, (X, LABEL), validation, callbacks=callbacks(), **settings)
+    assert_same(found, expected)
+    again = launcher.fit(scored, (X, LABEL), validation, callbacks=callbacks(), **settings)
+    assert_same(again, expected)
+
+
+class _Dies(keras.callbacks.Callback):
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch and self.model.optimizer.iterations > 4:
+            raise KeyboardInterrupt
+
+
+def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
+    def train(folder, *more):
+        callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=0.3, factor=0.5), *more]
+        settings = {"epochs": 4, "batch_size": 16, "checkpoint_every": 3, "model_dir": str(tmp_path / folder)}
+        return launcher.fit(scored, (X, LABEL), callbacks=callbacks, **settings)
+
+    undisturbed = train("undisturbed")
+    with pytest.raises(KeyboardInterrupt):
+        train("killed", _Dies(2))
+    resumed = train("killed")
+    assert resumed.history == undisturbed.history
+    for found, wanted in zip(resumed.model.weights, undisturbed.model.weights, strict=True):
+        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"build": lambda: keras.Sequential([layers.Dense(3)])}, "is not compiled"),
+        ({"callbacks": [keras.callbacks.TensorBoard()]}, "TensorBoard is left out"),
+        ({"verbose": 1}, "verbose is left out: train.log_every"),
+        ({"epocs": 1}, "did you mean 'epochs'"),
+        ({"train": (X, LABEL[:5])}, "must be of one length"),
+        ({"train": keras.utils.PyDataset()}, "make a tf.data.Dataset of it"),
+        ({"train": tf.data.Dataset.from_tensor_slices((X, LABEL))}, r"call .batch\(size\)"),
+        ({"train": tf.data.Dataset.from_tensor_slices((X, LABEL)).batch(8).repeat()}, "steps_per_epoch"),
+        ({"validation_split": 1.5}, "validation_split = 1.5"),
+        ({"build": lambda: classifier(loss=keras.losses.MeanSquaredError(reduction="sum"))}, "reduction='sum'"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_by_name(change, message, tmp_path):
+    arguments = {"build": scored, "train": (X, LABEL), "model_dir": str(tmp_path / "run")} | change
+    with pytest.raises(UsageError, match=message):
+        launcher.fit(**arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_program_runs_with_the_launchers_flags(run_launcher, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import keras, launcher, numpy\n"
+        "x = numpy.random.default_rng(0).normal(size=(32, 4))\n"
+        "def build():\n"
+        "    model = keras.Sequential([keras.layers.Dense(1)])\n"
+        "    model.compile('sgd', 'mse')\n"
+        "    return model\n"
+        "for _ in range(2):\n"
+        "    print('losses', launcher.fit(build, (x, x[:, :1]), epochs=2, batch_size=8).history['loss'])\n"
+    )
+    done = run_launcher(f"--gin_file={program}", "--replicas=2", f"--model_dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("losses [") == 2
+    for folder in ("run", "run/fit_2"):
+        assert json.loads((tmp_path / folder / "summary.json").read_text())["num_replicas"] == 2

@@ -1,0 +1,168 @@
+"""Keras's optimizers in Launcher's step, against Keras's own `apply_gradients` on one device."""
+
+import keras
+import numpy as np
+import pytest
+import small_run
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.optimizers import Optimizer
+from launcher.step.clipping import Clipping
+
+STEPS = 4
+SHAPES = {"embedding/embeddings": (5, 4), "dense/kernel": (4, 3), "dense/bias": (3,), "head/kernel": (3, 2)}
+
+
+def given(seed):
+    numbers = np.random.default_rng(seed)
+    return [numbers.normal(size=shape).astype(np.float32) for shape in SHAPES.values()]
+
+
+def variables():
+    made = []
+    for path, value in zip(SHAPES, given(0), strict=True):
+        layer, name = path.split("/")
+        with keras.name_scope(layer):
+            made.append(keras.Variable(value, name=name))
+    return made
+
+
+def excluding(optimizer):
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+ALL = {
+    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "Adamax": lambda: keras.optimizers.Adamax(0.1),
+    "Adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True, global_clipnorm=0.5),
+    "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.3),
+    "AdamW, not of biases": lambda: excluding(keras.optimizers.AdamW(0.1, weight_decay=0.3)),
+    "Nadam": lambda: keras.optimizers.Nadam(0.1, clipnorm=0.5),
+    "Ftrl": lambda: keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01),
+    "Lion": lambda: keras.optimizers.Lion(0.01, weight_decay=0.1),
+    "Lamb": lambda: keras.optimizers.Lamb(0.1, weight_decay=0.1, clipvalue=0.3),
+    "Adafactor": lambda: keras.optimizers.Adafactor(0.1),
+    "Muon": lambda: keras.optimizers.Muon(0.1, weight_decay=0.1, adam_weight_decay=0.3),
+    "ScheduleFreeAdamW": lambda: keras.optimizers.ScheduleFreeAdamW(0.1, warmup_steps=2),
+}
+
+
+def trained_by_keras(make):
+    weights, optimizer = variables(), make()
+    for step in range(STEPS):
+        optimizer.apply_gradients(zip(map(tf.constant, given(1 + step)), weights, strict=True))
+    return [weight.numpy() for weight in weights]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_keras_optimizer_on_two_replicas_does_what_keras_does_on_one_device(name):
+    if not hasattr(keras.optimizers, name.partition(",")[0]):
+        pytest.skip(f"this Keras has no {name}")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        weights, optimizer = variables(), Optimizer(ALL[name]())
+        optimizer.build(weights, STEPS)
+    clipping = Clipping(**optimizer.clipping)
+
+    @tf.function
+    def train(gradients, step):
+        def replica(gradients):
+            values = [tf.convert_to_tensor(weight) for weight in weights]
+            clipped = clipping.apply(gradients, tf.linalg.global_norm(gradients), values)
+            # As in a step: no assignment may need the cross-replica context.
+            return tf.cond(tf.reduce_all(tf.math.is_finite(clipped[0])), lambda: update(clipped), lambda: False)
+
+        def update(clipped):
+            optimizer.apply(clipped, step)
+            return True
+
+        strategy.run(replica, args=(gradients,))
+
+    for step in range(STEPS):
+        train([tf.constant(one) for one in given(1 + step)], tf.constant(float(step)))
+    for path, weight, expected in zip(SHAPES, weights, trained_by_keras(ALL[name]), strict=True):
+        for copy in strategy.experimental_local_results(weight.value):
+            np.testing.assert_allclose(copy.numpy(), expected, rtol=2e-6, atol=2e-7, err_msg=path)
+
+
+def test_nadams_product_of_momentum_factors_is_part_of_a_checkpoint():
+    weights, optimizer = variables(), Optimizer(keras.optimizers.Nadam(0.1))
+    optimizer.build(weights, STEPS)
+    optimizer.apply([tf.constant(one) for one in given(1)], tf.constant(0.0))
+    assert [float(v.numpy()) for v in optimizer.variables if v.shape == () and v.dtype == "float32"] == [
+        pytest.approx(0.9 * (1 - 0.5 * 0.96))
+    ]
+
+
+def built(optimizer, replicas=1, **recipe):
+    """A session whose one weight has a gradient of 1 in every step."""
+
+    def model():
+        return keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+
+    def loss(model, batch, training):
+        return tf.reduce_sum(model(batch["x"], training=training)), tf.cast(tf.shape(batch["x"])[0], tf.float32), {}
+
+    task = small_run.GivenTask({"x": np.ones((4, 2, 1), np.float32)}, model, loss)
+    return small_run.build(task, replicas, optimizer=optimizer, steps=4, **recipe)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_rate_that_was_set_is_that_of_the_steps_after_and_part_of_a_checkpoint(replicas):
+    def optimizer():
+        return Optimizer(keras.optimizers.SGD(0.5), settable_rate=True)
+
+    session = built(optimizer, replicas)
+    trainer = session.trainer
+    batches = trainer.batches(session.plan.data)
+    before = trainer.model.weights[0].numpy().item()
+    assert trainer.train(batches, 1).learning_rate == [0.5]
+    assert trainer.model.weights[0].numpy().item() == pytest.approx(before - 0.5)
+    trainer.optimizer.set_learning_rate(0.125)
+    np.testing.assert_array_equal(trainer.train(batches, 2).learning_rate, [0.125, 0.125])
+    assert trainer.model.weights[0].numpy().item() == pytest.approx(before - 0.75)
+    snapshot = trainer.snapshot()
+
+    resumed = built(optimizer, replicas).trainer
+    resumed.restore(snapshot)
+    assert resumed.train(resumed.batches(session.plan.data), 1).learning_rate == [0.125]
+
+
+def test_a_bound_of_the_keras_optimizer_is_that_of_the_step_and_contradicts_another_one():
+    session = built(lambda: keras.optimizers.SGD(1.0, global_clipnorm=0.25))
+    before = session.model.weights[0].numpy().item()
+    session.trainer.train(session.trainer.batches(session.plan.data), 1)
+    assert session.model.weights[0].numpy().item() == pytest.approx(before - 0.25)
+    with pytest.raises(UsageError, match=r"'clip_global_norm': 0.25.*'clip_value': 1.0.*give one of them"):
+        built(lambda: keras.optimizers.SGD(1.0, global_clipnorm=0.25), clip_value=1.0)
+
+
+def test_a_rate_that_is_a_schedule_cannot_be_set():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    with pytest.raises(UsageError, match="must be a number"):
+        Optimizer(keras.optimizers.SGD(schedule), settable_rate=True)
+    with pytest.raises(UsageError, match="settable_rate=True"):
+        Optimizer(keras.optimizers.SGD(0.1)).set_learning_rate(0.2)
+    with pytest.raises(UsageError, match="learning_rate = nan"):
+        Optimizer(keras.optimizers.SGD(0.1), settable_rate=True).set_learning_rate(float("nan"))
+
+
+def test_two_weight_decays_are_refused():
+    with pytest.raises(UsageError, match=r"beside the Keras optimizer's own 0\.2"):
+        Optimizer(keras.optimizers.SGD(0.1, weight_decay=0.2), weight_decay=0.1, decoupled=True)
+
+
+class DecaysItself(keras.optimizers.SGD):
+    def _apply_weight_decay(self, variables):
+        raise NotImplementedError
+
+
+def test_a_weight_decay_of_an_own_kind_is_refused_when_the_slots_are_made():
+    optimizer = Optimizer(DecaysItself(0.1, weight_decay=0.2))
+    with pytest.raises(UsageError, match="in a manner of its own"):
+        optimizer.build(variables(), STEPS)
