@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import gc
 import importlib.abc
 import importlib.machinery
 import json
@@ -74,6 +75,38 @@ if "tensorflow" not in sys.modules:
     sys.meta_path.insert(0, _LogicalCpus())
 
 
+# ----------------------------------------------------------------------------------------------------- runs' own plots
+
+
+class _WithoutMatplotlib(importlib.abc.MetaPathFinder):
+    """As if it were not installed: to draw its curves is a fifth of a small run."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname == "matplotlib":
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        return None
+
+
+_without_matplotlib = _WithoutMatplotlib()
+_matplotlib: dict[str, types.ModuleType] = {}
+sys.meta_path.insert(0, _without_matplotlib)
+
+
+@pytest.fixture
+def matplotlib() -> Iterator[types.ModuleType]:
+    """Matplotlib, which tests do without unless they ask for it; forked launchers (forked.py) always do."""
+    sys.meta_path.remove(_without_matplotlib)
+    sys.modules.update(_matplotlib)
+    try:
+        yield pytest.importorskip("matplotlib")
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("matplotlib", "mpl_toolkits")]:
+            _matplotlib[name] = sys.modules.pop(name)
+        sys.meta_path.insert(0, _without_matplotlib)
+
+
 # ------------------------------------------------------------------------------------------------------------- signals
 
 
@@ -88,6 +121,12 @@ _keep_for_oneself(signal.SIGINT)
 
 
 # -------------------------------------------------------------------------------------------------------- global state
+
+
+def pytest_collection_finish() -> None:
+    """What all test modules have imported stays: Keras's clear_session, at every session's start, need not walk it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -69,14 +69,17 @@ def interrupt_four_workers(start_launcher, free_ports, recipe: str, model_dir: P
 
 @pytest.mark.heavy
 def test_four_workers_interrupted_go_on_as_two_and_as_one_with_the_same_losses(
-    start_launcher, run_launcher, run_workers, free_ports, recipe, tmp_path
+    start_launcher, run_workers, free_ports, recipe, tmp_path
 ):
     interrupted, undisturbed = tmp_path / "interrupted", tmp_path / "undisturbed"
     step = interrupt_four_workers(start_launcher, free_ports, recipe, interrupted)
     total = step + MORE_STEPS
     to_the_end = (recipe, f"--gin_param=train.steps = {total}")
-    alone = run_launcher(*to_the_end, f"--model_dir={undisturbed}")
-    assert alone.returncode == 0, alone.stderr
+
+    def one_process(model_dir: str, *flags: str) -> list[int]:
+        return [entry.main(["launcher", *to_the_end, model_dir, *flags])]
+
+    assert one_process(f"--model_dir={undisturbed}", "--strategy=one_device") == [0]
     expected = train_events(undisturbed)
     assert [event["step"] for event in expected] == list(range(1, total + 1))
     assert expected[-1]["loss"] < 0.98 * expected[0]["loss"], "nothing was learned, so nothing is compared"
@@ -86,12 +89,9 @@ def test_four_workers_interrupted_go_on_as_two_and_as_one_with_the_same_losses(
     def two_workers(model_dir: str) -> list[int]:
         return [worker.returncode for worker in run_workers(2, *to_the_end, model_dir)]
 
-    def one_process(model_dir: str, *flags: str) -> list[int]:
-        return [run_launcher(*to_the_end, model_dir, *flags).returncode]
-
     resumptions = {
         "two workers": two_workers,
-        "one worker": one_process,
+        "one worker": lambda model_dir: one_process(model_dir, "--strategy=one_device"),
         "two replicas": lambda model_dir: one_process(model_dir, "--replicas=2"),
         "four replicas in two microbatches": lambda model_dir: one_process(
             model_dir, "--replicas=4", "--gin_param=train.microbatches = 2"

@@ -14,6 +14,7 @@ RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 # What takes the place of hardware that is not here, and of sizes that would take minutes to build on a CPU.
 CHANGES = ("--strategy=one_device",)
 SMALL = {
+    **dict.fromkeys(("resnet_tpu", "resnet_gpu", "resnet_multiworker"), ("resnet.depth = 8",)),
     "transformer": ("transformer.layers = 1",),
     "lm_": ("language_model.layers = 1",),
 }

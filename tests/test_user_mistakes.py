@@ -298,12 +298,12 @@ VERIFIED = ("replicas = 2", "workers = ()", "microbatches = ()", "steps = 1")
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "flags",
-    [["--mode=verify", *(f"--gin_param=verify.{one}" for one in VERIFIED)], ["--workers=2"]],
+    [["--mode=verify", *(f"--gin_param=verify.{one}" for one in VERIFIED)], ["--workers=1"]],
     ids=["verify", "launch"],
 )
 def test_a_module_beside_the_recipe_is_found_from_another_folder(flags, far_away, run_launcher):
     recipe, elsewhere = far_away
-    module = "launcher.launch" if "--workers=2" in flags else "launcher.main"
+    module = "launcher.launch" if "--workers=1" in flags else "launcher.main"
     finished = run_launcher(f"--gin_file={recipe}", *flags, cwd=elsewhere, module=module)
     assert finished.returncode == 0, finished.stdout + finished.stderr
 

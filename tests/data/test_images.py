@@ -153,14 +153,12 @@ def test_bindings_that_make_no_data_are_refused(bindings, words):
 
 @pytest.mark.heavy
 def test_fashion_mnist_is_what_the_catalog_says():
-    data = image_data(name="fashion_mnist", augmentation="small")
+    data = image_data(name="fashion_mnist")
     try:
         data.check()
     except UsageError as error:
         pytest.skip(str(error))
-    (train,) = global_batches(
-        image_data(name="fashion_mnist").train_batches, hosts=1, replicas=1, batch=60_000, steps=1
-    )
+    (train,) = global_batches(data.train_batches, hosts=1, replicas=1, batch=60_000, steps=1)
     np.testing.assert_array_equal(np.bincount(train["label"]), [6000] * 10)
     assert abs(train["image"].mean()) < 1e-3 and abs(train["image"].std() - 1) < 1e-3
     batches = global_batches(data.eval_batches, hosts=2, replicas=1, batch=128, steps=79)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
+from cases import repeated_but
 from tiny_tfds import PHOTOS_TRAIN
 
 from launcher.data.images import image_data
@@ -376,7 +377,7 @@ def test_a_streamed_example_is_mixed_with_the_one_a_step_before_it(photos):
     assert len(set(joined(mixed[1:], "mix"))) > 70
 
 
-@pytest.mark.parametrize(("hosts", "replicas"), [(1, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("hosts", "replicas"), repeated_but([(2, 2)], [(1, 4), (2, 2), (4, 1)]))
 def test_mixed_streams_make_the_same_global_batches_on_every_topology(photos, stream, hosts, replicas):
     assert_same(_streamed(photos, steps=12, hosts=hosts, replicas=replicas), stream[:12])
 
@@ -384,7 +385,7 @@ def test_mixed_streams_make_the_same_global_batches_on_every_topology(photos, st
 @pytest.mark.parametrize("start_step", [1, 55])  # 55: into the second epoch
 def test_a_resumed_stream_mixes_as_an_undisturbed_one(photos, stream, start_step):
     assert start_step * STREAM_BATCH < PHOTOS_TRAIN or start_step > 51
-    resumed = _streamed(photos, steps=5, hosts=2, replicas=2, start_step=start_step)
+    resumed = _streamed(photos, steps=5, replicas=2, start_step=start_step)
     assert_same(resumed, stream[start_step : start_step + 5])
 
 

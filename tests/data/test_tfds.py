@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
+from cases import repeated_but
 from tiny_tfds import PHOTOS_TEST, PHOTOS_TRAIN
 
 from launcher.data import catalog, tfds
@@ -83,8 +84,13 @@ def test_parts_of_splits_may_be_bound(photos, streamed):
     assert not set(joined(train, "label")) & set(held_out)
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize(("hosts", "replicas"), [*TOPOLOGIES, (3, 1)])
+@pytest.mark.parametrize(
+    ("hosts", "replicas", "streamed"),
+    repeated_but(
+        [(1, 1, False), (2, 2, False), (1, 4, True), (2, 2, True), (3, 1, True)],
+        [(*topology, streamed) for topology in [*TOPOLOGIES, (3, 1)] for streamed in (False, True)],
+    ),
+)
 def test_evaluation_sees_every_photo_once(photos, hosts, replicas, streamed):
     batch = 2 * hosts * replicas
     steps = -(-PHOTOS_TEST // batch)
@@ -162,7 +168,11 @@ def test_a_photo_is_augmented_anew_every_epoch(undisturbed, augmentation):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "replicas", "augmentation"), [(2, 2, "small"), (1, 4, "imagenet"), (2, 1, "imagenet"), (4, 1, "imagenet")]
+    ("hosts", "replicas", "augmentation"),
+    repeated_but(
+        [(2, 2, "small"), (1, 4, "imagenet"), (2, 1, "imagenet")],
+        [(2, 2, "small"), (1, 4, "imagenet"), (2, 1, "imagenet"), (4, 1, "imagenet")],
+    ),
 )
 def test_streams_make_the_same_global_batches_on_every_topology(photos, undisturbed, hosts, replicas, augmentation):
     batches = global_batches(

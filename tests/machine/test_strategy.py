@@ -1,15 +1,11 @@
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 
 import gin
 import numpy as np
 import pytest
 import tensorflow as tf
-from places import ROOT
+from places import PYTHONPATH
 
 from launcher.errors import UsageError
 from launcher.machine import devices as devices_lib
@@ -246,71 +242,17 @@ def test_the_strategy_built_has_the_planned_replicas_and_sums_over_them(requeste
 
 
 # Two real processes on loopback, a chief and a worker, and an update that one worker's gradient decides about.
-WORKER = """
-import json, os, sys
-import keras, numpy as np, tensorflow as tf
-from launcher import optimizers
-from launcher.machine import cluster, strategy
-
-me = cluster.resolve(os.environ)
-decided = strategy.plan(requested="auto", replicas=None, tpu=None, cluster=me, environ=os.environ)
-# The ranks must be those of `cluster`, also when TensorFlow would now read something else.
-os.environ["TF_CONFIG"] = "{}"
-built = strategy.build(decided, me)
-with built.scope():
-    weight = keras.Variable(np.ones([3], "float32"), name="kernel")
-    optimizer = optimizers.adamw(learning_rate=0.1, weight_decay=0.1)
-    optimizer.build([weight], 3)
-
-@tf.function
-def train(gradient, step):
-    def replica():
-        context = tf.distribute.get_replica_context()
-        total = context.all_reduce("sum", tf.identity(gradient))
-        def apply():
-            optimizer.apply([total], step)
-            return tf.constant(True)
-        tf.cond(tf.reduce_all(tf.math.is_finite(total)), apply, lambda: tf.constant(False))
-        return context.replica_id_in_sync_group
-    return built.run(replica)
-
-for step in range(3):
-    value = [1.0 + me.index, float("inf") if step == 1 and me.index == 1 else 2.0, -3.0 * step]
-    rank = train(tf.constant(value), tf.constant(float(step)))
-print("RESULT", json.dumps({
-    "kind": decided.kind, "replicas": built.num_replicas_in_sync, "planned": decided.num_replicas,
-    "index": me.index, "rank": int(built.experimental_local_results(rank)[0]),
-    "state": [np.asarray(v.numpy(), np.float64).tolist() for v in [weight, *optimizer.variables]],
-}))
-"""
-
-
-def test_two_workers_take_and_skip_updates_together_with_the_ranks_of_the_cluster(free_ports):
+@pytest.mark.heavy
+def test_two_workers_take_and_skip_updates_together_with_the_ranks_of_the_cluster(free_ports, start_launcher):
     chief, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
-    processes = []
+    started = []
     for kind in ("chief", "worker"):
         config = {"cluster": {"chief": [chief], "worker": [worker]}, "task": {"type": kind, "index": 0}}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", WORKER],
-                cwd=ROOT,
-                env={**os.environ, "TF_CONFIG": json.dumps(config), "CUDA_VISIBLE_DEVICES": "-1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    results = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=120)
-            assert process.returncode == 0, err[-3000:]
-            results.append(json.loads(out.split("RESULT ")[1]))
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+        environ = {"TF_CONFIG": json.dumps(config), "PYTHONPATH": PYTHONPATH}
+        started.append(start_launcher(module="strategy_run", env=environ))
+    finished = [process.wait() for process in started]
+    assert [one.returncode for one in finished] == [0, 0], finished[0].stderr + finished[1].stderr
+    results = [json.loads(one.stdout.split("RESULT ")[1]) for one in finished]
 
     for index, result in enumerate(results):
         assert (result["kind"], result["replicas"], result["planned"]) == ("multi_worker", 2, 2)

@@ -81,6 +81,7 @@ def test_training_with_the_recommended_scale_moves_what_scale_1_does_not():
     np.testing.assert_allclose(moved("mixed_float16", scale), moved("float32", 1.0), rtol=5e-3)
 
 
+@pytest.mark.usefixtures("matplotlib")
 def test_reports_on_a_recipe(launch, tmp_path):
     code, out, err = launch(*SMALL, "--mode=precision_report", "--replicas=2", f"--model_dir={tmp_path}")
 

@@ -89,6 +89,7 @@ def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
         assert words in done.out
 
 
+@pytest.mark.usefixtures("matplotlib")
 def test_several_slices_and_batches_become_a_table_and_a_picture(preflight):
     done = preflight("--tpu_type=v5litepod-4,v6e-4", "--preflight_batch_sizes=256,510")
     assert done.code == EXIT_DONE, done.err
@@ -109,8 +110,9 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     recipe = (
         "--gin_file=mlp_fashion.gin",
         "--gin_param=image_data.name = 'digits'",
-        "--gin_param=mlp.layers = 2",
-        "--gin_param=train.global_batch_size = 4194304",
+        "--gin_param=mlp.layers = 1",
+        "--gin_param=mlp.units = 262144",  # a wide layer compiles sooner than many examples
+        "--gin_param=train.global_batch_size = 65536",
     )
     refused = preflight("--tpu_type=v5litepod-4", recipe=recipe)
     assert refused.code == EXIT_USAGE
@@ -118,7 +120,7 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     assert case["verdict"] == "does not fit"
     assert "CompileTimeHbmOom" in case["compiler_error"]
     assert case["hbm"]["missing"] == case["hbm"]["needed"] - case["hbm"]["available"] > 0
-    assert "train.global_batch_size = 4194304 does not fit on v5litepod-4" in refused.err
+    assert "train.global_batch_size = 65536 does not fit on v5litepod-4" in refused.err
     suggestion = case["suggestions"][0]
     assert (suggestion["verdict"], suggestion["refused"]) == ("fits", None), "what does not fit is no suggestion"
     assert suggestion["compile_seconds"] > 0

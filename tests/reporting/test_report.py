@@ -64,8 +64,8 @@ def written(folder: Path) -> Page:
     return Page((folder / "report.html").read_text())
 
 
+@pytest.mark.usefixtures("matplotlib")
 def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     log(tmp_path)
     page = written(tmp_path)
     assert page.links == []

@@ -44,7 +44,7 @@ def test_every_held_out_example_is_decoded_once_on_any_topology(folder, monkeypa
     assert sorted(seen) == list(range(len(held_out)))
     assert made.plan.data.eval_pairs == held_out
     assert {"loss", "accuracy", "bleu", "exact_match", "examples"} == metrics.keys()
-    again, same, _ = evaluated(folder, 4, monkeypatch, beam, "train.eval_batch_size = 12")
+    again, same, _ = evaluated(folder, 2, monkeypatch, beam, "train.eval_batch_size = 12")
     assert again == seen
     assert same["bleu"] == pytest.approx(metrics["bleu"]) and same["exact_match"] == metrics["exact_match"]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
 import pytest
+from cases import repeated_but
 from small_run import GivenTask, build, linear_batches, linear_model, negative_sum, train
 
 from launcher.checkpoints import CheckpointStore, manifest
@@ -16,9 +18,18 @@ from launcher.step.precision import DynamicLossScale, FixedLossScale
 STEPS = 4
 
 
-def run(policy, loss_scale, replicas=1):
+@functools.cache
+def built(policy, loss_scale, replicas):
     task = GivenTask(linear_batches(np.ones((STEPS, 4, 2))), lambda: linear_model(2), negative_sum)
-    return build(task, replicas, precision=policy, loss_scale=loss_scale)
+    made = build(task, replicas, precision=policy, loss_scale=loss_scale)
+    return made, made.trainer.snapshot()
+
+
+def run(policy, loss_scale, replicas=1):
+    """A session at its first step; of equal arguments, it is the same one."""
+    made, start = built(policy, loss_scale, replicas)
+    made.trainer.restore(start)
+    return made
 
 
 def left_by(made, directory):
@@ -62,8 +73,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "replicas"),
+    repeated_but(
+        [("another argument", 2), *((change, 1) for change in CHANGES)],
+        [(change, replicas) for change in CHANGES for replicas in (1, 2)],
+    ),
+)
 def test_a_run_that_goes_on_with_another_loss_scale_starts_with_its_own_and_says_so(tmp_path, change, replicas):
     before, after, expected = CHANGES[change]
     store = left_by(run(*before), tmp_path)

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from building import build_session
 from small_run import GivenTask, assert_replicas_equal, build, train
 
 from launcher.errors import UsageError
@@ -18,18 +17,41 @@ from launcher.run.recipe import Recipe
 from launcher.step import layer_policies
 from launcher.step.layer_policies import Override
 from launcher.step.precision import DynamicLossScale, FixedLossScale
+from models.normalization import BatchNormalization
 from models.transformer import transformer
 
-RESNET = ("resnet.depth = 8", "resnet.norm_group_size = 4", "train.global_batch_size = 8")
 SEQUENCES = {"vocab_size": 16, "layers": 1, "width": 8, "heads": 2, "hidden": 16, "max_length": 8}
 FEATURES = 8
 
 
-def session(recipe: str, policy: str, overrides: dict[str, str], *params: str, replicas: int = 1):
-    if recipe == "transformer":
-        return build(sequences(), replicas, precision=policy, precision_overrides=overrides)
-    bindings = (f"train.precision = {policy!r}", f"train.precision_overrides = {overrides}")
-    return build_session(recipe, [*params, *bindings], replicas)
+def session(task: str, policy: str, overrides: dict[str, str], *, replicas: int = 1):
+    made = sequences() if task == "transformer" else images()
+    return build(made, replicas, precision=policy, precision_overrides=overrides)
+
+
+def images() -> GivenTask:
+    """Given images for two convolutions, a functional model."""
+
+    def model() -> keras.Model:
+        inputs = x = keras.Input((8, 8, 1))
+        for name in ("stem", "stage2"):
+            x = keras.layers.Conv2D(4, 3, use_bias=False, name=f"{name}_conv")(x)
+            x = keras.layers.ReLU()(BatchNormalization(group_size=2, name=f"{name}_norm")(x))
+        x = keras.layers.GlobalAveragePooling2D(name="pool", dtype="float32")(x)
+        return keras.Model(inputs, keras.layers.Dense(3, name="logits", dtype="float32")(x))
+
+    def loss(model, batch, training):
+        logits = model(batch["image"], training=training)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits)
+        return tf.reduce_sum(losses), tf.reduce_sum(batch["weight"]), {}
+
+    source = np.random.default_rng(0)
+    arrays = {
+        "image": source.normal(size=(3, 8, 8, 8, 1)).astype(np.float32),
+        "label": source.integers(0, 3, (3, 8)).astype(np.int32),
+        "weight": np.ones((3, 8), np.float32),
+    }
+    return GivenTask(arrays, model, loss)
 
 
 def sequences() -> GivenTask:
@@ -63,24 +85,24 @@ def dtypes_of_products(made) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "params", "replicas", "policy", "overrides"),
+    ("task", "replicas", "policy", "overrides"),
     [
-        ("resnet_cpu.gin", RESNET, 2, "float32", {".*": "mixed_bfloat16", "pool": "float32", "logits": "float32"}),
-        pytest.param("transformer", (), 1, "mixed_bfloat16", {".*": "float32"}, marks=pytest.mark.exhaustive),
+        ("images", 2, "float32", {".*": "mixed_bfloat16", "pool": "float32", "logits": "float32"}),
+        pytest.param("transformer", 1, "mixed_bfloat16", {".*": "float32"}, marks=pytest.mark.exhaustive),
     ],
 )
-def test_every_layer_overridden_is_the_run_under_that_policy(recipe, params, replicas, policy, overrides) -> None:
+def test_every_layer_overridden_is_the_run_under_that_policy(task, replicas, policy, overrides) -> None:
     other = overrides[".*"]
-    by_layer = session(recipe, policy, overrides, *params, replicas=replicas)
+    by_layer = session(task, policy, overrides, replicas=replicas)
     assert {weight.dtype for weight in by_layer.model.weights} == {"float32"}
     assert set(dtypes_of_products(by_layer).values()) <= {"float32", other.removeprefix("mixed_")}
-    whole = weights_after(session(recipe, other, {}, *params, replicas=replicas))
+    whole = weights_after(session(task, other, {}, replicas=replicas))
     for found, expected in zip(weights_after(by_layer), whole, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
 def test_only_the_named_layers_of_a_functional_model_change() -> None:
-    made = session("resnet_cpu.gin", "mixed_bfloat16", {"stage2_.*": "float32", "stem_conv": "mixed_float16"}, *RESNET)
+    made = session("images", "mixed_bfloat16", {"stage2_.*": "float32", "stem_conv": "mixed_float16"})
     for layer, dtype in dtypes_of_products(made).items():
         own = {"stem_conv": "float16", "logits": "float32"}
         assert dtype == own.get(layer, "float32" if layer.startswith("stage2_") else "bfloat16"), layer

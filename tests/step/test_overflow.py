@@ -12,6 +12,7 @@ import pytest
 import small_run
 import tensorflow as tf
 from building import build_session
+from cases import repeated_but
 
 from launcher.checkpoints import CheckpointStore
 from launcher.data.pipeline import Shard
@@ -116,7 +117,7 @@ def test_every_topology_skips_the_same_steps_and_replicas_stay_equal(train):
     assert 1 <= len(skipped) <= 2
     assert expected.loss_scale[0] == 2.0**15
     assert expected.loss_scale[-1] in (2.0**14, 2.0**13)
-    for replicas, microbatches in [(2, 1), (4, 1), (2, 2)]:
+    for replicas, microbatches in [(2, 1), (2, 2)]:
         records, made = train(replicas, microbatches)
         assert skipped_steps(records) == skipped
         np.testing.assert_array_equal(records.loss_scale, expected.loss_scale)
@@ -174,7 +175,7 @@ def test_scale_and_skipped_steps_survive_a_restart(train):
     np.testing.assert_array_equal(resumed.finite, further.finite)
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_layers_that_overflow_and_the_replica_that_saw_it_are_named(train, session, replicas):
     records, _ = train(replicas)
     bad = skipped_steps(records)[0]
@@ -203,7 +204,7 @@ def narrow_model():
     )
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
 def test_a_skipped_step_names_the_layers_that_overflowed_and_no_other_does(replicas):
     # What the backward pass brings to b is 1 / 4 of the scale; to A, 2^9 times that and the inputs.
     inputs = np.zeros((3, 4, 2), np.float32)

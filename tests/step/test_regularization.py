@@ -48,8 +48,7 @@ def test_penalty_is_part_of_the_loss_once_on_every_topology():
     plain, _, value = first_steps(1, 1, penalty=False)
     losses, state, _ = first_steps(1, 1, penalty=True)
     np.testing.assert_allclose(losses[0] - plain[0], value, rtol=1e-4)
-    for replicas, microbatches in [(4, 1), (2, 2)]:
-        other_losses, other, _ = first_steps(replicas, microbatches, penalty=True)
-        np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
-        for name, expected in state.items():
-            np.testing.assert_allclose(other[name], expected, atol=1e-5, err_msg=name)
+    other_losses, other, _ = first_steps(2, 2, penalty=True)
+    np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
+    for name, expected in state.items():
+        np.testing.assert_allclose(other[name], expected, atol=1e-5, err_msg=name)

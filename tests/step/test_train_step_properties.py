@@ -218,8 +218,10 @@ def test_overflows_anywhere_move_the_scale_by_the_rule_and_leave_no_other_trace(
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("example", [0, 3])
+@pytest.mark.parametrize(
+    ("example", "layer"),
+    repeated_but([(0, "first"), (3, "second")], [(example, layer) for example in (0, 3) for layer in LAYERS]),
+)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_skipped_step_names_the_layer_and_the_replica_and_nothing_moves(topology, example, layer):
     replicas, _, batch = topology

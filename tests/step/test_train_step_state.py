@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from launcher.step.diagnosis import Diagnosis
 from models.normalization import BatchNormalization
 
 TOPOLOGIES = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2)]  # replicas, microbatches
+PRECISIONS = ["float32", "mixed_float16", "mixed_bfloat16"]
 
 # ---------------------------------------------------------------------------------------------------- moving statistics
 
@@ -59,7 +62,7 @@ LAYERS = {
 @pytest.mark.parametrize(
     ("layer", "replicas", "microbatches"),
     repeated_but(
-        [("ours in groups of 2", 2, 2), ("ours", 4, 1), ("ours", 1, 4), ("Keras's", 1, 1), ("Keras's", 2, 2)],
+        [("ours in groups of 2", 2, 2), ("ours", 4, 1), ("ours", 1, 4), ("Keras's", 2, 2)],
         [(layer, *topology) for layer in LAYERS for topology in TOPOLOGIES],
     ),
 )
@@ -76,7 +79,7 @@ def test_moving_statistics_are_the_mean_over_all_replicas_and_microbatches(layer
     assert_replicas_equal(made)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", repeated_but([4], [2, 4]))
 def test_synchronised_statistics_are_those_of_the_global_batch(replicas):
     x = np.random.default_rng(0).normal(3, 2, (4, 16, 3)).astype(np.float32)
     x += np.arange(16, dtype=np.float32)[:, np.newaxis]
@@ -108,7 +111,7 @@ class Largest(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "bad"),
     repeated_but(
-        [(1, 1, "inf"), (4, 1, "nan"), (2, 2, "inf")],
+        [(4, 1, "nan"), (2, 2, "inf")],
         [(*topology, bad) for topology in [(1, 1), (4, 1), (2, 2)] for bad in ("inf", "nan")],
     ),
 )
@@ -142,7 +145,7 @@ class Calls(keras.layers.Layer):
         return inputs
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(1, 1), (2, 2)], [(1, 1), (2, 1), (1, 2), (2, 2)]))
 def test_a_whole_number_that_a_layer_counts_is_one_a_step_and_none_for_a_skipped_one(replicas, microbatches):
     x = np.ones((4, 4, 1), np.float32)
     x[1, 0] = x[3, 3] = np.inf
@@ -166,8 +169,16 @@ def test_a_whole_number_that_a_layer_counts_is_one_a_step_and_none_for_a_skipped
 PLACES, STEPS, BATCH = 32, 3, 8
 
 
+@functools.cache
+def dropout_session(replicas, microbatches, **recipe):
+    made = build(dropout_task(STEPS, BATCH, PLACES), replicas, microbatches, **recipe)
+    return made, made.trainer.snapshot()
+
+
 def dropout_run(replicas=1, microbatches=1, **recipe):
-    return build(dropout_task(STEPS, BATCH, PLACES), replicas, microbatches, **recipe)
+    made, start = dropout_session(replicas, microbatches, **recipe)
+    made.trainer.restore(start)
+    return made
 
 
 def masks(made, steps=STEPS):
@@ -194,8 +205,9 @@ def test_microbatches_draw_what_as_many_replicas_draw(four_replicas, replicas, m
 def test_a_run_resumed_on_another_topology_draws_what_the_first_would_have_drawn(four_replicas):
     first = dropout_run(2, 2)
     masks(first, steps=1)
+    state = first.trainer.snapshot()
     second = dropout_run(replicas=4)
-    second.trainer.restore(first.trainer.snapshot())
+    second.trainer.restore(state)
     np.testing.assert_array_equal(masks(second, steps=2), four_replicas[1:])
 
 
@@ -256,8 +268,8 @@ PADDED = np.array([[1, 1, 0, 1, 0, 0, 0, 0]] * 2, np.float32)  # on four replica
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "precision"),
     repeated_but(
-        [(1, 1, "float32"), (4, 1, "mixed_float16"), (1, 4, "mixed_bfloat16"), (2, 2, "float32")],
-        [(*topology, one) for topology in TOPOLOGIES for one in ("float32", "mixed_float16", "mixed_bfloat16")],
+        [(4, 1, "mixed_float16"), (1, 4, "mixed_bfloat16"), (2, 2, "float32")],
+        [(*topology, one) for topology in TOPOLOGIES for one in PRECISIONS],
     ),
 )
 def test_a_weight_regulariser_counts_once_however_the_batch_is_split_and_padded(replicas, microbatches, precision):
@@ -275,7 +287,7 @@ def test_a_weight_regulariser_counts_once_however_the_batch_is_split_and_padded(
     assert_replicas_equal(made)
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(1, 1), (4, 1), (1, 4)], TOPOLOGIES))
+@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(4, 1), (1, 4)], TOPOLOGIES))
 def test_an_activity_regulariser_is_the_mean_over_the_global_batch(replicas, microbatches):
     """Keras divides it by the size of the batch it sees, which is right without padding alone."""
     x = np.random.default_rng(0).integers(-4, 4, (1, 8, 2)).astype(np.float32)
@@ -289,7 +301,7 @@ def test_an_activity_regulariser_is_the_mean_over_the_global_batch(replicas, mic
     np.testing.assert_allclose(records.loss, -outputs.sum() + 8 * 0.25 * (outputs**2).mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("precision", repeated_but(PRECISIONS[1:], PRECISIONS))
 def test_regularisers_of_weights_and_of_16_bit_activities_go_together(precision):
     x = np.full((1, 8, 2), 2.0, np.float32)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def test_the_runner_takes_the_trainers_next_step(exported, trained_twice):
     # The copy beside the program, in isolation: it finds neither Launcher nor this folder.
     done = subprocess.run(
         [sys.executable, "-I", str(exported / "run.py"), "--steps=4", "--platform=cpu"],
+        env={**os.environ, "XLA_FLAGS": pods.FAST_COMPILE},
         capture_output=True,
         text=True,
         timeout=550,

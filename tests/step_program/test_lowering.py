@@ -111,9 +111,7 @@ def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_s
 
 def test_a_recipe_is_lowered_for_a_pod_without_its_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
-    program = lowering.lower(
-        pods.plan_of("resnet_tpu.gin", ["resnet.depth = 18", "train.global_batch_size = 4096"]), 64
-    )
+    program = lowering.lower(pods.plan_of("resnet_tpu.gin", ["resnet.depth = 8", "train.global_batch_size = 4096"]), 64)
     assert program.num_replicas == 64
     assert program.arguments[0] == lowering.Argument(
         name="image", shape=(64, 224, 224, 3), dtype="float32", kind="batch"

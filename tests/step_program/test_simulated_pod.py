@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import convolutions  # noqa: F401
 import numpy as np
 import pods
 import pytest
@@ -47,23 +48,24 @@ def language_model(folder, *more):
     return "lm_cpu.gin", [*text_run.corpus_bindings(folder), *own, *more]
 
 
-def resnet(*more):
-    return "resnet_cpu.gin", [*pods.SMALL_RESNET, f"train.steps = {STEPS}", *more]
+def of_images(*more):
+    own = (*pods.SMALL_IMAGES, "image_classification.model = @two_convolutions", f"train.steps = {STEPS}")
+    return "resnet_cpu.gin", [*own, *more]
 
 
 @pytest.fixture(scope="module")
-def resnet_on_one_replica():
-    return trained(*resnet())
+def convolutions_on_one_replica():
+    return trained(*of_images())
 
 
 @pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(2, 2)], [(2, 2), (4, 1), (8, 1)]))
-def test_a_resnet_on_a_pod_trains_to_the_weights_of_the_trainer(
-    replicas, microbatches, resnet_on_one_replica, run_launcher, tmp_path
+def test_convolutions_on_a_pod_train_to_the_weights_of_the_trainer(
+    replicas, microbatches, convolutions_on_one_replica, run_launcher, tmp_path
 ):
-    recipe, params = resnet(f"train.microbatches = {microbatches}")
+    recipe, params = of_images(f"train.microbatches = {microbatches}")
     pod = pods.run(pods.export(tmp_path, recipe, params, replicas=replicas, steps=STEPS), run_launcher)
     assert len(pod.states) == replicas
-    assert_same_training(pod, resnet_on_one_replica)
+    assert_same_training(pod, convolutions_on_one_replica)
 
 
 # Of a gradient near zero Adam makes a step of the whole rate, and so of its rounding; not so with an epsilon above it.
@@ -94,10 +96,10 @@ def test_averages_of_weights_and_factored_moments_move_as_in_the_trainer(text_fo
 
 
 def test_statistics_synchronised_over_a_pod_are_those_of_the_whole_batch(run_launcher, tmp_path):
-    whole = ("resnet.norm_group_size = None",)
-    recipe, params = resnet(*whole, "resnet.synchronized_norm = True")
+    whole = ("two_convolutions.group_size = None",)
+    recipe, params = of_images(*whole, "two_convolutions.synchronized = True")
     pod = pods.run(pods.export(tmp_path, recipe, params, replicas=2, steps=STEPS), run_launcher)
-    assert_same_training(pod, trained(*resnet(*whole)))
+    assert_same_training(pod, trained(*of_images(*whole)))
 
 
 MODULE = """

@@ -8,6 +8,7 @@ exit. It is no child of the test's process, and ends with it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -112,6 +113,9 @@ def _prepare() -> None:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "launcher"]:
         del sys.modules[name]
+    sys.modules["matplotlib"] = None  # not to be found: to draw its curves is a fifth of a small run
+    gc.collect()
+    gc.freeze()  # or each forked process copies these objects' pages when it collects garbage
 
 
 def _serve(control: socket.socket) -> tuple[dict, list[int]] | None:

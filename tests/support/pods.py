@@ -17,13 +17,12 @@ from launcher.step_program import export_step
 # A tenth of the time to compile; the arithmetic is the same.
 FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
-SMALL_RESNET = (
-    "resnet.depth = 8",
-    "resnet.norm_group_size = 4",
+SMALL_IMAGES = (
     "train.global_batch_size = 32",
     "cosine.warmup_fraction = 0.0",
     "cosine.peak = 0.05",
 )
+SMALL_RESNET = ("resnet.depth = 8", "resnet.norm_group_size = 4", *SMALL_IMAGES)
 
 
 def plan_of(recipe: str, params: Sequence[str] = ()) -> RunPlan:

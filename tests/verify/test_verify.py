@@ -9,6 +9,7 @@ import math
 import re
 import sys
 
+import convolutions  # noqa: F401
 import numpy as np
 import psutil
 import pytest
@@ -278,7 +279,8 @@ def test_the_rows_of_a_group_stay_together_in_the_control(groups):
 
 
 def test_the_first_step_of_the_control_is_that_of_the_recipe_also_with_groups():
-    params = ["train.steps = 2", "train.global_batch_size = 32", "resnet.depth = 8", "resnet.norm_group_size = 8"]
+    params = ["train.steps = 2", "train.global_batch_size = 32"]
+    params += ["image_classification.model = @two_convolutions", "two_convolutions.group_size = 8"]
     plain = build_session("resnet_cpu.gin", params)
     expected = plain.trainer.train(plain.trainer.batches(plain.plan.data), 2)
     built = build_session("resnet_cpu.gin", params)
