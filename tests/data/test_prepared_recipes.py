@@ -73,7 +73,7 @@ _IMAGENET = (*_RESNET, "image_data.image_size = 16")
 _CIFAR = (*_TWO_LAYERS, "image_data.name = 'tfds:cifar10'")
 
 RECIPES = {
-    "resnet_tpu": (*_TWO_LAYERS, "image_data.image_size = 16"),
+    "resnet_tpu": _IMAGENET,
     "resnet_gpu": _IMAGENET,
     "resnet_multiworker": (*_TWO_LAYERS, "image_data.image_size = 16"),
     "resnet_cpu": _CIFAR,
@@ -201,8 +201,8 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
     [
         ("resnet_multiworker", WORKERS, 0, "compare"),
         ("resnet_gpu", ONE, 7, ""),
-        ("resnet_tpu", MIRRORED, 0, "resume"),
-        ("resnet_cpu", MIRRORED, 7, ""),
+        ("resnet_tpu", MIRRORED, 0, ""),
+        ("resnet_cpu", MIRRORED, 7, "resume"),
         ("transformer_base_wmt", ONE, 0, ""),
         ("transformer_big_wmt", MIRRORED, 7, ""),
         ("transformer_tpu", ONE, 0, ""),
