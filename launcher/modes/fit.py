@@ -84,6 +84,11 @@ def fit(
       LauncherError: the run failed, or was asked to stop.
     """
     _check_settings(settings)
+    if isinstance(build, keras.Model) or not callable(build):
+        raise UsageError(
+            f"fit: build must be a function that returns a compiled model, which is called under the strategy's scope; "
+            f"got {type(build).__name__}"
+        )
     train, validation = (source() if is_function(source) else source for source in (train, validation))
     size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
     history = keras.callbacks.History()
