@@ -89,6 +89,10 @@ def fit(
             f"fit: build must be a function that returns a compiled model, which is called under the strategy's scope; "
             f"got {type(build).__name__}"
         )
+    handler = programs.handler()
+    if handler is None:  # else it was done before the program's first line
+        # What a function draws where it makes the data must be the same when the call goes on after an interruption.
+        keras.utils.set_random_seed(settings.get("seed", Recipe.seed))
     train, validation = (source() if is_function(source) else source for source in (train, validation))
     size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
     history = keras.callbacks.History()
@@ -118,7 +122,6 @@ def fit(
         model_dir=model_dir,
         replicas=replicas,
     )
-    handler = programs.handler()
     made = None if isinstance(strategy, str) else strategy
     try:
         history.model_dir = _train_here(call, made) if handler is None else handler(call)

@@ -44,7 +44,7 @@ def run(request: Request) -> int:
     program, others = programs.split(request.gin_file)
     # What a program does after its last `fit`, such as to predict, may need all workers.
     with chief_last(cluster_lib.resolve(os.environ)):
-        if program is None:
+        if program is None or not MODES[request.mode].trains:
             train_on(request, lambda: resolve(request))
         else:
             _run_program(request, program, others)
