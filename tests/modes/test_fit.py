@@ -231,12 +231,13 @@ def test_a_program_runs_with_the_launchers_flags(run_launcher, tmp_path):
     program.write_text(
         "import keras, launcher, numpy\n"
         "x = numpy.random.default_rng(0).normal(size=(32, 4))\n"
+        "data = x, x[:, :1]\n"
         "def build():\n"
         "    model = keras.Sequential([keras.layers.Dense(1)])\n"
         "    model.compile('sgd', 'mse')\n"
         "    return model\n"
         "for _ in range(2):\n"
-        "    print('losses', launcher.fit(build, (x, x[:, :1]), (x, x[:, :1]), epochs=2, batch_size=8).history['loss'])\n"
+        "    print('losses', launcher.fit(build, data, data, epochs=2, batch_size=8).history['loss'])\n"
     )
     done = run_launcher(f"--gin_file={program}", "--replicas=2", f"--model_dir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
