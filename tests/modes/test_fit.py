@@ -116,10 +116,10 @@ def assert_same(ours, keras_own, tolerance=1e-5, shown=1e-5, skip=()):
         np.testing.assert_allclose(found.numpy(), wanted.numpy(), atol=tolerance, err_msg=found.path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def two():
-    # One for all: TensorFlow takes collectives of a second one in the same process for those of the first.
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    # Without collectives, which TensorFlow takes for those of another strategy in the same process.
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
 
 
 @pytest.mark.parametrize("name", CASES)
