@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from launcher.errors import UsageError, user_code
 from launcher.run.plan import RunPlan
 
 Tensors = dict[str, tf.Tensor]
+_UNNAMED = re.compile(r"keras_tensor(_\d+)?$")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,17 +44,24 @@ def of(model: keras.Model, plan: RunPlan) -> Interface:
     if getattr(model, "inputs", None):
         # A Sequential model has one input and no `input` of its own before it is called.
         structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-        return _of_structure(model, structure, _names(structure))
+        return _of_structure(model, structure, _names(structure, model))
     return _of_structure(model, *_seen_in_loss(model, plan))
 
 
-def _names(structure: Any) -> dict[int, str]:
+def _names(structure: Any, model: keras.Model) -> dict[int, str]:
     """The name of each input by its identity: its key in a dict of inputs, else that of its `keras.Input`."""
     if isinstance(structure, Mapping) and not any(
         isinstance(each, Mapping | list | tuple) for each in structure.values()
     ):
         return {id(tensor): str(key) for key, tensor in structure.items()}
-    return {id(tensor): tensor.name for tensor in keras.tree.flatten(structure)}
+    # A tensor that was given no name has one that counts up within the process. Its layer has a better one, which a
+    # Sequential model, of one input, does not show.
+    layers = [layer for layer in model.layers if isinstance(layer, keras.layers.InputLayer)]
+    of_layers = {id(layer.output): layer.name for layer in layers}
+    return {
+        id(tensor): of_layers.get(id(tensor), "inputs" if _UNNAMED.match(tensor.name) else tensor.name)
+        for tensor in keras.tree.flatten(structure)
+    }
 
 
 def _of_structure(model: keras.Model, structure: Any, names: Mapping[int, str]) -> Interface:
@@ -137,7 +146,7 @@ def _seen_in_loss(model: keras.Model, plan: RunPlan) -> tuple[Any, dict[int, str
         # A model that is given the whole batch is called without what only the loss is for.
         needed = _ancestors(keras.tree.flatten(calls.outputs))
         inputs = {key: tensor for key, tensor in inputs.items() if id(tensor) in needed}
-        return inputs, _names(inputs)
+        return inputs, _names(inputs, model)
     flat = keras.tree.flatten(inputs)
     unnamed = ["inputs"] if len(flat) == 1 else [f"inputs_{index}" for index in range(len(flat))]
     return inputs, {id(tensor): seen.get(id(tensor), name) for tensor, name in zip(flat, unnamed, strict=True)}
