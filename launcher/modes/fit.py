@@ -13,7 +13,9 @@ import tensorflow as tf
 from launcher.data.keras_data import batch_size_of
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.errors import UsageError, advice, failures
+from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
+from launcher.machine.farewell import chief_last
 from launcher.modes import Request
 from launcher.modes.train import train_on
 from launcher.run import programs
@@ -152,5 +154,6 @@ def _train_here(call: FitCall, strategy: tf.distribute.Strategy | None) -> str:
     )
     on = None if strategy is None else strategy_lib.describe(strategy)
     machine = Machine(environ=os.environ, replicas=call.replicas, on=on, made=strategy)
-    train_on(request, lambda: machine.plan_of(call.recipe()))
+    with chief_last(cluster_lib.resolve(os.environ)):
+        train_on(request, lambda: machine.plan_of(call.recipe()))
     return request.run_dir
