@@ -144,8 +144,8 @@ def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool 
         raise UsageError(f"launcher.load: {config} is missing, which says how the model is built")
     if "train.task" not in Path(config).read_text("utf-8"):
         raise UsageError(
-            f"launcher.load: {model_dir} is of a launcher.fit, whose model only its program can build, and {MODEL_FILE} "
-            "does not hold the weights asked for: python -m launcher.main --gin_file=PROGRAM.py --mode=export "
+            f"launcher.load: {model_dir} is of a launcher.fit, whose model only its program can build, and there is no "
+            f"{MODEL_FILE} with the weights asked for: python -m launcher.main --gin_file=PROGRAM.py --mode=export "
             "--export_format=keras writes them"
         )
     before = keras.config.dtype_policy()
