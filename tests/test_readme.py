@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
-from places import ROOT
+from places import PYTHONPATH, ROOT
 
-from launcher.main import parse
+from launcher.main import main, parse
 
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+OWN = {"PYTHONPATH": PYTHONPATH}
 FLAGS_OF_OTHER_PROGRAMS = {"filter", "internal-ips"}
 
 
@@ -64,9 +69,56 @@ def unknown_part(dotted: str) -> str:
     return ".".join(name for name in names if not re.search(rf"\b{name}\b", module.read_text()))
 
 
+def commands(text: str) -> list[list[str]]:
+    """The launcher's commands in a page, taken apart as a shell does; of a recipe that a run needs."""
+    lines = re.findall(r"^    (python -m launcher\.(?:main|launch) .*)$", text.replace("\\\n", " "), re.MULTILINE)
+    return [shlex.split(line, comments=True)[2:] for line in lines]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_programs_and_commands_can_be_read(document):
+    text = (ROOT / document).read_text()
+    for program in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        compile(program, document, "exec")
+    for module, *flags in commands(text):
+        if module == "launcher.main":
+            parse([module, *flags])
+
+
+REFUSED = re.findall(r"^\| `['\"](.*)['\"]` \| `(.*)` \|$", (ROOT / "docs/gin.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("binding", "message"), REFUSED)
+def test_gin_is_refused_as_the_page_says(binding, message, tmp_path, monkeypatch, capsys):
+    (recipe,) = re.findall(r"^```\n(.*?)^```", (ROOT / "docs/gin.md").read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "first.gin").write_text(recipe)
+    monkeypatch.chdir(tmp_path)
+    assert main(["launcher", "--gin_file=first.gin", f"--gin_param={binding}", "--dry_run"]) == 64
+    assert message.replace("\\|", "|") in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+@pytest.mark.heavy
+def test_the_programs_of_the_pages_run_as_shown(run_launcher, tmp_path):
+    of_keras, of_model = ((ROOT / f"docs/{page}.md").read_text() for page in ("keras", "model_out"))
+    names = {"digits.py": of_keras, "mine.py": of_keras, "mine.gin": of_keras, "use.py": of_model, "serve.py": of_model}
+    for name, text in names.items():
+        (block,) = re.findall(rf"`{name}`[^\n]*:\n\n```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        (tmp_path / name).write_text(block)
+    for line in re.findall(r"^    python ((?:-m launcher\.main )?\S.*)$", of_model, re.MULTILINE):
+        if not (tmp_path / "runs/digits/model.keras").exists():
+            subprocess.run([sys.executable, "digits.py"], cwd=tmp_path, check=True, env=os.environ | OWN)
+        subprocess.run([sys.executable, *shlex.split(line)], cwd=tmp_path, check=True, env=os.environ | OWN)
+    finished = run_launcher("--gin_file=mine.gin", "--gin_param=build.units = 32")
+    assert finished.returncode == 0, finished.stderr
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_file_module_test_flag_and_binding_named_exists(document):
     text = (ROOT / document).read_text()
+    for table in re.findall(r"^\| there \| here \|\n(?:\|.*\n)+", text, re.MULTILINE):
+        ours = re.sub(r"^\|.*? \| ", "| ", table, flags=re.MULTILINE)  # the other column names what is not ours
+        text = text.replace(table, ours)
     folders = "launcher|tests|scripts|models|benchmarks|docs|gin_configs"
     paths = set(re.findall(rf"(?<![\w/])(?:{folders})/[\w./-]*\.(?:py|sh|md|gin|yaml|sbatch)\b", text))
     assert [path for path in paths if not (ROOT / path).is_file()] == []

@@ -142,6 +142,12 @@ def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool 
     config = os.path.join(model_dir, "config.gin")
     if not os.path.isfile(config):
         raise UsageError(f"launcher.load: {config} is missing, which says how the model is built")
+    if "train.task" not in Path(config).read_text("utf-8"):
+        raise UsageError(
+            f"launcher.load: {model_dir} is of a launcher.fit, whose model only its program can build, and there is no "
+            f"{MODEL_FILE} with the weights asked for: python -m launcher.main --gin_file=PROGRAM.py --mode=export "
+            "--export_format=keras writes them"
+        )
     before = keras.config.dtype_policy()
     try:
         with gin_bindings.usage_errors():
