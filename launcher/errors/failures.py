@@ -52,19 +52,22 @@ def explained(error: BaseException) -> BaseException:
     original = unwrap(error)
     if isinstance(original, LauncherError):
         return original
-    if label := _LABEL.search(str(original)):
-        return UsageError(
-            f"a label of the data is {label[1]}, and the model has outputs for 0 to {int(label[2]) - 1}: give it more "
-            "outputs, or let labels count from 0"
-        )
     if not isinstance(original, Exception) or exit_code(original) == EXIT_RETRY or isinstance(original, MemoryError):
         return error
     if _is_op_error(original) and type(original).__name__ not in _WRONG_INPUT:
         return error
     try:
-        return user_code.mistake(original) or error
+        return user_code.mistake(original) or _mistake_in_data(original) or error
     except Exception:  # such as a frame of another form in another TensorFlow: the traceback says all
         return error
+
+
+def _mistake_in_data(error: Exception) -> UsageError | None:
+    label = _LABEL.search(str(error))
+    return label and UsageError(
+        f"a label of the data is {label[1]}, and the model has outputs for 0 to {int(label[2]) - 1}: give it more "
+        "outputs, or let labels count from 0"
+    )
 
 
 def exit_code(error: BaseException) -> int:

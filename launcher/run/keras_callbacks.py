@@ -129,11 +129,10 @@ class KerasCallbacks(Action):
             self._evaluation = {}
             self._call("on_epoch_end", step // self._an_epoch - 1, logs)
         # A callback may go by the clock: what one worker says holds for all.
-        stops = self._trainer.any_worker(bool(self._trainer.model.stop_training))
-        self.has_ended = stops or step >= self._total
-        if self.has_ended:
+        self.has_ended = self._trainer.any_worker(bool(self._trainer.model.stop_training))
+        if self.has_ended or step >= self._total:
             self._call("on_train_end")
-        return stops
+        return self.has_ended
 
     def state(self) -> dict[str, np.ndarray]:
         records: list[dict[str, Any]] = [{"ended": self.has_ended, "sums": self._sums}]
