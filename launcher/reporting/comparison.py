@@ -16,6 +16,7 @@ from launcher.reporting.run_folder import RunFolder
 FILE_NAME = "compare.html"
 _ABSENT = "-"
 _FACTS = ("data", "cluster", "strategy", "policy", "parameters", "seed")
+_OTHER_MODES = ("verify", "precision_report")
 _WIDEST = 40  # characters of a cell on the terminal
 
 
@@ -57,14 +58,21 @@ class Comparison:
         What another model or optimizer binds is not among them: see `not_in_all`.
         """
         versions = [folder.summary.get("versions") or {} for folder in self.folders]
-        bindings = _different([folder.config for folder in self.folders])
+        bindings = self._bindings()
         common = {name: cells for name, cells in bindings.items() if _ABSENT not in cells or name.startswith("train.")}
-        return {**_different([_facts(folder) for folder in self.folders]), **common, **_different(versions)}
+        facts = _different([_facts(folder) for folder in self.folders])
+        facts = {name: cells for name, cells in facts.items() if len({*cells} - {_ABSENT}) > 1}
+        return {**facts, **common, **_different(versions)}
 
     def not_in_all(self) -> dict[str, list[str]]:
         """Bindings of parts that not every run has."""
-        bindings = _different([folder.config for folder in self.folders])
-        return {name: cells for name, cells in bindings.items() if name not in self.differences()}
+        differences = self.differences()
+        return {name: cells for name, cells in self._bindings().items() if name not in differences}
+
+    def _bindings(self) -> dict[str, list[str]]:
+        """Bindings that differ, without those of other modes, which no training reads."""
+        found = _different([folder.config for folder in self.folders])
+        return {name: cells for name, cells in found.items() if name.partition(".")[0] not in _OTHER_MODES}
 
     def rows(self) -> list[list[str]]:
         """The table, its heading first: results, then what differs."""
