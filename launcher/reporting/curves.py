@@ -17,6 +17,7 @@ _NOT_DRAWN = ("step", "split", "time", "examples", "skipped_steps", strict_json.
 _LAST = ("learning_rate", "gradient_norm", "loss_scale", "examples_per_second", "input_wait_fraction")
 # Of the first log event of a process, they say how long its step took to compile.
 _WITH_COMPILATION = ("examples_per_second", "input_wait_fraction")
+_TITLES = {"bleu": "BLEU", "mfu": "MFU"}
 _SPLITS = ("train", "eval", "precision")
 
 
@@ -45,7 +46,13 @@ def of_run(folder: RunFolder) -> Charts:
     panels, constant = [], {}
     for name in names:
         series = [
-            {"label": split, "group": split, "y": column, "kind": "points" if split == "eval" else "line"}
+            {
+                "label": split,
+                "group": split,
+                "y": column,
+                "kind": "points" if split == "eval" else "line",
+                "color": _SPLITS.index(split),
+            }
             for split, events in splits.items()
             if (column := values(folder, events, name))
         ]
@@ -100,7 +107,7 @@ def of_runs(folders: Sequence[RunFolder], labels: Sequence[str]) -> Charts:
 
 
 def title(name: str) -> str:
-    return name.replace("_", " ").capitalize()
+    return _TITLES.get(name) or name.replace("_", " ").capitalize()
 
 
 def ordered(names: Iterable[str], best_metric: str | None) -> list[str]:

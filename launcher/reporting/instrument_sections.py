@@ -16,6 +16,7 @@ from launcher.reporting.units import bytes_text, milliseconds
 
 _16_BITS = ("float16", "bfloat16")
 _FLUSH, _NORMAL, _LARGEST = -25, -14, 16  # float16's limits, powers of two
+_EXPONENTS = (-40, 20)
 _WORST_LAYERS = 4
 
 
@@ -137,7 +138,7 @@ def _precision_charts(found: Mapping[str, Any]) -> Charts:
     lost = {
         "title": "Gradients that float16 loses, % of those not zero, by loss scale",
         "x": "power of two",
-        "asinh": 0.01,
+        "ticks": [0, 0.01, 0.1, 1, 10, 100],
         "marks": marks,
         "series": [
             {"label": label, "group": "sweep", "kind": "line", "y": [_round(100 * row[name]) for row in sweep]}
@@ -158,7 +159,7 @@ def _precision_charts(found: Mapping[str, Any]) -> Charts:
             counts.update({int(exponent): count for exponent, count in one["counts_by_exponent"].items()})
         if not counts:
             continue
-        exponents = list(range(min(*counts, _FLUSH - 3), max(*counts, _LARGEST) + 1))
+        exponents = list(range(min(*counts, _FLUSH - 3), max(*counts, _LARGEST) + 2))
         whole = sum(counts.values())
         groups[f"exponents {index}"] = {"power of two": exponents}
         limits = ((_FLUSH, "2^-25", "bad"), (_NORMAL, "2^-14", "warn"), (_LARGEST, "65504", "bad"))
@@ -166,13 +167,14 @@ def _precision_charts(found: Mapping[str, Any]) -> Charts:
             {
                 "title": f"Exponents of {title}, %",
                 "x": "power of two",
+                "range": _EXPONENTS,  # the same for all, so that layers can be compared
                 "marks": [{"value": value, "label": label, "color": color} for value, label, color in limits],
                 "series": [
                     {
                         "label": "share",
                         "group": f"exponents {index}",
                         "kind": "bars",
-                        "y": [_round(100 * counts[exponent] / whole) for exponent in exponents],
+                        "y": [_round(100 * counts[exponent] / whole) or None for exponent in exponents],
                     }
                 ],
             }

@@ -159,7 +159,7 @@ def _cells(tag: str, row: Sequence[str], numeric: Sequence[bool]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return re.fullmatch(r"[-+]?[\d.,]+(e[-+]?\d+)?( ?%| s| ms)?|-?", cell) is not None
+    return re.fullmatch(r"(< )?[-+]?[\d.,]+(e[-+]?\d+)?( ?%| s| ms)?|-?", cell) is not None
 
 
 def _anchor(title: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -178,6 +179,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
     ended = _json(path / summary.FILE_NAME)
     if record is not None and not _is_newer(path / summary.FILE_NAME, record.started):
         ended = {name: ended[name] for name in ("attempts",) if name in ended}
+    events = metrics_file.read_events(str(path))
     status = str(ended.get("status") or UNFINISHED)
     names = (PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR)
     return RunFolder(
@@ -185,8 +187,8 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         record=record,
         summary=ended,
         status=RUNNING if running else status,
-        events=metrics_file.read_events(str(path)),
-        attempts=_attempts(path, ended),
+        events=events,
+        attempts=_attempts(path, ended, events),
         config=_bindings(path / CONFIG),
         results={name: found for name in names if (found := _json(path / name))},
     )
@@ -235,21 +237,33 @@ def _is_newer(path: Path, since: float) -> bool:
         return False
 
 
-def _attempts(path: Path, ended: Mapping[str, Any]) -> list[Attempt]:
+def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
     """Those of the summary; without, as far as the logs tell."""
     known = {field.name for field in dataclasses.fields(Attempt)}
     told = ended.get("attempts")
     if isinstance(told, list):
         rows = [{name: value for name, value in row.items() if name in known} for row in told if "number" in row]
         return [Attempt(**row) for row in rows]
-    numbers = sorted(
-        int(number)
+    logs = {
+        int(number): folder
         for folder in path.glob("logs/attempt_*")
         if (number := folder.name.removeprefix("attempt_")).isdigit()
-    )
-    error = _json(path / ERROR)
-    causes = {error.get("attempt"): f"worker {error.get('worker')} {error.get('what')}"}
-    return [Attempt(number=number, ended_by=causes.get(number, "")) for number in numbers]
+    }
+    found: list[Attempt] = []
+    for number, folder in sorted(logs.items()):
+        error = _json(folder / ERROR)
+        before = found[-1].ended if found else None
+        # What was logged after the checkpoint that an attempt goes on from is forgotten.
+        kept = [event["step"] for event in events if before is not None and event.get("time", math.inf) <= before]
+        found.append(
+            Attempt(
+                number=number,
+                ended=error.get("time"),
+                ended_by=f"worker {error.get('worker')} {error.get('what')}" if error else "",
+                from_step=max(kept, default=0) if before is not None or not found else None,
+            )
+        )
+    return found
 
 
 def _bindings(path: Path) -> dict[str, str]:

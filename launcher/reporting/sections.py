@@ -26,7 +26,9 @@ def header(folder: RunFolder) -> str:
     if folder.is_run:
         status = html.escape(folder.status)
         parts.append(f'<p><span class="status {status}">{status}</span>{where}{_note(folder)}</p>')
-    parts += [_error(folder), f'<div class="tiles">{"".join(_tiles(folder))}</div>']
+    parts.append(_error(folder))
+    if tiles := _tiles(folder):
+        parts.append(f'<div class="tiles">{"".join(tiles)}</div>')
     rows = {"Began": _date(folder.began)} if folder.began else {}
     if record is not None:
         rows |= {"Recipe": ", ".join(record.recipe)} if record.recipe else {}
@@ -83,7 +85,8 @@ def attempts(folder: RunFolder) -> Section | None:
     for index, one in enumerate(folder.attempts):
         after = folder.attempts[index + 1] if index + 1 < len(folder.attempts) else None
         lasted = one.ended - one.started if one.started is not None and one.ended is not None else None
-        steps = "-" if one.from_step is None else f"{one.from_step:,} to {page.show(one.to_step)}"
+        steps = "-" if one.from_step is None else f"from {one.from_step:,}"
+        steps += "" if one.to_step is None else f" to {one.to_step:,}"
         repeated = down = ""
         if after is not None:
             if one.to_step is not None and after.from_step is not None:
@@ -92,7 +95,8 @@ def attempts(folder: RunFolder) -> Section | None:
                 down = page.duration(max(0.0, after.started - one.ended))
         began = _date(one.started)
         rows.append([str(one.number), began, page.duration(lasted), steps, one.ended_by or "-", repeated, down])
-    return Section("Attempts", page.grid(rows))
+    kept = [place for place in range(len(rows[0])) if place == 0 or {row[place] for row in rows[1:]} - {"", "-"}]
+    return Section("Attempts", page.grid([[row[place] for place in kept] for row in rows]))
 
 
 def where_the_time_went(folder: RunFolder) -> Section | None:
@@ -162,7 +166,7 @@ def _tiles(folder: RunFolder) -> list[str]:
     if len(folder.attempts) > 1:
         tiles.append(page.tile(str(len(folder.attempts)), "attempts"))
     if folder.cost is not None:
-        tiles.append(page.tile(f"{folder.cost:,.2f}", "cost, at the price that is bound"))
+        tiles.append(page.tile(f"{folder.cost:,.2f}", "cost at train.price_per_hour"))
     share = folder.summary.get("goodput_share")
     if _is_number(share):
         tiles.append(page.tile(f"{share:.1%}", "goodput"))

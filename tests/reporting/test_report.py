@@ -133,7 +133,7 @@ def test_attempts_are_listed_with_their_cost_and_marked_on_the_curves(tmp_path: 
     goodput = {"train": 60.0, "lost": 5.0, "down": 3.0, "input_wait": 2.0}
     page = of(tmp_path, attempts=ATTEMPTS, goodput=goodput, goodput_share=60 / 70)
     said = page.section("Attempts")
-    assert "0 to 35 worker 1 was killed by SIGKILL 5 3.0 s" in said
+    assert "from 0 to 35 worker 1 was killed by SIGKILL 5 3.0 s" in said
     (mark,) = page.data["marks"]
     assert (mark["step"], mark["time"], mark["label"]) == (30, 37, "attempt 2")
     assert "1 min 10 s wall time" in page.words

@@ -69,7 +69,7 @@
       const stroke = () => color(`c${(one.color ?? index) % 8}`);
       const isBar = one.kind === "bars";
       const made = {
-        label: one.label, stroke, width: 1.7, spanGaps: false, value: (_, value) => number(value),
+        label: one.label, stroke, width: 1.7, spanGaps: false, value: (_, value) => value == null ? "" : number(value),
         dash: one.dash ? [6, 4] : undefined,
         points: {show: one.kind === "points" || one.y.length === 1, size: 6, stroke, fill: stroke},
         paths: isBar ? uPlot.paths.bars({size: [1], align: 1}) : panel.steps ? uPlot.paths.stepped({align: -1}) : undefined,
@@ -102,7 +102,10 @@
         ctx.moveTo(place, mark.tick ? bbox.top + bbox.height - 9 * ratio : bbox.top);
         ctx.lineTo(place, bbox.top + bbox.height);
         ctx.stroke();
-        if (mark.label) ctx.fillText(mark.label, place + 3 * ratio, bbox.top + 10 * ratio);
+        if (!mark.label) continue;
+        const fits = place + 4 * ratio + ctx.measureText(mark.label).width < bbox.left + bbox.width;
+        ctx.textAlign = fits ? "left" : "right";
+        ctx.fillText(mark.label, place + (fits ? 3 : -3) * ratio, bbox.top + 10 * ratio);
       }
       ctx.restore();
     };
@@ -111,9 +114,14 @@
   function scaleOf(panel) {
     const values = panel.series.flatMap((one) => one.y).filter((value) => value != null);
     const positive = values.length > 0 && values.every((value) => value > 0);
-    if (panel.asinh) return {distr: 4, asinh: panel.asinh};
+    if (panel.ticks) return {distr: 4, asinh: panel.ticks[1], range: [panel.ticks[0], panel.ticks.at(-1)]};
     if ((view.log && !panel.x || panel.log) && positive) return {distr: 3, log: panel.log || 10};
-    return {range: (_, low, high) => low === high ? [low - 1, high + 1] : uPlot.rangeNum(low, high, 0.08, false)};
+    const range = (_, low, high) => {
+      if (low === high) return [low - 1, high + 1];
+      const [from, to] = uPlot.rangeNum(low, high, 0.08, false);
+      return [low >= 0 ? Math.max(from, 0) : from, to];
+    };
+    return {range};
   }
 
   function chart(place, panel) {
@@ -128,11 +136,11 @@
     const options = {
       width: Math.max(box.clientWidth - 20, 200), height: 230,
       padding: [8, 12, 0, 0],
-      series: [{label: panel.x || axis, value: (_, value) => wordX(value)}, ...seriesOf(panel)],
-      scales: {x: {time: false}, y: scaleOf(panel)},
+      series: [{label: panel.x || axis, value: (_, value) => value == null ? "" : wordX(value)}, ...seriesOf(panel)],
+      scales: {x: {time: false, range: panel.range}, y: scaleOf(panel)},
       axes: [
         {...line, values: (_, ticks) => ticks.map(wordX), space: axis === "time" ? 70 : 55, size: 30},
-        {...line, size: 62, values: (_, ticks) => ticks.map((value) => value == null ? "" : number(value))},
+        {...line, size: 62, splits: panel.ticks && (() => panel.ticks), values: (_, ticks) => ticks.map((value) => value == null ? "" : number(value))},
       ],
       cursor: {drag: {x: true, y: false}, sync: panel.x ? undefined : {key: "run", setSeries: false}},
       hooks: {draw: [drawMarks(panel, axis)]},
