@@ -88,7 +88,7 @@ def record(resolved: RunPlan, request: Request, described: Mapping[str, str], st
     )
     return RunRecord(
         started=started,
-        command=shlex.join([*program, *sys.argv[1:]]),
+        command=" ".join(map(_quoted, [*program, *sys.argv[1:]])),
         recipe=request.gin_file,
         changes=tuple(Change(name=name, recipe=old, run=new) for name, old, new in gin_bindings.changed()),
         plan=dict(described),
@@ -98,3 +98,8 @@ def record(resolved: RunPlan, request: Request, described: Mapping[str, str], st
         low_is_best=recipe.best_metric in LOW_IS_BEST,
         price_per_hour=recipe.price_per_hour,
     )
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell; what holds single quotes, as bindings do, in double ones where they change nothing."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)

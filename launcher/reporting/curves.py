@@ -43,9 +43,10 @@ def of_run(folder: RunFolder) -> Charts:
     splits = {split: thinned(folder.of_split(split)) for split in _SPLITS}
     groups = {split: axes(folder, events) for split, events in splits.items() if events}
     names = ordered((name for events in splits.values() for event in events for name in event), folder.best_metric)
-    panels, constant = [], {}
+    panels: list[dict[str, Any]] = []
+    constant: dict[str, float] = {}
     for name in names:
-        series = [
+        series: list[dict[str, Any]] = [
             {
                 "label": split,
                 "group": split,
@@ -60,22 +61,23 @@ def of_run(folder: RunFolder) -> Charts:
             continue
         skipped = skips(folder) if name == "loss_scale" else []
         level = {value for one in series for value in one["y"] if value is not None}
-        if len(level) <= 1 and not skipped:
+        if len(level) <= 1 and not skipped and not _has_gaps(folder, name):
             if level:
                 constant[name] = level.pop()
             continue
         panel: dict[str, Any] = {"title": title(name), "series": series}
         if name == "loss_scale":
             panel |= {"log": 2, "steps": True, "marks": skipped}
-            panel["title"] += f", {len(skipped)} skipped" if skipped else ""
+            panel["title"] += f", {skipped_steps(folder):g} skipped" if skipped else ""
         panels.append(panel)
     return Charts(groups=groups, panels={"curves": panels}, marks=restarts(folder), constant=constant)
 
 
 def of_runs(folders: Sequence[RunFolder], labels: Sequence[str]) -> Charts:
     """The panels of several runs, a colour each; evaluations as points of it."""
-    groups, by_name = {}, {}
-    names = []
+    groups: dict[str, dict[str, list[float]]] = {}
+    by_name: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    names: list[str] = []
     for index, (folder, label) in enumerate(zip(folders, labels, strict=True)):
         for split in ("train", "eval"):
             events = thinned(folder.of_split(split))
@@ -146,11 +148,16 @@ def thinned(events: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -> lis
     kept: list[Mapping[str, Any]] = []
     for start in range(0, len(events), size):
         part = range(start, min(start + size, len(events)))
-        losses = {index: _number(events[index].get("loss")) for index in part}
-        known = [index for index in part if losses[index] is not None]
-        ends = {min(known, key=losses.__getitem__), max(known, key=losses.__getitem__)} if known else {start}
+        losses = {index: loss for index in part if (loss := _number(events[index].get("loss"))) is not None}
+        ends = {min(losses, key=losses.__getitem__), max(losses, key=losses.__getitem__)} if losses else {start}
         kept += [events[index] for index in sorted(ends)]
     return kept
+
+
+def skipped_steps(folder: RunFolder) -> float:
+    """How many steps were skipped because gradients were not finite."""
+    counts = [count for event in folder.events if (count := _number(event.get("skipped_steps"))) is not None]
+    return counts[-1] if counts else 0
 
 
 def skips(folder: RunFolder) -> list[dict[str, Any]]:
@@ -181,6 +188,11 @@ def _place(folder: RunFolder, step: int, at: float | None) -> dict[str, Any]:
     if folder.record and folder.record.steps_per_epoch:
         place["epoch"] = step / folder.record.steps_per_epoch
     return place
+
+
+def _has_gaps(folder: RunFolder, name: str) -> bool:
+    """Whether a measurement was not finite at times."""
+    return any(name in event.get(strict_json.NON_FINITE, ()) for event in folder.events)
 
 
 def _first_steps(folder: RunFolder) -> list[int]:

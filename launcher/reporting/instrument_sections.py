@@ -159,7 +159,7 @@ def _precision_charts(found: Mapping[str, Any]) -> Charts:
             counts.update({int(exponent): count for exponent, count in one["counts_by_exponent"].items()})
         if not counts:
             continue
-        exponents = list(range(min(*counts, _FLUSH - 3), max(*counts, _LARGEST) + 2))
+        exponents = [float(place) for place in range(min(*counts, _FLUSH - 3), max(*counts, _LARGEST) + 2)]
         whole = sum(counts.values())
         groups[f"exponents {index}"] = {"power of two": exponents}
         limits = ((_FLUSH, "2^-25", "bad"), (_NORMAL, "2^-14", "warn"), (_LARGEST, "65504", "bad"))
@@ -174,7 +174,7 @@ def _precision_charts(found: Mapping[str, Any]) -> Charts:
                         "label": "share",
                         "group": f"exponents {index}",
                         "kind": "bars",
-                        "y": [_round(100 * counts[exponent] / whole) or None for exponent in exponents],
+                        "y": [_round(100 * counts[int(exponent)] / whole) or None for exponent in exponents],
                     }
                 ],
             }
@@ -200,8 +200,8 @@ def _lint(findings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _preflight_row(one: Mapping[str, Any]) -> list[str]:
     hbm, bounds = one.get("hbm"), one.get("roofline")
-    row = [one.get("accelerator_type"), one.get("global_batch_size"), one.get("per_replica_batch_size")]
-    row = [page.show(cell) for cell in row] + [str(one.get("verdict"))]
+    row = [page.show(one.get(name)) for name in ("accelerator_type", "global_batch_size", "per_replica_batch_size")]
+    row.append(str(one.get("verdict")))
     row += [bytes_text(hbm["needed"]), f"{hbm['needed'] / hbm['available']:.0%}"] if hbm else ["", ""]
     if not bounds:
         return [*row, "", "", "", ""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import launcher
@@ -96,10 +96,20 @@ class LiveReport:
         self._clock = clock
         self._record: RunRecord | None = None
         self._next = clock()
+        self._has_warned = False
 
     def begin(self, record: RunRecord) -> None:
         """Keeps what the run begins with, for run.json."""
         self._record = record
+
+    def samples(self, step: int, samples: Sequence[tuple[str, str, str]]) -> None:
+        """Writes samples.json: (what was given, what the model wrote, what was expected) after `step` steps."""
+        content = strict_json.dumps({"step": step, "rows": samples}, indent=1)
+        try:
+            self._model_dir.mkdir(parents=True, exist_ok=True)
+            strict_json.replace_file(self._model_dir / run_folder.SAMPLES, f"{content}\n")
+        except OSError as error:
+            self._warn(error)
 
     def event(self) -> None:
         """Writes the page if that is due; call it at log events."""
@@ -121,4 +131,9 @@ class LiveReport:
                 self._record = None
             write_report(self._model_dir, running=running)
         except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
             _logger.warning("The report of this run could not be written: %s.", error)
+        self._has_warned = True

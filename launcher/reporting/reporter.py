@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -74,6 +74,11 @@ class Reporter:
             self._tensorboard.evaluation(event)
             self._console.evaluation(event)
             self._page.event()
+
+    def samples(self, step: int, samples: Sequence[tuple[str, str, str]]) -> None:
+        """Keeps what the model made of some examples, for the report; nothing without any."""
+        if self._is_chief and samples:
+            self._page.samples(step, samples)
 
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
         """Reports what was seen of gradients after `event["step"]` steps: see `precision_watch.Sample`."""

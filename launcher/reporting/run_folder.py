@@ -25,6 +25,7 @@ PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR = (
     "preflight.json",
     "doctor.json",
 )
+SAMPLES = "samples.json"
 RUNNING = "running"
 UNFINISHED = "unfinished"
 
@@ -95,7 +96,7 @@ class RunFolder:
       events: of metrics.jsonl.
       attempts: in order; empty where only one is known of.
       config: the bindings of config.gin.
-      results: what other modes and drills wrote there, by file name.
+      results: what other modes, drills and evaluations wrote there, by file name.
     """
 
     path: Path
@@ -181,7 +182,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         ended = {name: ended[name] for name in ("attempts",) if name in ended}
     events = metrics_file.read_events(str(path))
     status = str(ended.get("status") or UNFINISHED)
-    names = (PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR)
+    names = (PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR, SAMPLES)
     return RunFolder(
         path=path,
         record=record,
@@ -245,9 +246,9 @@ def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str
         rows = [{name: value for name, value in row.items() if name in known} for row in told if "number" in row]
         return [Attempt(**row) for row in rows]
     logs = {
-        int(number): folder
+        int(digits): folder
         for folder in path.glob("logs/attempt_*")
-        if (number := folder.name.removeprefix("attempt_")).isdigit()
+        if (digits := folder.name.removeprefix("attempt_")).isdigit()
     }
     found: list[Attempt] = []
     for number, folder in sorted(logs.items()):

@@ -7,8 +7,8 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.reporting import page
-from launcher.reporting.curves import of_run, title
+from launcher.reporting import page, run_folder
+from launcher.reporting.curves import of_run, skipped_steps, title
 from launcher.reporting.page import Section
 from launcher.reporting.run_folder import RUNNING, UNFINISHED, RunFolder
 
@@ -53,7 +53,7 @@ def curves(folder: RunFolder) -> Section | None:
     if charts.constant:
         told = ", ".join(f"{name.replace('_', ' ')} {page.show(value)}" for name, value in charts.constant.items())
         notes.append(f"Constant: {told}.")
-    skipped = _skipped(folder)
+    skipped = skipped_steps(folder)
     if skipped:
         notes.append(f"Steps skipped because gradients were not finite: {skipped:g}.")
     body = page.chart_tools(charts) + page.panels("curves")
@@ -75,6 +75,17 @@ def evaluations(folder: RunFolder) -> Section | None:
     if len(rows) > 10:
         shown += page.details(f"{len(rows) - 10} earlier ones", page.grid([heading, *rows[10:]]))
     return Section("Evaluations", shown)
+
+
+def samples(folder: RunFolder) -> Section | None:
+    """What the model made of some examples in the newest evaluation."""
+    found = folder.results.get(run_folder.SAMPLES, {})
+    rows = [row for row in found.get("rows", []) if len(row) == 3]
+    if not rows:
+        return None
+    told = [[given, made, "as written" if made == wanted else wanted] for given, made, wanted in rows]
+    said = page.paragraph(f"At step {page.show(found.get('step'))}, on examples that it was not trained on.")
+    return Section("Samples", said + page.grid([["Given", "The model wrote", "Expected"], *told]))
 
 
 def attempts(folder: RunFolder) -> Section | None:
@@ -145,7 +156,7 @@ def plan(folder: RunFolder) -> Section | None:
     return Section("Plan", described) if described else None
 
 
-SECTIONS = (curves, evaluations, attempts, where_the_time_went, workers, changes)
+SECTIONS = (curves, evaluations, samples, attempts, where_the_time_went, workers, changes)
 
 
 def _tiles(folder: RunFolder) -> list[str]:
@@ -170,7 +181,7 @@ def _tiles(folder: RunFolder) -> list[str]:
     share = folder.summary.get("goodput_share")
     if _is_number(share):
         tiles.append(page.tile(f"{share:.1%}", "goodput"))
-    if skipped := _skipped(folder):
+    if skipped := skipped_steps(folder):
         tiles.append(page.tile(f"{skipped:g}", "steps skipped"))
     return tiles
 
@@ -194,11 +205,6 @@ def _error(folder: RunFolder) -> str:
         rest = f"<pre>{html.escape(chr(10).join(lines[_LONG_ERROR:]))}</pre>"
         shown += page.details(f"{len(lines) - _LONG_ERROR} more lines", rest)
     return shown
-
-
-def _skipped(folder: RunFolder) -> float:
-    counts = [event["skipped_steps"] for event in folder.events if _is_number(event.get("skipped_steps"))]
-    return counts[-1] if counts else 0
 
 
 def _date(seconds: float | None) -> str:

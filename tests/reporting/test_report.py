@@ -233,6 +233,12 @@ def test_results_of_other_modes_are_sections_of_the_same_page(tmp_path: Path) ->
     assert page.section("Curves") == "", "nothing was trained here"
 
 
+def test_sentences_that_the_model_wrote_stand_beside_what_was_expected(tmp_path: Path) -> None:
+    LiveReport(str(tmp_path)).samples(30, [("one", "eins", "eins"), ("two", "drei", "zwei")])
+    page = of(tmp_path)
+    assert "one eins as written two drei zwei" in page.section("Samples")
+
+
 def test_the_mode_writes_the_page_of_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of(tmp_path / "run")
     (tmp_path / "run" / "report.html").unlink()

@@ -71,7 +71,7 @@
       const made = {
         label: one.label, stroke, width: 1.7, spanGaps: false, value: (_, value) => value == null ? "" : number(value),
         dash: one.dash ? [6, 4] : undefined,
-        points: {show: one.kind === "points" || one.y.length === 1, size: 6, stroke, fill: stroke},
+        points: {show: one.kind === "points" || one.y.filter((value) => value != null).length < 3, size: 6, stroke, fill: stroke},
         paths: isBar ? uPlot.paths.bars({size: [1], align: 1}) : panel.steps ? uPlot.paths.stepped({align: -1}) : undefined,
         fill: isBar ? () => color(`c${(one.color ?? index) % 8}`) + "66" : undefined,
       };
