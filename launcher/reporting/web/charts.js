@@ -23,7 +23,7 @@
   const number = (value) => {
     if (value == null || !isFinite(value)) return "-";
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+    if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
     return value.toLocaleString("en", {maximumSignificantDigits: size >= 1e4 ? 7 : 4});
   };
   const duration = (seconds) => {
