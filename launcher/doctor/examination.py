@@ -85,7 +85,9 @@ def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> 
     findings = examine(checks, context, shown)
     code = exit_code(findings)
     shown.end(findings, code)
-    if context.model_dir is not None and os.path.isdir(context.model_dir):
+    peers = context.cluster_or_error
+    is_chief = isinstance(peers, UsageError) or peers.is_chief
+    if is_chief and context.model_dir is not None and os.path.isdir(context.model_dir):
         content = strict_json.dumps(findings_report.as_json(findings, [], code), indent=2)
         with contextlib.suppress(OSError):  # that it cannot be written to is a finding
             strict_json.replace_file(Path(context.model_dir, run_folder.DOCTOR), f"{content}\n")

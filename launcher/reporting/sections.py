@@ -13,7 +13,7 @@ from launcher.reporting.page import Section
 from launcher.reporting.run_folder import RUNNING, UNFINISHED, RunFolder
 
 _LONG_ERROR = 12  # lines
-_PARTS = {"input_wait": "waiting for input", "startup": "start-up"}
+_PARTS = {"input_wait": "waiting for input", "startup": "start-up", "lost": "lost to repeated steps"}
 
 
 def header(folder: RunFolder) -> str:

@@ -138,7 +138,7 @@ def test_attempts_are_listed_with_their_cost_and_marked_on_the_curves(tmp_path: 
     assert (mark["step"], mark["time"], mark["label"]) == (30, 37, "attempt 2")
     assert "1 min 10 s wall time" in page.words
     assert "85.7% goodput" in page.words
-    assert "lost 5.0 s, 7.1%" in page.section("Where the time went")
+    assert "lost to repeated steps 5.0 s, 7.1%" in page.section("Where the time went")
 
 
 def test_the_speed_of_a_step_that_was_compiled_is_left_out_of_every_attempt(tmp_path: Path) -> None:
