@@ -13,7 +13,7 @@ from launcher.reporting.run_folder import RunFolder
 # What a screen can show; more would make the page slow and large.
 MOST_POINTS = 1500
 
-_NOT_DRAWN = ("step", "split", "time", "examples", "skipped_steps", strict_json.NON_FINITE)
+_NOT_DRAWN = ("step", "split", "time", "examples", "skipped_steps", "slowest_worker", strict_json.NON_FINITE)
 _LAST = ("learning_rate", "gradient_norm", "loss_scale", "examples_per_second", "input_wait_fraction")
 # Of the first log event of a process, they say how long its step took to compile.
 _WITH_COMPILATION = ("examples_per_second", "input_wait_fraction")

@@ -11,6 +11,7 @@ from launcher.reporting import page, run_folder
 from launcher.reporting.curves import of_run, skipped_steps, title
 from launcher.reporting.page import Section
 from launcher.reporting.run_folder import RUNNING, UNFINISHED, RunFolder
+from launcher.reporting.units import milliseconds
 
 _LONG_ERROR = 12  # lines
 _PARTS = {"input_wait": "waiting for input", "startup": "start-up", "lost": "lost to repeated steps"}
@@ -136,8 +137,10 @@ def workers(folder: RunFolder) -> Section | None:
     if not rows:
         return None
     names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    return Section("Workers", page.grid([[title(name) for name in names], *cells]))
+    cells = [[_cell(name, row.get(name)) for name in names] for row in rows]
+    body = page.grid([[title(name.replace("_seconds", " time a step")) for name in names], *cells])
+    slow = folder.summary.get("slow_worker")
+    return Section("Workers", body + ("" if slow is None else page.paragraph(f"Worker {slow} holds the others up.")))
 
 
 def changes(folder: RunFolder) -> Section | None:
@@ -221,5 +224,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
+    if name.endswith("_seconds") and _is_number(value):
+        return milliseconds(value)
     return page.show(value) if _is_number(value) or value is None else str(value)
