@@ -28,10 +28,11 @@
   };
   const duration = (seconds) => {
     if (seconds == null) return "-";
-    if (seconds < 120) return `${+seconds.toFixed(1)} s`;
+    if (seconds < 60) return `${+seconds.toFixed(1)} s`;
     if (seconds < 7200) return `${+(seconds / 60).toFixed(1)} min`;
     return `${+(seconds / 3600).toFixed(2)} h`;
   };
+  const roundSeconds = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
   const onX = {step: number, time: duration, epoch: number};
 
   // Exponential moving average without the bias of its start; gaps stay gaps.
@@ -139,7 +140,7 @@
       series: [{label: panel.x || axis, value: (_, value) => value == null ? "" : wordX(value)}, ...seriesOf(panel)],
       scales: {x: {time: false, range: panel.range}, y: scaleOf(panel)},
       axes: [
-        {...line, values: (_, ticks) => ticks.map(wordX), space: axis === "time" ? 70 : 55, size: 30},
+        {...line, values: (_, ticks) => ticks.map(wordX), incrs: axis === "time" ? roundSeconds : undefined, space: axis === "time" ? 70 : 55, size: 30},
         {...line, size: 62, splits: panel.ticks && (() => panel.ticks), values: (_, ticks) => ticks.map((value) => value == null ? "" : number(value))},
       ],
       cursor: {drag: {x: true, y: false}, sync: panel.x ? undefined : {key: "run", setSeries: false}},
