@@ -16,7 +16,6 @@ _NOT_X86 = "platform_machine != 'x86_64' and platform_machine != 'AMD64'"
 CPU = [f"tensorflow-cpu>=2.20; {_X86}", f"tensorflow>=2.20; {_NOT_X86}"]
 KUBERNETES = ["PyYAML>=6.0"]  # python -m launcher.launch --backend=kubernetes
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
-REPORT = ["matplotlib>=3.8"]  # the curves of report.html
 # The TPU compiler, which needs no TPU; what is private in them is named in launcher/preflight/tpu_compiler.py. No
 # wheels for Python 3.10, and of libtpu none but for Linux on x86-64.
 PREFLIGHT = [
@@ -37,7 +36,11 @@ setup(
     python_requires=">=3.10,<3.14",  # what TensorFlow 2.20 and 2.21 have wheels for
     # gin_configs holds data only; it stands beside launcher/ in a checkout and in site-packages alike.
     packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs"],
-    package_data={"gin_configs": ["**/*.gin"], "launcher.preflight": ["tpu_slices.txt"]},
+    package_data={
+        "gin_configs": ["**/*.gin"],
+        "launcher.preflight": ["tpu_slices.txt"],
+        "launcher.reporting": ["web/**/*"],
+    },
     zip_safe=False,  # recipes are opened as files
     install_requires=[
         "absl-py>=2.0",  # flags
@@ -61,7 +64,6 @@ setup(
         ],
         "demo": DEMO,
         "kubernetes": KUBERNETES,
-        "report": REPORT,
         "text": TEXT,
         "preflight": PREFLIGHT,
         "test": [
@@ -69,10 +71,10 @@ setup(
             *DEMO,
             *KUBERNETES,
             *PREFLIGHT,
-            *REPORT,
             *TEXT,  # spoken_numbers and python_docs are tested as they are
             "hypothesis>=6.100",  # properties instead of examples, where there is an oracle
             "jsonschema>=4.20",  # the JobSet against its schema
+            "matplotlib>=3.8",  # which the import of TensorFlow must not bring along
             "mypy>=1.11",
             "psutil>=5.9",  # ends every process that a test started
             "pytest>=8.0",

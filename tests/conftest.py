@@ -75,38 +75,6 @@ if "tensorflow" not in sys.modules:
     sys.meta_path.insert(0, _LogicalCpus())
 
 
-# ----------------------------------------------------------------------------------------------------- runs' own plots
-
-
-class _WithoutMatplotlib(importlib.abc.MetaPathFinder):
-    """As if it were not installed: to draw its curves is a fifth of a small run."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname == "matplotlib":
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        return None
-
-
-_without_matplotlib = _WithoutMatplotlib()
-_matplotlib: dict[str, types.ModuleType] = {}
-sys.meta_path.insert(0, _without_matplotlib)
-
-
-@pytest.fixture
-def matplotlib() -> Iterator[types.ModuleType]:
-    """Matplotlib, which tests do without unless they ask for it; forked launchers (forked.py) always do."""
-    sys.meta_path.remove(_without_matplotlib)
-    sys.modules.update(_matplotlib)
-    try:
-        yield pytest.importorskip("matplotlib")
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("matplotlib", "mpl_toolkits")]:
-            _matplotlib[name] = sys.modules.pop(name)
-        sys.meta_path.insert(0, _without_matplotlib)
-
-
 # ------------------------------------------------------------------------------------------------------------- signals
 
 

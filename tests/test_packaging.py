@@ -51,7 +51,9 @@ def files_under(folder, pattern):
 
 def test_the_wheel_holds_every_module_and_every_recipe_and_no_tests(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = files_under("launcher", "*.py") | files_under("models", "*.py") | files_under("gin_configs", "*.gin")
+    wanted = files_under("launcher/reporting/web", "*.*") | {"launcher/reporting/web/uplot/LICENSE"}
+    assert "launcher/reporting/web/uplot/uPlot.iife.min.js" in wanted
+    wanted |= files_under("launcher", "*.py") | files_under("models", "*.py") | files_under("gin_configs", "*.gin")
     assert {"launcher/config/gin_bindings.py", "models/resnet.py", "gin_configs/base/images.gin"} <= wanted
     assert wanted <= names
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"launcher", "models", "gin_configs"}
@@ -109,9 +111,7 @@ def test_the_wheel_brings_tensorflow_by_extra_alone(wheel):
     fields = metadata.PathDistribution(zipfile.Path(archive, name.removesuffix("METADATA"))).metadata
     assert fields["Name"] == "tf-launcher"
     assert set(fields["Requires-Python"].split(",")) == {">=3.10", "<3.14"}
-    assert {"cpu", "cuda", "tpu", "demo", "report", "kubernetes", "preflight", "test"} <= set(
-        fields.get_all("Provides-Extra")
-    )
+    assert {"cpu", "cuda", "tpu", "demo", "kubernetes", "preflight", "test"} <= set(fields.get_all("Provides-Extra"))
     required = [line for line in fields.get_all("Requires-Dist") if "extra ==" not in line]
     assert required
     assert not [line for line in required if re.match(r"tensorflow(?!-datasets)", line)]

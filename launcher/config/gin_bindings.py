@@ -48,6 +48,7 @@ __all__ = [
 # Parameters that say the same thing in two ways: the one that is bound last counts.
 _RIVALS = (("launcher.run.recipe.train", "steps", "epochs"),)
 
+_PARAM = "--gin_param"  # the source of such a binding
 MACRO = "gin.macro"  # gin keeps the macro NAME as the parameter `value` of gin.macro in scope NAME
 
 Key = tuple[str, str, str]  # scope, complete selector, parameter
@@ -174,6 +175,19 @@ def bound(parameter: str, default: Any) -> Any:
             raise UsageError(f"{binding}: must be a plain value, as it is needed before anything is called")
         return value
     return default
+
+
+def changed() -> list[tuple[str, str | None, str]]:
+    """What `--gin_param` bound: its name, what the files bind it to, or None, and its value; each as text."""
+    replaced = {(order, old.scope, old.arg): old for old, order in loaded.overridden}
+    found = []
+    for binding in loaded.bound.values():
+        before: Binding | None = binding
+        while before is not None and before.source == _PARAM:
+            before = replaced.get((before.order, before.scope, before.arg))
+        if binding.source == _PARAM:
+            found.append((binding.name, None if before is None else repr(before.value), repr(binding.value)))
+    return found
 
 
 def _bind_known(bindings: Sequence[Binding]) -> None:

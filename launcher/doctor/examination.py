@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from launcher.doctor import (
     collective,
@@ -18,6 +20,7 @@ from launcher.doctor import (
 )
 from launcher.doctor.check import Check, Context, Finding, Skip, exit_code, fail
 from launcher.errors import EXIT_FAILED, UsageError, advice
+from launcher.reporting import report, run_folder, strict_json
 
 _PATIENCE_SECONDS = 1.0
 _TENSORFLOW = "starting TensorFlow in a process of its own"
@@ -82,6 +85,13 @@ def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> 
     findings = examine(checks, context, shown)
     code = exit_code(findings)
     shown.end(findings, code)
+    peers = context.cluster_or_error
+    is_chief = isinstance(peers, UsageError) or peers.is_chief
+    if is_chief and context.model_dir is not None and os.path.isdir(context.model_dir):
+        content = strict_json.dumps(findings_report.as_json(findings, [], code), indent=2)
+        with contextlib.suppress(OSError):  # that it cannot be written to is a finding
+            strict_json.replace_file(Path(context.model_dir, run_folder.DOCTOR), f"{content}\n")
+            report.refresh(context.model_dir)
     return code
 
 

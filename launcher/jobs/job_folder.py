@@ -17,7 +17,7 @@ from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Job, NotReady
 from launcher.jobs.output import JobConsole
 from launcher.machine.child_process import run_forked
-from launcher.reporting import summary
+from launcher.reporting import report, summary
 
 # What the folder has to answer; after it has been too slow once, it is not waited for as long again.
 _DISK_SECONDS = 10.0
@@ -91,6 +91,7 @@ class JobFolder:
           exit_code, error, step: what there is to tell.
         """
         self._ask("to write summary.json", lambda: _ensure_summary(self._path, since, exit_code, error, step))
+        self._ask("to write report.html", lambda: report.refresh(self._path))
 
     def _ask(self, what: str, work: Callable[[], Any]) -> Any:
         """What `work` returns that reads or writes the folder; None when it has taken too long."""

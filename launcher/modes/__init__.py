@@ -152,6 +152,15 @@ class DoctorRequest(Request):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareRequest(Request):
+    """The flags of `--mode=compare`."""
+
+    run: tuple[str, ...] = flag(
+        flags.DEFINE_multi_string, [], "the folder of a run; given for each of them. compare.html goes to --model_dir."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Mode:
     """One row of the table.
 
@@ -186,6 +195,8 @@ class Mode:
         common = {field.name for field in dataclasses.fields(Request)}
         return {field.name: field for field in dataclasses.fields(self.request) if field.name not in common}
 
+
+_READS_FILES = dict.fromkeys(("strategy", "replicas", "tpu"), "reads files only; leave it out")
 
 MODES: dict[str, Mode] = {
     mode.name: mode
@@ -243,6 +254,23 @@ MODES: dict[str, Mode] = {
             name="doctor",
             purpose="examines this machine, also without a recipe",
             request=DoctorRequest,
+            needs_recipe=False,
+            needs_tensorflow=False,
+            shows_plan=True,
+        ),
+        Mode(
+            name="report",
+            purpose="writes report.html from what is in --model_dir",
+            refuses=_READS_FILES,
+            needs_recipe=False,
+            needs_tensorflow=False,
+            shows_plan=True,
+        ),
+        Mode(
+            name="compare",
+            purpose="compares the runs in the folders of --run",
+            request=CompareRequest,
+            refuses=_READS_FILES,
             needs_recipe=False,
             needs_tensorflow=False,
             shows_plan=True,

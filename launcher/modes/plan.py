@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Sequence
+import shlex
+import sys
+from collections.abc import Collection, Mapping, Sequence
 
 import keras
 
+from launcher.config import gin_bindings
 from launcher.modes import Request
+from launcher.reporting.run_folder import Change, RunRecord
 from launcher.run import loading
 from launcher.run.plan import RunPlan
+from launcher.run.recipe import LOW_IS_BEST
 from launcher.step import freezing, layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving
 
@@ -64,3 +69,37 @@ def describe(
     for number, note in enumerate((*resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines
+
+
+def record(resolved: RunPlan, request: Request, described: Mapping[str, str], started: float) -> RunRecord:
+    """What a training begins with, for its report.
+
+    Args:
+      resolved: the plan.
+      request: the flags.
+      described: as `describe` returns.
+      started: Unix seconds at which the process began with it.
+    """
+    recipe, examples = resolved.recipe, resolved.data.num_train_examples
+    program = (
+        ["python", "-m", "launcher.main"]
+        if sys.argv[0].endswith(os.path.join("launcher", "main.py"))
+        else [os.path.basename(sys.argv[0])]
+    )
+    return RunRecord(
+        started=started,
+        command=" ".join(map(_quoted, [*program, *sys.argv[1:]])),
+        recipe=request.gin_file,
+        changes=tuple(Change(name=name, recipe=old, run=new) for name, old, new in gin_bindings.changed()),
+        plan=dict(described),
+        total_steps=resolved.total_steps,
+        steps_per_epoch=examples / recipe.global_batch_size if examples else None,
+        best_metric=recipe.best_metric,
+        low_is_best=recipe.best_metric in LOW_IS_BEST,
+        price_per_hour=recipe.price_per_hour,
+    )
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell; what holds single quotes, as bindings do, in double ones where they change nothing."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
@@ -17,7 +18,7 @@ from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request
-from launcher.modes.plan import describe, make_machine, resolve
+from launcher.modes.plan import describe, make_machine, record, resolve
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.run import assets, loading, programs, session, start_weights, starting_point
@@ -234,8 +235,11 @@ class _Run:
         """Shows the plan, and what the run goes on from."""
         trainer, reporter = built.trainer, self._reporter
         lines = describe(self._plan, built.model, trainer.statistics, trainer.replica_step.unused, built.notes)
-        reporter.plan({**lines, **tpu_runtime.describe(built.strategy)})
+        lines |= tpu_runtime.describe(built.strategy)
+        reporter.plan(lines)
         if self._trains:
+            started = time.time() - self._stopwatch.seconds()["total"]
+            reporter.begin(record(self._plan, self._request, lines, started))
             # What an attempt that died had logged past its last checkpoint is about to happen again.
             reporter.truncate_after(-1 if start.step is None else start.step)
         if start.step is not None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from launcher.checkpoints import CheckpointStore
 from launcher.config import gin_used
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.precision_report import html_report, json_report, terminal
+from launcher.precision_report import json_report, terminal
 from launcher.precision_report.examine import examine
 from launcher.precision_report.settings import PrecisionReportSettings
-from launcher.reporting import strict_json
+from launcher.reporting import report, run_folder, strict_json
 from launcher.reporting.console import make_console
 from launcher.run import loading, session, starting_point
 from launcher.run.plan import RunPlan
 from launcher.step import precision
-
-JSON_NAME, PAGE_NAME = "precision.json", "precision.html"
 
 
 def run(
@@ -32,7 +29,7 @@ def run(
     model_dir: str,
     dry_run: bool,
 ) -> int:
-    """Reports on a recipe; prints it and writes precision.json and precision.html.
+    """Reports on a recipe; prints it and writes precision.json and report.html.
 
     Args:
       gin_files, gin_params: the recipe.
@@ -87,9 +84,8 @@ def run(
     gin_used.check_all_used()
     terminal.show(found, console, layers=settings.layers)
     described = {**lines, "weights": weights, "seed": str(resolved.seed)}
-    _write(model_dir, JSON_NAME, f"{strict_json.dumps(json_report.as_json(found, described), indent=1)}\n")
-    _write(model_dir, PAGE_NAME, html_report.make(found, described, layers=settings.layers))
-    console.note(f"written: {os.path.join(model_dir, JSON_NAME)} and {PAGE_NAME}")
+    content = strict_json.dumps(json_report.as_json(found, described, layers=settings.layers), indent=1)
+    console.note(f"written: {report.write_result(model_dir, run_folder.PRECISION, content)}")
     console.close()
     return EXIT_DONE
 
@@ -105,13 +101,3 @@ def _under(policy: str, resolved: RunPlan) -> RunPlan:
         loss_scale=precision.resolve_loss_scale(recipe.loss_scale, policy),
         wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
     )
-
-
-def _write(model_dir: str, name: str, content: str) -> None:
-    try:
-        os.makedirs(model_dir, exist_ok=True)
-        strict_json.replace_file(Path(model_dir) / name, content)
-    except OSError as error:
-        raise UsageError(
-            f"{name} cannot be written to --model_dir={model_dir}: {error.strerror or error}; choose another"
-        ) from None

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.precision_report import terminal
 from launcher.precision_report.examine import Examined, PassError
 from launcher.reporting.summary import versions
 from launcher.watch import float16_losses
@@ -15,17 +16,20 @@ from launcher.watch.float16_losses import BIAS, NON_FINITE_BIN, Gradient
 FORMAT = 1
 
 
-def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
+def as_json(found: Examined, plan: Mapping[str, str], *, layers: int) -> dict[str, Any]:
     """The report as mappings, lists, strings and numbers.
 
     Args:
       found: what to report.
       plan: what the recipe resolved to, by name.
+      layers: rows of the tables that have one for each layer.
     """
     verdict = found.verdict
     return {
         "format": FORMAT,
         "plan": dict(plan),
+        "verdict": terminal.verdict(found),
+        "tables": [{"title": title, "rows": rows} for title, rows in terminal.tables(found, layers)],
         "policy": found.policy,
         "batches": found.batches,
         "loss": {"float32": found.losses[0], found.policy: found.losses[1]},

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
@@ -15,14 +13,12 @@ from launcher.preflight.case_report import CaseReport, Tried
 from launcher.preflight.compiler import Compiler, require_versions
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.preflight.suggestions import Suggestion
-from launcher.reporting import strict_json
+from launcher.reporting import report, run_folder, strict_json
 from launcher.reporting.console import Console, make_console
 from launcher.reporting.progress_line import ProgressLine
 from launcher.reporting.summary import versions as run_versions
 from launcher.reporting.tables import show_table
 from launcher.reporting.units import bytes_text
-
-FILE_NAME = "preflight.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,8 +78,6 @@ class Preflight:
         self._cases = request.cases()
         if request.model_dir is not None:
             check_model_dir(request.model_dir)
-            if len(self._cases) > 1:
-                comparison.require_matplotlib()
         self._examiner = Examiner(
             gin_files=request.gin_files,
             gin_params=request.gin_params,
@@ -182,20 +176,9 @@ class Preflight:
             "not_applicable": [{"case": name, "why": why} for name, why in not_applicable],
             "versions": {**run_versions(), **require_versions()},
         }
-        try:
-            folder = Path(model_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            strict_json.replace_file(folder / FILE_NAME, f"{strict_json.dumps(content, indent=2)}\n")
-            written = [FILE_NAME]
-            if len(self._cases) > 1 and any(one.finding.hbm for one in reports):
-                comparison.plot([one.finding for one in reports], folder / comparison.PLOT_NAME)
-                written.append(comparison.PLOT_NAME)
-        except OSError as error:
-            raise UsageError(
-                f"{FILE_NAME} cannot be written to --model_dir={model_dir}: {error.strerror or error}"
-            ) from None
+        written = report.write_result(model_dir, run_folder.PREFLIGHT, strict_json.dumps(content, indent=2))
         self._console.note("")
-        self._console.note(f"written: {', '.join(os.path.join(model_dir, name) for name in written)}")
+        self._console.note(f"written: {written}")
 
     def _judge(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> int:
         fitting = [one.finding for one in reports if one.finding.fits]

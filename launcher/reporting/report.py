@@ -1,87 +1,139 @@
-"""report.html: one self-contained page on a run, to be opened from a folder or sent by mail."""
+"""report.html: one self-contained page on all that the folder of a run holds, to be opened or sent by mail."""
 
 from __future__ import annotations
 
 import html
-import math
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from launcher.reporting import page, strict_json
-from launcher.reporting.metrics_file import read_events
+import launcher
+from launcher.errors import UsageError
+from launcher.reporting import instrument_sections, run_folder, sections, strict_json
+from launcher.reporting.page import page
+from launcher.reporting.run_folder import RunFolder, RunRecord
 
 FILE_NAME = "report.html"
-_NOT_PLOTTED = ("step", "split", "time", "input_wait_fraction", strict_json.NON_FINITE)
-Curve = tuple[list[float], list[float]]  # Steps and values.
+
+_EVERY_SECONDS = 30.0
+_LARGEST_SHARE = 0.01  # of a run's time that may go into its page
+
+_logger = logging.getLogger(__name__)
 
 
-def write_report(model_dir: str, *, plan: Mapping[str, str], summary: Mapping[str, Any]) -> None:
-    """Writes DIR/report.html from the run's metrics.jsonl, plan and summary; atomically.
+def write_report(model_dir: str | Path, *, running: bool = False) -> Path:
+    """Writes DIR/report.html from the files in DIR, atomically, and returns its path.
 
     Args:
-        model_dir: The run's directory.
-        plan: What the run resolved to, by name.
-        summary: As `make_summary` returns.
+        model_dir: The folder of a run; any files of it may be missing.
+        running: Whether the run is going on.
 
     Raises:
         OSError: The page cannot be written.
     """
-    folder = Path(model_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    strict_json.replace_file(folder / FILE_NAME, _page(folder.absolute().name, read_events(model_dir), plan, summary))
+    folder = run_folder.read(model_dir, running=running)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    strict_json.replace_file(folder.path / FILE_NAME, make_page(folder))
+    return folder.path / FILE_NAME
 
 
-def _page(name: str, events: Sequence[Mapping[str, Any]], plan: Mapping[str, str], summary: Mapping[str, Any]) -> str:
-    status = html.escape(str(summary.get("status")))
-    error = summary.get("error")
-    metrics = summary.get("metrics", {})
-    numbers = {f"{split} {key}": value for split in metrics for key, value in metrics[split].items()}
-    skipped = [event["skipped_steps"] for event in events if event.get("skipped_steps") is not None]
-    sections = [
-        f'<h1>{html.escape(name)}</h1><p class="{status}">{status} at step {html.escape(str(summary.get("step")))}</p>',
-        f"<pre>{html.escape(str(error))}</pre>" if error else "",
-        page.table("Results", numbers),
-        f"<h2>Curves</h2>{_plots(_curves(events))}",
-        f"<p>Steps skipped because gradients were not finite: {skipped[-1]:g}.</p>" if skipped else "",
-        page.table("Plan", plan),
-        page.table("Seconds", {key: f"{value:.1f}" for key, value in summary.get("seconds", {}).items()}),
-        page.table("Versions", summary.get("versions", {})),
-    ]
-    return page.page(name, sections)
-
-
-def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Curve]]:
-    """Curves by measurement, then by split."""
-    curves: dict[str, dict[str, Curve]] = {}
-    for event in events:
-        for name, value in event.items():
-            if name in _NOT_PLOTTED or isinstance(value, str | Mapping):
-                continue
-            steps, values = curves.setdefault(name, {}).setdefault(event["split"], ([], []))
-            steps.append(event["step"])
-            values.append(math.nan if value is None else value)
-    return curves
-
-
-def _plots(curves: Mapping[str, Mapping[str, Curve]]) -> str:
-    if not curves:
-        return "<p>Nothing was measured.</p>"
+def refresh(model_dir: str | Path) -> None:
+    """Writes the page again, after a file of the folder has changed; not being able to is a warning."""
+    if "://" in str(model_dir):
+        return
     try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return f"<p>{page.NO_PLOTS}</p>"
-    rows = math.ceil(len(curves) / 2)
-    figure = Figure(figsize=(11, 3 * rows), layout="constrained")
-    for index, (name, by_split) in enumerate(curves.items()):
-        axes = figure.add_subplot(rows, 2, index + 1)
-        for split, (steps, values) in by_split.items():
-            axes.plot(steps, values, label=split, marker="o" if split == "eval" else None, markersize=4)
-        axes.set_title(name.replace("_", " "))
-        axes.set_xlabel("step")
-        axes.grid(alpha=0.3)
-        if name == "loss_scale":
-            axes.set_yscale("log", base=2)
-        if len(by_split) > 1:
-            axes.legend()
-    return page.image(figure, "Curves by step")
+        write_report(model_dir)
+    except OSError as error:
+        _logger.warning("%s could not be written to %s: %s.", FILE_NAME, model_dir, error)
+
+
+def write_result(model_dir: str | Path, name: str, content: str) -> str:
+    """Writes what another mode found, as JSON, into a folder, and that folder's page with it.
+
+    Returns:
+        The paths of both, for people.
+
+    Raises:
+        UsageError: They cannot be written.
+    """
+    folder = Path(model_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        strict_json.replace_file(folder / name, f"{content}\n")
+        write_report(folder)
+    except OSError as error:
+        raise UsageError(
+            f"{name} cannot be written to --model_dir={model_dir}: {error.strerror or error}; choose another"
+        ) from None
+    return f"{folder / name} and {FILE_NAME}"
+
+
+def make_page(folder: RunFolder) -> str:
+    """The page on a folder."""
+    made = [make(folder) for make in (*sections.SECTIONS, *instrument_sections.SECTIONS, sections.plan)]
+    return page(
+        folder.name,
+        header=sections.header(folder),
+        sections=[section for section in made if section is not None],
+        footer=f"Launcher {html.escape(launcher.__version__)}, from the files in {html.escape(str(folder.path))}",
+    )
+
+
+class LiveReport:
+    """Keeps a run's page current while it trains; its failures are warnings.
+
+    Nothing is written before the first event. The page is written then and at most every 30 seconds, and less often
+    where that would take more than a hundredth of the time.
+
+    Args:
+        model_dir: The folder of the run.
+        clock: A monotonic clock in seconds.
+    """
+
+    def __init__(self, model_dir: str, *, clock: Callable[[], float] = time.monotonic):
+        self._model_dir = Path(model_dir)
+        self._clock = clock
+        self._record: RunRecord | None = None
+        self._next = clock()
+        self._has_warned = False
+
+    def begin(self, record: RunRecord) -> None:
+        """Keeps what the run begins with, for run.json."""
+        self._record = record
+
+    def samples(self, step: int, samples: Sequence[tuple[str, str, str]]) -> None:
+        """Writes samples.json: (what was given, what the model wrote, what was expected) after `step` steps."""
+        content = strict_json.dumps({"step": step, "rows": samples}, indent=1)
+        try:
+            self._model_dir.mkdir(parents=True, exist_ok=True)
+            strict_json.replace_file(self._model_dir / run_folder.SAMPLES, f"{content}\n")
+        except OSError as error:
+            self._warn(error)
+
+    def event(self) -> None:
+        """Writes the page if that is due; call it at log events."""
+        started = self._clock()
+        if started < self._next:
+            return
+        self._write(running=True)
+        now = self._clock()
+        self._next = now + max(_EVERY_SECONDS, (now - started) / _LARGEST_SHARE)
+
+    def finish(self) -> None:
+        """Writes the page of the run that has ended."""
+        self._write(running=False)
+
+    def _write(self, *, running: bool) -> None:
+        try:
+            if self._record is not None:
+                run_folder.write_record(self._model_dir, self._record)
+                self._record = None
+            write_report(self._model_dir, running=running)
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            _logger.warning("The report of this run could not be written: %s.", error)
+        self._has_warned = True

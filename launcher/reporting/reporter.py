@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.errors import EXIT_DONE
 from launcher.reporting.console import make_console
 from launcher.reporting.metrics_file import MetricsFile, MetricsWriteError
-from launcher.reporting.report import write_report
+from launcher.reporting.report import LiveReport
+from launcher.reporting.run_folder import RunRecord
 from launcher.reporting.summary import SummaryWriteError, write_summary
 from launcher.reporting.tensorboard import TensorBoard
 
@@ -40,19 +41,23 @@ class Reporter:
     ):
         self._model_dir = model_dir
         self._is_chief = is_chief
-        self._plan: dict[str, str] = {}
         self._events_wait = False
         if not is_chief:
             return
         self._console = make_console(total_steps=total_steps, stream=stream)
         self._metrics = MetricsFile(model_dir)
+        self._page = LiveReport(model_dir)
         self._tensorboard = TensorBoard(str(Path(model_dir, "tensorboard")))
 
     def plan(self, lines: Mapping[str, str]) -> None:
-        """Shows the resolved plan as a table; the report repeats it."""
+        """Shows the resolved plan as a table."""
         if self._is_chief:
-            self._plan = dict(lines)
             self._console.plan(lines)
+
+    def begin(self, record: RunRecord) -> None:
+        """Keeps what a training begins with, for run.json and the report; both are written with the first event."""
+        if self._is_chief:
+            self._page.begin(record)
 
     def train(self, event: Mapping[str, Any]) -> None:
         """Reports training up to `event["step"]`: loss, the task's metrics, and the fields of `MetricsFile`."""
@@ -60,6 +65,7 @@ class Reporter:
             self._guarded(self._metrics.train, event)
             self._tensorboard.train(event)
             self._console.train(event)
+            self._page.event()
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
         """Reports an evaluation: step, loss, the task's metrics."""
@@ -67,6 +73,12 @@ class Reporter:
             self._guarded(self._metrics.evaluation, event)
             self._tensorboard.evaluation(event)
             self._console.evaluation(event)
+            self._page.event()
+
+    def samples(self, step: int, samples: Sequence[tuple[str, str, str]]) -> None:
+        """Keeps what the model made of some examples, for the report; nothing without any."""
+        if self._is_chief and samples:
+            self._page.samples(step, samples)
 
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
         """Reports what was seen of gradients after `event["step"]` steps: see `precision_watch.Sample`."""
@@ -120,10 +132,7 @@ class Reporter:
             if summary["exit_code"] == EXIT_DONE:
                 raise
             _logger.warning("%s", error)
-        try:
-            write_report(self._model_dir, plan=self._plan, summary=summary)
-        except OSError as error:
-            _logger.warning("The report of this run could not be written: %s.", error)
+        self._page.finish()
 
     def close(self) -> None:
         """Gives the terminal back and closes the files; again is no error."""

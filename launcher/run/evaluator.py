@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
@@ -49,6 +49,7 @@ class Evaluator:
         self._run_batches = tf.function(self._run_batches_in_graph)
         self._batches: tf.distribute.DistributedDataset | None = None
         self.notes: list[str] = []
+        self.samples: Sequence[tuple[str, str, str]] = ()
         self._decoding: DecodingEvaluator | None = None
         if isinstance(task, Decodes):
             self._decoding = DecodingEvaluator(
@@ -95,7 +96,7 @@ class Evaluator:
         self.notes = []
         if self._decoding is not None and (score := self._decoding.evaluate(last)):
             result.update(score.metrics)
-            self.notes = score.notes
+            self.notes, self.samples = score.notes, score.samples
         result["examples"] = weight
         return result
 

@@ -86,6 +86,8 @@ class Recipe:
       best_metric: evaluation metric the best checkpoint is chosen by, best low for those of
         `LOW_IS_BEST` and best high for any other.
       eval_batch_size: examples of an evaluation batch over all replicas; None for `global_batch_size`.
+      price_per_hour: of all devices together, in any currency, for the cost in the report and in comparisons; None to
+        say nothing of it.
     """
 
     task: Any = gin.REQUIRED
@@ -130,6 +132,7 @@ class Recipe:
     on_checkpoint_error: str = "stop"
     best_metric: str = "loss"
     eval_batch_size: int | None = None
+    price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -154,7 +157,7 @@ class Recipe:
             raise UsageError(
                 f"train.save_model = {self.save_model!r}: must be one of {', '.join(map(repr, SAVE_MODEL))}"
             )
-        for name in ("steps", "epochs", "eval_batch_size"):
+        for name in ("steps", "epochs", "eval_batch_size", "price_per_hour"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"train.{name} = {value}: must be more than 0")

@@ -69,10 +69,12 @@ class Score(NamedTuple):
     Attributes:
       metrics: by name.
       notes: lines for a person, such as how a metric is defined and samples.
+      samples: (what was given, what the model wrote, what was expected), for the report.
     """
 
     metrics: dict[str, float]
     notes: list[str]
+    samples: Sequence[tuple[str, str, str]] = ()
 
 
 @runtime_checkable

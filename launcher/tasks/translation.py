@@ -138,10 +138,10 @@ class Translation:
         exact = np.mean([made == wanted for made, wanted in zip(translations, references, strict=True)])
         how = "greedy" if self._beam_size == 1 else f"beam {self._beam_size}, length penalty {self._length_penalty:g}"
         notes = [f"{len(examples)} held-out translations ({how}): bleu is {signature}"]
-        for index in np.linspace(0, len(examples) - 1, min(_SAMPLES, len(examples))).astype(int):
-            right = "=" if translations[index] == references[index] else "/"
-            notes.append(f"{sources[index]} -> {translations[index]} {right} {references[index]}")
-        return Score({"bleu": value, "exact_match": float(exact)}, notes)
+        shown = np.linspace(0, len(examples) - 1, min(_SAMPLES, len(examples))).astype(int)
+        samples = [(sources[index], translations[index], references[index]) for index in shown]
+        notes += [f"{source} -> {made} {'=' if made == wanted else '/'} {wanted}" for source, made, wanted in samples]
+        return Score({"bleu": value, "exact_match": float(exact)}, notes, samples)
 
     def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
         """Sources, cut to the longest that the model was trained on."""

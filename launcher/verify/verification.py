@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
 from launcher.machine import devices as devices_lib
-from launcher.reporting import strict_json
+from launcher.reporting import report, run_folder, strict_json
 from launcher.reporting.console import Console, make_console
 from launcher.reporting.summary import versions
 from launcher.run import loading
@@ -29,7 +29,7 @@ from launcher.verify.record import Record
 from launcher.verify.settings import ONE_REPLICA, Tolerances, Topology, VerifySettings, for_policy
 from launcher.verify.table import Result
 
-FILE_NAME = "verify.json"
+FILE_NAME = run_folder.VERIFY
 
 _AT_ONCE = (
     ". The first step differs already: is the task's loss() a sum over the batch, not a mean, with the sum of the "
@@ -214,6 +214,7 @@ class Verification:
                 file.write(f"{strict_json.dumps(content, indent=2)}\n")
         except (OSError, tf.errors.OpError) as error:
             raise UsageError(f"{FILE_NAME} cannot be written to --model_dir={model_dir}: {error}") from None
+        report.refresh(model_dir)
 
 
 def run(

@@ -78,6 +78,13 @@ def test_later_files_and_then_params_override(folder):
     assert (job()["steps"], job()["rate"]) == (20, 3.5)
 
 
+def test_what_params_changed_is_told_beside_what_the_files_say():
+    loaded("job.steps = 20\n", "job.steps = 30", "job.rate = 2.0", "job.steps = 40")
+    assert gin_bindings.changed() == [("job.steps", "20", "40"), ("job.rate", None, "2.0")]
+    loaded()
+    assert gin_bindings.changed() == []
+
+
 def test_a_load_starts_from_nothing():
     loaded("job.rate = 2.0\n")
     job()

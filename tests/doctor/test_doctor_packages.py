@@ -31,7 +31,7 @@ def test_what_the_doctor_requires_is_what_setup_requires(monkeypatch):
     assert found.required == seen["install_requires"]
     assert found.tensorflows == ">=2.20"
     optional = {line.partition(";")[0] for _, line in found.optional}
-    assert {"jax>=0.10.2", "matplotlib>=3.8", "sentencepiece>=0.2"} <= optional
+    assert {"jax>=0.10.2", "sentencepiece>=0.2"} <= optional
     assert not {"pytest>=8.0", "tensorflow-cpu>=2.20"} & optional
 
 

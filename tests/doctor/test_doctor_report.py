@@ -10,6 +10,7 @@ import sys
 import jsonschema
 import pytest
 from places import ROOT
+from report_page import Page
 
 from launcher import main as entry
 from launcher.doctor import examination
@@ -214,3 +215,13 @@ def test_every_check_is_in_the_document():
     table = (ROOT / "docs" / "doctor.md").read_text("utf-8").partition("## What it looks at")[2].partition("\n## ")[0]
     first_cells = " ".join(row.split("|")[1] for row in table.splitlines() if row.startswith("|"))
     assert set(re.findall(r"`(\w+)`", first_cells)) == {check.name for check in CHECKS}
+
+
+def test_what_was_found_is_a_section_of_the_report_of_a_folder_that_is_there(tmp_path, capsys):
+    flags = ["--mode=doctor", "--doctor_checks=python,memory"]
+    assert entry.main(["launcher", *flags, f"--model_dir={tmp_path / 'none'}"]) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert entry.main(["launcher", *flags, f"--model_dir={tmp_path}"]) == 0
+    found = json.loads((tmp_path / "doctor.json").read_text())["findings"]
+    assert {one["check"] for one in found} == {"python", "memory"}
+    assert "python" in Page.of(tmp_path).section("Doctor")

@@ -8,6 +8,7 @@ import re
 import keras
 import numpy as np
 import pytest
+from report_page import Page
 from small_run import GivenTask, build, linear_batches, negative_sum
 
 from launcher import main
@@ -81,7 +82,6 @@ def test_training_with_the_recommended_scale_moves_what_scale_1_does_not():
     np.testing.assert_allclose(moved("mixed_float16", scale), moved("float32", 1.0), rtol=5e-3)
 
 
-@pytest.mark.usefixtures("matplotlib")
 def test_reports_on_a_recipe(launch, tmp_path):
     code, out, err = launch(*SMALL, "--mode=precision_report", "--replicas=2", f"--model_dir={tmp_path}")
 
@@ -90,17 +90,19 @@ def test_reports_on_a_recipe(launch, tmp_path):
     assert re.search(r"Recommended scale: 2\^\d+", out)
     report = json.loads((tmp_path / "precision.json").read_text())
     assert set(report) == {
-        "format", "plan", "policy", "batches", "loss", "loss_scale", "sweep", "gradients", "overflows", "errors",
-        "wire", "lint", "versions",
+        "format", "plan", "verdict", "tables", "policy", "batches", "loss", "loss_scale", "sweep", "gradients",
+        "overflows", "errors", "wire", "lint", "versions",
     }  # fmt: skip
     assert set(report["lint"][0]) == {"rule", "level", "path", "text", "fix"}
     assert set(report["wire"][0]) == {"dtype", "replicas", "error", "payload_bytes", "sent_bytes"}
     assert {one["kind"] for one in report["gradients"]} == {"weight", "activation", "wire"}
     assert {one["replicas"] for one in report["wire"]} == {2, 8, 64}
     assert set(report["errors"]) >= {"1", "32768"}
-    html = (tmp_path / "precision.html").read_text()
-    assert html.count("data:image/png;base64,") == 2
-    assert "<script" not in html
+    page = Page.of(tmp_path)
+    assert "Recommended scale: 2^" in page.words
+    titles = [panel["title"] for panel in page.data["panels"]["precision"]]
+    assert titles[0].startswith("Gradients that float16 loses")
+    assert "Exponents of all weight gradients, %" in titles
     assert not list(tmp_path.glob("checkpoints*"))
 
 

@@ -1,102 +1,294 @@
-"""report.html is one self-contained page that says what the files say."""
+"""report.html is one self-contained page that says what the files of a folder say, of any folder."""
 
 from __future__ import annotations
 
-import base64
-import re
-import sys
-from html.parser import HTMLParser
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from report_page import Page
 
+from launcher import main as entry
+from launcher.reporting import run_folder
 from launcher.reporting.metrics_file import MetricsFile
-from launcher.reporting.report import write_report
+from launcher.reporting.report import LiveReport, write_report
+from launcher.reporting.run_folder import Change, RunRecord
 
 SUMMARY: dict[str, Any] = {
     "status": "failed",
     "exit_code": 70,
-    "error": "loss <nan> & gone",
-    "metrics": {"train": {"loss": float("nan")}, "eval": {"accuracy": 0.96875}},
-    "step": 30,
-    "seconds": {"train": 12.34, "total": 20.0},
+    "error": "loss <nan> & gone </script>",
+    "metrics": {"train": {"loss": None}, "eval": {"accuracy": 0.96875}},
+    "step": 60,
+    "seconds": {"startup": 2.0, "train": 12.34, "total": 20.0},
     "versions": {"tensorflow": "2.21.0"},
 }
-
-
-class Page(HTMLParser):
-    """Collects the text, the images and whatever would be fetched from elsewhere; fails on tags that do not match."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.words = ""
-        self.images: list[str] = []
-        self.links: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        for name, value in attributes:
-            if name in ("src", "href"):
-                (self.images if (value or "").startswith("data:") else self.links).append(value or "")
-        if tag not in ("meta", "img"):
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words += data + "\n"
+BEGAN = 1_700_000_000.0
+RECORD = RunRecord(
+    started=BEGAN,
+    command="python -m launcher.main --gin_file=some.gin",
+    recipe=("some.gin",),
+    changes=(Change(name="train.steps", recipe="50", run="60"),),
+    plan={"strategy": "one_device (<auto>)"},
+    total_steps=60,
+    steps_per_epoch=20.0,
+    best_metric="accuracy",
+    price_per_hour=36.0,
+)
+ATTEMPTS = [
+    {
+        "number": 1,
+        "started": BEGAN,
+        "ended": BEGAN + 37,
+        "ended_by": "worker 1 was killed by SIGKILL",
+        "from_step": 0,
+        "to_step": 35,
+        "seconds": {"train": 30.0},
+    },
+    {"number": 2, "started": BEGAN + 40, "ended": BEGAN + 70, "ended_by": "done", "from_step": 30, "to_step": 60},
+]
 
 
 def log(folder: Path) -> None:
-    metrics = MetricsFile(str(folder))
-    for step in (10, 20, 30):
-        loss = float("nan") if step == 30 else 1 / step
-        metrics.train({"step": step, "loss": loss, "accuracy": 0.5, "loss_scale": 2.0**15 / step, "skipped_steps": 2})
-        metrics.evaluation({"step": step, "loss": 1 / step, "accuracy": 0.25})
+    """Six log events and two evaluations, the first of them the better one."""
+    now = [BEGAN]
+    metrics = MetricsFile(str(folder), clock=lambda: now[0])
+    for step in range(10, 61, 10):
+        now[0] = BEGAN + step
+        metrics.train(
+            {
+                "step": step,
+                "loss": float("nan") if step == 40 else 1 / step,
+                "learning_rate": 0.1,
+                "loss_scale": 2.0**15 / (2 if step >= 40 else 1),
+                "skipped_steps": 1 if step >= 40 else 0,
+                "examples_per_second": 5.0 if step in (10, 40) else 100.0 + step,
+            }
+        )
+        if step in (30, 60):
+            metrics.evaluation({"step": step, "loss": 1 / step, "accuracy": 0.96875 if step == 30 else 0.9})
 
 
-def written(folder: Path) -> Page:
-    write_report(str(folder), plan={"model": "<resnet>"}, summary=SUMMARY)
-    return Page((folder / "report.html").read_text())
+def of(folder: Path, *, record: RunRecord | None = RECORD, **summary: Any) -> Page:
+    """The page of a run with these files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if record is not None:
+        run_folder.write_record(folder, record)
+    log(folder)
+    (folder / "summary.json").write_text(json.dumps({**SUMMARY, **summary}))
+    write_report(folder)
+    return Page.of(folder)
 
 
-@pytest.mark.usefixtures("matplotlib")
-def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
-    log(tmp_path)
-    page = written(tmp_path)
+def panel(page: Page, title: str) -> dict[str, Any]:
+    (found,) = [one for one in page.data["panels"]["curves"] if one["title"].partition(",")[0] == title]
+    return found
+
+
+def test_the_page_holds_everything_itself_and_is_small(tmp_path: Path) -> None:
+    page = of(tmp_path)
     assert page.links == []
-    (image,) = page.images
-    content = base64.b64decode(image.removeprefix("data:image/png;base64,"))
-    assert content.startswith(b"\x89PNG\r\n")
+    text = (tmp_path / "report.html").read_text()
+    assert "uPlot" in text and "Permission is hereby granted" in text
+    assert len(text) < 120_000
 
 
-def test_the_page_says_how_it_ended_and_with_what(tmp_path: Path) -> None:
-    log(tmp_path)
-    words = re.sub(r"\s+", " ", written(tmp_path).words)
-    assert "failed at step 30" in words
-    assert "loss <nan> & gone" in words
-    assert "train loss nan eval accuracy 0.96875" in words
-    assert "model <resnet>" in words
-    assert "train 12.3 total 20.0" in words
-    assert "tensorflow 2.21.0" in words
-    assert "Steps skipped because gradients were not finite: 2." in words
+def test_the_page_says_what_came_out_and_of_what(tmp_path: Path) -> None:
+    page = of(tmp_path)
+    assert "failed at step 60 of 60" in page.words
+    assert "loss <nan> & gone </script>" in page.words
+    assert "0.9688 accuracy, best evaluation, step 30" in page.words
+    assert "python -m launcher.main --gin_file=some.gin" in page.words
+    assert "Devices one_device (<auto>)" in page.words
+    assert "tensorflow 2.21.0" in page.words
+    assert "train.steps 50 60" in page.section("Changed from the recipe")
+    assert "train 12.3 s" in page.section("Where the time went")
+    assert "0.60 cost" in page.words  # 60 s at 36 an hour
 
 
-def test_without_matplotlib_the_page_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    log(tmp_path)
-    page = written(tmp_path)
-    assert page.images == []
-    assert "matplotlib, which is not installed" in page.words
-    assert "accuracy" in page.words
+def test_curves_run_over_steps_time_and_epochs_without_what_never_moves(tmp_path: Path) -> None:
+    page = of(tmp_path)
+    train = page.data["groups"]["train"]
+    assert train["step"] == [10, 20, 30, 40, 50, 60]
+    assert train["time"] == [10, 20, 30, 40, 50, 60]
+    assert train["epoch"] == [0.5, 1, 1.5, 2, 2.5, 3]
+    assert page.data["groups"]["eval"]["step"] == [30, 60]
+    assert [one["title"] for one in page.data["panels"]["curves"]] == [
+        "Accuracy", "Loss", "Loss scale, 1 skipped", "Examples per second",
+    ]  # fmt: skip
+    assert "Constant: learning rate 0.1." in page.section("Curves")
+    assert panel(page, "Loss")["series"][0]["y"][3] is None  # NaN is a gap, not a number
+
+
+def test_the_loss_scale_shows_the_steps_that_were_skipped(tmp_path: Path) -> None:
+    assert [mark["step"] for mark in panel(of(tmp_path), "Loss scale")["marks"]] == [40]
+
+
+def test_attempts_are_listed_with_their_cost_and_marked_on_the_curves(tmp_path: Path) -> None:
+    goodput = {"train": 60.0, "lost": 5.0, "down": 3.0, "input_wait": 2.0}
+    page = of(tmp_path, attempts=ATTEMPTS, goodput=goodput, goodput_share=60 / 70)
+    said = page.section("Attempts")
+    assert "from 0 to 35 worker 1 was killed by SIGKILL 5 3.0 s" in said
+    (mark,) = page.data["marks"]
+    assert (mark["step"], mark["time"], mark["label"]) == (30, 37, "attempt 2")
+    assert "1 min 10 s wall time" in page.words
+    assert "85.7% goodput" in page.words
+    assert "lost to repeated steps 5.0 s, 7.1%" in page.section("Where the time went")
+
+
+def test_the_speed_of_a_step_that_was_compiled_is_left_out_of_every_attempt(tmp_path: Path) -> None:
+    page = of(tmp_path, attempts=ATTEMPTS)
+    assert panel(page, "Examples per second")["series"][0]["y"] == [None, 120, 130, None, 150, 160]
+
+
+def test_the_workers_stand_beside_one_another(tmp_path: Path) -> None:
+    times = [{"worker": 0, "own_seconds": 0.25, "input_seconds": 0.01}, {"worker": 1, "own_seconds": 0.5}]
+    said = of(tmp_path, workers=times, slow_worker=1).section("Workers")
+    assert "Own time a step" in said and "0 250 ms 10 ms 1 500 ms" in said
+    assert "Worker 1 holds the others up." in said
+
+
+def test_a_folder_of_an_older_version_has_a_page(tmp_path: Path) -> None:
+    page = of(tmp_path, record=None)
+    assert "failed at step 60" in page.words
+    assert "0.9688 accuracy, best evaluation, step 30" in page.words
 
 
 def test_a_run_that_failed_before_its_first_event_has_a_page(tmp_path: Path) -> None:
-    page = written(tmp_path / "run")
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    write_report(tmp_path)
+    page = Page.of(tmp_path)
     assert "Nothing was measured." in page.words
+    assert "loss <nan> & gone" in page.words
+
+
+def test_damaged_files_are_left_out(tmp_path: Path) -> None:
+    for name in ("run.json", "verify.json", "drill.json", "config.gin"):
+        (tmp_path / name).write_bytes(b'{"verified": \xff')
+    page = of(tmp_path, record=None)
+    assert page.section("Verify") == ""
+
+
+def test_a_summary_of_an_earlier_attempt_does_not_speak_for_one_that_runs(tmp_path: Path) -> None:
+    of(tmp_path)
+    os.utime(tmp_path / "summary.json", (BEGAN, BEGAN))
+    run_folder.write_record(tmp_path, dataclasses.replace(RECORD, started=BEGAN + 100))
+    write_report(tmp_path)
+    assert "unfinished" in Page.of(tmp_path).words
+    assert run_folder.read(tmp_path).began == BEGAN, "its events are those of the first attempt"
+
+
+def test_a_long_run_stays_small_and_keeps_its_spikes(tmp_path: Path) -> None:
+    lines = (
+        json.dumps(
+            {"step": step, "split": "train", "loss": 9.0 if step == 7777 else 1.0 + step % 7 / 10, "time": BEGAN}
+        )
+        for step in range(1, 20_001)
+    )
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    write_report(tmp_path)
+    page = Page.of(tmp_path)
+    assert len(page.data["groups"]["train"]["step"]) <= 1500
+    assert max(panel(page, "Loss")["series"][0]["y"]) == 9.0
+
+
+def test_the_page_is_written_while_it_trains_and_not_too_often(tmp_path: Path) -> None:
+    now = [0.0]
+    live = LiveReport(str(tmp_path), clock=lambda: now[0])
+    live.begin(RECORD)
+    log(tmp_path)
+    live.event()
+    assert "running at step 60 of 60" in Page.of(tmp_path).words
+    (tmp_path / "report.html").unlink()
+    now[0] = 29.0
+    live.event()
+    assert not (tmp_path / "report.html").exists()
+    now[0] = 31.0
+    live.event()
+    assert (tmp_path / "report.html").exists()
+
+
+def test_results_of_other_modes_are_sections_of_the_same_page(tmp_path: Path) -> None:
+    deviation = {"value": 3e-7, "tolerance": 1e-5, "within": True, "where": "", "first_step": None}
+    found = {
+        "verify.json": {
+            "verified": True,
+            "topologies": [
+                {"topology": "2 replicas", "verdict": "within", "seconds": 5.0, "deviations": {"loss": deviation}}
+            ],
+        },
+        "drill.json": {"passed": False, "kind": "kill", "worker": 1, "fault_step": 20, "failures": ["it was <late>"]},
+        "doctor.json": {
+            "findings": [
+                {"check": "memory", "status": "warn", "seen": "little", "fix": "buy more"},
+                {"check": "clock", "status": "ok", "seen": "right", "fix": ""},
+            ]
+        },
+    }
+    for name, content in found.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    write_report(tmp_path)
+    page = Page.of(tmp_path)
+    assert "2 replicas within 3.0e-07 5.0 s" in page.section("Verify")
+    assert "kill: worker 1, step 20" in page.section("Drill") and "it was <late>" in page.section("Drill")
+    assert "1 warn, 1 ok." in page.section("Doctor") and "buy more" in page.section("Doctor")
+    assert page.section("Curves") == "", "nothing was trained here"
+
+
+def test_sentences_that_the_model_wrote_stand_beside_what_was_expected(tmp_path: Path) -> None:
+    LiveReport(str(tmp_path)).samples(30, [("one", "eins", "eins"), ("two", "drei", "zwei")])
+    page = of(tmp_path)
+    assert "one eins as written two drei zwei" in page.section("Samples")
+
+
+def test_the_mode_writes_the_page_of_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of(tmp_path / "run")
+    (tmp_path / "run" / "report.html").unlink()
+    assert entry.main(["launcher", "--mode=report", f"--model_dir={tmp_path / 'run'}"]) == 0
+    assert str(tmp_path / "run" / "report.html") in capsys.readouterr().out
+    assert "failed at step 60" in Page.of(tmp_path / "run").words
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--mode=report"], "say of which folder"),
+        (["--mode=report", "--model_dir=none"], "--model_dir=none: there is no such folder"),
+        (["--mode=report", "--model_dir=."], "nothing of a run is in it"),
+        (["--mode=report", "--model_dir=.", "--replicas=2"], "reads files only"),
+        (["--mode=compare", "--run=one"], "name two folders or more"),
+        (["--mode=compare", "--run=one", "--run=two"], "--run=one: there is no such folder"),
+        (["--mode=train", "--run=one"], "--run is for --mode=compare"),
+    ],
+)
+def test_what_cannot_be_reported_on_is_one_message(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert entry.main(["launcher", *flags]) == 64
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert os.listdir(tmp_path) == []
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_the_curves(tmp_path: Path) -> None:
+    of(tmp_path, attempts=ATTEMPTS)
+    command = [CHROMIUM or "", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=2000", "--dump-dom", (tmp_path / "report.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.count("<canvas") == 4
+    assert 'class="u-legend' in done.stdout

@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from report_page import Page
 
 import launcher
 from launcher.errors import EXIT_FAILED
 from launcher.reporting.metrics_file import read_events
 from launcher.reporting.reporter import Reporter
+from launcher.reporting.run_folder import RunRecord
 from launcher.reporting.summary import Stopwatch, SummaryWriteError, make_summary
 
 TRAIN = {"step": 10, "loss": 0.5, "accuracy": 0.25, "examples_per_second": 100.0, "loss_scale": 1.0}
@@ -34,6 +36,7 @@ SUMMARY = make_summary(
 
 def report_a_run(reporter: Reporter, first_step: int = 0) -> None:
     reporter.plan({"strategy": "one_device"})
+    reporter.begin(RunRecord(plan={"strategy": "one_device"}))
     reporter.truncate_after(first_step)
     for step in range(first_step + 5, 21, 5):
         reporter.train({**TRAIN, "step": step})
@@ -53,9 +56,10 @@ def test_the_chief_reports_everywhere(tmp_path: Path) -> None:
     assert [event["step"] for event in read_events(str(tmp_path))] == [5, 10, 15, 20, 20]
     assert sorted(os.listdir(tmp_path / "tensorboard")) == ["eval", "train"]
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
-    page = (tmp_path / "report.html").read_text()
-    assert "<th>strategy</th><td>one_device</td>" in page
-    assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "report.html", "summary.json", "tensorboard"]
+    page = Page.of(tmp_path)
+    assert "completed" in page.words and "strategy one_device" in page.section("Plan")
+    written = ["metrics.jsonl", "report.html", "run.json", "summary.json", "tensorboard"]
+    assert sorted(os.listdir(tmp_path)) == written
 
 
 def test_other_workers_touch_and_show_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -113,7 +113,6 @@ def _prepare() -> None:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "launcher"]:
         del sys.modules[name]
-    sys.modules["matplotlib"] = None  # not to be found: to draw its curves is a fifth of a small run
     gc.collect()
     gc.freeze()  # or each forked process copies these objects' pages when it collects garbage
 

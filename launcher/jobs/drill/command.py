@@ -19,7 +19,7 @@ from launcher.jobs.job import Backend, Job
 from launcher.jobs.output import JobConsole
 from launcher.jobs.supervisor import Supervisor
 from launcher.model_dir.lease import Lease
-from launcher.reporting import strict_json
+from launcher.reporting import report, strict_json
 
 
 def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], console: JobConsole, held: Lease) -> int:
@@ -52,6 +52,7 @@ def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], conso
     with contextlib.suppress(OSError):
         content = strict_json.dumps(verdict.record(), indent=2) + "\n"
         strict_json.replace_file(Path(job.model_dir, drill_verdict.FILE_NAME), content)
+        report.refresh(job.model_dir)
     console.note(verdict.text())
     return EXIT_DONE if verdict.passed else exit_code or EXIT_FAILED
 

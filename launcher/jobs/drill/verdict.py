@@ -9,9 +9,10 @@ from typing import Any
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
 from launcher.jobs.drill import files
 from launcher.jobs.drill.plan import CORRUPT, PREEMPT, DrillPlan
+from launcher.reporting import run_folder
 from launcher.supervised import drill
 
-FILE_NAME = "drill.json"
+FILE_NAME = run_folder.DRILL
 
 
 @dataclasses.dataclass

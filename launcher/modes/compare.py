@@ -1,0 +1,37 @@
+"""`--mode=compare`: several runs beside one another, from the files in their folders. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import os
+
+from launcher.errors import EXIT_DONE, UsageError
+from launcher.modes import CompareRequest
+from launcher.reporting import comparison, run_folder
+from launcher.reporting.console import make_console
+from launcher.reporting.tables import show_table
+
+
+def run(request: CompareRequest) -> int:
+    """Prints the table of what differs and writes compare.html.
+
+    Raises:
+      UsageError: there are fewer than two runs, a folder holds none, or the page cannot be written.
+    """
+    if len(request.run) < 2:
+        raise UsageError("--mode=compare: name two folders or more, such as --run=runs/one --run=runs/other")
+    folders = [run_folder.read(path) for path in request.run]
+    for path, folder in zip(request.run, folders, strict=True):
+        if not folder.is_run:
+            what = "nothing of a run is in it" if os.path.isdir(path) else "there is no such folder"
+            raise UsageError(f"--run={path}: {what}; name the folder that a run wrote to")
+    compared = comparison.Comparison.of(folders)
+    show_table(compared.rows(), make_console(total_steps=1))
+    target = os.path.join(request.model_dir or ".", comparison.FILE_NAME)
+    if request.dry_run:
+        print(f"would write {target}")
+        return EXIT_DONE
+    try:
+        print(f"written: {compared.write(request.model_dir or '.')}")
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or error}; choose another --model_dir") from None
+    return EXIT_DONE

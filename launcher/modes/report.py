@@ -1,0 +1,33 @@
+"""`--mode=report`: report.html of any folder, from the files in it. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import os
+
+from launcher.errors import EXIT_DONE, UsageError
+from launcher.modes import Request
+from launcher.reporting import report, run_folder
+
+
+def run(request: Request) -> int:
+    """Writes the page and prints where it is.
+
+    Raises:
+      UsageError: there is no folder, nothing of a run in it, or it cannot be written.
+    """
+    if request.model_dir is None and not request.gin_file:
+        raise UsageError("--mode=report: say of which folder, such as --model_dir=runs/resnet_cpu")
+    folder = run_folder.read(request.run_dir)
+    if not folder.is_run and not folder.results:
+        what = "nothing of a run is in it" if os.path.isdir(request.run_dir) else "there is no such folder"
+        raise UsageError(f"--model_dir={request.run_dir}: {what}; name the folder that a run wrote to")
+    if request.dry_run:
+        print(f"would write {os.path.join(request.run_dir, report.FILE_NAME)}")
+        return EXIT_DONE
+    try:
+        print(f"written: {report.write_report(request.run_dir)}")
+    except OSError as error:
+        raise UsageError(
+            f"{report.FILE_NAME} cannot be written to --model_dir={request.run_dir}: {error.strerror or error}"
+        ) from None
+    return EXIT_DONE

@@ -1,0 +1,161 @@
+"""compare.html: several runs, their curves overlaid, and what differs in configuration and result."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import launcher
+from launcher.reporting import curves, page, strict_json
+from launcher.reporting.page import Section
+from launcher.reporting.run_folder import RunFolder
+
+FILE_NAME = "compare.html"
+_ABSENT = "-"
+_FACTS = ("data", "cluster", "strategy", "policy", "parameters", "seed")
+_OTHER_MODES = ("verify", "precision_report")
+_WIDEST = 40  # characters of a cell on the terminal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Runs with names that tell them apart."""
+
+    folders: Sequence[RunFolder]
+    labels: Sequence[str]
+
+    @classmethod
+    def of(cls, folders: Sequence[RunFolder]) -> Comparison:
+        return cls(folders=folders, labels=_labels(folders))
+
+    def results(self) -> dict[str, list[str]]:
+        """What came out, by name: a cell for each run."""
+        found: dict[str, list[str]] = {"status": [folder.status for folder in self.folders]}
+        metrics = dict.fromkeys(folder.best_metric for folder in self.folders if folder.best_metric)
+        for name in metrics:
+            best = [folder.best if folder.best_metric == name else None for folder in self.folders]
+            found[f"best {name}"] = [
+                f"{page.show(event[name])} at step {page.show(event['step'])}" if event else _ABSENT for event in best
+            ]
+        last = [train[-1] if (train := folder.of_split("train")) else {} for folder in self.folders]
+        found["training loss"] = [page.show(event.get("loss")) for event in last]
+        found["steps"] = [page.show(event.get("step")) for event in last]
+        found["wall time"] = [page.duration(folder.seconds) for folder in self.folders]
+        found["seconds to best"] = [_seconds_to_best(folder) for folder in self.folders]
+        found["skipped steps"] = [page.show(event.get("skipped_steps")) for event in last]
+        found["attempts"] = [str(max(1, len(folder.attempts))) for folder in self.folders]
+        costs = [folder.cost for folder in self.folders]
+        if any(cost is not None for cost in costs):
+            found["cost"] = [_ABSENT if cost is None else f"{cost:,.2f}" for cost in costs]
+        return {name: cells for name, cells in found.items() if any(cell not in (_ABSENT, "") for cell in cells)}
+
+    def differences(self) -> dict[str, list[str]]:
+        """Facts of the plan, bindings and versions that are not the same in all runs that have them.
+
+        What another model or optimizer binds is not among them: see `not_in_all`.
+        """
+        versions = [folder.summary.get("versions") or {} for folder in self.folders]
+        bindings = self._bindings()
+        common = {name: cells for name, cells in bindings.items() if _ABSENT not in cells or name.startswith("train.")}
+        facts = _different([_facts(folder) for folder in self.folders])
+        facts = {name: cells for name, cells in facts.items() if len({*cells} - {_ABSENT}) > 1}
+        return {**facts, **common, **_different(versions)}
+
+    def not_in_all(self) -> dict[str, list[str]]:
+        """Bindings of parts that not every run has."""
+        differences = self.differences()
+        return {name: cells for name, cells in self._bindings().items() if name not in differences}
+
+    def _bindings(self) -> dict[str, list[str]]:
+        """Bindings that differ, without those of other modes, which no training reads."""
+        found = _different([folder.config for folder in self.folders])
+        return {name: cells for name, cells in found.items() if name.partition(".")[0] not in _OTHER_MODES}
+
+    def rows(self) -> list[list[str]]:
+        """The table, its heading first: results, then what differs."""
+        body = [[name, *cells] for name, cells in {**self.results(), **self.differences()}.items()]
+        rows = [["", *self.labels], *([_shortened(cell) for cell in row] for row in body)]
+        rest = len(self.not_in_all())
+        return rows + ([[f"and {rest} bindings of parts that not all have", *[""] * len(self.labels)]] if rest else [])
+
+    def write(self, folder: str) -> Path:
+        """Writes FOLDER/compare.html, atomically, and returns its path.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        strict_json.replace_file(target / FILE_NAME, self.page())
+        return target / FILE_NAME
+
+    def page(self) -> str:
+        charts = curves.of_runs(self.folders, self.labels)
+        heading = ["", *self.labels]
+        differences = self.differences()
+        told = page.grid([heading, *([name, *cells] for name, cells in differences.items())])
+        told = told if differences else page.paragraph("Nothing in configuration or versions.")
+        if rest := self.not_in_all():
+            table = page.grid([heading, *([name, *cells] for name, cells in rest.items())])
+            told += page.details(f"{len(rest)} bindings of parts that not all runs have", table)
+        folders = {label: str(one.path) for label, one in zip(self.labels, self.folders, strict=True)}
+        sections = [
+            Section("Results", page.grid([heading, *([name, *cells] for name, cells in self.results().items())])),
+            Section("Curves", page.chart_tools(charts) + page.panels("curves"), charts),
+            Section("What differs", told),
+            Section("Folders", page.facts(folders)),
+        ]
+        return page.page(
+            " and ".join(self.labels),
+            header=f"<h1>Comparison: {html.escape(', '.join(self.labels))}</h1>",
+            sections=sections,
+            footer=f"Launcher {html.escape(launcher.__version__)}",
+        )
+
+
+def _labels(folders: Sequence[RunFolder]) -> list[str]:
+    """The ends of the paths that tell the folders apart."""
+    paths = [folder.path.parts for folder in folders]
+    for length in range(1, max(map(len, paths)) + 1):
+        labels = [os.path.join(*parts[-length:]) for parts in paths]
+        if len(set(labels)) == len(set(paths)):
+            break
+    seen: dict[str, int] = {}
+    for index, label in enumerate(labels):
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] > 1:  # the same folder twice
+            labels[index] = f"{label} ({seen[label]})"
+    return labels
+
+
+def _facts(folder: RunFolder) -> Mapping[str, str]:
+    """What the bindings do not say: where it ran, on what data."""
+    if folder.record is None:
+        return {name: str(value) for name in _FACTS if (value := folder.summary.get(name)) is not None}
+    plan = {name: folder.record.plan[name] for name in _FACTS if name in folder.record.plan}
+    return {"recipe": ", ".join(folder.record.recipe), **plan}
+
+
+def _different(tables: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Rows that are not the same in all tables; a table that is empty is not known and says nothing."""
+    known = [table for table in tables if table]
+    rows = {name: [table.get(name, _ABSENT) for table in tables] for table in known for name in table}
+    return {
+        name: cells
+        for name, cells in rows.items()
+        if len({cell for cell, table in zip(cells, tables, strict=True) if table}) > 1
+    }
+
+
+def _shortened(cell: str) -> str:
+    return cell if len(cell) <= _WIDEST else f"{cell[: _WIDEST - 3]}..."
+
+
+def _seconds_to_best(folder: RunFolder) -> str:
+    best = folder.best
+    if best is None or folder.began is None or "time" not in best:
+        return _ABSENT
+    return f"{best['time'] - folder.began:,.0f}"

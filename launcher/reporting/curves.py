@@ -1,0 +1,208 @@
+"""The curves of a run as data that the page's script draws: shared axes once, a panel a measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from launcher.reporting import strict_json
+from launcher.reporting.run_folder import RunFolder
+
+# What a screen can show; more would make the page slow and large.
+MOST_POINTS = 1500
+
+_NOT_DRAWN = ("step", "split", "time", "examples", "skipped_steps", "slowest_worker", strict_json.NON_FINITE)
+_LAST = ("learning_rate", "gradient_norm", "loss_scale", "examples_per_second", "input_wait_fraction")
+# Of the first log event of a process, they say how long its step took to compile.
+_WITH_COMPILATION = ("examples_per_second", "input_wait_fraction")
+_TITLES = {"bleu": "BLEU", "mfu": "MFU"}
+_SPLITS = ("train", "eval", "precision")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Charts:
+    """What the page's script draws.
+
+    Attributes:
+      groups: x values by name and by axis, "step", "time", "epoch" or a panel's own.
+      panels: by the place that shows them: a title and series, each a column of y over a group.
+      marks: vertical lines in all panels that follow the page's controls.
+      constant: measurements that have no panel, because they never change.
+    """
+
+    groups: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    panels: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+    marks: Sequence[Mapping[str, Any]] = ()
+    constant: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def of_run(folder: RunFolder) -> Charts:
+    """The panels of one run: train as a line, evaluations as points, restarts and skipped steps as marks."""
+    splits = {split: thinned(folder.of_split(split)) for split in _SPLITS}
+    groups = {split: axes(folder, events) for split, events in splits.items() if events}
+    names = ordered((name for events in splits.values() for event in events for name in event), folder.best_metric)
+    panels: list[dict[str, Any]] = []
+    constant: dict[str, float] = {}
+    for name in names:
+        series: list[dict[str, Any]] = [
+            {
+                "label": split,
+                "group": split,
+                "y": column,
+                "kind": "points" if split == "eval" else "line",
+                "color": _SPLITS.index(split),
+            }
+            for split, events in splits.items()
+            if (column := values(folder, events, name))
+        ]
+        if not series:
+            continue
+        skipped = skips(folder) if name == "loss_scale" else []
+        level = {value for one in series for value in one["y"] if value is not None}
+        if len(level) <= 1 and not skipped and not _has_gaps(folder, name):
+            if level:
+                constant[name] = level.pop()
+            continue
+        panel: dict[str, Any] = {"title": title(name), "series": series}
+        if name == "loss_scale":
+            panel |= {"log": 2, "steps": True, "marks": skipped}
+            panel["title"] += f", {skipped_steps(folder):g} skipped" if skipped else ""
+        panels.append(panel)
+    return Charts(groups=groups, panels={"curves": panels}, marks=restarts(folder), constant=constant)
+
+
+def of_runs(folders: Sequence[RunFolder], labels: Sequence[str]) -> Charts:
+    """The panels of several runs, a colour each; evaluations as points of it."""
+    groups: dict[str, dict[str, list[float]]] = {}
+    by_name: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    names: list[str] = []
+    for index, (folder, label) in enumerate(zip(folders, labels, strict=True)):
+        for split in ("train", "eval"):
+            events = thinned(folder.of_split(split))
+            if not events:
+                continue
+            group = f"{split} {index}"
+            groups[group] = axes(folder, events)
+            for name in ordered((name for event in events for name in event), folder.best_metric):
+                column = values(folder, events, name)
+                if not column:
+                    continue
+                names.append(name)
+                kind = "points" if split == "eval" else "line"
+                by_name.setdefault((name, split), []).append(
+                    {"label": label, "group": group, "y": column, "kind": kind, "color": index}
+                )
+    metric = next((folder.best_metric for folder in folders if folder.best_metric), None)
+    panels = []
+    for name in ordered(names, metric):
+        for split in ("eval", "train"):
+            series = by_name.get((name, split), [])
+            if len({value for one in series for value in one["y"] if value is not None}) <= 1:
+                continue
+            ending = {"log": 2, "steps": True} if name == "loss_scale" else {}
+            both = (name, "eval") in by_name and (name, "train") in by_name
+            heading = f"{title(name)}, {'evaluation' if split == 'eval' else 'training'}" if both else title(name)
+            panels.append({"title": heading, "series": series, **ending})
+    return Charts(groups=groups, panels={"curves": panels})
+
+
+def title(name: str) -> str:
+    return _TITLES.get(name) or name.replace("_", " ").capitalize()
+
+
+def ordered(names: Iterable[str], best_metric: str | None) -> list[str]:
+    """Measurements in the order of the page: what the run is judged by, the loss, the task's own, the machine's."""
+    found = dict.fromkeys(name for name in names if name not in _NOT_DRAWN)
+    first = [name for name in (best_metric, "loss") if name in found]
+    last = [name for name in _LAST if name in found]
+    return list(dict.fromkeys([*first, *(name for name in found if name not in last), *last]))
+
+
+def axes(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Steps, seconds since the beginning, and epochs where they are known."""
+    steps = [event["step"] for event in events]
+    found: dict[str, list[float]] = {"step": steps}
+    began = folder.began
+    if began is not None and all("time" in event for event in events):
+        found["time"] = [round(event["time"] - began, 1) for event in events]
+    per_epoch = folder.record.steps_per_epoch if folder.record else None
+    if per_epoch:
+        found["epoch"] = [round(step / per_epoch, 3) for step in steps]
+    return found
+
+
+def values(folder: RunFolder, events: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+    """A column, None where it was not finite; [] where nothing of it is a number."""
+    compiled = set(_first_steps(folder)) if name in _WITH_COMPILATION else set()
+    column = [None if event["step"] in compiled else _number(event.get(name)) for event in events]
+    return column if any(value is not None for value in column) else []
+
+
+def thinned(events: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -> list[Mapping[str, Any]]:
+    """At most so many events: of each stretch those with the lowest and the highest loss, so that spikes stay."""
+    if len(events) <= most:
+        return list(events)
+    size = math.ceil(2 * len(events) / most)
+    kept: list[Mapping[str, Any]] = []
+    for start in range(0, len(events), size):
+        part = range(start, min(start + size, len(events)))
+        losses = {index: loss for index in part if (loss := _number(events[index].get("loss"))) is not None}
+        ends = {min(losses, key=losses.__getitem__), max(losses, key=losses.__getitem__)} if losses else {start}
+        kept += [events[index] for index in sorted(ends)]
+    return kept
+
+
+def skipped_steps(folder: RunFolder) -> float:
+    """How many steps were skipped because gradients were not finite."""
+    counts = [count for event in folder.events if (count := _number(event.get("skipped_steps"))) is not None]
+    return counts[-1] if counts else 0
+
+
+def skips(folder: RunFolder) -> list[dict[str, Any]]:
+    """A tick at each log event in which the count of skipped steps rose."""
+    ticks, before = [], 0
+    for event in folder.of_split("train"):
+        count = event.get("skipped_steps") or 0
+        if count > before:
+            ticks.append({**_place(folder, event["step"], event.get("time")), "color": "bad", "tick": True})
+        before = count
+    return ticks
+
+
+def restarts(folder: RunFolder) -> list[dict[str, Any]]:
+    """A mark for each attempt after the first: at the step it went on from, at the time the one before it ended."""
+    found = []
+    for before, attempt in zip(folder.attempts, folder.attempts[1:], strict=False):
+        if attempt.from_step is not None:
+            place = _place(folder, attempt.from_step, before.ended or attempt.started)
+            found.append({**place, "label": f"attempt {attempt.number}"})
+    return found
+
+
+def _place(folder: RunFolder, step: int, at: float | None) -> dict[str, Any]:
+    place: dict[str, Any] = {"step": step}
+    if at is not None and folder.began is not None:
+        place["time"] = round(at - folder.began, 1)
+    if folder.record and folder.record.steps_per_epoch:
+        place["epoch"] = step / folder.record.steps_per_epoch
+    return place
+
+
+def _has_gaps(folder: RunFolder, name: str) -> bool:
+    """Whether a measurement was not finite at times."""
+    return any(name in event.get(strict_json.NON_FINITE, ()) for event in folder.events)
+
+
+def _first_steps(folder: RunFolder) -> list[int]:
+    """The step of the first log event of each attempt."""
+    events = folder.of_split("train")
+    starts = [attempt.from_step for attempt in folder.attempts if attempt.from_step is not None] or [-1]
+    return [step for start in starts if (step := next((e["step"] for e in events if e["step"] > start), None))]
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")

@@ -1,0 +1,240 @@
+"""The sections of a page on what other modes found: precision, verify, drill, preflight, doctor."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.reporting import page, run_folder
+from launcher.reporting.curves import Charts
+from launcher.reporting.page import Section
+from launcher.reporting.run_folder import RunFolder
+from launcher.reporting.units import bytes_text, milliseconds
+
+_16_BITS = ("float16", "bfloat16")
+_FLUSH, _NORMAL, _LARGEST = -25, -14, 16  # float16's limits, powers of two
+_EXPONENTS = (-40, 20)
+_WORST_LAYERS = 4
+
+
+def precision(folder: RunFolder) -> Section | None:
+    """What 16 bits do to the gradients: the advice, shares lost by loss scale, where the exponents lie, the lint."""
+    found = folder.results.get(run_folder.PRECISION)
+    if not found:
+        return None
+    parts = [page.paragraph(line) for line in found.get("verdict", [])]
+    charts = _precision_charts(found)
+    parts += [page.panels(place) for place in charts.panels]
+    for table in found.get("tables", []):
+        parts += [f"<h3>{html.escape(table['title'])}</h3>", page.grid(table["rows"])]
+    parts += _lint(found.get("lint", []))
+    parts.append(page.details("What was examined", page.facts(found.get("plan", {}))))
+    return Section("Precision", "\n".join(parts), charts)
+
+
+def verify(folder: RunFolder) -> Section | None:
+    """The same training on other topologies, compared."""
+    found = folder.results.get(run_folder.VERIFY)
+    if not found:
+        return None
+    topologies = [one for one in found.get("topologies", []) if isinstance(one, Mapping)]
+    names = list(dict.fromkeys(name for one in topologies for name in one.get("deviations", {})))
+    rows = [["Topology", "Verdict", *(name.replace("_", " ") for name in names), "Time"]]
+    for one in topologies:
+        cells = [_deviation(one.get("deviations", {}).get(name)) for name in names]
+        rows.append([one.get("topology"), one.get("verdict"), *cells, page.duration(one.get("seconds"))])
+    reasons = [f"{one.get('topology')}: {one['reason']}" for one in topologies if one.get("reason")]
+    said = "The recipe trains alike on all topologies." if found.get("verified") else "The topologies do not agree."
+    body = _verdict(said, bool(found.get("verified"))) + page.grid(rows)
+    return Section("Verify", body + "".join(map(page.paragraph, reasons)))
+
+
+def drill(folder: RunFolder) -> Section | None:
+    """A fault that was caused on purpose, and how the job survived it."""
+    found = folder.results.get(run_folder.DRILL)
+    if not found:
+        return None
+    passed = bool(found.get("passed"))
+    step = found.get("fault_step")
+    where = "never happened" if step is None else f"worker {found.get('worker')}, step {step:,}"
+    rows = {
+        "Fault": f"{found.get('kind')}: {where}",
+        "Named": found.get("named"),
+        "Noticed after": page.duration(found.get("seconds_to_detection")),
+        "Training again after": page.duration(found.get("seconds_to_training")),
+        "Went on from step": found.get("resumed_from"),
+        "Steps repeated": found.get("steps_repeated"),
+        "Restarts": found.get("restarts"),
+        "Processes left over": found.get("orphans"),
+    }
+    if found.get("difference") is not None:
+        rows["Reference"] = found["difference"] or "equal bit for bit"
+    said = f"The drill {'passed' if passed else 'did not pass'}."
+    return Section("Drill", _verdict(said, passed) + page.facts(rows) + _list(found.get("failures", [])))
+
+
+def preflight(folder: RunFolder) -> Section | None:
+    """Whether the step fits slices of TPUs, and how fast it can be there."""
+    found = folder.results.get(run_folder.PREFLIGHT)
+    if not found:
+        return None
+    cases = [one for one in found.get("cases", []) if isinstance(one, Mapping)]
+    heading = ["Slice", "Batch", "A replica", "Verdict", "HBM needed", "Of it", "Step at least", "Bound by", "MFU"]
+    rows = [[*heading, "Examples/s at most"], *map(_preflight_row, cases)]
+    rows += [
+        [one.get("case"), "", "", f"not applicable: {one.get('why')}", *[""] * 6]
+        for one in found.get("not_applicable", [])
+    ]
+    body = page.grid(rows)
+    for one in cases:
+        told = [str(one["refusal"])] if one.get("refusal") else []
+        told += list(one.get("advice", []))
+        if told:
+            body += f"<h3>{html.escape(_case_name(one))}</h3>{_list(told)}"
+    recipe = ", ".join(found.get("recipe", []))
+    return Section("Preflight", page.paragraph(f"Compiled for these slices: {recipe}") + body)
+
+
+def doctor(folder: RunFolder) -> Section | None:
+    """What was found of the machine; what is well is folded away."""
+    found = folder.results.get(run_folder.DOCTOR)
+    if not found:
+        return None
+    findings = [one for one in found.get("findings", []) if isinstance(one, Mapping)]
+    counts = Counter(one.get("status") for one in findings)
+    said = ", ".join(f"{counts[name]} {name}" for name in ("fail", "warn", "ok") if counts[name])
+    body = _verdict(f"{said}.", not counts["fail"])
+    heading = ["", "Check", "Seen", "Fix"]
+
+    def rows(chosen: Sequence[Mapping[str, Any]]) -> str:
+        cells = [[one.get("status"), one.get("check"), one.get("seen"), one.get("fix") or ""] for one in chosen]
+        return page.grid([heading, *cells])
+
+    troubles = [one for one in findings if one.get("status") != "ok"]
+    well = [one for one in findings if one.get("status") == "ok"]
+    body += rows(troubles) if troubles else ""
+    body += page.details(f"{len(well)} checks that found nothing", rows(well)) if well else ""
+    return Section("Doctor", body)
+
+
+SECTIONS = (drill, precision, verify, preflight, doctor)
+
+
+def _precision_charts(found: Mapping[str, Any]) -> Charts:
+    gradients = [one for one in found.get("gradients", []) if one.get("dtype") in _16_BITS]
+    sweep = found.get("sweep", [])
+    if not gradients or not sweep:
+        return Charts()
+    scale = found.get("loss_scale", {})
+    marks = [
+        {"value": math.log2(value), "label": label, "color": color}
+        for value, label, color in ((scale.get("now"), "now", "muted"), (scale.get("recommended"), "best", "bad"))
+        if value
+    ]
+    named = (("flushed", "flushed to zero"), ("subnormal", "subnormal"), ("above", "above 65504"))
+    lost = {
+        "title": "Gradients that float16 loses, % of those not zero, by loss scale",
+        "x": "power of two",
+        "ticks": [0, 0.01, 0.1, 1, 10, 100],
+        "marks": marks,
+        "series": [
+            {"label": label, "group": "sweep", "kind": "line", "y": [_round(100 * row[name]) for row in sweep]}
+            for name, label in named
+        ],
+    }
+    panels = [lost]
+    groups: dict[str, dict[str, list[float]]] = {"sweep": {"power of two": [math.log2(row["scale"]) for row in sweep]}}
+    chosen = [
+        (f"all {kind} gradients", [one for one in gradients if one["kind"] == kind])
+        for kind in ("weight", "activation")
+    ]
+    worst = sorted(gradients, key=lambda one: one["at_scale_1"].get("lost", one["at_scale_1"]["flushed"]), reverse=True)
+    chosen += [(f"{one['path']} ({one['kind']})", [one]) for one in worst if one["kind"] != "wire"][:_WORST_LAYERS]
+    for index, (title, some) in enumerate((title, some) for title, some in chosen if some):
+        counts: Counter[int] = Counter()
+        for one in some:
+            counts.update({int(exponent): count for exponent, count in one["counts_by_exponent"].items()})
+        if not counts:
+            continue
+        exponents = [float(place) for place in range(min(*counts, _FLUSH - 3), max(*counts, _LARGEST) + 2)]
+        whole = sum(counts.values())
+        groups[f"exponents {index}"] = {"power of two": exponents}
+        limits = ((_FLUSH, "2^-25", "bad"), (_NORMAL, "2^-14", "warn"), (_LARGEST, "65504", "bad"))
+        panels.append(
+            {
+                "title": f"Exponents of {title}, %",
+                "x": "power of two",
+                "range": _EXPONENTS,  # the same for all, so that layers can be compared
+                "marks": [{"value": value, "label": label, "color": color} for value, label, color in limits],
+                "series": [
+                    {
+                        "label": "share",
+                        "group": f"exponents {index}",
+                        "kind": "bars",
+                        "y": [_round(100 * counts[int(exponent)] / whole) or None for exponent in exponents],
+                    }
+                ],
+            }
+        )
+    return Charts(groups=groups, panels={"precision": panels})
+
+
+def _lint(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What has one remedy together."""
+    if not findings:
+        return []
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for one in findings:
+        line = ": ".join(filter(None, (one.get("path"), one.get("text"))))
+        groups.setdefault((one["level"], one["rule"], one["fix"]), []).append(line)
+    parts = ["<h3>Lint</h3>"]
+    for (level, rule, fix), lines in groups.items():
+        parts.append(f"<p><b>{html.escape(level)}: {html.escape(rule)}.</b> {html.escape(fix)}.</p>")
+        more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+        parts.append(page.details(f"{lines[0]}{more}", _list(lines)))
+    return parts
+
+
+def _preflight_row(one: Mapping[str, Any]) -> list[str]:
+    hbm, bounds = one.get("hbm"), one.get("roofline")
+    row = [page.show(one.get(name)) for name in ("accelerator_type", "global_batch_size", "per_replica_batch_size")]
+    row.append(str(one.get("verdict")))
+    row += [bytes_text(hbm["needed"]), f"{hbm['needed'] / hbm['available']:.0%}"] if hbm else ["", ""]
+    if not bounds:
+        return [*row, "", "", "", ""]
+    mfu, rate = bounds.get("mfu"), bounds.get("examples_per_second")
+    return [
+        *row,
+        milliseconds(bounds["step_seconds"]),
+        str(bounds["bound_by"]),
+        "" if mfu is None else f"{mfu:.1%}",
+        "" if rate is None else f"{rate:,.0f}",
+    ]
+
+
+def _case_name(one: Mapping[str, Any]) -> str:
+    changes = ", ".join(map(str, one.get("changes", [])))
+    return f"{one.get('accelerator_type')}{changes and f' with {changes}'}"
+
+
+def _deviation(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    value = found.get("value")
+    text = f"{value:.1e}" if isinstance(value, float) else page.show(value)
+    return text if found.get("within") else f"{text} (over {page.show(found.get('tolerance'))})"
+
+
+def _verdict(said: str, is_good: bool) -> str:
+    return f'<p class="{"good" if is_good else "bad"}"><b>{html.escape(said)}</b></p>'
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(str(line))}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")

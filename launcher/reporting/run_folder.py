@@ -1,0 +1,287 @@
+"""Gathers what the folder of a run holds: its record, summary, events, attempts and the results of other modes.
+
+Reads files only, and any of them may be missing, old, half-written or of a newer version. Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.reporting import metrics_file, strict_json, summary
+
+RECORD = "run.json"
+ERROR = "error.json"
+CONFIG = "config.gin"
+PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR = (
+    "precision.json",
+    "verify.json",
+    "drill.json",
+    "preflight.json",
+    "doctor.json",
+)
+SAMPLES = "samples.json"
+RUNNING = "running"
+UNFINISHED = "unfinished"
+
+_LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")  # of runs that did not record it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """A binding that the command line changed; `recipe` is None where the recipe does not bind it."""
+
+    name: str
+    recipe: str | None
+    run: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What is known of a run when it begins: the contents of run.json.
+
+    Attributes:
+      began: Unix seconds of the first attempt.
+      started: Unix seconds of the process that wrote this.
+      command: the command line.
+      recipe: the gin files.
+      changes: what the command line changed of them.
+      plan: what the run resolved to, by name.
+      total_steps: the last step.
+      steps_per_epoch: None where the data has no end.
+      best_metric: of evaluations, by which the best is chosen; low or high is best.
+      low_is_best: which of them.
+      price_per_hour: of all devices together, in any currency; None where it is not bound.
+    """
+
+    began: float = 0.0
+    started: float = 0.0
+    command: str = ""
+    recipe: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    plan: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    total_steps: int = 0
+    steps_per_epoch: float | None = None
+    best_metric: str = ""
+    low_is_best: bool = False
+    price_per_hour: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of the job: Unix seconds, steps, what ended it; None for what is not known."""
+
+    number: int
+    started: float | None = None
+    ended: float | None = None
+    ended_by: str = ""
+    from_step: int | None = None
+    to_step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """All that a report says of a run.
+
+    Attributes:
+      path: absolute.
+      record: as it began; None for a folder of an older version, or of a mode that does not train.
+      summary: of the last attempt that could write one; empty without.
+      status: completed, preempted, failed, running, or unfinished: begun, and neither ended nor known to run.
+      events: of metrics.jsonl.
+      attempts: in order; empty where only one is known of.
+      config: the bindings of config.gin.
+      results: what other modes, drills and evaluations wrote there, by file name.
+    """
+
+    path: Path
+    record: RunRecord | None
+    summary: Mapping[str, Any]
+    status: str
+    events: Sequence[Mapping[str, Any]]
+    attempts: Sequence[Attempt]
+    config: Mapping[str, str]
+    results: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_run(self) -> bool:
+        """Whether something was trained here, or tried to."""
+        return bool(self.summary or self.events or self.record)
+
+    @property
+    def began(self) -> float | None:
+        """Unix seconds of the first attempt, or of the first event where nothing else is known."""
+        if self.record is not None:
+            return self.record.began
+        return self.events[0].get("time") if self.events else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time over all attempts."""
+        ends = [attempt.ended for attempt in self.attempts if attempt.ended is not None]
+        ends += [event["time"] for event in self.events[-1:] if "time" in event]
+        own = self.summary.get("seconds", {}).get("total")
+        if self.began is None or not ends:
+            return own
+        return max(max(ends) - self.began, own or 0.0)
+
+    @property
+    def cost(self) -> float | None:
+        """What the wall time cost, where a price is bound."""
+        price = self.record.price_per_hour if self.record else None
+        return None if price is None or self.seconds is None else price * self.seconds / 3600
+
+    def of_split(self, split: str) -> list[Mapping[str, Any]]:
+        return [event for event in self.events if event.get("split") == split]
+
+    @property
+    def best_metric(self) -> str | None:
+        """The evaluation metric that the run is judged by; None without an evaluation."""
+        evaluations = self.of_split("eval")
+        if not evaluations:
+            return None
+        wanted = (self.record.best_metric if self.record else "", "exact_match", "bleu", "accuracy", "loss")
+        return next((name for name in wanted if name in evaluations[-1]), None)
+
+    @property
+    def low_is_best(self) -> bool:
+        if self.record is not None and self.record.best_metric == self.best_metric:
+            return self.record.low_is_best
+        return self.best_metric in _LOW_IS_BEST
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The best evaluation by that metric, the first of equals."""
+        name = self.best_metric
+        found = [event for event in self.of_split("eval") if name and event.get(name) is not None]
+        if not name or not found:
+            return None
+        return (min if self.low_is_best else max)(found, key=lambda event: event[name])
+
+
+def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
+    """Reads a folder; what is missing or cannot be read is left out.
+
+    Args:
+      model_dir: of the run.
+      running: whether it is known to run at this moment.
+    """
+    path = Path(model_dir).absolute()
+    record = read_record(path)
+    ended = _json(path / summary.FILE_NAME)
+    if record is not None and not _is_newer(path / summary.FILE_NAME, record.started):
+        ended = {name: ended[name] for name in ("attempts",) if name in ended}
+    events = metrics_file.read_events(str(path))
+    status = str(ended.get("status") or UNFINISHED)
+    names = (PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR, SAMPLES)
+    return RunFolder(
+        path=path,
+        record=record,
+        summary=ended,
+        status=RUNNING if running else status,
+        events=events,
+        attempts=_attempts(path, ended, events),
+        config=_bindings(path / CONFIG),
+        results={name: found for name in names if (found := _json(path / name))},
+    )
+
+
+def read_record(path: Path) -> RunRecord | None:
+    """The contents of run.json; None where there is none that can be read."""
+    found = _json(path / RECORD)
+    known = {field.name for field in dataclasses.fields(RunRecord)}
+    if "began" not in found:
+        return None
+    values = {name: value for name, value in found.items() if name in known}
+    values["recipe"] = tuple(values.get("recipe", ()))
+    values["changes"] = tuple(Change(**change) for change in values.get("changes", ()))
+    return RunRecord(**values)
+
+
+def write_record(path: Path, record: RunRecord) -> None:
+    """Writes run.json; a run that goes on from an earlier one's events keeps the time at which that began.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    before = read_record(path)
+    now = record.started or time.time()
+    goes_on = before is not None and bool(metrics_file.read_events(str(path)))
+    began = before.began if before is not None and goes_on else now
+    content = dataclasses.asdict(dataclasses.replace(record, began=began, started=now))
+    path.mkdir(parents=True, exist_ok=True)
+    strict_json.replace_file(path / RECORD, f"{strict_json.dumps(content, indent=2)}\n")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_newer(path: Path, since: float) -> bool:
+    try:
+        # A copied folder keeps its times only to the second.
+        return path.stat().st_mtime >= since - 1
+    except OSError:
+        return False
+
+
+def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
+    """Those of the summary; without, as far as the logs tell."""
+    known = {field.name for field in dataclasses.fields(Attempt)}
+    told = ended.get("attempts")
+    if isinstance(told, list):
+        rows = [{name: value for name, value in row.items() if name in known} for row in told if "number" in row]
+        return [Attempt(**row) for row in rows]
+    logs = {
+        int(digits): folder
+        for folder in path.glob("logs/attempt_*")
+        if (digits := folder.name.removeprefix("attempt_")).isdigit()
+    }
+    found: list[Attempt] = []
+    for number, folder in sorted(logs.items()):
+        error = _json(folder / ERROR)
+        before = found[-1].ended if found else None
+        # What was logged after the checkpoint that an attempt goes on from is forgotten.
+        kept = [event["step"] for event in events if before is not None and event.get("time", math.inf) <= before]
+        found.append(
+            Attempt(
+                number=number,
+                ended=error.get("time"),
+                ended_by=f"worker {error.get('worker')} {error.get('what')}" if error else "",
+                from_step=max(kept, default=0) if before is not None or not found else None,
+            )
+        )
+    return found
+
+
+def _bindings(path: Path) -> dict[str, str]:
+    """name -> value of the statements of a config.gin, whose long values go on over several lines."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        head, equals, value = line.partition(" = ")
+        if equals and line[:1].strip() and not line.startswith("#"):
+            name = head
+            found[name] = value.strip().rstrip("\\").strip()
+        elif name and line[:1].isspace() and line.strip():
+            found[name] = f"{found[name]} {line.strip().rstrip(chr(92)).strip()}".strip()
+        else:
+            name = ""
+    return found

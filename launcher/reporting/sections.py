@@ -1,0 +1,230 @@
+"""The sections of a run's page: each a function of the folder that returns None where there is nothing to say."""
+
+from __future__ import annotations
+
+import datetime
+import html
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.reporting import page, run_folder
+from launcher.reporting.curves import of_run, skipped_steps, title
+from launcher.reporting.page import Section
+from launcher.reporting.run_folder import RUNNING, UNFINISHED, RunFolder
+from launcher.reporting.units import milliseconds
+
+_LONG_ERROR = 12  # lines
+_PARTS = {"input_wait": "waiting for input", "startup": "start-up", "lost": "lost to repeated steps"}
+
+
+def header(folder: RunFolder) -> str:
+    """Name, how it ended, the numbers that matter, the command."""
+    summary, record = folder.summary, folder.record
+    step = summary.get("step", folder.events[-1]["step"] if folder.events else None)
+    total = f" of {record.total_steps:,}" if record and record.total_steps else ""
+    where = f"at step {page.show(step)}{total}" if step is not None else ""
+    parts = [f"<h1>{html.escape(folder.name)}</h1>"]
+    if folder.is_run:
+        status = html.escape(folder.status)
+        parts.append(f'<p><span class="status {status}">{status}</span>{where}{_note(folder)}</p>')
+    parts.append(_error(folder))
+    if tiles := _tiles(folder):
+        parts.append(f'<div class="tiles">{"".join(tiles)}</div>')
+    rows = {"Began": _date(folder.began)} if folder.began else {}
+    if record is not None:
+        rows |= {"Recipe": ", ".join(record.recipe)} if record.recipe else {}
+        rows |= {"Devices": record.plan["strategy"]} if "strategy" in record.plan else {}
+    elif summary.get("strategy"):
+        number = summary.get("num_replicas")
+        rows["Devices"] = f"{summary['strategy']}, {page.show(number)} replica{'s' if number != 1 else ''}"
+    versions = ", ".join(f"{name} {version}" for name, version in summary.get("versions", {}).items())
+    rows |= {"Versions": versions} if versions else {}
+    parts.append(page.facts(rows))
+    if record is not None and record.command:
+        parts.append(f"<pre>{html.escape(record.command)}</pre>")
+    return "\n".join(filter(None, parts))
+
+
+def curves(folder: RunFolder) -> Section | None:
+    """All that was measured and moved."""
+    charts = of_run(folder)
+    if not charts.panels["curves"]:
+        return Section("Curves", page.paragraph("Nothing was measured.")) if folder.is_run else None
+    notes = []
+    if charts.constant:
+        told = ", ".join(f"{name.replace('_', ' ')} {page.show(value)}" for name, value in charts.constant.items())
+        notes.append(f"Constant: {told}.")
+    skipped = skipped_steps(folder)
+    if skipped:
+        notes.append(f"Steps skipped because gradients were not finite: {skipped:g}.")
+    body = page.chart_tools(charts) + page.panels("curves")
+    return Section("Curves", body + (page.paragraph(" ".join(notes)) if notes else ""), charts)
+
+
+def evaluations(folder: RunFolder) -> Section | None:
+    """Every evaluation, the newest first."""
+    events, best = folder.of_split("eval"), folder.best
+    if not events:
+        return None
+    names = [name for name in events[-1] if name not in ("split", "time", "non_finite")]
+    rows = [
+        [*(event.get(name) for name in names), "best" if event is best and len(events) > 1 else ""]
+        for event in reversed(events)
+    ]
+    heading = [*(title(name) for name in names), ""]
+    shown = page.grid([heading, *rows[:10]])
+    if len(rows) > 10:
+        shown += page.details(f"{len(rows) - 10} earlier ones", page.grid([heading, *rows[10:]]))
+    return Section("Evaluations", shown)
+
+
+def samples(folder: RunFolder) -> Section | None:
+    """What the model made of some examples in the newest evaluation."""
+    found = folder.results.get(run_folder.SAMPLES, {})
+    rows = [row for row in found.get("rows", []) if len(row) == 3]
+    if not rows:
+        return None
+    told = [[given, made, "as written" if made == wanted else wanted] for given, made, wanted in rows]
+    said = page.paragraph(f"At step {page.show(found.get('step'))}, on examples that it was not trained on.")
+    return Section("Samples", said + page.grid([["Given", "The model wrote", "Expected"], *told]))
+
+
+def attempts(folder: RunFolder) -> Section | None:
+    """Every start, what ended it and what that cost; nothing for a run that was started once."""
+    if len(folder.attempts) < 2:
+        return None
+    rows: list[list[Any]] = [["Attempt", "Began", "Lasted", "Steps", "Ended by", "Steps repeated", "Down"]]
+    for index, one in enumerate(folder.attempts):
+        after = folder.attempts[index + 1] if index + 1 < len(folder.attempts) else None
+        lasted = one.ended - one.started if one.started is not None and one.ended is not None else None
+        steps = "-" if one.from_step is None else f"from {one.from_step:,}"
+        steps += "" if one.to_step is None else f" to {one.to_step:,}"
+        repeated = down = ""
+        if after is not None:
+            if one.to_step is not None and after.from_step is not None:
+                repeated = page.show(max(0, one.to_step - after.from_step))
+            if one.ended is not None and after.started is not None:
+                down = page.duration(max(0.0, after.started - one.ended))
+        began = _date(one.started)
+        rows.append([str(one.number), began, page.duration(lasted), steps, one.ended_by or "-", repeated, down])
+    kept = [place for place in range(len(rows[0])) if place == 0 or {row[place] for row in rows[1:]} - {"", "-"}]
+    return Section("Attempts", page.grid([[row[place] for place in kept] for row in rows]))
+
+
+def where_the_time_went(folder: RunFolder) -> Section | None:
+    """Seconds over all attempts where they are known, else of the last process."""
+    goodput = folder.summary.get("goodput")
+    seconds = goodput if isinstance(goodput, Mapping) else folder.summary.get("seconds") or {}
+    parts = {_part(name): value for name, value in seconds.items() if name != "total" and _is_number(value)}
+    whole = seconds.get("total")
+    if _is_number(whole) and whole > sum(parts.values()):
+        parts["other"] = whole - sum(parts.values())
+    if not any(parts.values()):
+        return None
+    words = {name: page.duration(value) for name, value in parts.items()}
+    share = folder.summary.get("goodput_share")
+    text = f"Goodput: {share:.1%} of the wall time went into steps that count." if _is_number(share) else ""
+    if not isinstance(goodput, Mapping) and len(folder.attempts) > 1:
+        text = "Of the last attempt only."
+    return Section("Where the time went", page.bar(parts, words) + (page.paragraph(text) if text else ""))
+
+
+def workers(folder: RunFolder) -> Section | None:
+    """How much the workers differ, as the summary has it: a mapping of numbers for each worker."""
+    told = folder.summary.get("workers")
+    rows = told if isinstance(told, list) else []
+    rows = [row for row in rows if isinstance(row, Mapping)]
+    if not rows:
+        return None
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[_cell(name, row.get(name)) for name in names] for row in rows]
+    body = page.grid([[title(name.replace("_seconds", " time a step")) for name in names], *cells])
+    slow = folder.summary.get("slow_worker")
+    return Section("Workers", body + ("" if slow is None else page.paragraph(f"Worker {slow} holds the others up.")))
+
+
+def changes(folder: RunFolder) -> Section | None:
+    """What the command line changed of the recipe."""
+    if folder.record is None or not folder.record.changes:
+        return None
+    rows = [[one.name, one.recipe or "not bound", one.run] for one in folder.record.changes]
+    return Section("Changed from the recipe", page.grid([["Binding", "Recipe", "This run"], *rows]))
+
+
+def plan(folder: RunFolder) -> Section | None:
+    """What the run resolved to, and all bindings it used."""
+    described = page.facts(folder.record.plan) if folder.record else ""
+    if folder.config:
+        described += page.details(f"{len(folder.config)} bindings that the run used", page.facts(folder.config))
+    return Section("Plan", described) if described else None
+
+
+SECTIONS = (curves, evaluations, samples, attempts, where_the_time_went, workers, changes)
+
+
+def _tiles(folder: RunFolder) -> list[str]:
+    tiles = []
+    name, best = folder.best_metric, folder.best
+    if name and best:
+        only = len(folder.of_split("eval")) == 1
+        which = "evaluation" if only else "best evaluation"
+        tiles.append(page.tile(page.show(best[name]), f"{name.replace('_', ' ')}, {which}, step {best['step']:,}"))
+    train = folder.of_split("train")
+    if train and train[-1].get("loss") is not None:
+        tiles.append(page.tile(page.show(train[-1]["loss"]), f"training loss, step {train[-1]['step']:,}"))
+    if folder.seconds is not None:
+        tiles.append(page.tile(page.duration(folder.seconds), "wall time"))
+    speed = [event["examples_per_second"] for event in train[1:] if _is_number(event.get("examples_per_second"))]
+    if speed:
+        tiles.append(page.tile(f"{sorted(speed)[len(speed) // 2]:,.0f}", "examples a second, median"))
+    if len(folder.attempts) > 1:
+        tiles.append(page.tile(str(len(folder.attempts)), "attempts"))
+    if folder.cost is not None:
+        tiles.append(page.tile(f"{folder.cost:,.2f}", "cost at train.price_per_hour"))
+    share = folder.summary.get("goodput_share")
+    if _is_number(share):
+        tiles.append(page.tile(f"{share:.1%}", "goodput"))
+    if skipped := skipped_steps(folder):
+        tiles.append(page.tile(f"{skipped:g}", "steps skipped"))
+    return tiles
+
+
+def _note(folder: RunFolder) -> str:
+    if folder.status == RUNNING:
+        return ' <span class="muted">written while it trains; load again for more</span>'
+    if folder.status == UNFINISHED:
+        last = f": the last event is of {_date(folder.events[-1].get('time'))}" if folder.events else ""
+        return f' <span class="muted">it runs, or was killed{last}</span>'
+    return ""
+
+
+def _error(folder: RunFolder) -> str:
+    error = folder.summary.get("error")
+    if not error:
+        return ""
+    lines = str(error).splitlines()
+    shown = f'<pre class="wrong">{html.escape(chr(10).join(lines[:_LONG_ERROR]))}</pre>'
+    if len(lines) > _LONG_ERROR:
+        rest = f"<pre>{html.escape(chr(10).join(lines[_LONG_ERROR:]))}</pre>"
+        shown += page.details(f"{len(lines) - _LONG_ERROR} more lines", rest)
+    return shown
+
+
+def _date(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def _part(name: str) -> str:
+    return _PARTS.get(name, name.replace("_", " "))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(name: str, value: Any) -> str:
+    if name.endswith("_seconds") and _is_number(value):
+        return milliseconds(value)
+    return page.show(value) if _is_number(value) or value is None else str(value)

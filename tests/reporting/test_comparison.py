@@ -1,0 +1,77 @@
+"""--mode=compare: runs beside one another, from their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from report_page import Page
+
+from launcher import main as entry
+from launcher.reporting import run_folder
+from launcher.reporting.metrics_file import MetricsFile
+from launcher.reporting.run_folder import RunRecord
+
+BEGAN = 1_700_000_000.0
+
+
+def trained(folder: Path, *, rate: float, accuracy: float, config: str, price: float | None = None) -> Path:
+    """A folder of a run of 20 steps, one a second."""
+    record = RunRecord(
+        started=BEGAN,
+        recipe=("some.gin",),
+        plan={"strategy": "one_device", "seed": "0"},
+        best_metric="accuracy",
+        price_per_hour=price,
+    )
+    run_folder.write_record(folder, record)
+    now = [BEGAN]
+    metrics = MetricsFile(str(folder), clock=lambda: now[0])
+    for step in (10, 20):
+        now[0] = BEGAN + step
+        metrics.train({"step": step, "loss": rate / step})
+        metrics.evaluation({"step": step, "accuracy": accuracy - (20 - step) / 100})
+    (folder / "summary.json").write_text(json.dumps({"status": "completed", "step": 20, "versions": {"keras": "3"}}))
+    (folder / "config.gin").write_text(f"# Parameters for momentum:\nmomentum.momentum = 0.9\n{config}")
+    return folder
+
+
+@pytest.fixture
+def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, list[str]], Page]:
+    """The rows of the table on the terminal, and the page, of two runs that differ in little."""
+    runs = (
+        trained(tmp_path / "one" / "run", rate=1.0, accuracy=0.9, config="cosine.peak = 0.1\n", price=180.0),
+        trained(
+            tmp_path / "other" / "run",
+            rate=2.0,
+            accuracy=0.8,
+            config="cosine.peak = \\\n    0.2\nlamb.beta_1 = 0.8\nverify.steps = 3\n",
+        ),
+    )
+    flags = [f"--run={run}" for run in runs]
+    assert entry.main(["launcher", "--mode=compare", *flags, f"--model_dir={tmp_path / 'out'}"]) == 0
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = {cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in lines}
+    return rows, Page.of(tmp_path / "out", "compare.html")
+
+
+def test_the_table_has_the_results_and_what_differs(compared: tuple[dict[str, list[str]], Page]) -> None:
+    rows, page = compared
+    assert rows[""] == ["one/run", "other/run"], "names that tell them apart"
+    assert rows["best accuracy"] == ["0.9 at step 20", "0.8 at step 20"]
+    assert rows["wall time"] == ["20.0 s", "20.0 s"]
+    assert rows["seconds to best"] == ["20", "20"]
+    assert rows["cost"] == ["1.00", "-"]
+    assert rows["cosine.peak"] == ["0.1", "0.2"]
+    assert not {"momentum.momentum", "verify.steps", "seed", "keras"} & set(rows), "what is the same, or of other modes"
+    assert "lamb.beta_1" not in rows and "1 bindings of parts that not all runs have" in page.words
+    assert "lamb.beta_1 - 0.8" in page.section("What differs")
+
+
+def test_the_curves_lie_over_one_another(compared: tuple[dict[str, list[str]], Page]) -> None:
+    _, page = compared
+    (loss,) = [one for one in page.data["panels"]["curves"] if one["title"] == "Loss"]
+    assert [(one["label"], one["y"]) for one in loss["series"]] == [("one/run", [0.1, 0.05]), ("other/run", [0.2, 0.1])]
+    assert len({one["color"] for one in loss["series"]}) == 2
+    assert page.links == []
