@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from launcher.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
 from launcher.jobs import first_error
 from launcher.jobs.drill.fault import Drill
 from launcher.jobs.first_error import FirstError
@@ -73,6 +73,7 @@ class Supervisor:
                 while True:
                     logs = self._job.logs / f"attempt_{number}"
                     verdict = self._attempt(number)
+                    self._note_end(number, verdict)
                     verdict = self._settle_restart(verdict, restarts)
                     if verdict.action is not Decision.RESTART:
                         break
@@ -120,6 +121,15 @@ class Supervisor:
                 time=time.time(),
             )
         return verdict
+
+    def _note_end(self, number: int, verdict: Verdict) -> None:
+        """Adds to attempts.jsonl what the chief cannot know: what ended it, or that it never began."""
+        error = self._first_error
+        if verdict.exit_code in (EXIT_DONE, EXIT_PREEMPTED, EXIT_USAGE) or self._held.is_lost:
+            return  # the chief has told of it, and where flags are wrong, there was nothing
+        ended_by = error.ended_by if error else f"stopped by {signal_name(self._signals[0])}" if self._signals else ""
+        if ended_by and self._job.member in (None, 0):
+            self._folder.end_attempt(number, since=self._started_at, ended_by=ended_by)
 
     def _not_started(self, number: int, error: NotReady) -> Verdict:
         cause = Outcome(rank=error.rank, trouble=_not_started(str(error)))

@@ -11,17 +11,27 @@ import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.config import gin_bindings, gin_used
-from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request
 from launcher.modes.plan import describe, make_machine, resolve
+from launcher.reporting import attempts
+from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
-from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.reporting.summary import Stopwatch, make_summary, take_beginning
 from launcher.run import assets, loading, programs, session, start_weights, starting_point
-from launcher.run.actions import Action, DrillFault, LastEvents, SampleGradients, SaveConfig, TellSupervisor
+from launcher.run.actions import (
+    Action,
+    DrillFault,
+    LastEvents,
+    RecordAttempt,
+    SampleGradients,
+    SaveConfig,
+    TellSupervisor,
+)
 from launcher.run.controller import Controller
 from launcher.run.keras_callbacks import KerasCallbacks
 from launcher.run.plan import RunPlan
@@ -85,7 +95,7 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
     # What an evaluation writes stands beside what a training does, and workers other than the chief write nothing.
     writes_to = request.run_dir if cluster.is_chief and MODES[request.mode].trains else None
     with lease.held(writes_to, environ=os.environ, say=print) as held:
-        stopwatch = Stopwatch()
+        stopwatch = Stopwatch(started=take_beginning())
         with gin_bindings.usage_errors():
             plan = make_plan()
             plan.data.check()
@@ -113,6 +123,7 @@ class _Run:
         self._start: StartingPoint | None = None
         self._trainer: Trainer | None = None
         self._last_events = LastEvents()
+        self._attempt = AttemptsFile(request.run_dir, os.environ, stopwatch.seconds)
 
     def build_and_run(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""
@@ -134,6 +145,8 @@ class _Run:
             _make_model_dir(self._model_dir)
             assets.save(self._model_dir, self._plan.recipe.task)
             start_weights.write_listing(self._model_dir, start.listing)
+        if self._is_chief and self._trains:
+            self._attempt.begin(built.trainer.step)
         self._announce(built, start)
         self._stopwatch.end_startup()
         with self._damage_named(built):
@@ -212,6 +225,8 @@ class _Run:
         actions: list[Action] = [TellSupervisor(Progress(os.environ)), DrillFault(), self._last_events]
         if self._is_chief:
             actions.append(SaveConfig(self._model_dir, self._reporter.note))
+            if self._trains:
+                actions.append(RecordAttempt(self._attempt))
         if self._trains and (watch := session.watch(built)) is not None:
             actions.append(SampleGradients(watch, self._reporter))
         callbacks = KerasCallbacks.of(built, start, is_chief=self._is_chief) if self._trains else None
@@ -266,6 +281,10 @@ class _Run:
                 self._reporter.close()
             else:
                 step, loss_scale = self._progress(lost_devices)
+                reckoned = None
+                if self._is_chief:
+                    self._attempt.end(step, _ended_by(exit_code, error_text))
+                    reckoned = attempts.reckon(self._model_dir)
                 summary = make_summary(
                     exit_code=exit_code,
                     error=error_text,
@@ -276,6 +295,7 @@ class _Run:
                     policy=self._plan.policy,
                     loss_scale=loss_scale,
                     seconds=self._stopwatch.seconds(),
+                    reckoned=reckoned,
                 )
                 self._reporter.finish(summary)
 
@@ -286,6 +306,11 @@ class _Run:
         if not lost_devices:
             return self._trainer.step, self._trainer.loss_scale
         return self._trainer.last_seen or (self._start.step or 0, None)
+
+
+def _ended_by(exit_code: int, error: str | None) -> str:
+    told = {EXIT_DONE: attempts.DONE, EXIT_PREEMPTED: attempts.PREEMPTED}
+    return told.get(exit_code) or f"failed: {(error or '').strip().partition(chr(10))[0]}"
 
 
 def _make_model_dir(model_dir: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from launcher.config import gin_used
+from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
 from launcher.step.trainer import StepRecords
 from launcher.supervised import drill
@@ -83,6 +84,30 @@ class TellSupervisor(Action):
 
     def begins(self, phase: str, step: int) -> None:
         self._progress.report(phase=phase, step=step)
+
+
+class RecordAttempt(Action):
+    """Keeps in attempts.jsonl how far this attempt is, for the reckoning of where the time of all attempts went."""
+
+    def __init__(self, file: AttemptsFile):
+        self._file = file
+        self._first_step = 0
+
+    def begins(self, phase: str, step: int) -> None:
+        if phase == "compile":
+            self._first_step = step + 1
+        # From here the next attempt goes on, if this one comes to no further checkpoint.
+        if phase == "checkpoint":
+            self._file.at(step)
+
+    def after_first_step(self) -> None:
+        self._file.at(self._first_step)
+
+    def on_log(self, event: Event) -> None:
+        self._file.at(event["step"], often=True)
+
+    def on_evaluation(self, event: Event) -> None:
+        self._file.at(event["step"])
 
 
 class DrillFault(Action):
