@@ -16,7 +16,7 @@ from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
-from launcher.modes import MODES, Request
+from launcher.modes import MODES, Request, TrainRequest
 from launcher.modes.plan import describe, make_machine, resolve
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
@@ -35,6 +35,7 @@ from launcher.run.actions import (
 from launcher.run.controller import Controller
 from launcher.run.keras_callbacks import KerasCallbacks
 from launcher.run.plan import RunPlan
+from launcher.run.profile import ProfiledSteps, ProfileSteps
 from launcher.run.programs import FitCall
 from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
@@ -123,7 +124,15 @@ class _Run:
         self._start: StartingPoint | None = None
         self._trainer: Trainer | None = None
         self._last_events = LastEvents()
+        self._profile = self._make_profile()
         self._attempt = AttemptsFile(request.run_dir, os.environ, stopwatch.seconds)
+
+    def _make_profile(self) -> ProfileSteps | None:
+        wanted = self._request.profile_steps if isinstance(self._request, TrainRequest) else None
+        if wanted is None:
+            return None
+        folder = os.path.join(self._model_dir, "tensorboard") if self._is_chief else None
+        return ProfileSteps(ProfiledSteps.parse(wanted, self._plan.total_steps), folder, self._reporter.note)
 
     def build_and_run(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""
@@ -229,6 +238,8 @@ class _Run:
                 actions.append(RecordAttempt(self._attempt))
         if self._trains and (watch := session.watch(built)) is not None:
             actions.append(SampleGradients(watch, self._reporter))
+        if self._profile is not None:
+            actions.append(self._profile)
         callbacks = KerasCallbacks.of(built, start, is_chief=self._is_chief) if self._trains else None
         if callbacks is not None:
             actions.append(callbacks)
@@ -276,6 +287,8 @@ class _Run:
             is_ours = self._start is not None or not isinstance(told, UsageError)
             raise
         finally:
+            if self._profile is not None:
+                self._profile.close()
             if not self._trains or not is_ours or self._held.ask():
                 # Summary and report tell of the training, which may even be going on beside an evaluation.
                 self._reporter.close()

@@ -1,4 +1,4 @@
-"""attempts.jsonl: the attempts of a run, each with its steps, its end and its seconds, and the goodput over all."""
+"""attempts.jsonl: the attempts of a run, each with its steps, its end and its seconds, and the goodput over all.
 
 The chief appends a line when it begins, at checkpoints, at log events and at its end; the supervisor appends what ended
 an attempt that failed, when nothing of it runs any more. So there is one writer at a time, each line is one write, and
