@@ -163,7 +163,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         job.stop()
     finally:
         job.close()
-    steps = files.newest_step(job.model_dir)
+    found = reckon(str(job.model_dir))
+    steps = found["attempts"][-1]["to_step"]  # there may be a later checkpoint, which was damaged
     print(f"{steps} steps; now as many that nobody disturbs", file=sys.stderr, flush=True)
     undisturbed = Job(folder / "undisturbed", options.workers, steps or 1)
     try:

@@ -158,7 +158,7 @@ def _ensure_summary(model_dir: Path, since: float, exit_code: int, error: str, s
                 metrics={},
                 step=max(0, step),
                 seconds={"total": time.time() - since},
-                reckoned=reckoned,
+                measured=reckoned,
                 **unknown,
             ),
         )

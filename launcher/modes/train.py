@@ -39,6 +39,7 @@ from launcher.run.profile import ProfiledSteps, ProfileSteps
 from launcher.run.programs import FitCall
 from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
+from launcher.run.worker_times import WorkerTimes
 from launcher.serving import model_file
 from launcher.step import layer_policies
 from launcher.step.trainer import Trainer
@@ -125,6 +126,7 @@ class _Run:
         self._trainer: Trainer | None = None
         self._last_events = LastEvents()
         self._profile = self._make_profile()
+        self._times: WorkerTimes | None = None
         self._attempt = AttemptsFile(request.run_dir, os.environ, stopwatch.seconds)
 
     def _make_profile(self) -> ProfileSteps | None:
@@ -240,6 +242,12 @@ class _Run:
             actions.append(SampleGradients(watch, self._reporter))
         if self._profile is not None:
             actions.append(self._profile)
+        if self._trains and built.trainer.own_seconds is not None and self._plan.cluster.num_workers > 1:
+            cluster = self._plan.cluster
+            self._times = WorkerTimes(
+                built.trainer, worker=cluster.index, num_workers=cluster.num_workers, note=self._reporter.note
+            )
+            actions.append(self._times)
         callbacks = KerasCallbacks.of(built, start, is_chief=self._is_chief) if self._trains else None
         if callbacks is not None:
             actions.append(callbacks)
@@ -308,7 +316,7 @@ class _Run:
                     policy=self._plan.policy,
                     loss_scale=loss_scale,
                     seconds=self._stopwatch.seconds(),
-                    reckoned=reckoned,
+                    measured={**(reckoned or {}), **(self._times.summary() if self._times else {})},
                 )
                 self._reporter.finish(summary)
 

@@ -34,7 +34,7 @@ def make_summary(
     policy: str | None,
     loss_scale: float | None,
     seconds: Mapping[str, float],
-    reckoned: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the contents of summary.json.
 
@@ -48,7 +48,7 @@ def make_summary(
         policy: Dtype policy, e.g. "mixed_float16".
         loss_scale: Last loss scale; None when the loss is not scaled.
         seconds: As `Stopwatch.seconds`, of the last attempt.
-        reckoned: Attempts and goodput over all of them, as `attempts.reckon` returns.
+        measured: What else there is: attempts and goodput over all of them, as `attempts.reckon` returns, and more.
     """
     status = {EXIT_DONE: "completed", EXIT_PREEMPTED: "preempted"}.get(exit_code, "failed")
     return {
@@ -63,7 +63,7 @@ def make_summary(
         "loss_scale": loss_scale,
         "versions": versions(),
         "seconds": dict(seconds),
-        **(reckoned or {}),
+        **(measured or {}),
     }
 
 

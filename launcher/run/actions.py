@@ -47,6 +47,9 @@ class Action:
     def after_steps(self, step: int, phase: Phase) -> None:
         """A loop of steps has ended and was logged, if that was due; its time counts as nobody's speed."""
 
+    def before_log(self, event: Event) -> None:
+        """A log event of the training is about to be reported, and this action may add what it has measured."""
+
     def on_log(self, event: Event) -> None:
         """A log event of the training was reported."""
 
