@@ -18,6 +18,7 @@ from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request, TrainRequest
 from launcher.modes.plan import describe, make_machine, resolve
+from launcher.preflight import chips
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
@@ -27,6 +28,7 @@ from launcher.run.actions import (
     Action,
     DrillFault,
     LastEvents,
+    MeasureFlops,
     RecordAttempt,
     SampleGradients,
     SaveConfig,
@@ -238,6 +240,7 @@ class _Run:
             actions.append(SaveConfig(self._model_dir, self._reporter.note))
             if self._trains:
                 actions.append(RecordAttempt(self._attempt))
+                actions.append(MeasureFlops(built.trainer, _peak_flops(self._plan)))
         if self._trains and (watch := session.watch(built)) is not None:
             actions.append(SampleGradients(watch, self._reporter))
         if self._profile is not None:
@@ -332,6 +335,15 @@ class _Run:
 def _ended_by(exit_code: int, error: str | None) -> str:
     told = {EXIT_DONE: attempts.DONE, EXIT_PREEMPTED: attempts.PREEMPTED}
     return told.get(exit_code) or f"failed: {(error or '').strip().partition(chr(10))[0]}"
+
+
+def _peak_flops(plan: RunPlan) -> float | None:
+    """16-bit FLOP/s of the device of one replica; None in float32, and where there is no number to go by."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if plan.strategy.accelerator != "gpu" or not plan.policy.startswith("mixed") or not gpus:
+        return None
+    peak = chips.gpu_peak(str(tf.config.experimental.get_device_details(gpus[0]).get("device_name")))
+    return peak.value if peak else None
 
 
 def _make_model_dir(model_dir: str) -> None:

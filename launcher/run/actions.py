@@ -13,7 +13,7 @@ import numpy as np
 from launcher.config import gin_used
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
-from launcher.step.trainer import StepRecords
+from launcher.step.trainer import StepRecords, Trainer
 from launcher.supervised import drill
 from launcher.supervised.progress import Progress
 from launcher.watch.precision_watch import Watch
@@ -118,6 +118,32 @@ class DrillFault(Action):
 
     def before_steps(self) -> None:
         drill.between_steps()
+
+
+class MeasureFlops(Action):
+    """Adds to log events the FLOP/s of the matrix products of all replicas, and of a device whose peak is known the MFU.
+
+    Args:
+        trainer: of the run.
+        peak: 16-bit FLOP/s of one replica's device, or None.
+    """
+
+    def __init__(self, trainer: Trainer, peak: float | None):
+        self._trainer = trainer
+        self._peak = peak
+        self._of_example: float | None = None
+
+    def after_first_step(self) -> None:
+        if found := self._trainer.matrix_flops():
+            replicas = self._trainer.strategy.num_replicas_in_sync
+            self._of_example = found * replicas / self._trainer.config.global_batch_size
+
+    def before_log(self, event: Event) -> None:
+        if self._of_example is None:
+            return
+        event["flops_per_second"] = self._of_example * event["examples_per_second"]
+        if self._peak is not None:
+            event["mfu"] = event["flops_per_second"] / (self._peak * self._trainer.strategy.num_replicas_in_sync)
 
 
 class SampleGradients(Action):

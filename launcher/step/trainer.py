@@ -13,7 +13,7 @@ from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Data
 from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
-from launcher.step import initial_values, moving_statistics, overflow, precision
+from launcher.step import flops, initial_values, moving_statistics, overflow, precision
 from launcher.step.local_pass import Watch
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
@@ -100,6 +100,7 @@ class Trainer:
             self._own_time = OwnTime() if measure_input_wait and multi_worker else None
         self.task, self._loss_scale = task, loss_scale
         self.replica_step = self.step_of(model)
+        self._traced: tf.types.experimental.ConcreteFunction | None = None
         self._run_steps = tf.function(self._run_steps_in_graph)
         # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
         self._sum = tf.function(self._sum_in_graph)
@@ -172,8 +173,17 @@ class Trainer:
         Raises:
           UsageError: the task's loss() does not return what it should.
         """
-        self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
+        self._traced = self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
         return self.replica_step.metric_names
+
+    def matrix_flops(self) -> float | None:
+        """FLOPs of one step on one replica, once it is traced; None where its graph does not tell. Takes some 0.1 s."""
+        if self._traced is None:
+            return None
+        microbatches = [self.config.microbatches] if self.config.microbatches > 1 else []
+        found = flops.count(self._traced, [1, *microbatches])
+        local_replicas = len(self.strategy.extended.worker_devices)
+        return found / local_replicas if found else None
 
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
         """Takes `num_steps` steps, looping on the device.
