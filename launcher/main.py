@@ -112,4 +112,7 @@ def _import_tensorflow() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # TensorFlow takes its time to end: a request to stop that comes meanwhile must not change the exit code.
+    preemption.ignore_repeats()
+    sys.exit(code)
