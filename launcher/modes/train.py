@@ -242,6 +242,7 @@ class _Run:
             actions.append(SaveConfig(self._model_dir, self._reporter.note))
             if self._trains:
                 actions.append(RecordAttempt(self._attempt))
+            if self._trains and self._plan.strategy.accelerator != "tpu":  # whose graph holds one replica for all
                 actions.append(MeasureFlops(built.trainer, _peak_flops(self._plan)))
         if self._trains and (watch := session.watch(built)) is not None:
             actions.append(SampleGradients(watch, self._reporter))

@@ -121,7 +121,7 @@ class DrillFault(Action):
 
 
 class MeasureFlops(Action):
-    """Adds to log events the FLOP/s of the matrix products of all replicas, and of a device whose peak is known the MFU.
+    """Adds to log events the FLOP/s of the matrix products of all replicas, and the MFU where a device's peak is known.
 
     Args:
         trainer: of the run.

@@ -50,7 +50,7 @@ def _of_nodes(nodes: Iterable, arguments: Mapping[str, _Shape], library: Mapping
         called = [value.func.name for value in node.attr.values() if value.HasField("func")]
         called += [one.name for value in node.attr.values() for one in value.list.func]
         inner = [_of_function(library[name], library, loops[node.op in _LOOPS :]) for name in called if name in library]
-        if node.op in _LOOPS and sum(inner):
+        if node.op in _LOOPS and any(flops > 0 for flops in inner):
             if not loops:
                 raise _NotCountable
             inner = [flops * loops[0] for flops in inner]

@@ -70,7 +70,7 @@ def test_a_worker_that_sleeps_in_each_step_is_named_while_it_trains(bindings, wh
     assert told in chief.stdout and told not in other.stdout
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     slow, well = summary["workers"][1][what], summary["workers"][0][what]
-    assert summary["slow_worker"] == 1 and slow >= 0.05 > well
+    assert summary["slow_worker"] == 1 and slow > 0.02 > well
     said = "computing" if what == "own_seconds" else "waiting for its input"
     assert f"it spends the difference on {said}" in chief.stdout
     (*_, last) = (json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
