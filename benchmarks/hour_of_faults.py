@@ -173,7 +173,6 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             raise SystemExit(f"the undisturbed job ended with exit code {code}: see {undisturbed.output}")
     finally:
         undisturbed.close()
-    found = reckon(str(job.model_dir))
     return {
         "minutes": options.minutes,
         "seed": options.seed,
