@@ -23,6 +23,7 @@ from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE, LauncherError, UsageError, failures, user_code
 from launcher.machine import installation
 from launcher.machine.tensorflow_import import import_tensorflow
+from launcher.reporting import summary
 from launcher.supervised import drill, preemption, progress
 
 _ENDING = """\
@@ -33,6 +34,7 @@ Exit codes: 0 done; 42 saved and preempted, run again; 64 bad flags, gin or inpu
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, runs one mode and returns the exit code that DESIGN's contract documents."""
     argv = list(sys.argv if argv is None else argv)
+    summary.note_beginning()
     progress.install_stack_dump(os.environ)
     progress.Progress(os.environ).report(phase="startup")
     try:

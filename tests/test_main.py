@@ -46,7 +46,7 @@ def refused(capsys, tmp_path, monkeypatch):
         assert "Traceback" not in printed.err
         written = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
         if written:  # by a run that had found its place in the folder
-            assert [path.name for path in written] == ["out", "report.html", "summary.json"]
+            assert [path.name for path in written] == ["out", "attempts.jsonl", "report.html", "summary.json"]
             told = json.loads(Path("out/summary.json").read_text())
             assert (told["status"], told["exit_code"], f"error: {told['error']}\n") == ("failed", code, printed.err)
         assert bool(written) == summarised

@@ -51,6 +51,15 @@ def test_killed_run_resumes_by_the_same_command_and_ends_bitwise_as_undisturbed(
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
+    summary = json.loads((killed / "summary.json").read_text())
+    one, two = summary["attempts"]
+    assert (one["from_step"], two["from_step"], two["to_step"]) == (0, resumed_from, STEPS)
+    assert one["to_step"] >= resumed_from and one["started"] < one["ended"] <= two["started"] < two["ended"]
+    assert one["ended_by"].startswith("killed") and two["ended_by"] == "done"
+    spent = summary["goodput"]
+    assert spent["train"] >= two["seconds"]["train"] > 0 and 0 < summary["goodput_share"] < 1
+    assert 0 < sum(spent.values()) <= two["ended"] - one["started"]
+
     def losses(model_dir):
         return [(event["step"], event["loss"]) for event in events(model_dir) if event["split"] == "train"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs.policy import Outcome
+from launcher.jobs.policy import Outcome, WorkerState
 from launcher.machine.child_process import signal_name
 
 FILE_NAME = "error.json"
@@ -42,6 +42,13 @@ class FirstError:
         error = self.cause.error
         said = f": {error.type}: {_first_line(error.message)}" if error else ""
         return f"worker {self.cause.rank} {what_happened(self.cause)}{said}"
+
+    @property
+    def ended_by(self) -> str:
+        """What ended the attempt, in one line, as attempts.jsonl has it."""
+        if self.cause.state in (WorkerState.FROZEN, WorkerState.STUCK):
+            return f"stalled: {self.headline}"
+        return f"failed: {self.headline}" if self.cause.error else self.headline.partition(" (")[0]
 
     def record(self, *, exit_code: int | None) -> dict[str, Any]:
         """The contents of error.json; `exit_code` is the job's, None when it goes on."""

@@ -53,6 +53,10 @@ class Job:
         """Where the workers' output goes, a folder an attempt."""
         return Path(self.model_dir, "logs")
 
+    def attempt_name(self, number: int) -> str:
+        """What an attempt is called in attempts.jsonl, unlike those of all other jobs."""
+        return f"{self.identity}/{number}"
+
     def next_attempt(self) -> int:
         """1 in a new model_dir; earlier attempts, also of earlier commands, keep their numbers and their logs."""
         if self.member is None:

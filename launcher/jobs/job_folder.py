@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import tempfile
 import time
@@ -17,7 +18,7 @@ from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Job, NotReady
 from launcher.jobs.output import JobConsole
 from launcher.machine.child_process import run_forked
-from launcher.reporting import report, summary
+from launcher.reporting import attempts, report, summary
 
 # What the folder has to answer; after it has been too slow once, it is not waited for as long again.
 _DISK_SECONDS = 10.0
@@ -83,8 +84,21 @@ class JobFolder:
         """Removes the logs of an attempt in which nothing was run."""
         self._ask("to remove the logs", lambda: self._error_files.remove_logs(logs))
 
+    def end_attempt(self, number: int, *, since: float, ended_by: str) -> None:
+        """Appends to attempts.jsonl what ended an attempt of which nothing runs any more.
+
+        Args:
+          number: of the attempt.
+          since: Unix seconds at which it began.
+          ended_by: what ended it.
+        """
+        name = self._job.attempt_name(number)
+        self._ask("to write attempts.jsonl", lambda: _end_attempt(self._path, name, since, ended_by))
+
     def ensure_summary(self, *, since: float, exit_code: int, error: str, step: int) -> None:
-        """Writes summary.json for a job that failed before its chief could; leaves one written after `since` alone.
+        """Writes summary.json for a job that failed before its chief could.
+
+        Of one written after `since`, only the attempts and their goodput are renewed.
 
         Args:
           since: Unix seconds at which the last attempt began.
@@ -123,10 +137,17 @@ def _newest_step(model_dir: Path) -> int:
         return -1
 
 
+def _end_attempt(model_dir: Path, name: str, since: float, ended_by: str) -> None:
+    with contextlib.suppress(OSError):
+        attempts.add_end(os.fspath(model_dir), attempt=name, started=since, ended_by=ended_by)
+
+
 def _ensure_summary(model_dir: Path, since: float, exit_code: int, error: str, step: int) -> None:
     path = model_dir / summary.FILE_NAME
-    with contextlib.suppress(OSError):
+    reckoned = attempts.reckon(os.fspath(model_dir))
+    with contextlib.suppress(OSError, ValueError, summary.SummaryWriteError):
         if path.stat().st_mtime >= since:
+            summary.write_summary(os.fspath(model_dir), {**json.loads(path.read_bytes()), **reckoned})
             return
     unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "num_replicas", "policy", "loss_scale"))
     with contextlib.suppress(summary.SummaryWriteError):
@@ -138,6 +159,7 @@ def _ensure_summary(model_dir: Path, since: float, exit_code: int, error: str, s
                 metrics={},
                 step=max(0, step),
                 seconds={"total": time.time() - since},
+                measured=reckoned,
                 **unknown,
             ),
         )

@@ -23,6 +23,7 @@ from launcher.machine.cluster import without_peers
 from launcher.machine.peers import START_TIMEOUT
 from launcher.machine.ports import free_ports
 from launcher.model_dir import lease
+from launcher.reporting.attempts import ATTEMPT
 from launcher.supervised import progress
 from launcher.supervised.progress import ErrorRecord, Report
 
@@ -347,6 +348,7 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
             "PYTHONUNBUFFERED": "1",
             guard.JOB: job.identity,
             lease.JOB: job.identity,
+            ATTEMPT: job.attempt_name(attempt),
             START_TIMEOUT: f"{job.start_timeout_seconds:g}",
             progress.PROGRESS_FILE: str(reports),
             progress.ERROR_FILE: str(errors),

@@ -20,6 +20,7 @@ from launcher.jobs.transports import AgentCommand, Transport
 from launcher.machine.cluster import elastic
 from launcher.machine.peers import START_TIMEOUT
 from launcher.model_dir import lease
+from launcher.reporting.attempts import ATTEMPT
 from launcher.supervised.progress import ErrorRecord, Report
 
 _TURN_SECONDS = 0.05
@@ -209,6 +210,7 @@ class RemoteBackend:
                     ),
                     "PYTHONUNBUFFERED": "1",
                     lease.JOB: job.identity,
+                    ATTEMPT: job.attempt_name(attempt),
                     START_TIMEOUT: f"{job.start_timeout_seconds:g}",
                     **fewer,
                 },

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from launcher.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
 from launcher.jobs import first_error
 from launcher.jobs.drill.fault import Drill
 from launcher.jobs.first_error import FirstError
@@ -22,6 +22,7 @@ from launcher.jobs.policy import Decision, Outcome, Restarts, Trouble, Verdict, 
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
+from launcher.reporting.attempts import PREEMPTED
 from launcher.supervised.preemption import REPEAT_SECONDS
 
 _TURN_SECONDS = 0.05
@@ -73,6 +74,7 @@ class Supervisor:
                 while True:
                     logs = self._job.logs / f"attempt_{number}"
                     verdict = self._attempt(number)
+                    self._note_end(number, verdict)
                     verdict = self._settle_restart(verdict, restarts)
                     if verdict.action is not Decision.RESTART:
                         break
@@ -120,6 +122,18 @@ class Supervisor:
                 time=time.time(),
             )
         return verdict
+
+    def _note_end(self, number: int, verdict: Verdict) -> None:
+        """Adds to attempts.jsonl what the chief cannot know: what ended it, or that it never began."""
+        error, signals = self._first_error, self._signals
+        if verdict.exit_code in (EXIT_DONE, EXIT_USAGE) or self._held.is_lost or self._job.member not in (None, 0):
+            return  # the chief has told of it, and where flags are wrong, there was nothing
+        if error is not None:
+            self._folder.end_attempt(number, since=self._started_at, ended_by=error.ended_by)
+        elif verdict.exit_code == EXIT_PREEMPTED:
+            self._folder.end_attempt(number, since=self._started_at, ended_by=PREEMPTED)
+        elif signals:
+            self._folder.end_attempt(number, since=self._started_at, ended_by=f"stopped by {signal_name(signals[0])}")
 
     def _not_started(self, number: int, error: NotReady) -> Verdict:
         cause = Outcome(rank=error.rank, trouble=_not_started(str(error)))

@@ -81,6 +81,17 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainRequest(Request):
+    """The flags of the modes that train."""
+
+    profile_steps: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "a trace of these steps for TensorBoard's profiler, such as 10:20 for steps 10 to 20, of the chief.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictRequest(Request):
     """The flags of `--mode=predict`."""
 
@@ -201,9 +212,15 @@ _READS_FILES = dict.fromkeys(("strategy", "replicas", "tpu"), "reads files only;
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode(name="train", purpose="trains", module="train", trains=True),
+        Mode(name="train", purpose="trains", module="train", request=TrainRequest, trains=True),
         Mode(name="eval", purpose="evaluates the newest checkpoint", module="train"),
-        Mode(name="train_and_eval", purpose="trains and evaluates in turn", module="train", trains=True),
+        Mode(
+            name="train_and_eval",
+            purpose="trains and evaluates in turn",
+            module="train",
+            request=TrainRequest,
+            trains=True,
+        ),
         Mode(
             name="verify",
             purpose="compares some steps on several topologies",

@@ -12,23 +12,37 @@ import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.config import gin_bindings, gin_used
-from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, UsageError, failures
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
-from launcher.modes import MODES, Request
+from launcher.modes import MODES, Request, TrainRequest
 from launcher.modes.plan import describe, make_machine, record, resolve
+from launcher.preflight import chips
+from launcher.reporting import attempts
+from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
-from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.reporting.summary import Stopwatch, make_summary, take_beginning
 from launcher.run import assets, loading, programs, session, start_weights, starting_point
-from launcher.run.actions import Action, DrillFault, LastEvents, SampleGradients, SaveConfig, TellSupervisor
+from launcher.run.actions import (
+    Action,
+    DrillFault,
+    LastEvents,
+    MeasureFlops,
+    RecordAttempt,
+    SampleGradients,
+    SaveConfig,
+    TellSupervisor,
+)
 from launcher.run.controller import Controller
 from launcher.run.keras_callbacks import KerasCallbacks
 from launcher.run.plan import RunPlan
+from launcher.run.profile import ProfiledSteps, ProfileSteps
 from launcher.run.programs import FitCall
 from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
+from launcher.run.worker_times import WorkerTimes
 from launcher.serving import model_file
 from launcher.step import layer_policies
 from launcher.step.trainer import Trainer
@@ -88,7 +102,7 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
     # What an evaluation writes stands beside what a training does, and workers other than the chief write nothing.
     writes_to = request.run_dir if cluster.is_chief and MODES[request.mode].trains else None
     with lease.held(writes_to, environ=os.environ, say=print) as held:
-        stopwatch = Stopwatch()
+        stopwatch = Stopwatch(started=take_beginning())
         with gin_bindings.usage_errors():
             plan = make_plan()
             plan.data.check()
@@ -116,6 +130,16 @@ class _Run:
         self._start: StartingPoint | None = None
         self._trainer: Trainer | None = None
         self._last_events = LastEvents()
+        self._profile = self._make_profile()
+        self._times: WorkerTimes | None = None
+        self._attempt = AttemptsFile(request.run_dir, os.environ, stopwatch.seconds)
+
+    def _make_profile(self) -> ProfileSteps | None:
+        wanted = self._request.profile_steps if isinstance(self._request, TrainRequest) else None
+        if wanted is None:
+            return None
+        folder = os.path.join(self._model_dir, "tensorboard") if self._is_chief else None
+        return ProfileSteps(ProfiledSteps.parse(wanted, self._plan.total_steps), folder, self._reporter.note)
 
     def build_and_run(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""
@@ -137,6 +161,8 @@ class _Run:
             _make_model_dir(self._model_dir)
             assets.save(self._model_dir, self._plan.recipe.task)
             start_weights.write_listing(self._model_dir, start.listing)
+        if self._is_chief and self._trains:
+            self._attempt.begin(built.trainer.step)
         self._announce(built, start)
         self._stopwatch.end_startup()
         with self._damage_named(built):
@@ -215,8 +241,20 @@ class _Run:
         actions: list[Action] = [TellSupervisor(Progress(os.environ)), DrillFault(), self._last_events]
         if self._is_chief:
             actions.append(SaveConfig(self._model_dir, self._reporter.note))
+            if self._trains:
+                actions.append(RecordAttempt(self._attempt))
+            if self._trains and self._plan.strategy.accelerator != "tpu":  # whose graph holds one replica for all
+                actions.append(MeasureFlops(built.trainer, _peak_flops(self._plan)))
         if self._trains and (watch := session.watch(built)) is not None:
             actions.append(SampleGradients(watch, self._reporter))
+        if self._profile is not None:
+            actions.append(self._profile)
+        if self._trains and built.trainer.own_seconds is not None and self._plan.cluster.num_workers > 1:
+            cluster = self._plan.cluster
+            self._times = WorkerTimes(
+                built.trainer, worker=cluster.index, num_workers=cluster.num_workers, note=self._reporter.note
+            )
+            actions.append(self._times)
         callbacks = KerasCallbacks.of(built, start, is_chief=self._is_chief) if self._trains else None
         if callbacks is not None:
             actions.append(callbacks)
@@ -267,11 +305,17 @@ class _Run:
             is_ours = self._start is not None or not isinstance(told, UsageError)
             raise
         finally:
+            if self._profile is not None:
+                self._profile.close()
             if not self._trains or not is_ours or self._held.ask():
                 # Summary and report tell of the training, which may even be going on beside an evaluation.
                 self._reporter.close()
             else:
                 step, loss_scale = self._progress(lost_devices)
+                reckoned = None
+                if self._is_chief:
+                    self._attempt.end(step, _ended_by(exit_code, error_text))
+                    reckoned = attempts.reckon(self._model_dir)
                 summary = make_summary(
                     exit_code=exit_code,
                     error=error_text,
@@ -282,6 +326,7 @@ class _Run:
                     policy=self._plan.policy,
                     loss_scale=loss_scale,
                     seconds=self._stopwatch.seconds(),
+                    measured={**(reckoned or {}), **(self._times.summary() if self._times else {})},
                 )
                 self._reporter.finish(summary)
 
@@ -292,6 +337,20 @@ class _Run:
         if not lost_devices:
             return self._trainer.step, self._trainer.loss_scale
         return self._trainer.last_seen or (self._start.step or 0, None)
+
+
+def _ended_by(exit_code: int, error: str | None) -> str:
+    told = {EXIT_DONE: attempts.DONE, EXIT_PREEMPTED: attempts.PREEMPTED}
+    return told.get(exit_code) or f"failed: {(error or '').strip().partition(chr(10))[0]}"
+
+
+def _peak_flops(plan: RunPlan) -> float | None:
+    """16-bit FLOP/s of the device of one replica; None in float32, and where there is no number to go by."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if plan.strategy.accelerator != "gpu" or not plan.policy.startswith("mixed") or not gpus:
+        return None
+    peak = chips.gpu_peak(str(tf.config.experimental.get_device_details(gpus[0]).get("device_name")))
+    return peak.value if peak else None
 
 
 def _make_model_dir(model_dir: str) -> None:

@@ -6,6 +6,7 @@ All are ceilings that the maker states, so times computed from them are bounds f
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from launcher.reporting.units import GIB
 
@@ -148,5 +149,23 @@ V6E = Chip(
     mxus=4,
     mxu=256,
 )
+
+# Dense 16-bit FLOP/s of a GPU with tensor cores, by a part of the name that its driver gives; the longest one counts.
+_GPUS = {
+    "V100": _flops(125, "NVIDIA V100 data sheet"),
+    "T4": _flops(65, "NVIDIA T4 data sheet"),
+    "A100": _flops(312, "NVIDIA A100 data sheet"),
+    "L4": _flops(121, "NVIDIA L4 data sheet, half of the number with sparsity"),
+    "H100 PCIe": _flops(756, "NVIDIA H100 data sheet, half of the number with sparsity"),
+    "H100": _flops(989, "NVIDIA H100 SXM data sheet, half of the number with sparsity"),
+    "H200": _flops(989, "NVIDIA H200 data sheet, half of the number with sparsity"),
+}
+
+
+def gpu_peak(name: str) -> Constant | None:
+    """The 16-bit peak of a GPU, such as "NVIDIA A100-SXM4-80GB"; None where it is not known."""
+    found = [part for part in _GPUS if re.search(rf"\b{part}\b", name)]
+    return _GPUS[max(found, key=len)] if found else None
+
 
 CHIPS = {chip.family: chip for chip in (V2, V3, V4, V5E, V5P, V6E)}

@@ -9,17 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 from launcher.reporting import strict_json
+from launcher.reporting.metrics_file import LAST_FIELDS
 
-_NOT_THE_TASKS = (
-    "step",
-    "loss",
-    "learning_rate",
-    "loss_scale",
-    "skipped_steps",
-    "gradient_norm",
-    "examples_per_second",
-    "input_wait_fraction",
-)
+_NOT_THE_TASKS = ("step", "loss", *LAST_FIELDS)
 
 
 class Console(Protocol):

@@ -24,6 +24,10 @@ LAST_FIELDS = (
     "gradient_norm",
     "examples_per_second",
     "input_wait_fraction",
+    "slowest_worker",
+    "slowest_worker_ratio",
+    "flops_per_second",
+    "mfu",
 )
 
 _MOST_WAITING = 10_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -52,6 +53,25 @@ def replace_file(path: Path, content: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """Appends a record as one line to a file of lines, in one write; half a line that a crash has left is ended first.
+
+    Raises:
+        OSError: The disk refuses it; nothing of it is in the file.
+    """
+    line = f"{dumps(record)}\n".encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(descriptor, line) != len(line):
+            os.ftruncate(descriptor, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(descriptor)
 
 
 def _plain(value: Any, name: str, non_finite: list[str]) -> Any:

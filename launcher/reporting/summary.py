@@ -34,6 +34,7 @@ def make_summary(
     policy: str | None,
     loss_scale: float | None,
     seconds: Mapping[str, float],
+    measured: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the contents of summary.json.
 
@@ -46,7 +47,8 @@ def make_summary(
         num_replicas: Replicas in sync over all hosts.
         policy: Dtype policy, e.g. "mixed_float16".
         loss_scale: Last loss scale; None when the loss is not scaled.
-        seconds: As `Stopwatch.seconds`.
+        seconds: As `Stopwatch.seconds`, of the last attempt.
+        measured: What else there is: attempts and goodput over all of them, as `attempts.reckon` returns, and more.
     """
     status = {EXIT_DONE: "completed", EXIT_PREEMPTED: "preempted"}.get(exit_code, "failed")
     return {
@@ -61,6 +63,7 @@ def make_summary(
         "loss_scale": loss_scale,
         "versions": versions(),
         "seconds": dict(seconds),
+        **(measured or {}),
     }
 
 
@@ -90,6 +93,19 @@ def write_summary(model_dir: str, summary: Mapping[str, Any]) -> None:
             f"Could not write {path}: {error.strerror or error}. "
             "Make room or allow writing there, then run the same command again."
         ) from error
+
+
+_began: list[float] = []
+
+
+def note_beginning() -> None:
+    """The process has begun its work: what passes until its `Stopwatch` is made, TensorFlow's import, is start-up."""
+    _began[:] = [time.monotonic()]
+
+
+def take_beginning() -> float | None:
+    """Returns the monotonic seconds of the last `note_beginning`, to the first who asks; else None."""
+    return _began.pop() if _began else None
 
 
 class Stopwatch:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from launcher.config import gin_used
+from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
-from launcher.step.trainer import StepRecords
+from launcher.step.trainer import StepRecords, Trainer
 from launcher.supervised import drill
 from launcher.supervised.progress import Progress
 from launcher.watch.precision_watch import Watch
@@ -45,6 +46,9 @@ class Action:
 
     def after_steps(self, step: int, phase: Phase) -> None:
         """A loop of steps has ended and was logged, if that was due; its time counts as nobody's speed."""
+
+    def before_log(self, event: Event) -> None:
+        """A log event of the training is about to be reported, and this action may add what it has measured."""
 
     def on_log(self, event: Event) -> None:
         """A log event of the training was reported."""
@@ -85,11 +89,61 @@ class TellSupervisor(Action):
         self._progress.report(phase=phase, step=step)
 
 
+class RecordAttempt(Action):
+    """Keeps in attempts.jsonl how far this attempt is, for the reckoning of where the time of all attempts went."""
+
+    def __init__(self, file: AttemptsFile):
+        self._file = file
+        self._first_step = 0
+
+    def begins(self, phase: str, step: int) -> None:
+        if phase == "compile":
+            self._first_step = step + 1
+        # From here the next attempt goes on, if this one comes to no further checkpoint.
+        if phase == "checkpoint":
+            self._file.at(step)
+
+    def after_first_step(self) -> None:
+        self._file.at(self._first_step)
+
+    def on_log(self, event: Event) -> None:
+        self._file.at(event["step"], often=True)
+
+    def on_evaluation(self, event: Event) -> None:
+        self._file.at(event["step"])
+
+
 class DrillFault(Action):
     """Lets a drill's fault happen between steps."""
 
     def before_steps(self) -> None:
         drill.between_steps()
+
+
+class MeasureFlops(Action):
+    """Adds to log events the FLOP/s of the matrix products of all replicas, and the MFU where a device's peak is known.
+
+    Args:
+        trainer: of the run.
+        peak: 16-bit FLOP/s of one replica's device, or None.
+    """
+
+    def __init__(self, trainer: Trainer, peak: float | None):
+        self._trainer = trainer
+        self._peak = peak
+        self._of_example: float | None = None
+
+    def after_first_step(self) -> None:
+        if found := self._trainer.matrix_flops():
+            replicas = self._trainer.strategy.num_replicas_in_sync
+            self._of_example = found * replicas / self._trainer.config.global_batch_size
+
+    def before_log(self, event: Event) -> None:
+        if self._of_example is None:
+            return
+        event["flops_per_second"] = self._of_example * event["examples_per_second"]
+        if self._peak is not None:
+            event["mfu"] = event["flops_per_second"] / (self._peak * self._trainer.strategy.num_replicas_in_sync)
 
 
 class SampleGradients(Action):

@@ -250,6 +250,8 @@ class Controller:
             input_wait_fraction=min(1.0, waited / seconds),
         )
         self._pending.clear()
+        for action in self._actions:
+            action.before_log(event)
         self._reporter.train(event)
         for action in self._actions:
             action.on_log(event)

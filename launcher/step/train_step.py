@@ -69,12 +69,38 @@ class Counters:
     scale: ScaleState
 
 
+class OwnTime:
+    """Seconds of the steps that a worker spends on its own part, without the waiting for others in the reduction.
+
+    Held by a variable of each worker, outside checkpoints. The clock is the host's: it is read once the batch is there,
+    and again when the loss and the gradient that is ready last have come back from the device.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False, aggregation=tf.VariableAggregation.NONE)
+
+    def begin(self, batch: Batch) -> tf.Tensor:
+        """Reads the clock when the batch is there."""
+        return _clock_after(tf.nest.flatten(batch))
+
+    def end(self, begun: tf.Tensor, local: LocalSums) -> None:
+        """Counts what has passed until this worker's gradients are there."""
+        # The first weights' gradient is the last one that a backward pass makes.
+        self.seconds.assign_add(_clock_after([local.loss, tf.reshape(local.gradients[0], [-1])[:1]]) - begun)
+
+
+def _clock_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    with tf.device("CPU:0"), tf.control_dependencies([tf.identity(tensor) for tensor in tensors]):
+        return tf.timestamp()
+
+
 class ReplicaStep:
     """The training step of one replica, to be run by `strategy.run`.
 
     Args:
       statistics: variables that the model's forward pass assigns, see `launcher.step.moving_statistics`.
       watch: what else the loss is differentiated by; see `first_microbatch`.
+      own_time: counts this worker's own time, if that is to be known.
     """
 
     def __init__(
@@ -89,7 +115,9 @@ class ReplicaStep:
         config: StepConfig,
         statistics: Sequence[keras.Variable],
         watch: Watch | None = None,
+        own_time: OwnTime | None = None,
     ):
+        self._own_time = own_time
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._counters = counters
@@ -128,7 +156,10 @@ class ReplicaStep:
         config, counters = self._config, self._counters
         scale = tf.convert_to_tensor(counters.scale.scale)
         step = tf.convert_to_tensor(counters.step)
+        begun = self._own_time.begin(batch) if self._own_time else None
         local = self._pass(batch, scale, step)
+        if self._own_time:
+            self._own_time.end(begun, local)
 
         used = [index for index in range(len(self._weights)) if index not in self.unused]
         wire = gradients.to_wire([local.gradients[index] for index in used], config.wire_dtype)

@@ -13,12 +13,12 @@ from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Data
 from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
-from launcher.step import initial_values, moving_statistics, overflow, precision
+from launcher.step import flops, initial_values, moving_statistics, overflow, precision
 from launcher.step.local_pass import Watch
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
 from launcher.step.step_config import StepConfig
-from launcher.step.train_step import Counters, ReplicaStep
+from launcher.step.train_step import Counters, OwnTime, ReplicaStep
 from launcher.tasks.base import Task
 
 # Prefixes of names in a checkpoint.
@@ -96,8 +96,11 @@ class Trainer:
             moving = filter(moving_statistics.is_moving, self.statistics)
             self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay)
             self.ema.build()
+            multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+            self._own_time = OwnTime() if measure_input_wait and multi_worker else None
         self.task, self._loss_scale = task, loss_scale
         self.replica_step = self.step_of(model)
+        self._traced: tf.types.experimental.ConcreteFunction | None = None
         self._run_steps = tf.function(self._run_steps_in_graph)
         # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
         self._sum = tf.function(self._sum_in_graph)
@@ -116,6 +119,7 @@ class Trainer:
             config=self.config,
             statistics=[other for mine, other in pairs if id(mine) in assigned],
             watch=watch,
+            own_time=self._own_time if watch is None else None,
         )
 
     @property
@@ -169,8 +173,17 @@ class Trainer:
         Raises:
           UsageError: the task's loss() does not return what it should.
         """
-        self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
+        self._traced = self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
         return self.replica_step.metric_names
+
+    def matrix_flops(self) -> float | None:
+        """FLOPs of one step on one replica, once it is traced; None where its graph does not tell. Takes some 0.1 s."""
+        if self._traced is None:
+            return None
+        microbatches = [self.config.microbatches] if self.config.microbatches > 1 else []
+        found = flops.count(self._traced, [1, *microbatches])
+        local_replicas = len(self.strategy.extended.worker_devices)
+        return found / local_replicas if found else None
 
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
         """Takes `num_steps` steps, looping on the device.
@@ -309,6 +322,19 @@ class Trainer:
     def any_worker(self, flag: bool) -> bool:
         """Whether any worker says so: all call this after the same step and all get the same answer."""
         return self._sum_over_replicas(int(flag)) > 0
+
+    @property
+    def own_seconds(self) -> float | None:
+        """Seconds that this worker has spent on its own part of all steps so far; None where that is not measured."""
+        return None if self._own_time is None else float(self._own_time.seconds.numpy())
+
+    def gather(self, values: Sequence[float], *, worker: int, num_workers: int) -> np.ndarray:
+        """The values of all workers, [workers, n]: all call this after the same step."""
+        mine = np.zeros([num_workers, len(values)])
+        mine[worker] = values
+        summed = self._sum(tf.constant(mine, tf.float64))
+        replicas_of_each = self.strategy.num_replicas_in_sync / num_workers
+        return self.strategy.experimental_local_results(summed)[0].numpy() / replicas_of_each
 
     def _sum_over_replicas(self, value: int) -> int:
         """Sums what each replica's worker says; a collective only where there are several workers."""

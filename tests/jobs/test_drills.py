@@ -56,6 +56,9 @@ def test_a_fault_is_noticed_named_and_healed(rehearse, kind, rank, what):
     assert record["seconds_to_training"] > record["seconds_to_detection"] >= 0
     assert job.log(2, 0).startswith(f"training from step {record['resumed_from']},")
     assert record["final_step"] == record["resumed_from"] + 3
+    (line,) = (json.loads(line) for line in (job.model_dir / "attempts.jsonl").read_text().splitlines())
+    assert f"worker {rank} " in line["ended_by"] and what.rpartition(" ")[2] in line["ended_by"]
+    assert record["goodput"]["start-up"] > 0 and "  goodput " in finished.stdout
 
 
 def test_a_frozen_worker_is_noticed_before_anybody_misses_it(rehearse):

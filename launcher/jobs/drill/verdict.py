@@ -10,6 +10,7 @@ from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
 from launcher.jobs.drill import files
 from launcher.jobs.drill.plan import CORRUPT, PREEMPT, DrillPlan
 from launcher.reporting import run_folder
+from launcher.reporting.attempts import describe, reckon
 from launcher.supervised import drill
 
 FILE_NAME = run_folder.DRILL
@@ -68,6 +69,7 @@ class DrillVerdict:
       final_step: the last one.
       difference: from the reference; "" for equal bit for bit.
       exit_code: of the job.
+      goodput: over all attempts, as `attempts.reckon` tells.
       failures: why the drill is not passed.
     """
 
@@ -84,6 +86,7 @@ class DrillVerdict:
     final_step: int
     difference: str | None
     exit_code: int
+    goodput: dict[str, Any]
     failures: tuple[str, ...]
 
     @property
@@ -92,7 +95,8 @@ class DrillVerdict:
 
     def record(self) -> dict[str, Any]:
         """The contents of drill.json."""
-        return {"passed": self.passed, **dataclasses.asdict(self), "failures": list(self.failures)}
+        own = {**dataclasses.asdict(self), "failures": list(self.failures)}
+        return {"passed": self.passed, **own, **{name: self.goodput.get(name) for name in ("goodput", "goodput_share")}}
 
     def text(self) -> str:
         """The verdict for the terminal."""
@@ -110,6 +114,8 @@ class DrillVerdict:
         }
         if self.difference is not None:
             lines["reference"] = self.difference or "equal bit for bit"
+        if told := describe(self.goodput).removeprefix("goodput "):
+            lines["goodput"] = told
         text = [f"drill {'passed' if self.passed else 'NOT PASSED'}: {self.kind}"]
         text += [f"  {name:<15} {value}" for name, value in lines.items()]
         return "\n".join([*text, *(f"  not passed: {failure}" for failure in self.failures)])
@@ -161,6 +167,7 @@ def conclude(
         final_step=attempts[-1].furthest_step if attempts else 0,
         difference=difference,
         exit_code=exit_code,
+        goodput=reckon(str(model_dir)),
         failures=tuple(failures),
     )
 

@@ -1,0 +1,235 @@
+"""attempts.jsonl: the attempts of a run, each with its steps, its end and its seconds, and the goodput over all.
+
+The chief appends a line when it begins, at checkpoints, at log events and at its end; the supervisor appends what ended
+an attempt that failed, when nothing of it runs any more. So there is one writer at a time, each line is one write, and
+after kill -9 there is still what the attempt had reached. Lines that are not whole are passed over.
+
+"Goodput" is the share of the time of a run in which it trained steps that it kept, as in Google Cloud, "Goodput metric
+as measure of ML productivity" (2024).
+
+Imports no TensorFlow: the supervisor writes here, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.reporting import strict_json
+
+FILE_NAME = "attempts.jsonl"
+ATTEMPT = "LAUNCHER_ATTEMPT"
+"""The supervisor names the attempt to its workers: what it and the chief write of it belongs together."""
+GOODPUT = ("start-up", "compile", "train", "input_wait", "evaluate", "checkpoint", "lost", "down")
+
+DONE, PREEMPTED, RUNNING = "done", "preempted", "running"
+_UNKNOWN = "killed, or its machine failed: it left no word"
+_BEGIN, _AT, _END = KINDS = ("begin", "at", "end")
+# Between two lines of log events: a hundredth of the attempt so far, within these limits.
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
+_TRAINING = ("train", "input_wait")
+
+
+class AttemptsFile:
+    """The chief's side: appends to DIR/attempts.jsonl how far this attempt is. A disk that refuses a line is no error.
+
+    Args:
+        model_dir: The run's folder.
+        environ: The process's environment, in which a supervisor names the attempt.
+        seconds: Gives the seconds of the attempt so far, as `Stopwatch.seconds`.
+    """
+
+    def __init__(self, model_dir: str, environ: Mapping[str, str], seconds: Callable[[], dict[str, float]]):
+        self._path = Path(model_dir, FILE_NAME)
+        self._name = environ.get(ATTEMPT) or uuid.uuid4().hex
+        self._seconds = seconds
+        self._written_at = 0.0
+
+    def begin(self, step: int) -> None:
+        """The attempt is about to train from `step`."""
+        self._append(_BEGIN, step, {})
+
+    def at(self, step: int, *, often: bool = False) -> None:
+        """The attempt has done `step` steps; `often`: not every one of these calls needs a line."""
+        between = min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, self._seconds()["total"] / 100))
+        if not often or time.monotonic() - self._written_at >= between:
+            self._append(_AT, step, {})
+
+    def end(self, step: int, ended_by: str) -> None:
+        """The attempt ends after `step` steps: "done", "preempted" or "failed: ..."."""
+        self._append(_END, step, {"ended_by": ended_by})
+
+    def _append(self, kind: str, step: int, more: Mapping[str, Any]) -> None:
+        seconds, now = self._seconds(), time.time()
+        total = seconds.pop("total")
+        record = {"is": kind, "attempt": self._name, "time": now, "started": now - total, "step": int(step), **more}
+        self._written_at = time.monotonic()
+        with contextlib.suppress(OSError):
+            strict_json.append(self._path, {**record, "seconds": seconds})
+
+
+def add_end(model_dir: str, *, attempt: str, started: float, ended_by: str) -> None:
+    """The supervisor's side: appends what ended an attempt of which nothing runs any more.
+
+    Args:
+        model_dir: The job's folder.
+        attempt: The name that its workers found in LAUNCHER_ATTEMPT.
+        started: Unix seconds at which the supervisor began it.
+        ended_by: What ended it: "worker 1 was killed by SIGKILL".
+
+    Raises:
+        OSError: The line cannot be written.
+    """
+    record = {"is": _END, "attempt": attempt, "time": time.time(), "started": started, "ended_by": ended_by}
+    strict_json.append(Path(model_dir, FILE_NAME), record)
+
+
+@dataclasses.dataclass
+class _Attempt:
+    """What the lines of one attempt say: the chief's, in their order, and the supervisor's."""
+
+    started: float
+    of_chief: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    by_supervisor: dict[str, Any] | None = None
+
+    @property
+    def first_step(self) -> int | None:
+        return self.of_chief[0]["step"] if self.of_chief else None
+
+    @property
+    def ended_by(self) -> str | None:
+        last = self.by_supervisor or (self.of_chief[-1] if self.of_chief else {})
+        return last.get("ended_by")
+
+    @property
+    def ended(self) -> float:
+        times = [record["time"] for record in (*self.of_chief[-1:], self.by_supervisor) if record]
+        return max([self.started, *times])
+
+    def training_seconds(self, step: int) -> dict[str, float]:
+        """Seconds of train and input_wait until `step` was done; between two lines, as if all steps took the same."""
+        before: Mapping[str, Any] = {"step": self.first_step, "seconds": {}}
+        for record in self.of_chief:
+            if record["step"] >= step > before["step"]:
+                share = (step - before["step"]) / (record["step"] - before["step"])
+                return {name: _of(before, name) + share * (_of(record, name) - _of(before, name)) for name in _TRAINING}
+            if record["step"] <= step:
+                before = record
+        return {name: _of(before, name) for name in _TRAINING}
+
+    def seconds(self) -> dict[str, float]:
+        """Of all phases, "lost" and "down": what passed after the chief's last line has brought nothing."""
+        last = self.of_chief[-1] if self.of_chief else None
+        found = {name: float(value) for name, value in (last["seconds"] if last else {}).items()}
+        began = self.of_chief[0]["started"] if self.of_chief else self.ended
+        found["startup"] = found.get("startup", 0.0) + max(0.0, began - self.started)
+        rest = max(0.0, self.ended - last["time"]) if last else 0.0
+        tail = {_END: "down", _AT: "lost", _BEGIN: "compile"}[last["is"]] if last else "startup"
+        if rest:
+            found[tail] = found.get(tail, 0.0) + rest
+        return found
+
+
+def reckon(model_dir: str) -> dict[str, Any]:
+    """Returns the attempts of a run and where all their seconds went, as summary.json has them.
+
+    Seconds in no phase, such as those of writing reports, are in none of the sums. The time after an attempt that was
+    "done" is not "down": nobody waited for the next one.
+
+    Returns:
+        "attempts": [{"number", "started", "ended" (Unix seconds), "ended_by", "from_step", "to_step", "seconds"}];
+        "goodput": seconds by the names of `GOODPUT`; "goodput_share": those of "train" over all that passed, or None.
+    """
+    found = _attempts(model_dir)
+    goodput = dict.fromkeys(GOODPUT, 0.0)
+    wall = 0.0
+    shown: list[dict[str, Any]] = []
+    for number, attempt in enumerate(found, 1):
+        seconds = attempt.seconds()
+        later = found[number:]
+        kept_to = min((other.first_step for other in later if other.first_step is not None), default=None)
+        if kept_to is not None and attempt.of_chief:
+            for name, until in attempt.training_seconds(kept_to).items():
+                lost = max(0.0, seconds.get(name, 0.0) - until)
+                seconds[name] = seconds.get(name, 0.0) - lost
+                seconds["lost"] = seconds.get("lost", 0.0) + lost
+        for name, value in seconds.items():
+            goodput[{"startup": "start-up"}.get(name, name)] += value
+        wall += attempt.ended - attempt.started
+        if later and attempt.ended_by != DONE:
+            down = max(0.0, later[0].started - attempt.ended)
+            goodput["down"] += down
+            wall += down
+        shown.append(_shown(number, attempt, seconds, later, shown))
+    return {"attempts": shown, "goodput": goodput, "goodput_share": goodput["train"] / wall if wall > 0 else None}
+
+
+def describe(reckoned: Mapping[str, Any]) -> str:
+    """Words the goodput in one line: "goodput 83.1 %: train 40.0 s, start-up 5.1 s, ..."; "" when there is none."""
+    if reckoned.get("goodput_share") is None:
+        return ""
+    spent = {name: value for name, value in reckoned["goodput"].items() if value >= 0.05}
+    told = ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in spent.items())
+    number = len(reckoned["attempts"])
+    return f"goodput {reckoned['goodput_share']:.1%} over {number} attempt{'s' * (number > 1)}: {told}"
+
+
+def _shown(
+    number: int, attempt: _Attempt, seconds: Mapping[str, float], later: Sequence[_Attempt], before: list[dict]
+) -> dict[str, Any]:
+    # An attempt that ended before it had restored anything stood where the next one began.
+    following = [other.first_step for other in later if other.first_step is not None]
+    nowhere = following[0] if following else before[-1]["to_step"] if before else 0
+    is_last = not later
+    return {
+        "number": number,
+        "started": attempt.started,
+        "ended": attempt.ended,
+        "ended_by": attempt.ended_by or (RUNNING if is_last else _UNKNOWN),
+        "from_step": nowhere if attempt.first_step is None else attempt.first_step,
+        "to_step": attempt.of_chief[-1]["step"] if attempt.of_chief else nowhere,
+        "seconds": dict(seconds),
+    }
+
+
+def _attempts(model_dir: str) -> list[_Attempt]:
+    found: dict[str, _Attempt] = {}
+    for record in _records(Path(model_dir, FILE_NAME)):
+        attempt = found.setdefault(record["attempt"], _Attempt(started=record["started"]))
+        attempt.started = min(attempt.started, record["started"])
+        if "step" in record:
+            attempt.of_chief.append(record)
+        else:
+            attempt.by_supervisor = record
+    return list(found.values())
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if _is_whole(record):
+                yield record
+
+
+def _is_whole(record: Any) -> bool:
+    if not isinstance(record, dict) or record.get("is") not in KINDS or not isinstance(record.get("attempt"), str):
+        return False
+    of_chief = isinstance(record.get("step"), int) and isinstance(record.get("seconds"), dict)
+    of_supervisor = "step" not in record and isinstance(record.get("ended_by"), str)
+    numbers = [record.get("time"), record.get("started"), *(record["seconds"].values() if of_chief else ())]
+    return (of_chief or of_supervisor) and all(isinstance(number, int | float) for number in numbers)
+
+
+def _of(record: Mapping[str, Any], name: str) -> float:
+    return float(record["seconds"].get(name, 0.0))

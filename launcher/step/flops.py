@@ -1,0 +1,115 @@
+"""FLOPs of the matrix products and convolutions of a traced step, counted in its graph: nothing is compiled for it.
+
+A multiply-add is two. What is not a matrix product is left out, as in the usual definition of MFU (Chowdhery et al.
+2022, PaLM, appendix B), but products that are computed again in the backward pass count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_LOOPS = ("While", "StatelessWhile")
+_PRODUCTS = {"MatMul": "transpose_a", "BatchMatMul": "adj_x", "BatchMatMulV2": "adj_x", "BatchMatMulV3": "adj_x"}
+_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+_Shape = list[int] | None
+
+
+class _NotCountable(Exception):
+    pass
+
+
+def count(function: tf.types.experimental.ConcreteFunction, loops: Sequence[int]) -> float | None:
+    """Counts the FLOPs of a function.
+
+    Args:
+      function: traced, with static shapes.
+      loops: how often its loops turn, by their depth; matrix products in deeper ones cannot be counted.
+
+    Returns:
+      The FLOPs; None where they cannot be counted: a shape is not static, a loop's turns are not known.
+    """
+    graph = function.graph.as_graph_def(add_shapes=True)
+    library = {called.signature.name: called for called in graph.library.function}
+    try:
+        return _of_nodes(graph.node, {}, library, tuple(loops))
+    except _NotCountable:
+        return None
+
+
+def _of_nodes(nodes: Iterable, arguments: Mapping[str, _Shape], library: Mapping[str, Any], loops: tuple) -> float:
+    shapes: dict[str, list[_Shape]] = {name: [shape] for name, shape in arguments.items()}
+    nodes = list(nodes)
+    shapes |= {node.name: [_shape(one) for one in node.attr["_output_shapes"].list.shape] for node in nodes}
+    total = 0.0
+    for node in nodes:
+        total += _of_node(node, [_input(name, shapes) for name in node.input if name[0] != "^"])
+        called = [value.func.name for value in node.attr.values() if value.HasField("func")]
+        called += [one.name for value in node.attr.values() for one in value.list.func]
+        inner = [_of_function(library[name], library, loops[node.op in _LOOPS :]) for name in called if name in library]
+        if node.op in _LOOPS and any(flops > 0 for flops in inner):
+            if not loops:
+                raise _NotCountable
+            inner = [flops * loops[0] for flops in inner]
+        total += sum(inner)
+    return total
+
+
+def _of_function(function: Any, library: Mapping[str, Any], loops: tuple) -> float:
+    arguments: dict[str, _Shape] = {}
+    for place, argument in enumerate(function.signature.input_arg):
+        told = function.arg_attr[place].attr["_output_shapes"].list.shape if place in function.arg_attr else []
+        arguments[argument.name] = _shape(told[0]) if told else None
+    return _of_nodes(function.node_def, arguments, library, loops)
+
+
+def _of_node(node: Any, inputs: list[_Shape]) -> float:
+    if node.op in _PRODUCTS:
+        one, out = _static(inputs[0]), _static(_output(node))
+        contracted = one[-2] if node.attr[_PRODUCTS[node.op]].b else one[-1]
+        return 2.0 * math.prod(out) * contracted
+    if node.op == "Einsum":
+        return _of_einsum(node.attr["equation"].s.decode(), inputs)
+    kind = next((kind for kind in _CONVOLUTIONS if node.op.startswith(kind)), None)
+    if kind is None:
+        return 0.0
+    # Whatever is computed, each element of the forward result meets each tap of the kernel and each of its inputs.
+    backprop = "Backprop" in node.op
+    result = _static(inputs[2] if backprop else _output(node))
+    kernel = _static(_output(node) if "BackpropFilter" in node.op else inputs[1])
+    taps = kernel[:-2] if kind.startswith("Depthwise") else kernel[:-1]
+    return 2.0 * math.prod(result) * math.prod(taps)
+
+
+def _of_einsum(equation: str, inputs: Sequence[_Shape]) -> float:
+    sizes: dict[str, int] = {}
+    for labels, shape in zip(equation.partition("->")[0].split(","), inputs, strict=True):
+        if "." in labels:
+            raise _NotCountable
+        sizes |= dict(zip(labels, _static(shape), strict=True))
+    return 2.0 * math.prod(sizes.values()) if len(inputs) > 1 else 0.0
+
+
+def _input(name: str, shapes: Mapping[str, list[_Shape]]) -> _Shape:
+    producer, *rest = name.split(":")
+    found = shapes.get(producer, [])
+    place = int(rest[-1]) if rest else 0
+    return found[place] if place < len(found) else None
+
+
+def _output(node: Any) -> _Shape:
+    told = node.attr["_output_shapes"].list.shape
+    return _shape(told[0]) if told else None
+
+
+def _shape(proto: Any) -> _Shape:
+    return None if proto.unknown_rank else [dimension.size for dimension in proto.dim]
+
+
+def _static(shape: _Shape) -> list[int]:
+    if shape is None or any(size < 0 for size in shape):
+        raise _NotCountable
+    return shape

@@ -1,0 +1,72 @@
+"""FLOPs of a step, against counts made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tensorflow as tf
+from building import build_session
+from places import SMALL_DIGITS
+
+from launcher import main as entry
+from launcher.preflight.chips import gpu_peak
+from launcher.step import flops
+
+# Forward and by the weights in both layers of 64 -> 32 -> 10; by the inputs in the second alone.
+OF_EXAMPLE = 2 * (2 * 64 * 32 + 3 * 32 * 10)
+
+
+@pytest.mark.parametrize("bindings", [(), ("train.microbatches = 4",), ("train.jit_compile = True",)])
+def test_the_products_of_a_step_are_counted_whatever_it_is_cut_in(bindings):
+    session = build_session(SMALL_DIGITS, bindings)
+    session.trainer.trace(session.trainer.batches(session.plan.data))
+    assert session.trainer.matrix_flops() == 64 * OF_EXAMPLE
+
+
+def count(function, *shapes, loops=()):
+    traced = tf.function(function).get_concrete_function(*(tf.TensorSpec(shape) for shape in shapes))
+    return flops.count(traced, loops)
+
+
+def test_each_kind_of_product_counts_its_multiply_adds_twice():
+    assert count(lambda a, b: tf.matmul(a, b, transpose_a=True), [3, 2], [3, 5]) == 2 * 2 * 3 * 5
+    assert count(lambda a, b: tf.matmul(a, b), [7, 2, 3], [7, 3, 5]) == 2 * 7 * 2 * 3 * 5
+    assert count(lambda a, b: tf.einsum("bij,bjk->bik", a, b), [7, 2, 3], [7, 3, 5]) == 2 * 7 * 2 * 3 * 5
+    assert count(lambda a, b: tf.nn.conv2d(a, b, 2, "SAME"), [4, 8, 8, 3], [3, 3, 3, 6]) == 2 * (4 * 4 * 4 * 6) * 27
+
+
+def test_a_convolutions_backward_pass_costs_what_its_forward_pass_does_each_time():
+    def both(images, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch([images, kernel])
+            result = tf.nn.conv2d(images, kernel, 1, "VALID")
+        return tape.gradient(result, [images, kernel])
+
+    assert count(both, [4, 8, 8, 3], [3, 3, 3, 6]) in (2 * 2 * (4 * 6 * 6 * 6) * 27, 3 * 2 * (4 * 6 * 6 * 6) * 27)
+
+
+def test_what_is_not_known_before_it_runs_is_not_guessed():
+    assert count(lambda a, b: tf.matmul(a, b), [None, 2], [2, 5]) is None
+
+    def loop(a):
+        return tf.while_loop(lambda b: tf.reduce_sum(b) < 9.0, lambda b: (tf.matmul(b, b),), (a,))
+
+    assert count(loop, [3, 3]) is None
+    assert count(loop, [3, 3], loops=(4,)) == 4 * 2 * 27
+
+
+def test_a_runs_events_tell_flops_per_second_and_without_a_known_peak_no_share_of_it(tmp_path):
+    flags = [f"--gin_file={SMALL_DIGITS}", "--gin_param=train.steps = 20", "--mode=train", f"--model_dir={tmp_path}"]
+    assert entry.main(["launcher", *flags]) == 0
+    for event in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()):
+        assert event["flops_per_second"] == pytest.approx(OF_EXAMPLE * event["examples_per_second"])
+        assert "mfu" not in event
+
+
+def test_peaks_are_found_by_the_drivers_names():
+    assert gpu_peak("NVIDIA H100 80GB HBM3").value == 989e12
+    assert gpu_peak("NVIDIA H100 PCIe").value == 756e12
+    assert gpu_peak("NVIDIA A100-SXM4-80GB").value == 312e12
+    assert gpu_peak("Tesla V100-SXM2-16GB").value == 125e12
+    assert gpu_peak("NVIDIA L40") is None
