@@ -38,6 +38,7 @@ setup(
     # gin_configs holds data only; it stands beside launcher/ in a checkout and in site-packages alike.
     packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs"],
     package_data={"gin_configs": ["**/*.gin"], "launcher.preflight": ["tpu_slices.txt"]},
+    entry_points={"console_scripts": ["launcher=launcher.main:command", "launcher-jobs=launcher.launch:command"]},
     zip_safe=False,  # recipes are opened as files
     install_requires=[
         "absl-py>=2.0",  # flags

@@ -22,6 +22,7 @@ from launcher.jobs.policy import Decision, Outcome, Restarts, Trouble, Verdict, 
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
+from launcher.supervised import progress
 from launcher.supervised.preemption import REPEAT_SECONDS
 
 _TURN_SECONDS = 0.05
@@ -95,6 +96,9 @@ class Supervisor:
             if self._signals:
                 return Verdict(action=Decision.STOP, exit_code=128 + self._signals[0])
             commands = self._backend.commands(number)
+            if self._attempts > 1:
+                again = {progress.RESTARTED: "1"}
+                commands = tuple(dataclasses.replace(one, environ={**one.environ, **again}) for one in commands)
             told = f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}"
             self._console.note(told)
             workers = self._backend.start(self._drill.commands(commands) if self._drill else commands)

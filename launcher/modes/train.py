@@ -16,7 +16,7 @@ from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
-from launcher.modes import MODES, Request
+from launcher.modes import MODES, Request, commands
 from launcher.modes.plan import describe, make_machine, resolve
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
@@ -31,6 +31,7 @@ from launcher.run.starting_point import StartingPoint
 from launcher.serving import model_file
 from launcher.step import layer_policies
 from launcher.step.trainer import Trainer
+from launcher.supervised import progress
 from launcher.supervised.preemption import StopRequest
 from launcher.supervised.progress import Progress
 
@@ -112,11 +113,12 @@ class _Run:
         # How far it has come, for its summary; both are None until the folder is known to be this run's.
         self._start: StartingPoint | None = None
         self._trainer: Trainer | None = None
+        self._saver: Saver | None = None
         self._last_events = LastEvents()
 
     def build_and_run(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""
-        with gin_bindings.usage_errors():
+        with gin_bindings.usage_errors(), self._reporter.waiting("building the model"):
             built = session.build(self._plan)
         store = self._store(built)
         start = self._restore(built, store)
@@ -201,7 +203,7 @@ class _Run:
         self, built: Session, store: CheckpointStore, start: StartingPoint, stop: StopRequest
     ) -> Controller:
         recipe = self._plan.recipe
-        saver = Saver(
+        self._saver = saver = Saver(
             store,
             asynchronous=recipe.asynchronous_checkpoints,
             on_error=recipe.on_checkpoint_error,
@@ -232,7 +234,9 @@ class _Run:
         """Shows the plan, and what the run goes on from."""
         trainer, reporter = built.trainer, self._reporter
         lines = describe(self._plan, built.model, trainer.statistics, trainer.replica_step.unused, built.notes)
-        reporter.plan({**lines, **tpu_runtime.describe(built.strategy)})
+        recipe = {"recipe": ", ".join(self._request.gin_file)} if self._request.gin_file else {}
+        lines = {**recipe, **lines, **tpu_runtime.describe(built.strategy), "results": self._model_dir}
+        reporter.plan(lines, again=progress.is_restarted(os.environ))
         if self._trains:
             # What an attempt that died had logged past its last checkpoint is about to happen again.
             reporter.truncate_after(-1 if start.step is None else start.step)
@@ -277,7 +281,12 @@ class _Run:
                     loss_scale=loss_scale,
                     seconds=self._stopwatch.seconds(),
                 )
-                self._reporter.finish(summary)
+                best = self._saver.best if self._saver is not None else None
+                self._reporter.finish(
+                    summary,
+                    best=(best.metric, best.value, best.step) if best is not None else None,
+                    commands=commands.after_training(self._request, self._plan.recipe.task),
+                )
 
     def _progress(self, lost_devices: bool) -> tuple[int, float | None]:
         """Steps done and the loss scale; without devices to ask, what they said last."""

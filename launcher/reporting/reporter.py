@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from launcher.errors import EXIT_DONE
+from launcher.reporting import panels
 from launcher.reporting.console import make_console
 from launcher.reporting.metrics_file import MetricsFile, MetricsWriteError
+from launcher.reporting.report import FILE_NAME as REPORT
 from launcher.reporting.report import write_report
 from launcher.reporting.summary import SummaryWriteError, write_summary
 from launcher.reporting.tensorboard import TensorBoard
@@ -39,6 +44,7 @@ class Reporter:
         stream: TextIO | None = None,
     ):
         self._model_dir = model_dir
+        self._total_steps = total_steps
         self._is_chief = is_chief
         self._plan: dict[str, str] = {}
         self._events_wait = False
@@ -48,11 +54,25 @@ class Reporter:
         self._metrics = MetricsFile(model_dir)
         self._tensorboard = TensorBoard(str(Path(model_dir, "tensorboard")))
 
-    def plan(self, lines: Mapping[str, str]) -> None:
-        """Shows the resolved plan as a table; the report repeats it."""
+    def plan(self, lines: Mapping[str, str], *, again: bool = False) -> None:
+        """Shows the resolved plan as a table; the report repeats it.
+
+        Args:
+            lines: Value by name.
+            again: Whether an attempt before this one has just shown it: only its notes are shown then.
+        """
         if self._is_chief:
             self._plan = dict(lines)
-            self._console.plan(lines)
+            self._console.plan({name: line for name, line in lines.items() if not again or name.startswith("note")})
+
+    def waiting(self, text: str) -> AbstractContextManager[None]:
+        """Shows what is being waited for while the block is open, and for how long."""
+        return self._console.waiting(text) if self._is_chief else contextlib.nullcontext()
+
+    def progress(self, step: int) -> None:
+        """Shows how far the training is, where a person looks on; no log event."""
+        if self._is_chief:
+            self._console.progress(step)
 
     def train(self, event: Mapping[str, Any]) -> None:
         """Reports training up to `event["step"]`: loss, the task's metrics, and the fields of `MetricsFile`."""
@@ -98,14 +118,22 @@ class Reporter:
         if self._is_chief:
             self._guarded(self._metrics.flush)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json and report.html; closes the console first, so that the caller may print.
+    def finish(
+        self,
+        summary: Mapping[str, Any],
+        *,
+        best: tuple[str, float, int] | None = None,
+        commands: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Writes summary.json and report.html, and shows how the run ended; the caller may print then.
 
         A report that cannot be written is a warning, and so is a summary after a run that failed: what stopped the run
         is the error that people must see.
 
         Args:
             summary: As `make_summary` returns.
+            best: Metric, value and step of the best evaluation, if there was one.
+            commands: What can be done next, by what it is for; shown after a run that completed.
 
         Raises:
             SummaryWriteError: The run completed, but summary.json cannot be written.
@@ -120,10 +148,16 @@ class Reporter:
             if summary["exit_code"] == EXIT_DONE:
                 raise
             _logger.warning("%s", error)
+        report = None
         try:
             write_report(self._model_dir, plan=self._plan, summary=summary)
+            report = str(Path(self._model_dir, REPORT))
         except OSError as error:
             _logger.warning("The report of this run could not be written: %s.", error)
+        self._console.closing(
+            panels.closing_rows(summary, total_steps=self._total_steps, best=best, report=report),
+            commands if summary["exit_code"] == EXIT_DONE else {},
+        )
 
     def close(self) -> None:
         """Gives the terminal back and closes the files; again is no error."""
