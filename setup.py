@@ -64,6 +64,8 @@ setup(
         "kubernetes": KUBERNETES,
         "report": REPORT,
         "text": TEXT,
+        "mlflow": ["mlflow-skinny>=2.20"],  # train.sinks = [@MlflowSink()]
+        "wandb": ["wandb>=0.19"],  # train.sinks = [@WandbSink()]
         "preflight": PREFLIGHT,
         "test": [
             *CPU,

@@ -81,6 +81,17 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainRequest(Request):
+    """The flags of `--mode=train` and `train_and_eval`."""
+
+    metrics_port: int | None = flag(
+        flags.DEFINE_integer,
+        None,
+        "port of 127.0.0.1 at which worker 0 serves the newest numbers to Prometheus, as text at /metrics.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictRequest(Request):
     """The flags of `--mode=predict`."""
 
@@ -190,9 +201,15 @@ class Mode:
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode(name="train", purpose="trains", module="train", trains=True),
+        Mode(name="train", purpose="trains", module="train", request=TrainRequest, trains=True),
         Mode(name="eval", purpose="evaluates the newest checkpoint", module="train"),
-        Mode(name="train_and_eval", purpose="trains and evaluates in turn", module="train", trains=True),
+        Mode(
+            name="train_and_eval",
+            purpose="trains and evaluates in turn",
+            module="train",
+            request=TrainRequest,
+            trains=True,
+        ),
         Mode(
             name="verify",
             purpose="compares some steps on several topologies",

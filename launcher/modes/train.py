@@ -18,7 +18,9 @@ from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request, commands
 from launcher.modes.plan import describe, make_machine, resolve
+from launcher.reporting.prometheus import Prometheus
 from launcher.reporting.reporter import Reporter
+from launcher.reporting.sinks import Sink
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.run import assets, loading, programs, session, start_weights, starting_point
 from launcher.run.actions import Action, DrillFault, LastEvents, SampleGradients, SaveConfig, TellSupervisor
@@ -109,12 +111,24 @@ class _Run:
         self._model_dir = request.run_dir
         self._trains = MODES[request.mode].trains
         self._is_chief = plan.cluster.is_chief
-        self._reporter = Reporter(model_dir=request.run_dir, total_steps=plan.total_steps, is_chief=self._is_chief)
+        self._reporter = Reporter(
+            model_dir=request.run_dir,
+            total_steps=plan.total_steps,
+            is_chief=self._is_chief,
+            sinks=self._sinks(),
+            config=gin_used.operative_config,
+        )
         # How far it has come, for its summary; both are None until the folder is known to be this run's.
         self._start: StartingPoint | None = None
         self._trainer: Trainer | None = None
         self._saver: Saver | None = None
         self._last_events = LastEvents()
+
+    def _sinks(self) -> Sequence[Sink]:
+        if not self._is_chief or not self._trains:
+            return ()
+        port = getattr(self._request, "metrics_port", None)
+        return [*self._plan.recipe.sinks, *([Prometheus(port)] if port is not None else [])]
 
     def build_and_run(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""

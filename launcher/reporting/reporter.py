@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from launcher.reporting.console import make_console
 from launcher.reporting.metrics_file import MetricsFile, MetricsWriteError
 from launcher.reporting.report import FILE_NAME as REPORT
 from launcher.reporting.report import write_report
+from launcher.reporting.sinks import RunStart, Sink, Sinks
 from launcher.reporting.summary import SummaryWriteError, write_summary
 from launcher.reporting.tensorboard import TensorBoard
 
@@ -23,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Fans every event out to the console, metrics.jsonl and TensorBoard; only the chief shows and writes anything.
+    """Fans every event out to the console, metrics.jsonl and the sinks; only the chief shows and writes anything.
 
     Nothing is made on disk before the first event. `close` belongs in a `finally`: it gives the terminal back.
     A disk that takes no events does not end a training: that is said once, and events wait in memory for room.
@@ -33,6 +34,8 @@ class Reporter:
         total_steps: The training's last step.
         is_chief: Whether this process reports. Elsewhere every method returns at once.
         stream: The console's stream; standard output when None.
+        sinks: Where events go besides.
+        config: Gives the text of the operative configuration, once the first event is there.
     """
 
     def __init__(
@@ -42,17 +45,21 @@ class Reporter:
         total_steps: int,
         is_chief: bool,
         stream: TextIO | None = None,
+        sinks: Sequence[Sink] = (),
+        config: Callable[[], str] = str,
     ):
         self._model_dir = model_dir
         self._total_steps = total_steps
         self._is_chief = is_chief
         self._plan: dict[str, str] = {}
         self._events_wait = False
+        self._first_step = 0
+        self._config = config
         if not is_chief:
             return
         self._console = make_console(total_steps=total_steps, stream=stream)
         self._metrics = MetricsFile(model_dir)
-        self._tensorboard = TensorBoard(str(Path(model_dir, "tensorboard")))
+        self._sinks = Sinks([TensorBoard(str(Path(model_dir, "tensorboard"))), *sinks], self._run_start)
 
     def plan(self, lines: Mapping[str, str], *, again: bool = False) -> None:
         """Shows the resolved plan as a table; the report repeats it.
@@ -78,21 +85,21 @@ class Reporter:
         """Reports training up to `event["step"]`: loss, the task's metrics, and the fields of `MetricsFile`."""
         if self._is_chief:
             self._guarded(self._metrics.train, event)
-            self._tensorboard.train(event)
+            self._sinks.tell("train", event)
             self._console.train(event)
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
         """Reports an evaluation: step, loss, the task's metrics."""
         if self._is_chief:
             self._guarded(self._metrics.evaluation, event)
-            self._tensorboard.evaluation(event)
+            self._sinks.tell("evaluation", event)
             self._console.evaluation(event)
 
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
         """Reports what was seen of gradients after `event["step"]` steps: see `precision_watch.Sample`."""
         if self._is_chief:
             self._guarded(self._metrics.precision, event)
-            self._tensorboard.precision(event, exponents)
+            self._sinks.tell("precision", event, exponents)
 
     def note(self, text: str) -> None:
         """Shows a line for people: a skipped step, a checkpoint restored."""
@@ -110,7 +117,8 @@ class Reporter:
         """
         if not self._is_chief:
             return 0
-        self._tensorboard.truncate_after(step)
+        self._first_step = max(step, 0)
+        self._sinks.tell("truncate_after", step)
         return self._metrics.truncate_after(step)
 
     def flush(self) -> None:
@@ -141,7 +149,8 @@ class Reporter:
         if not self._is_chief:
             return
         self.flush()
-        self.close()
+        self._console.close()
+        self._metrics.close()
         try:
             write_summary(self._model_dir, summary)
         except SummaryWriteError as error:
@@ -154,6 +163,8 @@ class Reporter:
             report = str(Path(self._model_dir, REPORT))
         except OSError as error:
             _logger.warning("The report of this run could not be written: %s.", error)
+        self._sinks.tell("finished", summary)
+        self._sinks.tell("close")
         self._console.closing(
             panels.closing_rows(summary, total_steps=self._total_steps, best=best, report=report),
             commands if summary["exit_code"] == EXIT_DONE else {},
@@ -164,7 +175,16 @@ class Reporter:
         if self._is_chief:
             self._console.close()
             self._metrics.close()
-            self._tensorboard.close()
+            self._sinks.tell("close")
+
+    def _run_start(self) -> RunStart:
+        return RunStart(
+            model_dir=self._model_dir,
+            plan=self._plan,
+            config=self._config(),
+            step=self._first_step,
+            total_steps=self._total_steps,
+        )
 
     def _guarded(self, write: Callable[..., None], *event: Mapping[str, Any]) -> None:
         try:
