@@ -119,4 +119,7 @@ def command() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # TensorFlow takes its time to end: a request to stop that comes meanwhile must not change the exit code.
+    preemption.ignore_repeats()
+    sys.exit(code)

@@ -205,7 +205,7 @@ class DatasetData:
         self._train = _as_dicts(train)
         self._steps_per_epoch = steps_per_epoch or _num_batches(self._train, "training", "steps_per_epoch")
         self._validation: tf.data.Dataset | None = None
-        self._validation_size: int | None = None
+        self._validation_size = 0
         if validation is not None:
             if validation_steps is not None:
                 validation = validation.take(validation_steps)
@@ -217,7 +217,7 @@ class DatasetData:
         return self._steps_per_epoch * self.batch_size
 
     @property
-    def num_eval_examples(self) -> int | None:
+    def num_eval_examples(self) -> int:
         return self._validation_size
 
     def steps_per_epoch(self, global_batch_size: int) -> int:

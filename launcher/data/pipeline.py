@@ -91,7 +91,7 @@ class Data(Protocol):
 
     @property
     def num_eval_examples(self) -> int | None:
-        """Examples of one evaluation; None if unknown or if there are none."""
+        """Examples of one evaluation; 0 if there are none, None if that is unknown."""
 
     def check(self) -> None:
         """Raises UsageError when the data set is not prepared; called before anything is written."""
@@ -228,8 +228,8 @@ class RandomAccessData:
         return math.ceil(len(self._train) / global_batch_size) if self._whole_epochs else None
 
     @property
-    def num_eval_examples(self) -> int | None:
-        return None if self._evaluation is None else len(self._evaluation)
+    def num_eval_examples(self) -> int:
+        return 0 if self._evaluation is None else len(self._evaluation)
 
     def check(self) -> None:
         """Nothing to prepare."""

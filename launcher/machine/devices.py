@@ -101,9 +101,13 @@ def gpu_notes(gpus: tuple[Gpu, ...], options: GpuOptions) -> tuple[str, ...]:
 def configure_gpus(count: int, options: GpuOptions) -> None:
     """Sets up the first `count` GPUs and leaves the others to other programs; before TensorFlow uses any."""
     gpus = tf.config.list_physical_devices("GPU")
-    tf.config.set_visible_devices(gpus[:count], "GPU")
-    for gpu in gpus[:count]:
-        tf.config.experimental.set_memory_growth(gpu, options.memory_growth)
+    try:
+        tf.config.set_visible_devices(gpus[:count], "GPU")
+        for gpu in gpus[:count]:
+            tf.config.experimental.set_memory_growth(gpu, options.memory_growth)
+    except RuntimeError:  # TensorFlow has been used, as in a notebook: the GPUs stay as they are
+        if len(tf.config.list_logical_devices("GPU")) < count:
+            raise
     tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
     if options.private_threads and "TF_GPU_THREAD_MODE" not in os.environ:
         # Read when TensorFlow creates the GPU devices.

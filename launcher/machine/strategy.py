@@ -221,6 +221,8 @@ def absent_tpu(replicas: int | None, *, why: str) -> StrategyPlan:
     )
 
 
+# What TensorFlow says when its runtime has been started: of logical devices and GPUs, and of workers.
+_TOO_LATE = ("after being initialized", "at program startup")
 _PLANNERS = {
     "one_device": _plan_one_device,
     "mirrored": _plan_mirrored,
@@ -336,19 +338,28 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
       cluster: the cluster it decided for.
 
     Raises:
-      UsageError: the TPU cannot be connected to.
+      UsageError: the TPU cannot be connected to, or TensorFlow was used before.
       PeerError: a worker did not come in time.
       PortTakenError: another process listens on this worker's port.
     """
     if plan.kind == "tpu":
         assert plan.tpu is not None
         return tpu_lib.connect(plan.tpu, plan.num_replicas)
-    configure(plan)
-    if plan.kind == "one_device":
-        return tf.distribute.OneDeviceStrategy(f"/{plan.devices[0]}")
-    if plan.kind == "mirrored":
-        return _build_mirrored(plan)
-    return _build_multi_worker(plan, cluster)
+    try:
+        configure(plan)
+        if plan.kind == "one_device":
+            return tf.distribute.OneDeviceStrategy(f"/{plan.devices[0]}")
+        if plan.kind == "mirrored":
+            return _build_mirrored(plan)
+        return _build_multi_worker(plan, cluster)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _TOO_LATE):
+            raise
+        raise UsageError(
+            f"TensorFlow was used before its devices were set up for {plan.kind} ({error}). Run the program as python "
+            "-m launcher.main --gin_file=PROGRAM.py, which sets them up first, or call launcher.fit before anything of "
+            "TensorFlow, with functions that return the data"
+        ) from error
 
 
 def _build_mirrored(plan: StrategyPlan) -> tf.distribute.Strategy:

@@ -13,7 +13,9 @@ import tensorflow as tf
 from launcher.data.keras_data import batch_size_of
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.errors import UsageError, advice, failures
+from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
+from launcher.machine.farewell import chief_last
 from launcher.modes import Request
 from launcher.modes.train import train_on
 from launcher.run import programs
@@ -84,6 +86,15 @@ def fit(
       LauncherError: the run failed, or was asked to stop.
     """
     _check_settings(settings)
+    if isinstance(build, keras.Model) or not callable(build):
+        raise UsageError(
+            f"fit: build must be a function that returns a compiled model, which is called under the strategy's scope; "
+            f"got {type(build).__name__}"
+        )
+    handler = programs.handler()
+    if handler is None:  # else it was done before the program's first line
+        # What a function draws where it makes the data must be the same when the call goes on after an interruption.
+        keras.utils.set_random_seed(settings.get("seed", Recipe.seed))
     train, validation = (source() if is_function(source) else source for source in (train, validation))
     size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
     history = keras.callbacks.History()
@@ -113,7 +124,6 @@ def fit(
         model_dir=model_dir,
         replicas=replicas,
     )
-    handler = programs.handler()
     made = None if isinstance(strategy, str) else strategy
     try:
         history.model_dir = _train_here(call, made) if handler is None else handler(call)
@@ -144,5 +154,6 @@ def _train_here(call: FitCall, strategy: tf.distribute.Strategy | None) -> str:
     )
     on = None if strategy is None else strategy_lib.describe(strategy)
     machine = Machine(environ=os.environ, replicas=call.replicas, on=on, made=strategy)
-    train_on(request, lambda: machine.plan_of(call.recipe()))
+    with chief_last(cluster_lib.resolve(os.environ)):
+        train_on(request, lambda: machine.plan_of(call.recipe()))
     return request.run_dir

@@ -45,10 +45,12 @@ def run(request: Request) -> int:
       LauncherError: the flags, the recipe or the machine are wrong, or the run failed or was preempted.
     """
     program, others = programs.split(request.gin_file)
-    if program is None:
-        train_on(request, lambda: resolve(request))
-    else:
-        _run_program(request, program, others)
+    # What a program does after its last `fit`, such as to predict, may need all workers.
+    with chief_last(cluster_lib.resolve(os.environ)):
+        if program is None or not MODES[request.mode].trains:
+            train_on(request, lambda: resolve(request))
+        else:
+            _run_program(request, program, others)
     return EXIT_DONE
 
 
@@ -95,7 +97,7 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
             if check_task := getattr(plan.recipe.task, "check", None):
                 check_task()
         this = _Run(request, plan, held, stopwatch)
-        with chief_last(cluster), this.summarised():
+        with this.summarised():
             this.build_and_run()
 
 

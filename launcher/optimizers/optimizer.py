@@ -215,8 +215,9 @@ class Optimizer:
         strategy = tf.distribute.get_strategy()
         if not strategy.extended.variable_created_in_scope(self._keras.iterations.value):
             raise UsageError(
-                f"optimizer {self._keras.name!r} was made outside of the strategy's scope: bind train.optimizer to the "
-                "function that makes it, as a reference (@name, without parentheses)"
+                f"optimizer {self._keras.name!r} was made outside of the strategy's scope: make it where "
+                "the model is built, or bind train.optimizer to the function that makes it, as a reference (@name, "
+                "without parentheses)"
             )
         if self._keras.built:
             raise UsageError(f"optimizer {self._keras.name!r} has been built for other variables: make a new one")

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from launcher.errors import EXIT_PREEMPTED
+from launcher.errors import EXIT_PREEMPTED, Preempted
 from launcher.supervised.progress import PROGRESS_FILE
 
 # What comes within so many seconds of a signal repeats it; what comes later is from somebody who will not wait.
@@ -58,6 +58,9 @@ class StopRequest:
         wakeup = signal.set_wakeup_fd(-1)  # of `before_training`
         try:
             yield
+        except Preempted:
+            self._noticed = True  # maybe by a peer first, and this worker's own signal is still to come
+            raise
         finally:
             for number, handler in before.items():
                 # What repeats a request that has been answered must not end the process with another code now.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from launcher.tasks.base import check_builder
 from launcher.tasks.keras_weights import class_weights, counted, padding_left_out, regularized, weights_of
 
 _STATE = "state"
+_COLOURS = re.compile(r"\x1b\[\d*m")
 _REPLACED = {
     "train_step": "the launcher's step takes its place",
     "test_step": "the launcher's evaluation takes its place",
@@ -115,6 +117,8 @@ class KerasTask:
         with _refused(f"{defined_at(self._build)}: {model.name!r} does not take this data, in which {structure}"):
             outputs = model(x, training=False)
         what = f"{defined_at(self._build)}: the loss or a metric does not take the model's outputs with {structure}"
+        if y is None:
+            what += ", without any y (data is one tuple, (x, y))"
         # What they count is as it was, afterwards.
         with _refused(what), keras.StatelessScope(regularized(model)):
             model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
@@ -213,7 +217,9 @@ def _refused(what: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
-        line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+        # Keras says first in which layer it was.
+        line = next((line for line in lines if not line.startswith("Exception encountered")), type(error).__name__)
         raise UsageError(f"{what}: {line}") from error
 
 

@@ -190,7 +190,7 @@ def test_an_empty_data_set_is_refused():
 def test_data_without_evaluation_examples_says_so():
     data = RandomAccessData(train=_examples(3))
     assert data.num_train_examples == 3
-    assert data.num_eval_examples is None
+    assert data.num_eval_examples == 0
     (shard,) = shards(hosts=1, replicas=1, batch=1)
     with pytest.raises(UsageError, match="no evaluation examples"):
         data.eval_batches(shard)

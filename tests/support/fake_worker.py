@@ -32,7 +32,7 @@ from pathlib import Path
 
 from launcher import errors
 from launcher.machine.cluster import resolve
-from launcher.supervised import drill
+from launcher.supervised import drill, preemption
 from launcher.supervised.preemption import StopRequest
 from launcher.supervised.progress import Progress, install_stack_dump, record_error
 
@@ -302,6 +302,8 @@ def train():
             save_or_fail(step)
             progress.report(phase="train", step=step)
         if stopping:
+            # A worker may know from its peers that it is to stop before it is told itself.
+            preemption.ignore_repeats()
             say(f"saved at step {step}")
             return 42
     misbehave("end")
@@ -310,4 +312,6 @@ def train():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    preemption.ignore_repeats()  # as launcher.main
+    sys.exit(code)
