@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -244,7 +245,7 @@ class LiveConsole:
         # Outside the panel and on one line each, for people to copy.
         for line in panels.command_lines(commands):
             text = Text(line, style="" if line.startswith(" ") else "bold")
-            _on_stream(self._stream, lambda text=text: self._console.print(text, soft_wrap=True))
+            _on_stream(self._stream, functools.partial(self._console.print, text, soft_wrap=True))
 
     def _panel(self, rows: panels.Rows, title: str) -> None:
         from rich.panel import Panel
