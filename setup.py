@@ -41,6 +41,7 @@ setup(
         "launcher.preflight": ["tpu_slices.txt"],
         "launcher.reporting": ["web/**/*"],
     },
+    entry_points={"console_scripts": ["launcher=launcher.main:command", "launcher-jobs=launcher.launch:command"]},
     zip_safe=False,  # recipes are opened as files
     install_requires=[
         "absl-py>=2.0",  # flags
@@ -65,6 +66,8 @@ setup(
         "demo": DEMO,
         "kubernetes": KUBERNETES,
         "text": TEXT,
+        "mlflow": ["mlflow-skinny>=2.20"],  # train.sinks = [@MlflowSink()]
+        "wandb": ["wandb>=0.19"],  # train.sinks = [@WandbSink()]
         "preflight": PREFLIGHT,
         "test": [
             *CPU,

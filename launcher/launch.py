@@ -29,14 +29,14 @@ from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
 from launcher.jobs.output import JobConsole, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
-from launcher.machine import cluster
+from launcher.machine import cluster, installation
 from launcher.machine.child_process import run_forked
 from launcher.model_dir import lease
 from launcher.supervised import preemption
 
 _ORDER = (
     "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *plan.FLAGS,
-    "dry_run", "help", *backends.FLAGS,
+    "dry_run", "version", "help", *backends.FLAGS,
 )  # fmt: skip
 _ENDING = """\
 In MODEL_DIR: logs/attempt_K/worker_I.log, and error.json: which worker failed first, and why.
@@ -75,7 +75,7 @@ def define_flags() -> flags.FlagValues:
     )
     plan.define(values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
-    flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
+    modes.define_about(values)
     # Not shown: what the tests run in the place of training.
     flags.DEFINE_string("worker_module", "launcher.main", "Program of each worker.", flag_values=values)
     return values
@@ -90,6 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rest = _parse(options, argv)
         if options.help:
             sys.stdout.write(modes.help_text(__doc__ or "", options, _ORDER, _ENDING) + "\n")
+            return EXIT_DONE
+        if options.version:
+            sys.stdout.write(installation.version_text() + "\n")
             return EXIT_DONE
         job = make_job(options, rest)
         kind = backends.chosen(options)
@@ -230,7 +233,12 @@ def _usage_error(error: flags.Error) -> UsageError:
     return UsageError(f"{str(error).rstrip(' .')}; --help shows every flag")
 
 
-if __name__ == "__main__":
+def command() -> int:
+    """The program `launcher-jobs`, and `python -m launcher.launch`."""
     code = main()
     preemption.ignore_repeats()
-    sys.exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(command())

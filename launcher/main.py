@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.help:
             print(modes.help_text(__doc__ or "", options, list(options), _ENDING))
             return EXIT_DONE
+        if options.version:
+            print(installation.version_text())
+            return EXIT_DONE
         request = modes.make_request(options)
         mode = modes.MODES[request.mode]
         if mode.needs_recipe and not request.gin_file:
@@ -109,6 +112,12 @@ def _import_tensorflow() -> None:
             f"TensorFlow is not installed. Choose the extra for this machine: {installation.tensorflow_command()}"
         ) from None
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
+
+
+def command() -> int:
+    """The program `launcher`: as `python -m launcher.main`, which finds modules in the working directory, too."""
+    sys.path.insert(0, os.getcwd())
+    return main()
 
 
 if __name__ == "__main__":

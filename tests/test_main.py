@@ -225,7 +225,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypatc
     bindings = ["--gin_file=resnet_tpu.gin", "--gin_param=train.log_every = 5"]
     assert entry.main(["launcher", *bindings, "--dry_run"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    for part in ("25,557,032", "8192 = 256 replicas x 1 microbatches x 32", "mixed_bfloat16", "14,075"):
+    for part in ("25,557,032", "8192 examples a step = 256 replicas x 1 microbatch x 32", "mixed_bfloat16", "14,075"):
         assert part in printed
     assert "NOT HERE: no TPU found" in printed
     compiles = "python -m launcher.main --mode=preflight --tpu_type=v5litepod-256 --gin_file=resnet_tpu.gin"

@@ -107,14 +107,14 @@ def test_other_modes_of_a_module_that_runs_tensorflow(run_launcher, recipe, tmp_
     run()
     assert "evaluation at step 3" in run("--mode=eval", "--replicas=2")
     run("--mode=precision_report", "--replicas=2", "--gin_param=precision_report.policy = 'float32'")
-    assert "2 replicas x 1 microbatches x 2" in run("--dry_run", "--replicas=2")
+    assert "2 replicas x 1 microbatch x 2" in run("--dry_run", "--replicas=2")
     assert "3 ok" in run("--mode=doctor", "--replicas=2", "--doctor_checks=recipe,data,strategy")
 
 
 def test_a_dry_run_of_one_worker_runs_the_module_and_waits_for_nobody(run_launcher, recipe, tmp_path):
     finished = run_launcher(recipe, "--dry_run", env=ALONE_OF_TWO)
     assert finished.returncode == 0, finished.stderr
-    assert "4 = 2 replicas x 1 microbatches x 2" in finished.stdout
+    assert "4 examples a step = 2 replicas x 1 microbatch x 2" in finished.stdout
 
 
 def test_a_wrong_binding_of_launchers_own_is_refused_before_peers_are_waited_for(run_launcher, recipe):

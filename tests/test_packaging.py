@@ -249,3 +249,15 @@ def test_the_versions_in_constraints_are_ones_that_setup_admits():
     for line in (*arguments["install_requires"], *arguments["extras_require"]["test"]):
         wanted = Requirement(line)
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), line
+
+
+def test_both_programs_have_a_command_that_tells_their_version():
+    commands = dict(line.split("=") for line in setup_arguments()["entry_points"]["console_scripts"])
+    assert set(commands) == {"launcher", "launcher-jobs"}
+    for entry in commands.values():
+        module, name = entry.split(":")
+        program = f"import sys; sys.argv = ['x', '--version']; from {module} import {name}; sys.exit({name}())"
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert (
+            done.stdout.startswith(f"launcher {setup_arguments()['version']} (Python 3.") and "keras 3." in done.stdout
+        )

@@ -39,7 +39,8 @@ def define_flags(values: flags.FlagValues) -> None:
         "private_network", "auto", ["auto", "on", "off"],
         "Whether the workers of this host get a network of their own, which reaches nothing outside, as TensorFlow's "
         "servers obey everybody who reaches them. auto: where the kernel allows it and nothing is known to need more: "
-        "several workers on CPUs, a recipe that imports no module of yours, no URL, no TPU, not on Google's machines.",
+        "several workers on CPUs, a recipe that imports no module of yours, no URL, no TPU, no --metrics_port, not on "
+        "Google's machines.",
         flag_values=values,
     )  # fmt: skip
 
@@ -77,6 +78,8 @@ def enter(wanted: str, job: Job, request: Request, environ: MutableMapping[str, 
 
 def _needs_network(arguments: Sequence[str], request: Request, environ: Mapping[str, str]) -> bool:
     """Whether something is known to need more than the loopback interface, or what is needed is not known."""
+    if getattr(request, "metrics_port", None) is not None:  # this host's own Prometheus is outside
+        return True
     if request.tpu or environ.get("TPU_NAME") or gce.on_gce(environ):
         return True
     if any("://" in text for text in (*arguments, environ.get("TFDS_DATA_DIR", ""))):

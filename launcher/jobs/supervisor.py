@@ -23,6 +23,7 @@ from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWat
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.reporting.attempts import PREEMPTED
+from launcher.supervised import progress
 from launcher.supervised.preemption import REPEAT_SECONDS
 
 _TURN_SECONDS = 0.05
@@ -97,6 +98,9 @@ class Supervisor:
             if self._signals:
                 return Verdict(action=Decision.STOP, exit_code=128 + self._signals[0])
             commands = self._backend.commands(number)
+            if self._attempts > 1:
+                again = {progress.RESTARTED: "1"}
+                commands = tuple(dataclasses.replace(one, environ={**one.environ, **again}) for one in commands)
             told = f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}"
             self._console.note(told)
             workers = self._backend.start(self._drill.commands(commands) if self._drill else commands)

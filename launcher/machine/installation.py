@@ -1,12 +1,14 @@
-"""The command that installs more of Launcher, for the way in which this copy was installed.
+"""What is installed of Launcher, and the command that installs more, for the way in which this copy was installed.
 
 No package index has Launcher, so its name alone does not do. Imports no TensorFlow: it may be what is missing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -14,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+
+import launcher
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -44,6 +48,17 @@ def command(extra: str) -> str:
 def tensorflow_command() -> str:
     """What to type for TensorFlow, for each kind of machine."""
     return f"{command('cpu')}, with [cuda] in the place of [cpu] for NVIDIA GPUs, or [tpu] on a Cloud TPU VM"
+
+
+def version_text() -> str:
+    """The version of Launcher, and those of what it computes with, as far as they are installed; imports none."""
+    import importlib.metadata
+
+    found = [f"Python {platform.python_version()}"]
+    for name in ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return f"launcher {launcher.__version__} ({', '.join(found)})"
 
 
 def _from(origin: dict[str, Any], extra: str) -> str | None:

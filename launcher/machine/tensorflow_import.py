@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from launcher.machine.stderr_filter import without_early_log
+
 _OPTIONAL = ("sklearn", "matplotlib", "jax")
 
 
@@ -24,7 +26,7 @@ def import_tensorflow() -> None:
     Raises:
         ModuleNotFoundError: TensorFlow is not installed, or not whole.
     """
-    with _absent(*_OPTIONAL), _uncollected():
+    with _absent(*_OPTIONAL), _uncollected(), without_early_log():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
 

@@ -89,6 +89,11 @@ class TrainRequest(Request):
         None,
         "a trace of these steps for TensorBoard's profiler, such as 10:20 for steps 10 to 20, of the chief.",
     )
+    metrics_port: int | None = flag(
+        flags.DEFINE_integer,
+        None,
+        "port of 127.0.0.1 at which worker 0 serves the newest numbers to Prometheus, as text at /metrics.",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -304,8 +309,14 @@ def define_flags() -> flags.FlagValues:
     for name, readers in _readers().items():
         about = readers[0].own_flags[name].metadata
         about["define"](name, help=f"For {_named(readers)}: {about['help']}", flag_values=values)
-    flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
+    define_about(values)
     return values
+
+
+def define_about(values: flags.FlagValues) -> None:
+    """The flags that make a program tell of itself and do nothing else."""
+    flags.DEFINE_bool("version", False, "Show the versions of Launcher, TensorFlow and Keras.", flag_values=values)
+    flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=values)
 
 
 def help_text(about: str, values: flags.FlagValues, names: Sequence[str], ending: str) -> str:

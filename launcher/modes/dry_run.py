@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-
 import keras
 
 from launcher.config import gin_bindings, gin_used
 from launcher.errors import EXIT_DONE, UsageError
-from launcher.modes import Request
+from launcher.modes import Request, commands
 from launcher.modes.plan import describe, resolve
 from launcher.preflight.chips import V5E
 from launcher.preflight.slices import SLICES, Slice
@@ -68,8 +66,5 @@ def _slice_for(resolved: RunPlan, model: keras.Model, replicas: int | None) -> S
 
 def _preflight_command(request: Request, where: Slice) -> str:
     """The command that compiles the recipe for a slice."""
-    given = [f"--gin_file={name}" for name in request.gin_file] + [f"--gin_param={one}" for one in request.gin_param]
-    given += [f"--{name}={value}" for name in ("data_dir", "seed") if (value := getattr(request, name)) is not None]
-    return shlex.join(
-        ["python", "-m", "launcher.main", "--mode=preflight", f"--tpu_type={where.accelerator_type}", *given]
-    )
+    more = ("--mode=preflight", f"--tpu_type={where.accelerator_type}")
+    return commands.on_same_recipe(request, *more, flags=("data_dir", "seed"))

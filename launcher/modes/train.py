@@ -17,12 +17,14 @@ from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
-from launcher.modes import MODES, Request, TrainRequest
+from launcher.modes import MODES, Request, TrainRequest, commands
 from launcher.modes.plan import describe, make_machine, record, resolve
 from launcher.preflight import chips
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
+from launcher.reporting.prometheus import Prometheus
 from launcher.reporting.reporter import Reporter
+from launcher.reporting.sinks import Sink
 from launcher.reporting.summary import Stopwatch, make_summary, take_beginning
 from launcher.run import assets, loading, programs, session, start_weights, starting_point
 from launcher.run.actions import (
@@ -46,6 +48,7 @@ from launcher.run.worker_times import WorkerTimes
 from launcher.serving import model_file
 from launcher.step import layer_policies
 from launcher.step.trainer import Trainer
+from launcher.supervised import progress
 from launcher.supervised.preemption import StopRequest
 from launcher.supervised.progress import Progress
 
@@ -125,10 +128,17 @@ class _Run:
         self._model_dir = request.run_dir
         self._trains = MODES[request.mode].trains
         self._is_chief = plan.cluster.is_chief
-        self._reporter = Reporter(model_dir=request.run_dir, total_steps=plan.total_steps, is_chief=self._is_chief)
+        self._reporter = Reporter(
+            model_dir=request.run_dir,
+            total_steps=plan.total_steps,
+            is_chief=self._is_chief,
+            sinks=self._sinks(),
+            config=gin_used.operative_config,
+        )
         # How far it has come, for its summary; both are None until the folder is known to be this run's.
         self._start: StartingPoint | None = None
         self._trainer: Trainer | None = None
+        self._saver: Saver | None = None
         self._last_events = LastEvents()
         self._profile = self._make_profile()
         self._times: WorkerTimes | None = None
@@ -141,9 +151,15 @@ class _Run:
         folder = os.path.join(self._model_dir, "tensorboard") if self._is_chief else None
         return ProfileSteps(ProfiledSteps.parse(wanted, self._plan.total_steps), folder, self._reporter.note)
 
+    def _sinks(self) -> Sequence[Sink]:
+        if not self._is_chief or not self._trains:
+            return ()
+        port = getattr(self._request, "metrics_port", None)
+        return [*self._plan.recipe.sinks, *([Prometheus(port)] if port is not None else [])]
+
     def build_and_run(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""
-        with gin_bindings.usage_errors():
+        with gin_bindings.usage_errors(), self._reporter.waiting("building the model"):
             built = session.build(self._plan)
         store = self._store(built)
         start = self._restore(built, store)
@@ -230,7 +246,7 @@ class _Run:
         self, built: Session, store: CheckpointStore, start: StartingPoint, stop: StopRequest
     ) -> Controller:
         recipe = self._plan.recipe
-        saver = Saver(
+        self._saver = saver = Saver(
             store,
             asynchronous=recipe.asynchronous_checkpoints,
             on_error=recipe.on_checkpoint_error,
@@ -273,8 +289,9 @@ class _Run:
         """Shows the plan, and what the run goes on from."""
         trainer, reporter = built.trainer, self._reporter
         lines = describe(self._plan, built.model, trainer.statistics, trainer.replica_step.unused, built.notes)
-        lines |= tpu_runtime.describe(built.strategy)
-        reporter.plan(lines)
+        recipe = {"recipe": ", ".join(self._request.gin_file)} if self._request.gin_file else {}
+        lines = {**recipe, **lines, **tpu_runtime.describe(built.strategy), "results": self._model_dir}
+        reporter.plan(lines, again=progress.is_restarted(os.environ))
         if self._trains:
             started = time.time() - self._stopwatch.seconds()["total"]
             reporter.begin(record(self._plan, self._request, lines, started))
@@ -328,7 +345,12 @@ class _Run:
                     seconds=self._stopwatch.seconds(),
                     measured={**(reckoned or {}), **(self._times.summary() if self._times else {})},
                 )
-                self._reporter.finish(summary)
+                best = self._saver.best if self._saver is not None else None
+                self._reporter.finish(
+                    summary,
+                    best=(best.metric, best.value, best.step) if best is not None else None,
+                    commands=commands.after_training(self._request, self._plan.recipe.task),
+                )
 
     def _progress(self, lost_devices: bool) -> tuple[int, float | None]:
         """Steps done and the loss scale; without devices to ask, what they said last."""

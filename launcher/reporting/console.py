@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TextIO
 
-from launcher.reporting import strict_json
-from launcher.reporting.metrics_file import LAST_FIELDS
+import launcher
+from launcher.reporting import panels
+from launcher.reporting.progress_text import ProgressText, evaluation_text
+from launcher.reporting.units import clock
 
-_NOT_THE_TASKS = ("step", "loss", *LAST_FIELDS)
+# Between two ticks of a clock on a terminal, and between two moves of the line that follow no log event.
+_TICK_SECONDS, _MOVE_SECONDS = 1.0, 0.2
+_PATIENCE_SECONDS = 5.0  # Until a log is told that something takes long.
+_BAR = 20
 
 
 class Console(Protocol):
     """Shows a run to a person."""
 
     def plan(self, lines: Mapping[str, str]) -> None: ...
+    def waiting(self, text: str) -> AbstractContextManager[None]: ...
+    def progress(self, step: int) -> None: ...
     def train(self, event: Mapping[str, Any]) -> None: ...
     def evaluation(self, event: Mapping[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
+    def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None: ...
 
 
 def make_console(
@@ -76,39 +88,22 @@ def live_line(console: Any, *, transient: bool = False) -> Any:
     return line
 
 
-class ProgressText:
-    """Words a training event: step, loss, the task's metrics, speed, loss scale when it is not 1, time to go.
+@contextlib.contextmanager
+def _ticking(tick: Callable[[float], None], every: float) -> Iterator[None]:
+    """Calls `tick` with the seconds since the start, again and again from a thread, while the block is open."""
+    started, ended = time.monotonic(), threading.Event()
 
-    Args:
-        total_steps: The training's last step.
-        clock: A monotonic clock in seconds.
-    """
+    def run() -> None:
+        while not ended.wait(every):
+            tick(time.monotonic() - started)
 
-    def __init__(self, total_steps: int, clock: Callable[[], float]):
-        self.total_steps = total_steps
-        self._clock = clock
-        self._first: tuple[int, float] | None = None
-
-    def text(self, event: Mapping[str, Any]) -> str:
-        step = int(event["step"])
-        parts = [f"step {step}/{self.total_steps}", *_measurements(event)]
-        if "examples_per_second" in event:
-            parts.append(f"{strict_json.number(event['examples_per_second']):,.0f} examples/s")
-        if strict_json.number(event.get("loss_scale", 1)) != 1:
-            parts.append(f"loss scale {strict_json.number(event['loss_scale']):g}")
-        return "  ".join([*parts, *self._time_to_go(step)])
-
-    def _time_to_go(self, step: int) -> list[str]:
-        """The pace since the first event, so without the compilation before it, and with evaluations and saves."""
-        now = self._clock()
-        if self._first is None:
-            self._first = (step, now)
-        first_step, since = self._first
-        if not first_step < step < self.total_steps:
-            return []
-        seconds = round((now - since) / (step - first_step) * (self.total_steps - step))
-        hours, minutes = divmod(seconds // 60, 60)
-        return [f"ETA {hours}:{minutes:02d}:{seconds % 60:02d}" if hours else f"ETA {minutes}:{seconds % 60:02d}"]
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class PlainConsole:
@@ -119,8 +114,27 @@ class PlainConsole:
         self._progress = progress
 
     def plan(self, lines: Mapping[str, str]) -> None:
-        for line in columns(list(lines.items())):
-            _print(self._stream, line)
+        self._rows([row for group in panels.plan_groups(lines) for row in group])
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Says so at the start and at the end, where it takes more than a few seconds."""
+        seconds = 0.0
+
+        def tick(since: float) -> None:
+            nonlocal seconds
+            if not seconds:
+                _print(self._stream, f"{text} …")
+            seconds = since
+
+        started = time.monotonic()
+        with _ticking(tick, _PATIENCE_SECONDS):
+            yield
+        if seconds:
+            _print(self._stream, f"{text}: took {clock(time.monotonic() - started)}")
+
+    def progress(self, step: int) -> None:
+        pass
 
     def train(self, event: Mapping[str, Any]) -> None:
         _print(self._stream, self._progress.text(event))
@@ -134,11 +148,20 @@ class PlainConsole:
     def close(self) -> None:
         pass
 
+    def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None:
+        self._rows(rows)
+        for line in panels.command_lines(commands):
+            _print(self._stream, line)
+
+    def _rows(self, rows: panels.Rows) -> None:
+        for line in columns(rows):
+            _print(self._stream, line)
+
 
 class LiveConsole:
     """One progress line that stays at the bottom of the terminal; notes and evaluations scroll above it.
 
-    The line moves with the log events and has no thread of its own.
+    The line moves with the steps. A thread of its own moves it only while there is something to wait for.
     """
 
     def __init__(self, stream: TextIO, progress: ProgressText):
@@ -146,27 +169,58 @@ class LiveConsole:
         self._console = rich_console(stream)
         self._progress = progress
         self._live: Any = None
+        self._event: Mapping[str, Any] = {}
+        self._moved_at = 0.0
 
     def plan(self, lines: Mapping[str, str]) -> None:
-        from rich.table import Table
+        groups = panels.plan_groups(lines)
+        self._panel([row for group in groups for row in (*group, ("", ""))][:-1], f"launcher {launcher.__version__}")
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Shows it, with the time that it takes, in the place of the progress line."""
         from rich.text import Text
 
-        table = Table(show_header=False)
-        for name, value in lines.items():
-            table.add_row(Text(name, style="bold"), Text(value))
-        _on_stream(self._stream, lambda: self._console.print(table))
+        def tick(since: float) -> None:
+            _on_stream(self._stream, lambda: line.update(Text(f"{text} {clock(since)}", style="dim"), refresh=True))
+
+        line = self._live or live_line(self._console, transient=True)
+        tick(0)
+        try:
+            with _ticking(tick, _TICK_SECONDS):
+                yield
+        finally:
+            if line is self._live:
+                self._draw()
+            else:
+                _on_stream(self._stream, line.stop)
+
+    def progress(self, step: int) -> None:
+        if time.monotonic() - self._moved_at >= _MOVE_SECONDS:
+            self.train({**self._event, "step": step})
 
     def train(self, event: Mapping[str, Any]) -> None:
+        self._event, self._moved_at = event, time.monotonic()
+        if self._live is None:
+            self._live = live_line(self._console)
+        self._draw()
+
+    def _draw(self) -> None:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
+        width = self._console.width
+        text = self._progress.text(self._event, width)
         row = Table.grid(padding=(0, 1))
-        row.add_column(width=20, no_wrap=True)
+        cells: list[Any] = [Text(text, no_wrap=True, overflow="ellipsis")]
+        if len(text) + 1 + _BAR <= width:
+            row.add_column(width=_BAR, no_wrap=True)
+            done = int(self._event["step"])
+            cells.insert(0, ProgressBar(total=self._progress.total_steps, completed=done, width=_BAR))
         row.add_column(no_wrap=True, overflow="ellipsis")
-        bar = ProgressBar(total=self._progress.total_steps, completed=int(event["step"]), width=20)
-        row.add_row(bar, Text(self._progress.text(event)))
-        _on_stream(self._stream, lambda: self._show(row))
+        row.add_row(*cells)
+        _on_stream(self._stream, lambda: self._live.update(row, refresh=True))
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
         from rich.text import Text
@@ -184,21 +238,27 @@ class LiveConsole:
             _on_stream(self._stream, self._live.stop)
             self._live = None
 
-    def _show(self, row: Any) -> None:
-        if self._live is None:
-            self._live = live_line(self._console)
-        self._live.update(row, refresh=True)
+    def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None:
+        from rich.text import Text
 
+        self._panel(rows, "done" if rows[0][0] == "completed" else rows[0][0])
+        # Outside the panel and on one line each, for people to copy.
+        for line in panels.command_lines(commands):
+            text = Text(line, style="" if line.startswith(" ") else "bold")
+            _on_stream(self._stream, functools.partial(self._console.print, text, soft_wrap=True))
 
-def evaluation_text(event: Mapping[str, Any]) -> str:
-    """Words an evaluation: step, loss, the task's metrics."""
-    return "  ".join([f"evaluation at step {int(event['step'])}", *_measurements(event)])
+    def _panel(self, rows: panels.Rows, title: str) -> None:
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
 
-
-def _measurements(event: Mapping[str, Any]) -> list[str]:
-    names = [name for name in ("loss", *event) if name in event]
-    shown = dict.fromkeys(name for name in names if name == "loss" or name not in _NOT_THE_TASKS)
-    return [f"{name} {strict_json.number(event[name]):.4g}" for name in shown]
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(Text(name, style="bold"), Text(value))
+        panel = Panel(table, title=Text(title, style="bold"), title_align="left", expand=False)
+        _on_stream(self._stream, lambda: self._console.print(panel))
 
 
 def _print(stream: TextIO, text: str) -> None:

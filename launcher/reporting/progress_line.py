@@ -6,6 +6,7 @@ import sys
 from typing import Any, TextIO
 
 from launcher.reporting.console import Console, is_terminal, live_line, rich_console
+from launcher.reporting.units import clock
 
 _QUIET_SECONDS = 60.0
 
@@ -37,10 +38,10 @@ class ProgressLine:
     def tick(self, seconds: float) -> None:
         """Says that it has taken so many seconds."""
         if self._is_terminal:
-            self._show(f"{self._text} {_clock(seconds)}")
+            self._show(f"{self._text} {clock(seconds)}")
         elif seconds >= self._next:
             self._next += _QUIET_SECONDS
-            self._console.note(f"{self._text}: {_clock(seconds)}")
+            self._console.note(f"{self._text}: {clock(seconds)}")
 
     def close(self) -> None:
         """Takes the moving line away."""
@@ -54,7 +55,3 @@ class ProgressLine:
         if self._live is None:
             self._live = live_line(rich_console(self._stream), transient=True)
         self._live.update(Text(text), refresh=True)
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from launcher.errors import EXIT_DONE
+from launcher.reporting import panels
 from launcher.reporting.console import make_console
 from launcher.reporting.metrics_file import MetricsFile, MetricsWriteError
+from launcher.reporting.report import FILE_NAME as REPORT
 from launcher.reporting.report import LiveReport
 from launcher.reporting.run_folder import RunRecord
+from launcher.reporting.sinks import RunStart, Sink, Sinks
 from launcher.reporting.summary import SummaryWriteError, write_summary
 from launcher.reporting.tensorboard import TensorBoard
 
@@ -19,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Fans every event out to the console, metrics.jsonl and TensorBoard; only the chief shows and writes anything.
+    """Fans every event out to the console, metrics.jsonl and the sinks; only the chief shows and writes anything.
 
     Nothing is made on disk before the first event. `close` belongs in a `finally`: it gives the terminal back.
     A disk that takes no events does not end a training: that is said once, and events wait in memory for room.
@@ -29,6 +35,8 @@ class Reporter:
         total_steps: The training's last step.
         is_chief: Whether this process reports. Elsewhere every method returns at once.
         stream: The console's stream; standard output when None.
+        sinks: Where events go besides.
+        config: Gives the text of the operative configuration, once the first event is there.
     """
 
     def __init__(
@@ -38,21 +46,42 @@ class Reporter:
         total_steps: int,
         is_chief: bool,
         stream: TextIO | None = None,
+        sinks: Sequence[Sink] = (),
+        config: Callable[[], str] = str,
     ):
         self._model_dir = model_dir
+        self._total_steps = total_steps
         self._is_chief = is_chief
         self._events_wait = False
+        self._first_step = 0
+        self._config = config
         if not is_chief:
             return
         self._console = make_console(total_steps=total_steps, stream=stream)
         self._metrics = MetricsFile(model_dir)
         self._page = LiveReport(model_dir)
-        self._tensorboard = TensorBoard(str(Path(model_dir, "tensorboard")))
+        self._plan: dict[str, str] = {}
+        self._sinks = Sinks([TensorBoard(str(Path(model_dir, "tensorboard"))), *sinks], self._run_start)
 
-    def plan(self, lines: Mapping[str, str]) -> None:
-        """Shows the resolved plan as a table."""
+    def plan(self, lines: Mapping[str, str], *, again: bool = False) -> None:
+        """Shows the resolved plan as a table; the sinks are told it.
+
+        Args:
+            lines: Value by name.
+            again: Whether an attempt before this one has just shown it: only its notes are shown then.
+        """
         if self._is_chief:
-            self._console.plan(lines)
+            self._plan = dict(lines)
+            self._console.plan({name: line for name, line in lines.items() if not again or name.startswith("note")})
+
+    def waiting(self, text: str) -> AbstractContextManager[None]:
+        """Shows what is being waited for while the block is open, and for how long."""
+        return self._console.waiting(text) if self._is_chief else contextlib.nullcontext()
+
+    def progress(self, step: int) -> None:
+        """Shows how far the training is, where a person looks on; no log event."""
+        if self._is_chief:
+            self._console.progress(step)
 
     def begin(self, record: RunRecord) -> None:
         """Keeps what a training begins with, for run.json and the report; both are written with the first event."""
@@ -63,7 +92,7 @@ class Reporter:
         """Reports training up to `event["step"]`: loss, the task's metrics, and the fields of `MetricsFile`."""
         if self._is_chief:
             self._guarded(self._metrics.train, event)
-            self._tensorboard.train(event)
+            self._sinks.tell("train", event)
             self._console.train(event)
             self._page.event()
 
@@ -71,7 +100,7 @@ class Reporter:
         """Reports an evaluation: step, loss, the task's metrics."""
         if self._is_chief:
             self._guarded(self._metrics.evaluation, event)
-            self._tensorboard.evaluation(event)
+            self._sinks.tell("evaluation", event)
             self._console.evaluation(event)
             self._page.event()
 
@@ -84,7 +113,7 @@ class Reporter:
         """Reports what was seen of gradients after `event["step"]` steps: see `precision_watch.Sample`."""
         if self._is_chief:
             self._guarded(self._metrics.precision, event)
-            self._tensorboard.precision(event, exponents)
+            self._sinks.tell("precision", event, exponents)
 
     def note(self, text: str) -> None:
         """Shows a line for people: a skipped step, a checkpoint restored."""
@@ -102,7 +131,8 @@ class Reporter:
         """
         if not self._is_chief:
             return 0
-        self._tensorboard.truncate_after(step)
+        self._first_step = max(step, 0)
+        self._sinks.tell("truncate_after", step)
         return self._metrics.truncate_after(step)
 
     def flush(self) -> None:
@@ -110,14 +140,22 @@ class Reporter:
         if self._is_chief:
             self._guarded(self._metrics.flush)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json and report.html; closes the console first, so that the caller may print.
+    def finish(
+        self,
+        summary: Mapping[str, Any],
+        *,
+        best: tuple[str, float, int] | None = None,
+        commands: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Writes summary.json and report.html, and shows how the run ended; the caller may print then.
 
         A report that cannot be written is a warning, and so is a summary after a run that failed: what stopped the run
         is the error that people must see.
 
         Args:
             summary: As `make_summary` returns.
+            best: Metric, value and step of the best evaluation, if there was one.
+            commands: What can be done next, by what it is for; shown after a run that completed.
 
         Raises:
             SummaryWriteError: The run completed, but summary.json cannot be written.
@@ -125,7 +163,8 @@ class Reporter:
         if not self._is_chief:
             return
         self.flush()
-        self.close()
+        self._console.close()
+        self._metrics.close()
         try:
             write_summary(self._model_dir, summary)
         except SummaryWriteError as error:
@@ -133,13 +172,31 @@ class Reporter:
                 raise
             _logger.warning("%s", error)
         self._page.finish()
+        self._sinks.tell("finished", summary)
+        self._sinks.tell("close")
+        report = Path(self._model_dir, REPORT)
+        self._console.closing(
+            panels.closing_rows(
+                summary, total_steps=self._total_steps, best=best, report=str(report) if report.exists() else None
+            ),
+            commands if summary["exit_code"] == EXIT_DONE else {},
+        )
 
     def close(self) -> None:
         """Gives the terminal back and closes the files; again is no error."""
         if self._is_chief:
             self._console.close()
             self._metrics.close()
-            self._tensorboard.close()
+            self._sinks.tell("close")
+
+    def _run_start(self) -> RunStart:
+        return RunStart(
+            model_dir=self._model_dir,
+            plan=self._plan,
+            config=self._config(),
+            step=self._first_step,
+            total_steps=self._total_steps,
+        )
 
     def _guarded(self, write: Callable[..., None], *event: Mapping[str, Any]) -> None:
         try:

@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from launcher.reporting import strict_json
+from launcher.reporting.sinks import RunStart, Sink
 
 _logger = logging.getLogger(__name__)
 _FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """Writes scalars to DIR/train, DIR/eval and DIR/precision; every event is flushed.
+
+    With the first event go the plan and the configuration as text and, where the package `tensorboard` is installed,
+    the hyperparameters.
 
     It is a copy of metrics.jsonl for the eyes, so a failure to write is one warning and the end of the copy, not of
     the training.
@@ -37,6 +41,10 @@ class TensorBoard:
         self._clock = clock
         self._writers: dict[str, Any] = {}
         self._failed = False
+        self._start: RunStart | None = None
+
+    def started(self, run: RunStart) -> None:
+        self._start = run
 
     def train(self, event: Mapping[str, Any]) -> None:
         self._write("train", event)
@@ -75,6 +83,12 @@ class TensorBoard:
 
     def _add_scalars(self, run: str, event: Mapping[str, Any], *more: Any) -> None:
         import tensorflow as tf
+
+        if self._start is not None:
+            start, self._start = self._start, None
+            self._record(run, step=start.step, summary=tf.compat.v1.Summary(value=_texts(start)))
+            if hyperparameters := _hyperparameters(start):
+                self._record(run, step=start.step, summary=hyperparameters)
 
         values = [
             tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
@@ -116,6 +130,33 @@ class TensorBoard:
         used = [int(match[1]) for match in map(_FILE.fullmatch, os.listdir(folder)) if match]
         stamp = max([int(self._clock()), *(seconds + 1 for seconds in used)])
         return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.v2"
+
+
+def _texts(start: RunStart) -> list[Any]:
+    """The plan as a table in Markdown and the configuration as code, for TensorBoard's page of texts."""
+    import tensorflow as tf
+
+    escaped = [(name, value.replace("|", "\\|")) for name, value in start.plan.items()]
+    plan = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in escaped)])
+    config = "\n".join(f"    {line}" for line in start.config.splitlines())
+    metadata = tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text"),
+    )
+    return [
+        tf.compat.v1.Summary.Value(tag=tag, metadata=metadata, tensor=tf.make_tensor_proto([text]))
+        for tag, text in (("plan", plan), ("config", config))
+    ]
+
+
+def _hyperparameters(start: RunStart) -> Any:
+    try:
+        from tensorboard.plugins.hparams import api
+    except ImportError:
+        return None
+    import tensorflow as tf
+
+    summary = api.hparams_pb(start.hyperparameters, trial_id=start.model_dir)
+    return tf.compat.v1.Summary.FromString(summary.SerializeToString())
 
 
 def _histogram(counts: Any) -> Any:

@@ -26,3 +26,15 @@ def amount(number: float) -> str:
         if abs(number) >= size:
             return f"{number / size:.4g} {prefix}"
     return f"{number:.4g} "
+
+
+def clock(seconds: float) -> str:
+    """ "0:07", "41:40", "1:00:00"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 batch", "3 batches", "2 replicas"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith(('s', 'x', 'ch')) else 's'}"

@@ -77,7 +77,7 @@ class Controller:
         Raises:
           UsageError: the task's loss() or the recipe's best_metric is wrong.
         """
-        with self._phase("compile"):
+        with self._phase("compile"), self._reporter.waiting("tracing the training step"):
             self._batches = self._trainer.batches(self._data)
             traced = self._trainer.trace(self._batches)
             names = {"loss", *getattr(self._recipe.task, "result_names", traced), *self._evaluator.extra_metrics}
@@ -109,7 +109,8 @@ class Controller:
             if self._evaluates:
                 self.evaluate()
             return
-        self._take(1, phase="compile")
+        with self._reporter.waiting("compiling the training step"):
+            self._take(1, phase="compile")
         self._diagnosis.check_weight(float(self._pending[-1].weight[-1]))
         for action in self._actions:
             action.after_first_step()
@@ -120,6 +121,7 @@ class Controller:
                 self._finish_saving()
                 raise Preempted(f"asked to stop: step {step} of {total} is saved; the same command goes on from there")
             self._take(self._steps_until_next_event(step), phase="train")
+            self._reporter.progress(trainer.step)
             self._act(trainer.step)
         self._finish_saving()
 
@@ -132,7 +134,7 @@ class Controller:
             if self._recipe.evaluate_ema
             else contextlib.nullcontext()
         )
-        with self._stopwatch.phase("evaluate"), averaged:
+        with self._stopwatch.phase("evaluate"), averaged, self._reporter.waiting("evaluating"):
             event = {"step": self._trainer.step, **self._evaluator.evaluate(last)}
         self._reporter.samples(self._trainer.step, self._evaluator.samples)
         self._reporter.evaluation(event)

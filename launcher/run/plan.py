@@ -12,6 +12,7 @@ from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import elastic
+from launcher.reporting.units import plural
 from launcher.run.recipe import Recipe
 from launcher.step import precision, wire_error
 from launcher.tasks.base import open_data
@@ -95,7 +96,8 @@ class RunPlan:
     def describe(self) -> dict[str, str]:
         """The plan as a person reads it."""
         recipe = self.recipe
-        split = f"{self.strategy.num_replicas} replicas x {recipe.microbatches} microbatches x {self.microbatch_size}"
+        parts = ((self.strategy.num_replicas, "replica"), (recipe.microbatches, "microbatch"))
+        split = " x ".join([*(plural(*part) for part in parts), str(self.microbatch_size)])
         examples, details = self.data.num_train_examples, getattr(self.data, "details", "")
         epochs = f", {self.total_steps * recipe.global_batch_size / examples:.1f} epochs" if examples else ""
         return {
@@ -104,9 +106,9 @@ class RunPlan:
             f"{_count(self.data.num_eval_examples)} evaluation examples{details and f'; {details}'}",
             "cluster": self.cluster.description,
             "strategy": f"{self.strategy.kind} ({self.strategy.why})",
-            "batch": f"{recipe.global_batch_size} = {split}",
+            "batch": f"{recipe.global_batch_size} examples a step = {split}",
             "policy": f"{self.policy} ({self.policy_why})",
-            "loss scale": str(self.loss_scale),
+            "loss scale": "none" if self.loss_scale == precision.FixedLossScale(scale=1.0) else str(self.loss_scale),
             "steps": f"{self.total_steps:,}{epochs}",
             "seed": f"{self.seed}{', deterministic' if self.deterministic else ''}",
         }

@@ -13,6 +13,8 @@ from launcher.config.user_modules import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
+from launcher.reporting import trackers  # noqa: F401  (recipes bind its sinks)
+from launcher.reporting.sinks import Sink
 from launcher.run import start_comparison
 from launcher.run.start_weights import StartFrom
 from launcher.step import freezing, gradients, layer_patterns, layer_policies
@@ -46,6 +48,8 @@ class Recipe:
       precision_overrides: policies of single layers by a regular expression on their path, such as
         {'stage3_.*': 'float32'}; see `launcher.step.layer_policies.apply`.
       precision_watch: `@PrecisionWatch()` to sample what float16 does to the gradients during training, or None.
+      sinks: where events go besides the console, metrics.jsonl and TensorBoard: `[@WandbSink()]`, `[@MlflowSink()]` or
+        your own; see `launcher.reporting.sinks.Sink`.
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
       wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
       bucket_bytes: upper bound on one gradient collective.
@@ -101,6 +105,7 @@ class Recipe:
     precision: str = "auto"
     precision_overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     precision_watch: PrecisionWatch | None = None
+    sinks: Sequence[Any] = ()
     loss_scale: Any = "auto"
     wire_dtype: str = "auto"
     bucket_bytes: int = gradients.DEFAULT_BUCKET_BYTES
@@ -163,6 +168,11 @@ class Recipe:
                 raise UsageError(f"train.{name} = {value}: must be more than 0")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
+        for sink in self.sinks:
+            if not isinstance(sink, Sink):
+                raise UsageError(
+                    f"train.sinks: {sink!r} is not a launcher.reporting.sinks.Sink; bind objects, as in [@WandbSink()]"
+                )
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
         layer_patterns.check(start_comparison.ALLOW, self.start_allow)

@@ -72,8 +72,10 @@ def describe(gradients: Sequence[int], dtype: str, moving: Sequence[int], num_re
     """
     payload, statistics = payload_bytes(gradients, dtype), payload_bytes(moving, "float32")
     beside = f" and {statistics / 2**20:.2f} MiB of moving statistics in float32" if moving else ""
-    sent = ring_bytes(payload + statistics, num_replicas) / 2**20
-    return f"{dtype}: {payload / 2**20:.2f} MiB of gradients{beside} a step, {sent:.2f} MiB sent by each replica"
+    sent = f"{ring_bytes(payload + statistics, num_replicas) / 2**20:.2f} MiB sent by each replica"
+    if num_replicas == 1:
+        sent = "nothing is sent by a single replica"
+    return f"{dtype}: {payload / 2**20:.2f} MiB of gradients{beside} a step, {sent}"
 
 
 def ring_bytes(payload: int, num_replicas: int) -> int:

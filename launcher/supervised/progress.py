@@ -30,6 +30,7 @@ from launcher.supervised import drill
 
 PROGRESS_FILE = "LAUNCHER_PROGRESS_FILE"
 ERROR_FILE = "LAUNCHER_ERROR_FILE"
+RESTARTED = "LAUNCHER_RESTARTED"
 
 _STDERR = 2
 _REPORT_BYTES = 1024
@@ -75,6 +76,11 @@ class ErrorRecord:
     exit_code: int
     time: float
     monotonic: float
+
+
+def is_restarted(environ: Mapping[str, str]) -> bool:
+    """Whether the supervisor has started this worker's job before, in the same command."""
+    return environ.get(RESTARTED) == "1"
 
 
 class Progress:

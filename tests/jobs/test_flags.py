@@ -124,7 +124,7 @@ def test_help_names_every_flag_but_the_tests_own(run):
 
 
 def test_no_flag_of_the_workers_is_taken_from_them():
-    assert set(entry.define_flags()) & set(define_flags()) == {"help", "h", "dry_run"}
+    assert set(entry.define_flags()) & set(define_flags()) == {"help", "h", "version", "dry_run"}
 
 
 def test_the_supervisor_never_imports_tensorflow():

@@ -164,6 +164,12 @@ def test_a_failure_that_may_pass_restarts_all_workers_from_the_last_checkpoint(r
     assert not (job.model_dir / "error.json").exists()
 
 
+def test_workers_know_that_their_job_was_restarted_and_do_not_show_its_plan_again(run_job):
+    job, _ = run_job(faults=[fault("leave", code=1)], checkpoint=True, show=["LAUNCHER_RESTARTED"])
+    assert "LAUNCHER_RESTARTED" not in job.log(1, 0)
+    assert job.log(2, 0).startswith("LAUNCHER_RESTARTED=1\n")
+
+
 def test_gives_up_after_restarts_without_progress(run_job):
     job, finished = run_job("--max_restarts=1", faults=[fault("leave", attempt=0, code=1)], checkpoint=True)
     assert finished.returncode == 75

@@ -1,9 +1,11 @@
 """Imports of TensorFlow leave out what is not used, and leave nothing broken behind."""
 
 import json
+import os
 import subprocess
 import sys
 
+import pytest
 from places import ROOT
 
 PROGRAM = """
@@ -24,7 +26,9 @@ print(json.dumps(state))
 
 def _state(first: str = "") -> dict:
     program = [sys.executable, "-c", PROGRAM.format(first=first)]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""  # what TensorFlow logs of itself while it is loaded
     return json.loads(done.stdout)
 
 
@@ -46,3 +50,42 @@ def test_a_run_imports_them_so(tmp_path):
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     # What is looked for in vain is in the list, too, but not what it would have imported.
     assert {"keras", "tensorflow"} <= imported and not {"sklearn.utils", "matplotlib.cbook", "jax._src"} & imported
+
+
+EARLY = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795351047.083791    4814 port.cc:153] oneDNN custom operations are on.
+W0000 00:00:1795351047.083791    4814 cpu_device.cc:12] something odd
+E0000 00:00:1795351047.083791    4814 cuda_dnn.cc:8310] something bad
+The TensorFlow library was compiled to use AVX instructions
+not a whole line"""
+LOADING = f"""
+import os
+from launcher.machine.stderr_filter import without_early_log
+with without_early_log():
+    os.write(2, {EARLY!r}.encode())
+    {{ending}}
+os.write(2, b"; and on")
+"""
+
+
+@pytest.mark.parametrize(("level", "left_out"), [("0", ()), ("1", (0, 1)), ("2", (0, 1, 2)), ("high", ())])
+def test_early_log_lines_follow_the_level_and_all_others_are_passed_on(level, left_out):
+    lines = EARLY.splitlines()
+    kept = [line for number, line in enumerate(lines) if number not in left_out]
+    assert _stderr_of("pass", level) == "\n".join(kept) + "; and on"
+
+
+def test_the_last_words_of_a_process_that_dies_while_loading_are_passed_on():
+    assert _stderr_of("os.abort()", "3").splitlines() == EARLY.splitlines()[3:]
+
+
+def test_a_closed_standard_error_does_not_matter():
+    program = f"import os; os.close(2){LOADING.format(ending='os._exit(0)').replace('os.write(2', 'print(2')}"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True).stderr == b""
+
+
+def _stderr_of(ending, level):
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": level}
+    program = [sys.executable, "-c", LOADING.format(ending=ending)]
+    return subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True, check=False).stderr

@@ -27,6 +27,8 @@ for step in range(100, 401, 100):
         console.evaluation({"step": step, "loss": 0.25, "accuracy": 0.75})
         print("printed by the user", flush=True)
 console.close()
+console.closing([("completed", "step 400 of 400 in 0:07"), ("report", "run/report.html")],
+                {"export": "python -m launcher.main --mode=export " + "--gin_param='train.steps = 400' " * 4 + "--end"})
 print("done", file=sys.stderr if "gone" in sys.argv else sys.stdout)
 """
 
@@ -37,11 +39,11 @@ def environment(**more: str) -> dict[str, str]:
     return {**inherited, "PYTHONPATH": root, "TF_CPP_MIN_LOG_LEVEL": "3", **more}
 
 
-def on_a_terminal(*arguments: str, **more: str) -> str:
-    """What a program writes to a terminal of 120 columns."""
+def on_a_terminal(program: str = PROGRAM, columns: int = 120, **more: str) -> str:
+    """What a program writes to a terminal, of 120 columns unless said."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", PROGRAM, *arguments]
-    with subprocess.Popen(command, stdout=theirs, stdin=theirs, env=environment(COLUMNS="120", **more)) as process:
+    command, env = [sys.executable, "-c", program], environment(COLUMNS=str(columns), **more)
+    with subprocess.Popen(command, stdout=theirs, stdin=theirs, env=env) as process:
         os.close(theirs)
         written = b"".join(iter(lambda: read_or_end(ours), b""))
     os.close(ours)
@@ -76,7 +78,8 @@ def test_a_pipe_gets_plain_lines_without_escapes() -> None:
     assert lines[5] == "evaluation at step 200  loss 0.25  accuracy 0.75"
     assert lines[6] == "printed by the user"
     assert [line.split()[1] for line in lines[7:9]] == ["300/400", "400/400"]
-    assert lines[9:] == ["done"]
+    assert lines[9:11] == ["completed  step 400 of 400 in 0:07", "report     run/report.html"]
+    assert lines[11] == "export:" and lines[12].endswith("--end") and lines[13:] == ["done"]
 
 
 def test_a_terminal_gets_one_live_line_and_the_rest_scrolls_above() -> None:
@@ -91,6 +94,75 @@ def test_a_terminal_gets_one_live_line_and_the_rest_scrolls_above() -> None:
     where = [screen.index(line) for line in [*scrolled, "printed by the user", progress[0], "done"]]
     assert where == sorted(where)
     assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")  # The cursor is visible at the end.
+
+
+NARROW = """
+from launcher.reporting.console import make_console
+console = make_console(total_steps=100000, clock=iter(range(0, 10000, 1000)).__next__)
+for step in (12000, 13000):
+    console.train({"step": step, "loss": 2.25, "accuracy": 0.5, "top5": 0.75, "loss_scale": 2.0**15,
+                   "examples_per_second": 1234.5})
+console.close()
+"""
+
+
+def test_a_narrow_terminal_keeps_speed_and_time_to_go() -> None:
+    wide, narrow = (screen_of(on_a_terminal(NARROW, columns, TERM="xterm-256color"))[0] for columns in (120, 60))
+    assert "loss 2.25  accuracy 0.5  top5 0.75  1,234 examples/s  loss scale 32768  ETA 24:10:00" in wide
+    assert narrow.rstrip() == "step 13000/100000  loss 2.25  1,234 examples/s  ETA 24:10:00"
+
+
+def test_a_plan_fits_a_narrow_terminal_and_commands_stay_whole_to_be_copied() -> None:
+    screen = [line.rstrip() for line in screen_of(on_a_terminal(columns=60, TERM="xterm-256color"))]
+    (command,) = [line for line in screen if "--mode=export" in line]
+    assert command.startswith("  python -m") and command.endswith("--end")
+    assert max(len(line) for line in screen if line != command) <= 60
+
+
+def test_no_color_means_no_color() -> None:
+    colors = r"\x1b\[(?:\d+;)*(?:3[0-7]|38;5;\d+|9[0-7])(?:;\d+)*m"
+    assert re.search(colors, on_a_terminal(TERM="xterm-256color"))
+    assert not re.search(colors, on_a_terminal(TERM="xterm-256color", NO_COLOR="1"))
+
+
+WAITING = """
+import sys, threading
+from launcher.reporting import console as module
+module._TICK_SECONDS = module._PATIENCE_SECONDS = 0.01
+class Seen:  # the stream, and that something was written to it
+    def __init__(self): self.count, self.changed = 0, threading.Condition()
+    def __getattr__(self, name): return getattr(sys.__stdout__, name)
+    def write(self, text):
+        with self.changed:
+            self.count += text.count("compiling")
+            self.changed.notify_all()
+        return sys.__stdout__.write(text)
+seen = Seen()
+console = module.make_console(total_steps=4, stream=seen)
+with console.waiting("compiling the training step"), seen.changed:
+    assert seen.changed.wait_for(lambda: seen.count >= (3 if sys.__stdout__.isatty() else 1), timeout=60)
+print("compiled", flush=True)
+"""
+
+
+def test_a_terminal_counts_the_seconds_of_a_wait_and_leaves_nothing_of_it() -> None:
+    written = on_a_terminal(WAITING, TERM="xterm-256color")
+    assert written.count("compiling the training step 0:0") >= 3
+    assert [line for line in screen_of(written) if line.strip()] == ["compiled"]
+
+
+def test_a_pipe_is_told_of_a_long_wait_at_its_start_and_its_end() -> None:
+    lines = subprocess.check_output([sys.executable, "-c", WAITING], env=environment(), text=True).splitlines()
+    assert lines[0] == "compiling the training step …"
+    assert re.fullmatch(r"compiling the training step: took 0:\d\d", lines[1])
+    assert lines[2:] == ["compiled"]
+
+
+def test_a_pipe_is_told_nothing_of_a_short_wait() -> None:
+    stream = io.StringIO()
+    with make_console(total_steps=1, stream=stream).waiting("compiling"):
+        pass
+    assert stream.getvalue() == ""
 
 
 def screen_of(written: str) -> list[str]:

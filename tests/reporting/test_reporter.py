@@ -62,6 +62,35 @@ def test_the_chief_reports_everywhere(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == written
 
 
+def test_a_plan_that_an_attempt_before_has_shown_is_not_shown_again_but_for_its_notes(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    reporter = Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=stream)
+    reporter.plan({"strategy": "one_device", "note 1": "2 of 3 workers are there"}, again=True)
+    reporter.finish(SUMMARY)
+    assert "note 1  2 of 3 workers are there" in stream.getvalue()
+    assert "one_device" not in stream.getvalue()
+    assert "<th>strategy</th><td>one_device</td>" in (tmp_path / "report.html").read_text()
+
+
+def test_the_end_of_a_run_is_shown_with_what_can_be_done_next_if_it_was_completed(tmp_path: Path) -> None:
+    seconds = {"startup": 1.0, "compile": 6.0, "train": 12.5, "total": 20.0}
+    shown = []
+    for summary in ({**SUMMARY, "seconds": seconds}, {**SUMMARY, "exit_code": EXIT_FAILED, "status": "failed"}):
+        stream = io.StringIO()
+        reporter = Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=stream)
+        reporter.finish(summary, best=("accuracy", 0.91234, 15), commands={"export": "python -m launcher.main"})
+        shown.append(stream.getvalue().splitlines())
+    assert shown[0] == [
+        "completed  step 20 of 20 in 0:20",
+        "best       accuracy 0.9123 at step 15",
+        "time       train 62%, compile 30%, startup 5%, rest 3%",
+        f"report     {tmp_path}/report.html",
+        "export:",
+        "  python -m launcher.main",
+    ]
+    assert shown[1][0].startswith("failed") and not any("launcher.main" in line for line in shown[1])
+
+
 def test_other_workers_touch_and_show_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     report_a_run(Reporter(model_dir=str(tmp_path / "run"), total_steps=20, is_chief=False, stream=stream))

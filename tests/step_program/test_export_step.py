@@ -90,7 +90,7 @@ def test_the_description_says_all_that_another_program_needs(exported):
 
 def test_a_plan_of_the_program_writes_nothing(capsys, tmp_path):
     assert entry.main([*FLAGS, "--replicas=8", f"--model_dir={tmp_path}/run", "--dry_run"]) == 0
-    assert "8 replicas x 1 microbatches x 4" in capsys.readouterr().out
+    assert "8 replicas x 1 microbatch x 4" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,123 @@
+"""Sinks of two experiment trackers, each an extra of its own that is imported when a run starts."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from launcher.errors import UsageError
+from launcher.machine import installation
+from launcher.reporting import strict_json
+from launcher.reporting.sinks import RunStart, Sink
+
+
+@gin.configurable
+class WandbSink(Sink):
+    """Logs a run to Weights & Biases; the attempts of one model_dir are one run there.
+
+    Args:
+      project: its project.
+      name: of the run; the folder's name when None.
+      mode: "online", "offline" (files in model_dir/wandb, for `wandb sync`) or "disabled".
+    """
+
+    def __init__(self, project: str = "launcher", name: str | None = None, mode: str = "online"):
+        self._settings = {"project": project, "mode": mode}
+        self._name = name
+        self._run: Any = None
+
+    def started(self, run: RunStart) -> None:
+        wandb = _imported("wandb")
+        folder = Path(run.model_dir).absolute()
+        self._run = wandb.init(
+            **self._settings,
+            name=self._name or folder.name,
+            id=_identity(folder),
+            resume="allow",
+            dir=str(folder),
+            config=run.hyperparameters,
+            notes="\n".join(f"{name}: {value}" for name, value in run.plan.items()),
+            settings=wandb.Settings(silent=True),
+        )
+        # Its own counter of steps refuses a step that is not larger than the last, as an evaluation's.
+        self._run.define_metric("*", step_metric="step")
+
+    def train(self, event: Mapping[str, Any]) -> None:
+        self._run.log({"step": event["step"], **_numbers(event, "train/")})
+
+    def evaluation(self, event: Mapping[str, Any]) -> None:
+        self._run.log({"step": event["step"], **_numbers(event, "eval/")})
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=summary["exit_code"])
+            self._run = None
+
+
+@gin.configurable
+class MlflowSink(Sink):
+    """Logs a run to MLflow; the attempts of one model_dir are runs of one experiment with one name.
+
+    Args:
+      experiment: its name.
+      name: of the run; the folder's name when None.
+      tracking_uri: a server, a database or, with MLFLOW_ALLOW_FILE_STORE=true, a folder; None for what MLflow's own
+        environment variables say.
+    """
+
+    def __init__(self, experiment: str = "launcher", name: str | None = None, tracking_uri: str | None = None):
+        self._experiment, self._name, self._uri = experiment, name, tracking_uri
+        self._client: Any = None
+        self._run = ""
+
+    def started(self, run: RunStart) -> None:
+        client = _imported("mlflow").MlflowClient(tracking_uri=self._uri)
+        found = client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found is not None else client.create_experiment(self._experiment)
+        name = self._name or Path(run.model_dir).absolute().name
+        self._run = client.create_run(experiment, run_name=name, tags={"model_dir": run.model_dir}).info.run_id
+        self._client = client
+        for name, value in run.hyperparameters.items():
+            client.log_param(self._run, name, value)
+        client.log_text(self._run, run.config, "config.gin")
+
+    def train(self, event: Mapping[str, Any]) -> None:
+        self._log(event, "train/")
+
+    def evaluation(self, event: Mapping[str, Any]) -> None:
+        self._log(event, "eval/")
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        if self._client is not None:
+            status = {"completed": "FINISHED", "preempted": "KILLED"}.get(summary["status"], "FAILED")
+            self._client.set_terminated(self._run, status)
+            self._client = None
+
+    def _log(self, event: Mapping[str, Any], prefix: str) -> None:
+        for name, value in _numbers(event, prefix).items():
+            self._client.log_metric(self._run, name, value, step=int(event["step"]))
+
+
+def _imported(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        install = installation.command(package)
+        raise UsageError(f"train.sinks needs {package}, which is not installed: {install}") from None
+
+
+def _numbers(event: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    return {f"{prefix}{name}": strict_json.number(value) for name, value in event.items() if name != "step"}
+
+
+def _identity(folder: Path) -> str:
+    """The same for all attempts in a folder."""
+    import hashlib
+
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
