@@ -75,6 +75,7 @@ setup(
             "jsonschema>=4.20",  # the JobSet against its schema
             "mypy>=1.11",
             "psutil>=5.9",  # ends every process that a test started
+            "pandas>=2.2",  # examples/structured_data.py
             "pytest>=8.0",
             "pytest-timeout>=2.3",  # a hanging collective fails its test, not the whole run
             "pytest-xdist>=3.5",
