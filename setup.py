@@ -80,6 +80,7 @@ setup(
             "matplotlib>=3.8",  # which the import of TensorFlow must not bring along
             "mypy>=1.11",
             "psutil>=5.9",  # ends every process that a test started
+            "pandas>=2.2",  # examples/structured_data.py
             "pytest>=8.0",
             "pytest-timeout>=2.3",  # a hanging collective fails its test, not the whole run
             "pytest-xdist>=3.5",

@@ -1,4 +1,4 @@
-"""Whether a value bound in a gin file fits the parameter it is bound to."""
+"""Whether a value bound in a gin file fits the parameter it is bound to, and is what it has to be."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import collections.abc
 import dataclasses
 import functools
 import inspect
+import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import typeguard
+
+from launcher.errors import UsageError
 
 _UNKNOWN = object()  # no annotation, or one that cannot be resolved at run time
 
@@ -64,6 +67,22 @@ class Parameter:
         if evaluated and all(builders) and not _admits_callables(_result(target)):
             return f"expected {self.text}, something to call; write {text.removesuffix('()')} without parentheses"
         return None
+
+
+def checked_patterns(binding: str, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Regular expressions that a binding gives, each of which can be compiled.
+
+    Raises:
+      UsageError: one cannot, or a single string was given for the list.
+    """
+    if isinstance(patterns, str):
+        raise UsageError(f"{binding} = {patterns!r}: must be a list of regular expressions, ({patterns!r},)")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"{binding}: {pattern!r} is no regular expression: {error}") from None
+    return tuple(patterns)
 
 
 @functools.cache

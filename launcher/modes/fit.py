@@ -41,7 +41,7 @@ _BATCH_SIZE = 32  # Keras's
 
 def fit(
     build: Callable[[], keras.Model],
-    train: Any,
+    train: Any = None,
     validation: Any = None,
     *,
     epochs: float = 1,
@@ -69,7 +69,7 @@ def fit(
       train: (x, y) or (x, y, sample_weight) as arrays or nests of them, or a `tf.data.Dataset` of batches; or a
         function that returns it.
       validation: the same, or None.
-      epochs: passes over the training data.
+      epochs: passes over the training data; unless `steps` is among the settings.
       batch_size: examples of a step over all replicas, of arrays; 32 unless said. Of a dataset, it is its own.
       model_dir: where all that the run writes goes; runs/fit unless said.
       strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`.
@@ -114,7 +114,7 @@ def fit(
         settings={
             "task": task,
             "global_batch_size": size,
-            "epochs": epochs,
+            **({} if settings.get("steps") else {"epochs": epochs}),
             "evaluate_every": an_epoch,
             # A program that is not changed computes as it did.
             "precision": keras.config.dtype_policy().name,

@@ -21,9 +21,8 @@ from launcher.step.moving_statistics import is_moving
 
 
 def resolve(request: Request, *, connect: bool = True) -> RunPlan:
-    """The plan that the recipe and the flags make on this machine; see `loading.resolve`."""
-    machine = make_machine(request, connect=connect)
-    return machine.plan_of(loading.load(request.gin_file, request.gin_param, before_imports=machine.set_up))
+    """The plan that the recipe and the flags make on this machine; see `loading.Machine.resolve`."""
+    return make_machine(request, connect=connect).resolve(request.gin_file, request.gin_param)
 
 
 def make_machine(request: Request, *, connect: bool = True) -> loading.Machine:

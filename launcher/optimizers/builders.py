@@ -16,11 +16,12 @@ from typing import Any
 import gin
 import keras
 
+from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.optimizers.adafactor import Adafactor
 from launcher.optimizers.lamb import LAMB
 from launcher.optimizers.lars import LARS
-from launcher.optimizers.optimizer import NO_DECAY, Optimizer, checked_patterns
+from launcher.optimizers.optimizer import NO_DECAY, Optimizer
 from launcher.optimizers.schedules import Schedule
 
 # The name that recipes may write in full, wherever the functions stand.
@@ -231,7 +232,7 @@ def _decays_itself(
 ) -> Optimizer:
     """One of Launcher's own Keras optimizers, whose weight decay is a part of its update."""
     _checked(name, _NOT_NEGATIVE, weight_decay=weight_decay)
-    exclude = checked_patterns(exclude_from_decay)
+    exclude = checked_patterns("exclude_from_decay", exclude_from_decay)
     return Optimizer(make(layer_decay=weight_decay, exclude=exclude, **settings), learning_rate=learning_rate)
 
 

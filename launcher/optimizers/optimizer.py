@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.optimizers import own_settings
 from launcher.optimizers.schedules import Schedule
@@ -84,7 +85,9 @@ class Optimizer:
         self._weight_decay = weight_decay
         self._decoupled = bool(decoupled) or keras_decays
         excluded = () if keras_decays else NO_DECAY
-        self._exclude = checked_patterns(excluded if exclude_from_decay is None else exclude_from_decay)
+        self._exclude = checked_patterns(
+            "exclude_from_decay", excluded if exclude_from_decay is None else exclude_from_decay
+        )
         self._updated: list[keras.Variable] = []
         self._decays: list[float] = []
         self._multipliers: list[float] = []
@@ -279,19 +282,3 @@ def _as_schedule(learning_rate: float | Schedule) -> Schedule:
     if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
         raise UsageError(f"learning_rate = {learning_rate}: must be a finite number, 0 or more")
     return lambda step, total_steps: tf.constant(learning_rate, tf.float32)
-
-
-def checked_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
-    """Checks regular expressions that select variables.
-
-    Raises:
-      UsageError: one cannot be compiled, or a single string was given for the list.
-    """
-    if isinstance(patterns, str):
-        raise UsageError(f"exclude_from_decay = {patterns!r}: must be a list of regular expressions, [{patterns!r}]")
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UsageError(f"exclude_from_decay: {pattern!r} is not a regular expression: {error}") from None
-    return tuple(patterns)

@@ -41,16 +41,14 @@ def run(
     Raises:
       UsageError: the recipe cannot be built, its data is not there, or the folder cannot be written.
     """
-    resolved = loading.resolve(
-        gin_files,
-        gin_params,
+    resolved = loading.Machine(
         # The machine may have neither the TPU nor the cluster that the recipe is for.
         environ={},
         strategy="mirrored" if replicas is not None and replicas > 1 else "one_device",
         replicas=replicas,
         seed=seed,
         connect=not dry_run,
-    )
+    ).resolve(gin_files, gin_params)
     settings = PrecisionReportSettings()
     own = resolved.policy
     resolved = _under(settings.policy_for(own), resolved)

@@ -145,15 +145,13 @@ class Examiner:
             accelerator="tpu",
         )
         # The machine's own cluster and devices are not those of the run.
-        return loading.resolve(
-            self._gin_files,
-            [*self._gin_params, *case.changes],
+        return loading.Machine(
             environ={},
             seed=self._seed,
             deterministic=self._deterministic,
             on=slice_,
             connect=False,
-        )
+        ).resolve(self._gin_files, [*self._gin_params, *case.changes])
 
     def examine(self, case: Case) -> SliceFinding:
         """Compiles a case and reads what came of it.

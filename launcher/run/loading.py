@@ -80,85 +80,57 @@ def load_bindings(
     gin_bindings.check_settings()
 
 
-def resolve(
-    gin_files: Sequence[str],
-    gin_params: Sequence[str],
-    *,
-    environ: Mapping[str, str],
-    strategy: str | None = None,
-    replicas: int | None = None,
-    tpu: str | None = None,
-    seed: int | None = None,
-    deterministic: bool = False,
-    on: StrategyPlan | None = None,
-    connect: bool = True,
-) -> RunPlan:
-    """Loads a recipe and puts it together with the flags (None: not given) and the machine.
+@dataclasses.dataclass(kw_only=True)
+class Machine:
+    """The devices that the flags (None: not given) and this machine allow, set up at most once, and plans on them.
 
-    TensorFlow's devices cannot be set up after its first operation, which a module may run where it is imported. So
-    they are before the first line of a module that the gin files import, or of a program. Without either this is left
-    to `session.build`, so that all that is wrong with a recipe is said before peers are waited for.
-
-    Args:
-      gin_files, gin_params: the recipe, as the flags of these names.
+    Attributes:
       environ, strategy, replicas, tpu, seed, deterministic, on: as in `plan.resolve`.
       connect: whether a session will be built from the plan; else no peer and no TPU is connected to, and a TPU need
         not be there.
-
-    Raises:
-      UsageError: the recipe, the flags or the environment are wrong, or devices are missing.
-      PortTakenError: another process listens on this worker's port.
-    """
-    machine = Machine(
-        environ=environ,
-        strategy=strategy,
-        replicas=replicas,
-        tpu=tpu,
-        seed=seed,
-        deterministic=deterministic,
-        on=on,
-        connect=connect,
-    )
-    return machine.plan_of(load(gin_files, gin_params, before_imports=machine.set_up))
-
-
-class Machine:
-    """The devices that the flags and this machine allow, set up at most once; for arguments, see `resolve`.
-
-    Args:
-      made: the strategy, where it has been made before.
+      made: the strategy, once it has been made.
     """
 
-    def __init__(
-        self,
-        *,
-        environ: Mapping[str, str],
-        strategy: str | None = None,
-        replicas: int | None = None,
-        tpu: str | None = None,
-        seed: int | None = None,
-        deterministic: bool = False,
-        on: StrategyPlan | None = None,
-        connect: bool = True,
-        made: tf.distribute.Strategy | None = None,
-    ):
-        self._environ, self._seed, self._deterministic = environ, seed, deterministic
-        self._strategy, self._replicas, self._tpu = strategy, replicas, tpu
-        self._on, self._connect = on, connect
-        self._cluster = cluster_lib.resolve(environ)
+    environ: Mapping[str, str]
+    strategy: str | None = None
+    replicas: int | None = None
+    tpu: str | None = None
+    seed: int | None = None
+    deterministic: bool = False
+    on: StrategyPlan | None = None
+    connect: bool = True
+    made: tf.distribute.Strategy | None = None
+
+    def __post_init__(self) -> None:
+        self._cluster = cluster_lib.resolve(self.environ)
         self._set_up_for: StrategyPlan | None = None
-        self._made = made
+
+    def resolve(self, gin_files: Sequence[str], gin_params: Sequence[str]) -> RunPlan:
+        """Loads a recipe and puts it together with the flags and the machine.
+
+        TensorFlow's devices cannot be set up after its first operation, which a module may run where it is imported. So
+        they are before the first line of a module that the gin files import, or of a program. Without either this is
+        left to `session.build`, so that all that is wrong with a recipe is said before peers are waited for.
+
+        Args:
+          gin_files, gin_params: the recipe, as the flags of these names.
+
+        Raises:
+          UsageError: the recipe, the flags or the environment are wrong, or devices are missing.
+          PortTakenError: another process listens on this worker's port.
+        """
+        return self.plan_of(load(gin_files, gin_params, before_imports=self.set_up))
 
     def set_up(self) -> None:
         """Sets up the devices that the bindings and flags ask for, before users' Python runs."""
         self._set_up_for = self._decide(gin_bindings.bound("train.strategy", Recipe.strategy))
-        if self._deterministic:
+        if self.deterministic:
             tf.config.experimental.enable_op_determinism()
         # What a module draws, such as a split of its examples, must be the same in every worker and after a restart.
-        seed = gin_bindings.bound("train.seed", Recipe.seed) if self._seed is None else self._seed
+        seed = gin_bindings.bound("train.seed", Recipe.seed) if self.seed is None else self.seed
         keras.utils.set_random_seed(seed)
-        if self._connect:
-            self._made = strategy_lib.build(self._set_up_for, self._cluster)
+        if self.connect:
+            self.made = strategy_lib.build(self._set_up_for, self._cluster)
         else:
             strategy_lib.configure(self._set_up_for)
 
@@ -176,25 +148,25 @@ class Machine:
                 "no import, and let no module change the environment"
             )
         resolved = plan.resolve(
-            recipe, environ=self._environ, seed=self._seed, deterministic=self._deterministic, on=devices
+            recipe, environ=self.environ, seed=self.seed, deterministic=self.deterministic, on=devices
         )
-        return dataclasses.replace(resolved, made=self._made)
+        return dataclasses.replace(resolved, made=self.made)
 
     def _decide(self, recipe_strategy: str) -> StrategyPlan:
-        if self._on is not None:
-            return self._on
+        if self.on is not None:
+            return self.on
         try:
             return strategy_lib.plan(
-                requested=self._strategy or recipe_strategy,
-                replicas=self._replicas,
-                tpu=self._tpu,
+                requested=self.strategy or recipe_strategy,
+                replicas=self.replicas,
+                tpu=self.tpu,
                 cluster=self._cluster,
-                environ=self._environ,
+                environ=self.environ,
             )
         except NoTpuError as error:
-            if self._connect:
+            if self.connect:
                 raise
-            return strategy_lib.absent_tpu(self._replicas, why=f"NOT HERE: {error}")
+            return strategy_lib.absent_tpu(self.replicas, why=f"NOT HERE: {error}")
 
 
 def _described(devices: StrategyPlan | None) -> str:

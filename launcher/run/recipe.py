@@ -9,6 +9,7 @@ from typing import Any
 import gin
 
 from launcher.checkpoints.saver import ON_ERROR
+from launcher.config.bound_types import checked_patterns
 from launcher.config.user_modules import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
@@ -17,7 +18,7 @@ from launcher.reporting import trackers  # noqa: F401  (recipes bind its sinks)
 from launcher.reporting.sinks import Sink
 from launcher.run import start_comparison
 from launcher.run.start_weights import StartFrom
-from launcher.step import freezing, gradients, layer_patterns, layer_policies
+from launcher.step import freezing, gradients, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import check_task
@@ -175,7 +176,7 @@ class Recipe:
                 )
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
-        layer_patterns.check(start_comparison.ALLOW, self.start_allow)
+        checked_patterns(start_comparison.ALLOW, self.start_allow)
         self.clipping, self.start  # noqa: B018 - a wrong bound or start is refused here
         if self.steps is None and self.epochs is None:
             raise UsageError("how long to train is not said: bind train.steps or train.epochs")

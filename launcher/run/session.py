@@ -129,10 +129,15 @@ def float32_model(session: Session) -> keras.Model:
 def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) -> keras.Model:
     """The task's model under the plan's policy and seed, in the current strategy scope; see `model_of`."""
     model = model_of(plan.recipe, policy=plan.policy, seed=plan.seed, note=note)
-    if getattr(plan.recipe.task, "statistics_over_global_batch", False) and plan.num_parts > 1:
-        for layer, *_ in walk(model):
-            if isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = True
+    if getattr(plan.recipe.task, "statistics_over_global_batch", False):
+        layers = [layer for layer, *_ in walk(model) if isinstance(layer, keras.layers.BatchNormalization)]
+        for layer in layers if plan.num_parts > 1 else ():
+            layer.synchronized = True
+        if layers:
+            note(
+                "batch normalisation takes its statistics over the global batch, as on one device; where the last "
+                "batch of an epoch is short, over what it is filled up with, too"
+            )
     return model
 
 

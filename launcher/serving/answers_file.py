@@ -31,13 +31,13 @@ class AnswersFile(Protocol):
         and returns how many records they are."""
 
     def append(self, answers: Any) -> None:
-        """Adds what `Records.answers` gave for some records."""
+        """Adds what `Inputs.answers` gave for some records."""
 
     def finish(self) -> None:
         """Puts the answers in their place."""
 
 
-class Lines:
+class AnswerLines:
     """A line a record.
 
     Args:
@@ -86,7 +86,7 @@ class Printed:
         """All is written."""
 
 
-class Arrays:
+class AnswerArrays:
     """A row a record of one array each output: a .npy file of one, a .npz file of any number.
 
     Args:

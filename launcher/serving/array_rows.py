@@ -13,7 +13,7 @@ import tensorflow as tf
 from launcher.errors import UsageError, advice
 from launcher.run.session import Session
 from launcher.serving import interface
-from launcher.serving.records import Batch, stamp
+from launcher.serving.inputs import Batch, stamp
 
 ARRAY_SUFFIXES = (".npy", ".npz")
 

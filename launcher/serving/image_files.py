@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.run.session import Session
-from launcher.serving.records import Batch, is_pattern, stamp, what_is_wrong
+from launcher.serving.inputs import Batch, is_pattern, stamp, what_is_wrong
 from launcher.tasks.base import ReadsImages
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")

@@ -23,7 +23,7 @@ from launcher.serving import answers_file, trained
 from launcher.serving.answers_file import AnswersFile
 from launcher.serving.array_rows import ARRAY_SUFFIXES, Arrays
 from launcher.serving.image_files import IMAGE_SUFFIXES, Images
-from launcher.serving.records import Records, is_pattern, stamp
+from launcher.serving.inputs import Inputs, is_pattern, stamp
 from launcher.serving.text_lines import Lines, Texts
 from launcher.serving.weights import Weights
 from launcher.supervised.preemption import StopRequest
@@ -63,7 +63,7 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
             _answer_all(made, records, _file_for(records, folder, output_path), stop)
 
 
-def open_records(path: str | None, task: Any) -> Records:
+def open_records(path: str | None, task: Any) -> Inputs:
     """The records that `--input` means for a task.
 
     Raises:
@@ -110,13 +110,13 @@ def _check_output(input_path: str | None, output_path: str | None) -> None:
         raise UsageError(f"--output={output_path}: its folder does not exist")
 
 
-def _file_for(records: Records, folder: Path, path: str) -> AnswersFile:
+def _file_for(records: Inputs, folder: Path, path: str) -> AnswersFile:
     if isinstance(records, Arrays):
-        return answers_file.Arrays(folder, path, records.total)
-    return answers_file.Lines(folder, path)
+        return answers_file.AnswerArrays(folder, path, records.total)
+    return answers_file.AnswerLines(folder, path)
 
 
-def _belongs_to(made: Session, model_dir: str, weights: Weights, records: Records) -> dict[str, Any] | None:
+def _belongs_to(made: Session, model_dir: str, weights: Weights, records: Inputs) -> dict[str, Any] | None:
     """All that the answers depend on, so that they go on only with their like; None for input that is read once."""
     if records.identity is None:
         return None
@@ -131,7 +131,7 @@ def _belongs_to(made: Session, model_dir: str, weights: Weights, records: Record
     }
 
 
-def _answer_all(made: Session, records: Records, output: AnswersFile, stop_requested: Callable[[], bool]) -> None:
+def _answer_all(made: Session, records: Inputs, output: AnswersFile, stop_requested: Callable[[], bool]) -> None:
     size = made.plan.eval_batch_size
     # Whole batches: what a model writes may depend on the row of its batch, as the draws of sampling do.
     done = output.keep(size, records.look_at)
@@ -192,7 +192,7 @@ def writer(made: Session, answer: Callable[[Any, Any], Any]) -> Callable[[Mappin
 
     Args:
       made: the session.
-      answer: takes the model and one replica's part of a batch, as `Records.answer`.
+      answer: takes the model and one replica's part of a batch, as `Inputs.answer`.
 
     Returns:
       Takes a batch of rows divisible by the replicas; returns what `answer` gives for all of it, as NumPy arrays.

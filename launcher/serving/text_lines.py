@@ -16,7 +16,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.run.session import Session
 from launcher.serving import interface
-from launcher.serving.records import Batch, stamp
+from launcher.serving.inputs import Batch, stamp
 from launcher.tasks.base import ReadsLines
 
 

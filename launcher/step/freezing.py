@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
+from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.step import layer_patterns
 from launcher.step.layer_patterns import Item
@@ -22,8 +23,8 @@ def check(patterns: Sequence[str], multipliers: Mapping[str, float]) -> None:
     Raises:
       UsageError: a pattern that is no regular expression, or a multiplier that is not above 0.
     """
-    layer_patterns.check(FREEZE, patterns)
-    layer_patterns.check(RATES, multipliers)
+    checked_patterns(FREEZE, patterns)
+    checked_patterns(RATES, multipliers)
     for pattern, multiplier in multipliers.items():
         if not (math.isfinite(multiplier) and multiplier > 0):
             raise UsageError(

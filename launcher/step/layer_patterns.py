@@ -45,21 +45,6 @@ def weights(model: keras.Model) -> list[Item]:
     return items
 
 
-def check(binding: str, patterns: Iterable[str]) -> None:
-    """Refuses what is no list of regular expressions.
-
-    Raises:
-      UsageError: naming the one that is none.
-    """
-    if isinstance(patterns, str):
-        raise UsageError(f"{binding} = {patterns!r}: must be a list of regular expressions, ({patterns!r},)")
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UsageError(f"{binding}: {pattern!r} is no regular expression: {error}") from None
-
-
 def named(
     binding: str, patterns: Mapping[str, Any], items: Sequence[Item], *, what: str, value: str = "values"
 ) -> Iterator[tuple[Item, str]]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError, advice
 from launcher.step import layer_patterns
 from launcher.step.layer_patterns import Item
@@ -47,7 +48,7 @@ def check(overrides: Mapping[str, str]) -> None:
     Raises:
       UsageError: a pattern that is no regular expression, or a policy that is none.
     """
-    layer_patterns.check(BINDING, overrides)
+    checked_patterns(BINDING, overrides)
     for pattern, policy in overrides.items():
         if policy in ("float16", "bfloat16"):
             raise UsageError(

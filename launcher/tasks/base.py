@@ -35,6 +35,9 @@ class Task(Protocol):
       may be vectors then, such as the state of a `keras.metrics.AUC`; and `result_names`, known once a step is traced.
     - `optimizer()`: the optimizer that comes with the model; called after `model()`, under the same scope, unless
       `train.optimizer` is bound.
+    - `callbacks() -> Keras callbacks`: called at the ends of epochs, see `launcher.run.keras_callbacks`.
+    - `statistics_over_global_batch`, True for a model whose `keras.layers.BatchNormalization` is to see what it would
+      see on one device.
     - `assets() -> {file name: content}`: what belongs to the weights, such as a vocabulary; kept in MODEL_DIR/assets.
     - `use_assets(assets)`: takes them from there instead of making them.
     - the methods of `Decodes`, to be evaluated by what the model writes.

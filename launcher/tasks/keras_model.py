@@ -129,21 +129,13 @@ class KerasTask:
         return model
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
-        """How the run differs from Keras's fit on one device, and what the order of its examples rests on."""
-        data = self.data()
-        notes = []
-        normalizes = any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers)
-        if normalizes:
-            notes.append(
-                "batch normalisation takes its statistics over the global batch, as on one device; where the last "
-                "batch of an epoch is short, over what it is filled up with, too"
-            )
-        if isinstance(data, DatasetData):
-            notes.append(
-                "every worker reads the whole tf.data.Dataset and takes its rows; its order, also after a restart, is "
-                "what its seeds make it"
-            )
-        return notes
+        """What the order of the examples rests on."""
+        if not isinstance(self.data(), DatasetData):
+            return []
+        return [
+            "every worker reads the whole tf.data.Dataset and takes its rows; its order, also after a restart, is what "
+            "its seeds make it"
+        ]
 
     def optimizer(self) -> Optimizer:
         """The one that the model was compiled with, at the rate that callbacks may set."""

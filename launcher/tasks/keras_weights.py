@@ -42,6 +42,16 @@ def weights_of(outputs: Any, sample_weight: Any, real: tf.Tensor) -> tuple[Any, 
 
 
 def class_weights(y: Any, class_weight: Mapping[int, float], sample_weight: Any) -> tf.Tensor:
+    """The weight of each example's class, 1 for one that is not named, times its own weight; float32 [batch].
+
+    Args:
+      y: labels, as numbers [batch] or [batch, 1], or one-hot [batch, classes].
+      class_weight: weight by class.
+      sample_weight: [batch], or None.
+
+    Raises:
+      UsageError: the model has several outputs.
+    """
     if keras.tree.is_nested(y) or keras.tree.is_nested(sample_weight):
         raise UsageError("class_weight is for a model with one output; give sample weights instead")
     label = tf.argmax(y, axis=-1) if y.shape.rank > 1 and y.shape[-1] > 1 else tf.reshape(y, [-1])

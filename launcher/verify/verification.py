@@ -53,15 +53,13 @@ class Verification:
         self, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, deterministic: bool = False
     ):
         # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
-        self.plan = loading.resolve(
-            gin_files,
-            gin_params,
+        self.plan = loading.Machine(
             environ={},
             strategy="one_device",
             seed=seed,
             deterministic=deterministic,
             connect=False,
-        )
+        ).resolve(gin_files, gin_params)
         self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)

@@ -50,15 +50,13 @@ def main(argv: list[str]) -> int:
 
 
 def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
-    resolved = loading.resolve(
-        job.gin_files,
-        job.gin_params,
+    resolved = loading.Machine(
         environ=environ,
         strategy=job.strategy,
         replicas=job.replicas,
         seed=job.seed,
         deterministic=job.deterministic,
-    )
+    ).resolve(job.gin_files, job.gin_params)
     built = session.build(resolved)
     starting_point.begin(built.trainer, resolved.recipe.start)
     if not VerifySettings().dropout:  # the rest of it is the parent's

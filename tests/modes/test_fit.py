@@ -205,6 +205,7 @@ def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
         ({"build": lambda: keras.Sequential([layers.Dense(3)])}, "is not compiled"),
         ({"callbacks": [keras.callbacks.TensorBoard()]}, "TensorBoard is left out"),
         ({"verbose": 1}, "verbose is left out: train.log_every"),
+        ({"train": None, "x": X, "y": LABEL}, r"x is left out: it is the second argument, train, as \(x, y\)"),
         ({"epocs": 1}, "did you mean 'epochs'"),
         ({"train": (X, LABEL[:5])}, "must be of one length"),
         ({"train": (X[:, :5], LABEL)}, r"x is float32 \[None, 5\], .*: Input 0 .* expected shape=\(None, 6\)"),
@@ -288,3 +289,8 @@ def test_a_function_makes_the_same_dataset_in_every_attempt(tmp_path):
         launcher.fit(not_built_yet, shuffled, epochs=2, model_dir=str(tmp_path / name)) for name in ("first", "second")
     )
     assert first.history == second.history
+
+
+def test_a_length_in_steps_takes_the_place_of_epochs(tmp_path):
+    launcher.fit(not_built_yet, (X, LABEL), steps=3, batch_size=16, model_dir=str(tmp_path))
+    assert json.loads((tmp_path / "summary.json").read_text())["step"] == 3

@@ -337,7 +337,7 @@ def test_what_keras_would_do_per_replica_is_refused_with_the_binding_to_use(make
         (lambda: optimizers.lamb(learning_rate=0.1, weight_decay=-1.0), "lamb.weight_decay = -1.0"),
         (lambda: optimizers.lars(learning_rate=0.1, eeta=-1.0), "lars.eeta = -1.0"),
         (lambda: optimizers.adamw(learning_rate=0.1, exclude_from_decay="bias$"), "must be a list"),
-        (lambda: optimizers.lars(learning_rate=0.1, exclude_from_decay=["("]), "not a regular expression"),
+        (lambda: optimizers.lars(learning_rate=0.1, exclude_from_decay=["("]), "no regular expression"),
         (lambda: optimizers.Optimizer(keras.optimizers.SGD(), weight_decay=0.1), "decoupled=True"),
     ],
 )

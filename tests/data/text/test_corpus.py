@@ -97,7 +97,7 @@ def test_context_is_read_and_not_predicted_again():
 def test_a_corpus_without_held_out_text_has_no_bytes_per_token():
     data = TextCorpus(Listed(TRAIN, []), vocab_size=300, length=LENGTH)
     data.check()
-    assert data.num_eval_examples is None
+    assert data.num_eval_examples == 0
     with pytest.raises(UsageError, match="'listed' has no held-out text"):
         data.bytes_per_token  # noqa: B018
 

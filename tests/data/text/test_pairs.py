@@ -148,7 +148,7 @@ def test_nothing_is_read_before_the_check(data_dir):
 def test_a_set_without_held_out_pairs_says_so():
     data = TextPairs(Listed(TRAIN, []), vocab_size=310, max_length=LENGTH)
     data.check()
-    assert data.num_eval_examples is None and data.eval_pairs == []
+    assert data.num_eval_examples == 0 and data.eval_pairs == []
     with pytest.raises(UsageError, match="'listed' has no held-out pairs"):
         global_batches(data.decode_batches, hosts=1, replicas=1, batch=2, steps=1)
 

@@ -16,7 +16,7 @@ from launcher.run.session import Session
 Batch = dict[str, np.ndarray]
 
 
-class Records(Protocol):
+class Inputs(Protocol):
     """One kind of input, and the answers that belong to it."""
 
     @property
