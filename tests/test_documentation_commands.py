@@ -68,21 +68,7 @@ def matches(table: dict[str, str], command: str, match: Callable[..., object] = 
 
 def _own_files(folder: Path) -> None:
     _photographs_and_model(folder)
-    words = (
-        "quick",
-        "brown",
-        "fox",
-        "jumps",
-        "over",
-        "lazy",
-        "dog",
-        "while",
-        "seven",
-        "other",
-        "animals",
-        "look",
-        "on",
-    )
+    words = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog", "while", "seven", "other", "look")
     lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 12)) for i in range(1, 400)]
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("\n".join(f"{line} {i}" for i, line in enumerate(lines)))
