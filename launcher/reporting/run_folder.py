@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.reporting import metrics_file, strict_json, summary
+from launcher.reporting import attempts, metrics_file, strict_json, summary
 
 RECORD = "run.json"
 ERROR = "error.json"
@@ -180,6 +180,8 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
     ended = _json(path / summary.FILE_NAME)
     if record is not None and not _is_newer(path / summary.FILE_NAME, record.started):
         ended = {name: ended[name] for name in ("attempts",) if name in ended}
+    if (path / attempts.FILE_NAME).exists():  # newer than the summary, while it runs or when it was killed
+        ended = {**ended, **attempts.reckon(str(path))}
     events = metrics_file.read_events(str(path))
     status = str(ended.get("status") or UNFINISHED)
     names = (PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR, SAMPLES)

@@ -23,7 +23,13 @@
   const number = (value) => {
     if (value == null || !isFinite(value)) return "-";
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+    for (const [least, prefix] of [[1e18, ""], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e7, "M"]]) {
+      if (size < least) continue;
+      if (!prefix) break;
+      const unit = prefix === "M" ? 1e6 : least;
+      return `${(value / unit).toLocaleString("en", {maximumSignificantDigits: 4})} ${prefix}`;
+    }
+    if (size !== 0 && (size < 1e-4 || size >= 1e18)) return value.toExponential(2).replace("e+", "e");
     return value.toLocaleString("en", {maximumSignificantDigits: size >= 1e4 ? 7 : 4});
   };
   const duration = (seconds) => {
