@@ -4,7 +4,8 @@
     python scripts/pictures.py shoot shown.html shown.png --width=980
 
 `terminal` runs the command on a pseudo-terminal and writes what it left on the screen as HTML, with its colours; the
-bytes as they came stand beside it, with the ending .ansi. `shoot` needs Chromium and Pillow.
+bytes as they came stand beside it, with the ending .ansi. `kill` runs a supervised job and kills its last worker with
+SIGKILL once after each of the steps given. `shoot` needs Chromium and Pillow, `kill` psutil.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -21,10 +23,11 @@ import subprocess
 import sys
 import tempfile
 import termios
+import time
 from pathlib import Path
 
 _PIECES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|(\r\n|\n|\r)|([^\x1b\r\n]+)")
-_FONT = "font: 14px/1.35 'DejaVu Sans Mono', Menlo, Consolas, monospace"
+_FONT = "font: 14px/1.2 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 _TALLEST = 6000
 
 
@@ -90,19 +93,15 @@ def screen_page(command: str, rows: list[str], columns: int) -> str:
     from rich.terminal_theme import TerminalTheme
     from rich.text import Text
 
-    theme = TerminalTheme(
-        (18, 22, 28), (228, 232, 237),
-        [(48, 57, 69), (255, 122, 110), (76, 195, 138), (226, 179, 64), (110, 168, 254), (227, 138, 224), (84, 208, 219), (228, 232, 237)],
-        [(152, 165, 179), (255, 122, 110), (76, 195, 138), (226, 179, 64), (110, 168, 254), (227, 138, 224), (84, 208, 219), (255, 255, 255)],
-    )  # fmt: skip
+    plain = [(48, 57, 69), (255, 122, 110), (76, 195, 138), (226, 179, 64)]
+    plain += [(110, 168, 254), (227, 138, 224), (84, 208, 219), (228, 232, 237)]
+    theme = TerminalTheme((18, 22, 28), (228, 232, 237), plain, plain)
     console = Console(record=True, width=max(columns, 1), file=io.StringIO(), force_terminal=True)
     console.print(Text.assemble(("$ ", "bold green"), (command, "bold")), soft_wrap=True)
     for row in rows:
         console.print(Text.from_ansi(row), soft_wrap=True)
-    code = (
-        f'<pre style="margin:0;padding:18px 22px;{_FONT};white-space:pre-wrap;width:{columns}ch;box-sizing:content-box">'
-        "{code}</pre>"
-    )
+    style = f"margin:0;padding:18px 22px;{_FONT};white-space:pre-wrap;word-break:break-all;width:{columns}ch"
+    code = f'<pre style="{style}">{{code}}</pre>'
     body = console.export_html(theme=theme, inline_styles=True, code_format=code)
     return (
         '<!DOCTYPE html><meta charset="utf-8"><body style="margin:0;background:#12161c;color:#e4e8ed">'
@@ -149,6 +148,29 @@ def _trimmed(shot: Path, target: Path, *, colors: int) -> None:
     picture.quantize(colors, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
+def kill_workers(model_dir: Path, steps: list[int], command: list[str]) -> int:
+    """Runs a job, kills a worker after each of the steps has been logged, and returns the job's exit code."""
+    import psutil
+
+    job = subprocess.Popen(command)
+    for step in steps:
+        while job.poll() is None and _newest_step(model_dir) < step:
+            time.sleep(0.05)
+        family = psutil.Process(job.pid).children(recursive=True) if job.poll() is None else []
+        workers = [one for one in family if "launcher.main" in one.cmdline()]
+        for worker in sorted(workers, key=lambda one: one.pid)[-1:]:
+            worker.kill()
+            worker.wait()
+    return job.wait()
+
+
+def _newest_step(model_dir: Path) -> int:
+    try:
+        return int(json.loads((model_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -157,6 +179,10 @@ def main() -> int:
     terminal.add_argument("--shown", help="the command as the picture shows it")
     terminal.add_argument("page", type=Path)
     terminal.add_argument("command", nargs="+")
+    killed = verbs.add_parser("kill")
+    killed.add_argument("model_dir", type=Path)
+    killed.add_argument("steps", type=lambda text: [int(step) for step in text.split(",")])
+    killed.add_argument("command", nargs="+")
     of_page = verbs.add_parser("shoot")
     of_page.add_argument("page", type=Path)
     of_page.add_argument("picture", type=Path)
@@ -172,6 +198,8 @@ def main() -> int:
             height=options.height, colors=options.colors,
         )  # fmt: skip
         return 0
+    if options.verb == "kill":
+        return kill_workers(options.model_dir, options.steps, options.command)
     text, code = run_on_terminal(options.command, options.columns)
     options.page.with_suffix(".ansi").write_text(text, encoding="utf-8")
     shown = options.shown or shlex.join(options.command)

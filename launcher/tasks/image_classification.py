@@ -117,7 +117,7 @@ def _picture(image: tf.Tensor) -> str:
         size = [max(1, edge * _PICTURE_PIXELS // largest) for edge in (height, width)]
         image = tf.image.resize(image, size, antialias=True)
     low, high = tf.reduce_min(image), tf.reduce_max(image)
-    scaled = tf.cast(tf.round(255 * (image - low) / tf.maximum(high - low, 1e-12)), tf.uint8)
+    scaled = tf.cast(tf.round(255 * (image - low) / tf.maximum(high - low, 1e-3)), tf.uint8)
     return f"data:image/png;base64,{base64.b64encode(tf.io.encode_png(scaled).numpy()).decode()}"
 
 

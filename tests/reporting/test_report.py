@@ -258,8 +258,10 @@ def test_pictures_have_what_the_model_took_them_for(tmp_path: Path) -> None:
 def test_attempts_show_while_the_last_one_runs(tmp_path: Path) -> None:
     """Of a job that was killed with all its processes nothing but the chief's own lines is there."""
     for started, first, last in ((BEGAN, 0, 35), (BEGAN + 40, 30, 50)):
-        file = AttemptsFile(str(tmp_path), {"LAUNCHER_ATTEMPT": str(started)}, lambda: {"train": 4.0, "total": 8.0})
+        seconds = {"train": 0.0, "total": 1.0}
+        file = AttemptsFile(str(tmp_path), {"LAUNCHER_ATTEMPT": str(started)}, lambda now=seconds: dict(now))
         file.begin(first)
+        seconds |= {"train": 7.0, "total": 8.0}
         file.at(last)
     log(tmp_path)
     write_report(tmp_path, running=True)
@@ -286,7 +288,7 @@ def test_the_mode_writes_the_page_of_any_folder(tmp_path: Path, capsys: pytest.C
         (["--mode=report", "--model_dir=.", "--replicas=2"], "reads files only"),
         (["--mode=compare", "--run=one"], "name two folders or more"),
         (["--mode=compare", "--run=one", "--run=two"], "one: there is no such folder"),
-        (["--mode=compare", "one", "--run=two"], "one: there is no such folder"),
+        (["--mode=compare", "one", "two"], "one: there is no such folder"),
         (["--mode=train", "one"], "unexpected argument 'one'"),
         (["--mode=train", "--run=one"], "--run is for --mode=compare"),
     ],
