@@ -100,7 +100,7 @@ def screen_page(command: str, rows: list[str], columns: int) -> str:
     console.print(Text.assemble(("$ ", "bold green"), (command, "bold")), soft_wrap=True)
     for row in rows:
         console.print(Text.from_ansi(row), soft_wrap=True)
-    style = f"margin:0;padding:18px 22px;{_FONT};white-space:pre-wrap;word-break:break-all;width:{columns}ch"
+    style = f"margin:0;padding:18px 22px;{_FONT};white-space:pre-wrap;word-break:break-all;width:calc({columns}ch + 8px)"
     code = f'<pre style="{style}">{{code}}</pre>'
     body = console.export_html(theme=theme, inline_styles=True, code_format=code)
     return (
