@@ -100,7 +100,9 @@ def screen_page(command: str, rows: list[str], columns: int) -> str:
     console.print(Text.assemble(("$ ", "bold green"), (command, "bold")), soft_wrap=True)
     for row in rows:
         console.print(Text.from_ansi(row), soft_wrap=True)
-    style = f"margin:0;padding:18px 22px;{_FONT};white-space:pre-wrap;word-break:break-all;width:calc({columns}ch + 8px)"
+    style = (
+        f"margin:0;padding:18px 22px;{_FONT};white-space:pre-wrap;word-break:break-all;width:calc({columns}ch + 8px)"
+    )
     code = f'<pre style="{style}">{{code}}</pre>'
     body = console.export_html(theme=theme, inline_styles=True, code_format=code)
     return (
@@ -178,11 +180,9 @@ def main() -> int:
     terminal.add_argument("--columns", type=int, default=110)
     terminal.add_argument("--shown", help="the command as the picture shows it")
     terminal.add_argument("page", type=Path)
-    terminal.add_argument("command", nargs="+")
     killed = verbs.add_parser("kill")
     killed.add_argument("model_dir", type=Path)
     killed.add_argument("steps", type=lambda text: [int(step) for step in text.split(",")])
-    killed.add_argument("command", nargs="+")
     of_page = verbs.add_parser("shoot")
     of_page.add_argument("page", type=Path)
     of_page.add_argument("picture", type=Path)
@@ -191,18 +191,22 @@ def main() -> int:
     of_page.add_argument("--ratio", type=float, default=1.0)
     of_page.add_argument("--colors", type=int, default=96)
     of_page.add_argument("--dark", action="store_true")
-    options = parser.parse_args()
+    words = sys.argv[1:]
+    place = words.index("--") if "--" in words else len(words)
+    options, command = parser.parse_args(words[:place]), words[place + 1 :]
     if options.verb == "shoot":
         shoot(
             options.page, options.picture, width=options.width, dark=options.dark, ratio=options.ratio,
             height=options.height, colors=options.colors,
         )  # fmt: skip
         return 0
+    if not command:
+        parser.error("give the command after --")
     if options.verb == "kill":
-        return kill_workers(options.model_dir, options.steps, options.command)
-    text, code = run_on_terminal(options.command, options.columns)
+        return kill_workers(options.model_dir, options.steps, command)
+    text, code = run_on_terminal(command, options.columns)
     options.page.with_suffix(".ansi").write_text(text, encoding="utf-8")
-    shown = options.shown or shlex.join(options.command)
+    shown = options.shown or shlex.join(command)
     options.page.write_text(screen_page(shown, left_on_screen(text), options.columns), encoding="utf-8")
     return code
 

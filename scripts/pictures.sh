@@ -19,6 +19,7 @@ TEXT
 }
 
 all=""
+shown=""
 dry_run=""
 for argument in "$@"; do
   case "$argument" in
@@ -32,7 +33,8 @@ done
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${PYTHON:-$root/.venv/bin/python}"
 [[ -x "$python" ]] || python="$(command -v python3)"
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PATH="$(dirname -- "$python"):$PATH"
+PATH="$(dirname -- "$python"):$PATH"
+export PATH PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 [[ -z "$all" || "$all" == /* ]] || all="$PWD/$all"
 
 run() {
@@ -49,7 +51,7 @@ pictures() { run "$python" "$root/scripts/pictures.py" "$@"; }
 terminal() {
   local name="$1" columns="$2"
   shift 2
-  pictures terminal "--columns=$columns" "$folder/$name.html" -- "$@" || printf '%s: exit code %s\n' "$name" "$?" >&2
+  pictures terminal "--columns=$columns" ${shown:+"--shown=$shown"} "$folder/$name.html" -- "$@" || printf '%s: exit code %s\n' "$name" "$?" >&2
   pictures shoot "$folder/$name.html" "$target/$name.png" "--width=$((columns * 843 / 100 + 48))"
 }
 
@@ -73,8 +75,11 @@ pictures shoot runs/compare.html "$target/comparison.png"
 terminal terminal_translation 110 python -m launcher.main --gin_file=transformer_cpu.gin --gin_param='train.steps = 300' \
   --gin_param='train.evaluate_every = 100' --model_dir=runs/translation
 pictures shoot runs/translation/report.html "$target/translation.png"
-terminal terminal_killed 110 python "$root/scripts/pictures.py" kill runs/killed 60,140 \
-  python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin --gin_param='train.checkpoint_every = 50' --model_dir=runs/killed
+killed=(python -m launcher.launch --workers=2 --gin_file=resnet_cpu.gin --gin_param='train.checkpoint_every = 50')
+killed+=(--model_dir=runs/killed)
+shown="${killed[*]@Q}"
+terminal terminal_killed 110 python "$root/scripts/pictures.py" kill runs/killed 60,140 -- "${killed[@]}"
+shown=""
 pictures shoot runs/killed/report.html "$target/killed_twice.png"
 terminal terminal_failed 110 python -m launcher.main --gin_file=resnet_cpu.gin --gin_param='cosine.peak = 1e30' --model_dir=runs/failed
 pictures shoot runs/failed/report.html "$target/failed.png"

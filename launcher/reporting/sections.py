@@ -89,7 +89,7 @@ def samples(folder: RunFolder) -> Section | None:
     said = page.paragraph(f"At step {page.show(found.get('step'))}, on examples that it was not trained on.")
     if rows[0][0].startswith(_PICTURE):
         return Section("Samples", f'{said}<div class="pictures">{"".join(map(_figure, rows))}</div>')
-    told = [[given, made, "as written" if made == wanted else wanted] for given, made, wanted in rows]
+    told = [[given, made, "the same" if made == wanted else wanted] for given, made, wanted in rows]
     return Section("Samples", said + page.grid([["Given", "The model wrote", "Expected"], *told]))
 
 
