@@ -21,7 +21,7 @@ from typing import Any
 
 from absl import flags
 
-from launcher import modes
+from launcher import errors, modes
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, advice
 from launcher.jobs import backends, kubernetes, private_network
 from launcher.jobs.drill import command as drills
@@ -34,14 +34,20 @@ from launcher.machine.child_process import run_forked
 from launcher.model_dir import lease
 from launcher.supervised import preemption
 
-_ORDER = (
+# Those of its own, in the order of --help.
+SHOWN_FLAGS = (
     "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *plan.FLAGS,
     "dry_run", "version", "help", *backends.FLAGS,
 )  # fmt: skip
-_ENDING = """\
+# What the supervisor's exit codes mean where that is not what a worker's means.
+EXIT_CODES = {
+    **errors.EXIT_CODES,
+    errors.EXIT_RETRY: "gave up after restarts without progress, run again",
+    "128 + N": "stopped by signal N",
+}
+_ENDING = f"""\
 In MODEL_DIR: logs/attempt_K/worker_I.log, and error.json: which worker failed first, and why.
-Exit codes: 0 done; 42 saved and preempted, run again; 64 bad flags, gin or input; 70 failed and a retry will
-not help; 75 gave up after restarts without progress, run again; 128 + N stopped by signal N."""
+Exit codes: {"; ".join(f"{code} {says}" for code, says in EXIT_CODES.items())}."""
 
 _LEASE_SECONDS = 2.0
 
@@ -89,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = define_flags()
         rest = _parse(options, argv)
         if options.help:
-            sys.stdout.write(modes.help_text(__doc__ or "", options, _ORDER, _ENDING) + "\n")
+            sys.stdout.write(modes.help_text(__doc__ or "", options, SHOWN_FLAGS, _ENDING) + "\n")
             return EXIT_DONE
         if options.version:
             sys.stdout.write(installation.version_text() + "\n")
@@ -220,7 +226,7 @@ def _worker_request(arguments: Sequence[str]) -> modes.Request:
     try:
         stray = values(["launcher.main", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
-        known = [*_ORDER, *values]
+        known = [*SHOWN_FLAGS, *values]
         raise UsageError(f"unknown flag --{error.flagname}{advice(error.flagname, known)}") from None
     except flags.Error as error:
         raise _usage_error(error) from None

@@ -20,15 +20,13 @@ from absl import flags
 
 from launcher import modes
 from launcher.config import gin_bindings
-from launcher.errors import EXIT_DONE, LauncherError, UsageError, failures, user_code
+from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, failures, user_code
 from launcher.machine import installation
 from launcher.machine.tensorflow_import import import_tensorflow
 from launcher.reporting import summary
 from launcher.supervised import drill, preemption, progress
 
-_ENDING = """\
-Exit codes: 0 done; 42 saved and preempted, run again; 64 bad flags, gin or input;
-70 failed and a retry will not help; 75 a peer or the machine failed, run again."""
+_ENDING = f"Exit codes: {'; '.join(f'{code} {says}' for code, says in EXIT_CODES.items())}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

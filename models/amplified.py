@@ -32,7 +32,7 @@ def amplified_mlp(
         image_shape: Height and width in pixels, and channels.
         num_classes: Number of logits.
         units: Width of each hidden layer.
-        log2_amplification: k. float16 ends at 2^16, and trained activations reach some 2^2 times 2^k.
+        log2_amplification: The k above. float16 ends at 2^16, and trained activations reach some 2^2 times 2^k.
 
     Returns:
         A functional model from images, float32 [batch, height, width, channels], to logits, float32

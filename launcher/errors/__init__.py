@@ -16,6 +16,15 @@ EXIT_USAGE = 64
 EXIT_FAILED = 70
 EXIT_RETRY = 75
 
+# What each means, as the end of a sentence that begins with the number.
+EXIT_CODES: dict[int | str, str] = {
+    EXIT_DONE: "done",
+    EXIT_PREEMPTED: "saved and preempted, run again",
+    EXIT_USAGE: "bad flags, gin or input",
+    EXIT_FAILED: "failed and a retry will not help",
+    EXIT_RETRY: "a peer or the machine failed, run again",
+}
+
 
 class LauncherError(Exception):
     """Base of the errors that end a run with a message and a documented exit code."""

@@ -332,16 +332,20 @@ def help_text(about: str, values: flags.FlagValues, names: Sequence[str], ending
     """
     lines = [about.strip(), "", "Flags:"]
     for name in names:
-        flag = values[name]
-        if name == flag.short_name:
-            continue
-        choices = "|".join(getattr(flag.parser, "enum_values", None) or [])
-        # absl puts the choices in front of the text, and a remark on repeating behind it.
-        text = re.sub(r"^<[^>]*>: |;\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)
-        lines += [f"  --{name}{'' if flag.boolean else f'={choices or name.upper()}'}", f"      {text}"]
-        if flag.default not in (None, False, []):
-            lines[-1] += f" Default: {flag.default}."
+        if name != values[name].short_name:
+            usage, text = described(values[name])
+            lines += [f"  {usage}", f"      {text}"]
     return "\n".join([*lines, "", ending])
+
+
+def described(flag: flags.Flag) -> tuple[str, str]:
+    """How a flag is written, with its choices, and what it means, with its default."""
+    choices = "|".join(getattr(flag.parser, "enum_values", None) or [])
+    # absl puts the choices in front of the text, and a remark on repeating behind it.
+    text = re.sub(r"^<[^>]*>: |;\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)
+    if flag.default not in (None, False, []):
+        text += f" Default: {flag.default}."
+    return f"--{flag.name}{'' if flag.boolean else f'={choices or flag.name.upper()}'}", text
 
 
 def make_request(values: flags.FlagValues) -> Request:

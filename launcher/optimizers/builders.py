@@ -48,7 +48,7 @@ def momentum(
       momentum: decay rate of the velocity; 0 for plain descent.
       nesterov: whether to look ahead.
       weight_decay: L2 coefficient.
-      exclude_from_decay: see `Optimizer`.
+      exclude_from_decay: regular expressions; weights whose path matches one are not decayed.
     """
     _checked("momentum", _RATE, momentum=momentum)
     return Optimizer(
@@ -92,9 +92,11 @@ def adamw(
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101), scaled by the learning rate.
 
     Args:
-      learning_rate, beta_1, beta_2, epsilon: as in `adam`.
+      learning_rate: a number or a schedule.
+      beta_1, beta_2: decay rates of the moments.
+      epsilon: as in `adam`.
       weight_decay: part of a weight, times the learning rate, that each step takes away.
-      exclude_from_decay: see `Optimizer`.
+      exclude_from_decay: regular expressions; weights whose path matches one are not decayed.
     """
     moments = _moments("adamw", beta_1, beta_2, epsilon)
     return Optimizer(
@@ -123,7 +125,7 @@ def lamb(
       beta_1, beta_2: decay rates of the moments.
       epsilon: added to the root of the bias-corrected second moment.
       weight_decay: decay inside the trust ratio.
-      exclude_from_decay: as in `Optimizer`; a match gets no trust ratio either.
+      exclude_from_decay: regular expressions; weights whose path matches one get no decay and no trust ratio.
     """
     moments = _moments("lamb", beta_1, beta_2, epsilon)
     return _decays_itself("lamb", LAMB, learning_rate, weight_decay, exclude_from_decay, **moments)
@@ -147,7 +149,7 @@ def adafactor(
       clip_threshold: the largest root mean square of an update, before the learning rate.
       weight_decay: part of a weight, times the learning rate, that each step takes away; of the weight before the
         step, whose size the update is relative to as well.
-      exclude_from_decay: see `Optimizer`.
+      exclude_from_decay: regular expressions; weights whose path matches one are not decayed.
     """
     settings = _checked("adafactor", _RATE, decay=decay)
     settings |= _checked("adafactor", _POSITIVE, clip_threshold=clip_threshold)
@@ -174,7 +176,7 @@ def lars(
       eeta: trust coefficient.
       epsilon: added to the denominator of the trust ratio.
       weight_decay: decay inside the trust ratio.
-      exclude_from_decay: as in `Optimizer`; a match gets no trust ratio either.
+      exclude_from_decay: regular expressions; weights whose path matches one get no decay and no trust ratio.
     """
     settings = _checked("lars", _RATE, momentum=momentum) | _checked("lars", _NOT_NEGATIVE, eeta=eeta, epsilon=epsilon)
     return _decays_itself("lars", LARS, learning_rate, weight_decay, exclude_from_decay, nesterov=nesterov, **settings)

@@ -27,8 +27,8 @@ def constant(*, peak: float = gin.REQUIRED, warmup_steps: int = 0, warmup_fracti
 
     Args:
       peak: learning rate after the warm-up.
-      warmup_steps: steps of linear warm-up; or else
-      warmup_fraction: the same as a part of the run.
+      warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
+      warmup_fraction: linear warm-up as a part of the run.
 
     Returns:
       A schedule.
@@ -53,8 +53,8 @@ def cosine(
 
     Args:
       peak: learning rate after the warm-up.
-      warmup_steps: steps of linear warm-up; or else
-      warmup_fraction: the same as a part of the horizon.
+      warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
+      warmup_fraction: linear warm-up as a part of the horizon.
       final: learning rate at the horizon.
       decay_steps: the horizon; None for the run's length.
 
@@ -85,8 +85,8 @@ def linear(
 
     Args:
       peak: learning rate after the warm-up.
-      warmup_steps: steps of linear warm-up; or else
-      warmup_fraction: the same as a part of the horizon.
+      warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
+      warmup_fraction: linear warm-up as a part of the horizon.
       final: learning rate at the horizon.
       decay_steps: the horizon; None for the run's length.
 
@@ -112,8 +112,8 @@ def inverse_square_root(
 
     Args:
       warmup_steps: steps of linear warm-up, 1 or more.
-      peak: learning rate after the warm-up; or else
-      width: of the model.
+      peak: learning rate after the warm-up. Bind it or `width`.
+      width: width of the model, for the rate of Vaswani et al. 2017.
 
     Returns:
       A schedule.
@@ -157,8 +157,8 @@ def step_decay(
       peak: learning rate after the warm-up.
       boundaries: ascending; all whole numbers of steps (>= 1), or all parts of the horizon (between 0 and 1).
       factor: what each boundary multiplies the rate by.
-      warmup_steps: steps of linear warm-up; or else
-      warmup_fraction: the same as a part of the horizon.
+      warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
+      warmup_fraction: linear warm-up as a part of the horizon.
       decay_steps: the horizon; None for the run's length.
 
     Returns:

@@ -40,8 +40,8 @@ class Recipe:
       optimizer: builder called under the strategy's scope, a reference without parentheses, e.g. `@momentum`. None for
         the one that comes with the task's model, if it does.
       global_batch_size: examples a step, over all replicas and microbatches.
-      steps: length of the run in steps; or else
-      epochs: length in passes over the training examples. Of the two, the one that is bound last counts.
+      steps: length of the run in steps. Bind it or `epochs`; of the two, the one that is bound last counts.
+      epochs: length of the run in passes over the training examples.
       microbatches: parts each replica's batch is split in, to fit a larger batch in the same memory.
       steps_per_loop: steps the device takes before the host looks again.
       strategy: what `--strategy` means when the flag is not given.
@@ -54,8 +54,11 @@ class Recipe:
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
       wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
       bucket_bytes: upper bound on one gradient collective.
-      clip_global_norm, clip_value, clip_layer_norm, clip_adaptive: at most one bound on the unscaled mean gradient; see
-        `launcher.step.clipping.Clipping`.
+      clip_global_norm: bound on the norm of the whole gradient: the reduced mean, without the loss scale. Bind at most
+        one of the four bounds.
+      clip_value: bound on the absolute value of each element of the gradient.
+      clip_layer_norm: bound on the norm of each variable's gradient.
+      clip_adaptive: bound on the norm of a unit's gradient relative to that of its weights (Brock et al. 2021).
       penalty: penalty on weights by layer type, `@penalty()`, or None.
       start_from: weights that a run starts with when it starts anew: a `.keras`, `.weights.h5` or `.safetensors` file,
         or the model_dir of another run. Names tell which weight is which. None for initial weights.
@@ -88,11 +91,11 @@ class Recipe:
         state in the host's memory.
       on_checkpoint_error: what a checkpoint that cannot be written means before the end: "stop", or "continue" and try
         again at the next one.
-      best_metric: evaluation metric the best checkpoint is chosen by, best low for those of
-        `LOW_IS_BEST` and best high for any other.
+      best_metric: evaluation metric the best checkpoint is chosen by: the lowest value of loss, perplexity and
+        bits_per_byte, the highest of any other.
       eval_batch_size: examples of an evaluation batch over all replicas; None for `global_batch_size`.
-      price_per_hour: of all devices together, in any currency, for the cost in the report and in comparisons; None to
-        say nothing of it.
+      price_per_hour: price of an hour of all devices together, in any currency, for the cost in the report and in
+        comparisons; None to say nothing of it.
     """
 
     task: Any = gin.REQUIRED

@@ -1,22 +1,19 @@
-"""What the README shows works as it stands there, and what the documentation names exists."""
+"""What the README and the pages of the documentation show works as it stands there, and what they name exists."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
+import urllib.parse
 
+import pages
 import pytest
-from places import PYTHONPATH, ROOT
+from places import ROOT
 
 from launcher.main import main, parse
 
 OWN_TASK = (ROOT / "docs/own_task.md").read_text()
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-OWN = {"PYTHONPATH": PYTHONPATH}
 FLAGS_OF_OTHER_PROGRAMS = {"filter", "internal-ips"}
 
 
@@ -45,6 +42,24 @@ def test_every_recipe_is_named():
     assert recipes <= set(re.findall(r"\w+\.gin", text))
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_somewhere(document):
+    """Files and headings of this checkout; of other sites, only whether the address can be one."""
+    page = ROOT / document
+    wrong = []
+    for target in pages.links(page):
+        parts = urllib.parse.urlsplit(target)
+        if parts.scheme or parts.netloc:
+            if parts.scheme not in ("https", "http") or "." not in parts.netloc:
+                wrong.append(target)
+            continue
+        to = (page.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else page
+        leads = to.is_relative_to(ROOT) and to.exists()
+        if not leads or (parts.fragment and (to.suffix != ".md" or parts.fragment not in pages.anchors(to))):
+            wrong.append(target)
+    assert wrong == []
+
+
 def sources(*folders: str) -> str:
     return "\n".join(
         path.read_text()
@@ -66,22 +81,6 @@ def unknown_part(dotted: str) -> str:
     return ".".join(name for name in names if not re.search(rf"\b{name}\b", module.read_text()))
 
 
-def commands(text: str) -> list[list[str]]:
-    """The launcher's commands in a page, taken apart as a shell does; of a recipe that a run needs."""
-    lines = re.findall(r"^    (python -m launcher\.(?:main|launch) .*)$", text.replace("\\\n", " "), re.MULTILINE)
-    return [shlex.split(line, comments=True)[2:] for line in lines]
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_programs_and_commands_can_be_read(document):
-    text = (ROOT / document).read_text()
-    for program in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        compile(program, document, "exec")
-    for module, *flags in commands(text):
-        if module == "launcher.main":
-            parse([module, *flags])
-
-
 REFUSED = re.findall(r"^\| `['\"](.*)['\"]` \| `(.*)` \|$", (ROOT / "docs/gin.md").read_text(), re.MULTILINE)
 
 
@@ -92,22 +91,6 @@ def test_gin_is_refused_as_the_page_says(binding, message, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert main(["launcher", "--gin_file=first.gin", f"--gin_param={binding}", "--dry_run"]) == 64
     assert message.replace("\\|", "|") in capsys.readouterr().err
-
-
-@pytest.mark.exhaustive
-@pytest.mark.heavy
-def test_the_programs_of_the_pages_run_as_shown(run_launcher, tmp_path):
-    of_keras, of_model = ((ROOT / f"docs/{page}.md").read_text() for page in ("keras", "model_out"))
-    names = {"digits.py": of_keras, "mine.py": of_keras, "mine.gin": of_keras, "use.py": of_model, "serve.py": of_model}
-    for name, text in names.items():
-        (block,) = re.findall(rf"`{name}`[^\n]*:\n\n```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-        (tmp_path / name).write_text(block)
-    for line in re.findall(r"^    python ((?:-m launcher\.main )?\S.*)$", of_model, re.MULTILINE):
-        if not (tmp_path / "runs/digits/model.keras").exists():
-            subprocess.run([sys.executable, "digits.py"], cwd=tmp_path, check=True, env=os.environ | OWN)
-        subprocess.run([sys.executable, *shlex.split(line)], cwd=tmp_path, check=True, env=os.environ | OWN)
-    finished = run_launcher("--gin_file=mine.gin", "--gin_param=build.units = 32")
-    assert finished.returncode == 0, finished.stderr
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
