@@ -14,7 +14,7 @@ from launcher.main import main, parse
 
 OWN_TASK = (ROOT / "docs/own_task.md").read_text()
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-FLAGS_OF_OTHER_PROGRAMS = {"filter", "internal-ips"}
+FLAGS_OF_OTHER_PROGRAMS = {"filter", "internal-ips", "logdir"}
 
 
 def code_block(containing: str) -> str:

@@ -124,7 +124,7 @@
     if (panel.ticks) return {distr: 4, asinh: panel.ticks[1], range: [panel.ticks[0], panel.ticks.at(-1)]};
     if ((view.log && !panel.x || panel.log) && positive) return {distr: 3, log: panel.log || 10};
     const range = (_, low, high) => {
-      if (low === high) return [low - 1, high + 1];
+      if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
       const [from, to] = uPlot.rangeNum(low, high, 0.08, false);
       return [low >= 0 ? Math.max(from, 0) : from, to];
     };
