@@ -126,7 +126,9 @@ class RunFolder:
 
     @property
     def seconds(self) -> float | None:
-        """Wall time over all attempts."""
+        """Wall time over all attempts; not what passed until a run that was done was evaluated once more."""
+        if (wall := attempts.wall_seconds(self.summary)) is not None:
+            return wall
         ends = [attempt.ended for attempt in self.attempts if attempt.ended is not None]
         ends += [event["time"] for event in self.events[-1:] if "time" in event]
         own = self.summary.get("seconds", {}).get("total")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from launcher.reporting import run_folder
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.metrics_file import MetricsFile
 from launcher.reporting.report import LiveReport, write_report
-from launcher.reporting.run_folder import Change, RunRecord
+from launcher.reporting.run_folder import Change, RunRecord, write_record
 
 SUMMARY: dict[str, Any] = {
     "status": "failed",
@@ -269,6 +271,20 @@ def test_attempts_show_while_the_last_one_runs(tmp_path: Path) -> None:
     assert "from 0 to 35 killed, or its machine failed: it left no word" in page.section("Attempts")
     assert "from 30 to 50 running" in page.section("Attempts")
     assert "lost to repeated steps" in page.section("Where the time went")
+
+
+def test_the_wall_time_ends_with_the_last_attempt_and_not_with_a_later_evaluation(tmp_path: Path) -> None:
+    seconds = {"train": 0.0, "total": 1.0}
+    file = AttemptsFile(str(tmp_path), {}, lambda: dict(seconds))
+    file.begin(0)
+    seconds |= {"train": 7.0, "total": 8.0}
+    file.end(60, "done")
+    write_record(tmp_path, dataclasses.replace(RECORD, started=time.time() - 8))
+    evaluated = MetricsFile(str(tmp_path), clock=lambda: time.time() + 1000)
+    evaluated.evaluation({"step": 60, "loss": 0.5, "accuracy": 0.9})
+    evaluated.close()
+    write_report(tmp_path)
+    assert re.search(r"\b[78]\.\d s wall time", Page.of(tmp_path).words)
 
 
 def test_the_mode_writes_the_page_of_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
