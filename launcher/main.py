@@ -83,7 +83,9 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         rest = options(argv)
     except flags.Error as error:
         raise UsageError(f"{str(error).rstrip(' .')}; --help shows every flag") from None
-    if len(rest) > 1:
+    if options.mode == "compare":
+        options.run = [*options.run, *rest[1:]]
+    elif len(rest) > 1:
         raise UsageError(f"unexpected argument {rest[1]!r}: flags are written --name=value. --help shows every flag")
     return options
 

@@ -28,8 +28,9 @@ PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROO
 # Of what is not the launcher's: what no test can run here, and why.
 CANNOT_RUN = {
     r"(gcloud|kubectl|docker|sbatch|srun|salloc|scancel|squeue|ssh|scp|ssh-copy-id|rsync) ": "needs hosts or a cluster",
-    r"(git clone|pip install|python -m venv|cd) |\. \S+/activate$": "sets up a machine, from the network",
+    r"(git clone|pip install|python -m venv|cd) |(\.|source) \S+/activate$": "sets up a machine, from the network",
     r"python -m launcher\.data\.prepare ": "downloads data",
+    r"curl http://127": "asks a run that goes on",
     r"(tensorboard|wandb|mlflow) ": "serves until it is stopped",
     r"while true|tail -f ": "goes on until it is stopped",
     r"python benchmarks/": "measures for minutes to hours",
@@ -95,10 +96,18 @@ GIVEN = {
     "docs/own_data.md": _own_files,
     "docs/fine_tuning.md": _photographs_and_model,
     "docs/model_out.md": _keras_program,
-    "docs/errors.md": _keras_program,
+    "docs/troubleshooting.md": _keras_program,
     "docs/precision.md": _own_recipe,
 }
-FOLLOWS = {"docs/model_out.md": ["python digits.py"]}
+QUICKSTART = (
+    "python -m launcher.main --gin_file=resnet_cpu.gin --model_dir=runs/quickstart --gin_param='train.steps = 20' "
+    "--gin_param='resnet.depth = 8'"
+)
+FOLLOWS = {
+    "docs/model_out.md": ["python digits.py"],
+    "docs/first_hour.md": [QUICKSTART],
+    "docs/see_a_run.md": [QUICKSTART],
+}
 
 
 @pytest.fixture
@@ -121,9 +130,9 @@ def folder(tmp_path, monkeypatch):
 def flags_of(command: str) -> tuple[str, list[str]] | None:
     """The launcher's program that a command runs, also by srun or with variables before it, and its flags."""
     words = pages.words(command.replace(".venv/bin/", ""))
-    while words and (words[0] == "srun" or re.match(r"[A-Z_]+=", words[0])):
+    while words and (words[0] in ("srun", "timeout") or re.match(r"[A-Z_]+=", words[0])):
         words.pop(0)
-        while words and words[0].startswith("-"):
+        while words and re.match(r"-|\d+$", words[0]):
             words.pop(0)
     by_name = {"launcher": "launcher.main", "launcher-jobs": "launcher.launch"}
     if words and words[0] in by_name:

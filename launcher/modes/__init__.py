@@ -172,7 +172,9 @@ class CompareRequest(Request):
     """The flags of `--mode=compare`."""
 
     run: tuple[str, ...] = flag(
-        flags.DEFINE_multi_string, [], "the folder of a run; given for each of them. compare.html goes to --model_dir."
+        flags.DEFINE_multi_string,
+        [],
+        "the folder of a run; may repeat, or the folders stand there without a flag. compare.html goes to --model_dir.",
     )
 
 
@@ -290,7 +292,7 @@ MODES: dict[str, Mode] = {
         ),
         Mode(
             name="compare",
-            purpose="compares the runs in the folders of --run",
+            purpose="compares the runs in the folders that it is given",
             request=CompareRequest,
             refuses=_READS_FILES,
             needs_recipe=False,

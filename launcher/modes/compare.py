@@ -18,12 +18,12 @@ def run(request: CompareRequest) -> int:
       UsageError: there are fewer than two runs, a folder holds none, or the page cannot be written.
     """
     if len(request.run) < 2:
-        raise UsageError("--mode=compare: name two folders or more, such as --run=runs/one --run=runs/other")
+        raise UsageError("--mode=compare: name two folders or more, such as runs/one runs/other")
     folders = [run_folder.read(path) for path in request.run]
     for path, folder in zip(request.run, folders, strict=True):
         if not folder.is_run:
             what = "nothing of a run is in it" if os.path.isdir(path) else "there is no such folder"
-            raise UsageError(f"--run={path}: {what}; name the folder that a run wrote to")
+            raise UsageError(f"--mode=compare: {path}: {what}; name the folder that a run wrote to")
     compared = comparison.Comparison.of(folders)
     show_table(compared.rows(), make_console(total_steps=1))
     target = os.path.join(request.model_dir or ".", comparison.FILE_NAME)

@@ -170,6 +170,12 @@ def reckon(model_dir: str) -> dict[str, Any]:
     return {"attempts": shown, "goodput": goodput, "goodput_share": goodput["train"] / wall if wall > 0 else None}
 
 
+def wall_seconds(reckoned: Mapping[str, Any]) -> float | None:
+    """The seconds of all attempts and between them, of what `reckon` returned; None where nothing was trained."""
+    share = reckoned.get("goodput_share")
+    return reckoned["goodput"]["train"] / share if share else None
+
+
 def describe(reckoned: Mapping[str, Any]) -> str:
     """Words the goodput in one line: "goodput 83.1 %: train 40.0 s, start-up 5.1 s, ..."; "" when there is none."""
     if reckoned.get("goodput_share") is None:

@@ -14,10 +14,24 @@ from launcher.reporting.run_folder import RunFolder
 MOST_POINTS = 1500
 
 _NOT_DRAWN = ("step", "split", "time", "examples", "skipped_steps", "slowest_worker", strict_json.NON_FINITE)
-_LAST = ("learning_rate", "gradient_norm", "loss_scale", "examples_per_second", "input_wait_fraction")
+_LAST = (
+    "learning_rate",
+    "gradient_norm",
+    "loss_scale",
+    "examples_per_second",
+    "flops_per_second",
+    "mfu",
+    "input_wait_fraction",
+    "slowest_worker_ratio",
+)
 # Of the first log event of a process, they say how long its step took to compile.
-_WITH_COMPILATION = ("examples_per_second", "input_wait_fraction")
-_TITLES = {"bleu": "BLEU", "mfu": "MFU"}
+_WITH_COMPILATION = ("examples_per_second", "flops_per_second", "mfu", "input_wait_fraction")
+_TITLES = {
+    "bleu": "BLEU",
+    "mfu": "MFU",
+    "flops_per_second": "FLOP a second",
+    "slowest_worker_ratio": "Slowest worker, times the median of the others",
+}
 _SPLITS = ("train", "eval", "precision")
 
 
@@ -62,7 +76,7 @@ def of_run(folder: RunFolder) -> Charts:
         skipped = skips(folder) if name == "loss_scale" else []
         level = {value for one in series for value in one["y"] if value is not None}
         if len(level) <= 1 and not skipped and not _has_gaps(folder, name):
-            if level:
+            if level and (name, level) != ("loss_scale", {1.0}):  # of a loss that is not scaled
                 constant[name] = level.pop()
             continue
         panel: dict[str, Any] = {"title": title(name), "series": series}

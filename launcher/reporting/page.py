@@ -116,8 +116,8 @@ def bar(parts: Mapping[str, float], words: Mapping[str, str]) -> str:
         words: the size of each as text.
     """
     whole = sum(parts.values()) or 1.0
-    shown = {name: size for name, size in parts.items() if size > 0}
-    colors = {name: f"var(--c{index % 8})" for index, name in enumerate(parts)}
+    shown = {name: size for name, size in parts.items() if size > whole / 2000}
+    colors = {name: f"var(--c{index})" if index < 8 else "var(--muted)" for index, name in enumerate(parts)}
     blocks = "".join(
         f'<div style="width:{100 * size / whole:.2f}%;background:{colors[name]}" title="{html.escape(name)}"></div>'
         for name, size in shown.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.reporting import strict_json
+from launcher.reporting import attempts, strict_json
 from launcher.reporting.units import clock
 
 _WHERE = ("cluster", "strategy", "shown for", "preflight", "batch", "policy", "layer policies", "loss scale", "wire")
@@ -34,8 +34,11 @@ def closing_rows(
       best: metric, value and step of the best evaluation.
       report: path of the page.
     """
-    seconds = summary["seconds"]
-    rows = [(summary["status"], f"step {summary['step']:,} of {total_steps:,} in {clock(seconds['total'])}")]
+    seconds, took = summary["seconds"], ""
+    if (number := len(summary.get("attempts", ()))) > 1 and summary.get("goodput_share"):
+        seconds = {**summary["goodput"], "total": attempts.wall_seconds(summary)}
+        took = f" over {number} attempts"
+    rows = [(summary["status"], f"step {summary['step']:,} of {total_steps:,} in {clock(seconds['total'])}{took}")]
     if best is not None:
         metric, value, step = best
         rows.append(("best", f"{metric} {value:.4g} at step {step:,}"))

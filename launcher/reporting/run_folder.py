@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.reporting import metrics_file, strict_json, summary
+from launcher.reporting import attempts, metrics_file, strict_json, summary
 
 RECORD = "run.json"
 ERROR = "error.json"
@@ -126,7 +126,9 @@ class RunFolder:
 
     @property
     def seconds(self) -> float | None:
-        """Wall time over all attempts."""
+        """Wall time over all attempts; not what passed until a run that was done was evaluated once more."""
+        if (wall := attempts.wall_seconds(self.summary)) is not None:
+            return wall
         ends = [attempt.ended for attempt in self.attempts if attempt.ended is not None]
         ends += [event["time"] for event in self.events[-1:] if "time" in event]
         own = self.summary.get("seconds", {}).get("total")
@@ -180,6 +182,8 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
     ended = _json(path / summary.FILE_NAME)
     if record is not None and not _is_newer(path / summary.FILE_NAME, record.started):
         ended = {name: ended[name] for name in ("attempts",) if name in ended}
+    if (path / attempts.FILE_NAME).exists():  # newer than the summary, while it runs or when it was killed
+        ended = {**ended, **attempts.reckon(str(path))}
     events = metrics_file.read_events(str(path))
     status = str(ended.get("status") or UNFINISHED)
     names = (PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR, SAMPLES)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import datetime
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.reporting import attempts as attempts_file
 from launcher.reporting import page, run_folder
 from launcher.reporting.curves import of_run, skipped_steps, title
 from launcher.reporting.page import Section
 from launcher.reporting.run_folder import RUNNING, UNFINISHED, RunFolder
 from launcher.reporting.units import milliseconds
 
+_PICTURE = "data:image/"
 _LONG_ERROR = 12  # lines
 _PARTS = {"input_wait": "waiting for input", "startup": "start-up", "lost": "lost to repeated steps"}
 
@@ -84,8 +86,10 @@ def samples(folder: RunFolder) -> Section | None:
     rows = [row for row in found.get("rows", []) if len(row) == 3]
     if not rows:
         return None
-    told = [[given, made, "as written" if made == wanted else wanted] for given, made, wanted in rows]
     said = page.paragraph(f"At step {page.show(found.get('step'))}, on examples that it was not trained on.")
+    if rows[0][0].startswith(_PICTURE):
+        return Section("Samples", f'{said}<div class="pictures">{"".join(map(_figure, rows))}</div>')
+    told = [[given, made, "the same" if made == wanted else wanted] for given, made, wanted in rows]
     return Section("Samples", said + page.grid([["Given", "The model wrote", "Expected"], *told]))
 
 
@@ -116,13 +120,13 @@ def where_the_time_went(folder: RunFolder) -> Section | None:
     goodput = folder.summary.get("goodput")
     seconds = goodput if isinstance(goodput, Mapping) else folder.summary.get("seconds") or {}
     parts = {_part(name): value for name, value in seconds.items() if name != "total" and _is_number(value)}
-    whole = seconds.get("total")
+    share = folder.summary.get("goodput_share")
+    whole = attempts_file.wall_seconds(folder.summary) if share else seconds.get("total")
     if _is_number(whole) and whole > sum(parts.values()):
         parts["other"] = whole - sum(parts.values())
     if not any(parts.values()):
         return None
     words = {name: page.duration(value) for name, value in parts.items()}
-    share = folder.summary.get("goodput_share")
     text = f"Goodput: {share:.1%} of the wall time went into steps that count." if _is_number(share) else ""
     if not isinstance(goodput, Mapping) and len(folder.attempts) > 1:
         text = "Of the last attempt only."
@@ -160,6 +164,12 @@ def plan(folder: RunFolder) -> Section | None:
 
 
 SECTIONS = (curves, evaluations, samples, attempts, where_the_time_went, workers, changes)
+
+
+def _figure(row: Sequence[str]) -> str:
+    picture, made, wanted = (html.escape(cell) for cell in row)
+    told = made if made == wanted else f'<b class="bad">{made}</b>, is {wanted}'
+    return f'<figure><img src="{picture}" alt="{wanted}"><figcaption>{told}</figcaption></figure>'
 
 
 def _tiles(folder: RunFolder) -> list[str]:

@@ -136,7 +136,7 @@ class Controller:
         )
         with self._stopwatch.phase("evaluate"), averaged, self._reporter.waiting("evaluating"):
             event = {"step": self._trainer.step, **self._evaluator.evaluate(last)}
-        self._reporter.samples(self._trainer.step, self._evaluator.samples)
+            self._reporter.samples(self._trainer.step, self._evaluator.samples)
         self._reporter.evaluation(event)
         for note in self._evaluator.notes if last else ():
             self._reporter.note(note)

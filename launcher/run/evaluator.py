@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
-from launcher.data.pipeline import Batch, Data
+from launcher.data.pipeline import Batch, Data, Shard
 from launcher.errors import UsageError
 from launcher.step import gradients
-from launcher.tasks.base import Decodes, Score, Task, loss_sums, metric_results
+from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, loss_sums, metric_results
 
 
 class Evaluator:
@@ -49,7 +49,8 @@ class Evaluator:
         self._run_batches = tf.function(self._run_batches_in_graph)
         self._batches: tf.distribute.DistributedDataset | None = None
         self.notes: list[str] = []
-        self.samples: Sequence[tuple[str, str, str]] = ()
+        self._samples: Sequence[tuple[str, str, str]] = ()
+        self._sample_batch: Batch | None = None
         self._decoding: DecodingEvaluator | None = None
         if isinstance(task, Decodes):
             self._decoding = DecodingEvaluator(
@@ -96,9 +97,20 @@ class Evaluator:
         self.notes = []
         if self._decoding is not None and (score := self._decoding.evaluate(last)):
             result.update(score.metrics)
-            self.notes, self.samples = score.notes, score.samples
+            self.notes, self._samples = score.notes, score.samples
         result["examples"] = weight
         return result
+
+    def samples(self) -> Sequence[tuple[str, str, str]]:
+        """What the model made of some examples, as `Score.samples`, for one worker to ask; () where there are none."""
+        # The model's weights are on a TPU's cores, and what is computed eagerly is not.
+        if not isinstance(self._task, ShowsSamples) or isinstance(self._strategy, tf.distribute.TPUStrategy):
+            return self._samples
+        if self._sample_batch is None:
+            count = min(self._task.num_samples, self._data.num_eval_examples or 0)
+            shard = Shard(global_batch_size=count, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
+            self._sample_batch = next(iter(self._data.eval_batches(shard)))
+        return self._task.samples(self._model, self._sample_batch)
 
     def _run_batches_in_graph(self, batches: Iterator, num_batches: tf.Tensor) -> tf.Tensor:
         rows = tf.TensorArray(tf.float32, size=num_batches, element_shape=None)

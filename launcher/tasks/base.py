@@ -98,6 +98,16 @@ class Decodes(Protocol):
 
 
 @runtime_checkable
+class ShowsSamples(Protocol):
+    """A task that shows people what its model makes of some evaluation examples."""
+
+    num_samples: int
+
+    def samples(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> Sequence[tuple[str, str, str]]:
+        """As `Score.samples`, of a whole batch; an image that was given is a data URI. Eager, on one device."""
+
+
+@runtime_checkable
 class ReadsLines(Protocol):
     """A task whose model answers a line of text with a line of text."""
 

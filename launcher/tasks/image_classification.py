@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 
 import gin
@@ -11,6 +12,8 @@ import tensorflow as tf
 from launcher.data.images import ImageData
 from launcher.errors import UsageError
 from launcher.tasks.base import Served, check_builder
+
+_PICTURE_PIXELS = 64
 
 
 @gin.configurable(name_or_fn="image_classification")
@@ -79,6 +82,8 @@ class ImageClassification:
 
         return Served("image", serve, [])
 
+    num_samples = 24
+
     @property
     def decode_images(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
         return self._data.decode
@@ -91,10 +96,29 @@ class ImageClassification:
         """Probabilities of the classes, float32 [b, classes]."""
         return tf.nn.softmax(tf.cast(model(batch["image"], training=False), tf.float32))
 
+    def samples(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> Sequence[tuple[str, str, str]]:
+        """(picture, the likeliest class, the true one); see `ShowsSamples`."""
+        named = self.class_names or [str(number) for number in range(self._data.num_classes)]
+        found = tf.argmax(self.classify(model, batch), axis=-1).numpy()
+        shown = zip(map(_picture, batch["image"]), found, batch["label"].numpy(), strict=True)
+        return [(picture, str(named[made]), str(named[label])) for picture, made, label in shown]
+
     def _target(self, label: tf.Tensor, smoothing: float) -> tf.Tensor:
         """Probabilities, float32 [batch, num_classes]."""
         off = smoothing / self._data.num_classes
         return tf.one_hot(label, self._data.num_classes, on_value=1.0 - smoothing + off, off_value=off)
+
+
+def _picture(image: tf.Tensor) -> str:
+    """A small PNG as a data URI; the range of its values, which were normalised, becomes that of a picture."""
+    height, width, channels = image.shape
+    image = tf.cast(image if channels in (1, 3) else image[..., :1], tf.float32)
+    if (largest := max(height, width)) > _PICTURE_PIXELS:
+        size = [max(1, edge * _PICTURE_PIXELS // largest) for edge in (height, width)]
+        image = tf.image.resize(image, size, antialias=True)
+    low, high = tf.reduce_min(image), tf.reduce_max(image)
+    scaled = tf.cast(tf.round(255 * (image - low) / tf.maximum(high - low, 1e-3)), tf.uint8)
+    return f"data:image/png;base64,{base64.b64encode(tf.io.encode_png(scaled).numpy()).decode()}"
 
 
 def _dominant_label(batch: dict[str, tf.Tensor]) -> tf.Tensor:

@@ -242,7 +242,7 @@ def _check(model: Any, where: str) -> None:
         if getattr(type(model), method) is not getattr(keras.Model, method):
             raise UsageError(
                 f"{where}: {type(model).__name__} has a {method} of its own; {why}. Write a task with data(), model() "
-                "and loss() instead, see the README"
+                "and loss() instead, see docs/own_task.md"
             )
 
 

@@ -49,8 +49,8 @@ def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[s
             config="cosine.peak = \\\n    0.2\nlamb.beta_1 = 0.8\nverify.steps = 3\n",
         ),
     )
-    flags = [f"--run={run}" for run in runs]
-    assert entry.main(["launcher", "--mode=compare", *flags, f"--model_dir={tmp_path / 'out'}"]) == 0
+    one, other = map(str, runs)
+    assert entry.main(["launcher", "--mode=compare", one, other, f"--model_dir={tmp_path / 'out'}"]) == 0
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     rows = {cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in lines}
     return rows, Page.of(tmp_path / "out", "compare.html")

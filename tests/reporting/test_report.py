@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from report_page import Page
 
 from launcher import main as entry
 from launcher.reporting import run_folder
+from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.metrics_file import MetricsFile
 from launcher.reporting.report import LiveReport, write_report
-from launcher.reporting.run_folder import Change, RunRecord
+from launcher.reporting.run_folder import Change, RunRecord, write_record
 
 SUMMARY: dict[str, Any] = {
     "status": "failed",
@@ -243,7 +246,45 @@ def test_results_of_other_modes_are_sections_of_the_same_page(tmp_path: Path) ->
 def test_sentences_that_the_model_wrote_stand_beside_what_was_expected(tmp_path: Path) -> None:
     LiveReport(str(tmp_path)).samples(30, [("one", "eins", "eins"), ("two", "drei", "zwei")])
     page = of(tmp_path)
-    assert "one eins as written two drei zwei" in page.section("Samples")
+    assert "one eins the same two drei zwei" in page.section("Samples")
+
+
+def test_pictures_have_what_the_model_took_them_for(tmp_path: Path) -> None:
+    picture = "data:image/png;base64,AAAA"
+    LiveReport(str(tmp_path)).samples(30, [(picture, "cat", "cat"), (picture, "<dog>", "cat")])
+    page = of(tmp_path)
+    assert "cat <dog> , is cat" in page.section("Samples")
+    assert page.text.count(f'<img src="{picture}" alt="cat">') == 2
+
+
+def test_attempts_show_while_the_last_one_runs(tmp_path: Path) -> None:
+    """Of a job that was killed with all its processes nothing but the chief's own lines is there."""
+    for started, first, last in ((BEGAN, 0, 35), (BEGAN + 40, 30, 50)):
+        seconds = {"train": 0.0, "total": 1.0}
+        file = AttemptsFile(str(tmp_path), {"LAUNCHER_ATTEMPT": str(started)}, lambda now=seconds: dict(now))
+        file.begin(first)
+        seconds |= {"train": 7.0, "total": 8.0}
+        file.at(last)
+    log(tmp_path)
+    write_report(tmp_path, running=True)
+    page = Page.of(tmp_path)
+    assert "from 0 to 35 killed, or its machine failed: it left no word" in page.section("Attempts")
+    assert "from 30 to 50 running" in page.section("Attempts")
+    assert "lost to repeated steps" in page.section("Where the time went")
+
+
+def test_the_wall_time_ends_with_the_last_attempt_and_not_with_a_later_evaluation(tmp_path: Path) -> None:
+    seconds = {"train": 0.0, "total": 1.0}
+    file = AttemptsFile(str(tmp_path), {}, lambda: dict(seconds))
+    file.begin(0)
+    seconds |= {"train": 7.0, "total": 8.0}
+    file.end(60, "done")
+    write_record(tmp_path, dataclasses.replace(RECORD, started=time.time() - 8))
+    evaluated = MetricsFile(str(tmp_path), clock=lambda: time.time() + 1000)
+    evaluated.evaluation({"step": 60, "loss": 0.5, "accuracy": 0.9})
+    evaluated.close()
+    write_report(tmp_path)
+    assert re.search(r"\b[78]\.\d s wall time", Page.of(tmp_path).words)
 
 
 def test_the_mode_writes_the_page_of_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +303,9 @@ def test_the_mode_writes_the_page_of_any_folder(tmp_path: Path, capsys: pytest.C
         (["--mode=report", "--model_dir=."], "nothing of a run is in it"),
         (["--mode=report", "--model_dir=.", "--replicas=2"], "reads files only"),
         (["--mode=compare", "--run=one"], "name two folders or more"),
-        (["--mode=compare", "--run=one", "--run=two"], "--run=one: there is no such folder"),
+        (["--mode=compare", "--run=one", "--run=two"], "one: there is no such folder"),
+        (["--mode=compare", "one", "two"], "one: there is no such folder"),
+        (["--mode=train", "one"], "unexpected argument 'one'"),
         (["--mode=train", "--run=one"], "--run is for --mode=compare"),
     ],
 )

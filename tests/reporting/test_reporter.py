@@ -66,6 +66,7 @@ def test_a_plan_that_an_attempt_before_has_shown_is_not_shown_again_but_for_its_
     stream = io.StringIO()
     reporter = Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=stream)
     reporter.plan({"strategy": "one_device", "note 1": "2 of 3 workers are there"}, again=True)
+    reporter.begin(RunRecord(plan={"strategy": "one_device"}))
     reporter.finish(SUMMARY)
     assert "note 1  2 of 3 workers are there" in stream.getvalue()
     assert "one_device" not in stream.getvalue()

@@ -8,13 +8,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-_VOID = ("meta", "input", "br")
+_VOID = ("meta", "input", "br", "img")
 
 
 class Page(HTMLParser):
     """A page, read; fails on tags that do not match.
 
     Attributes:
+      text: as it is in the file.
       words: its text, without scripts and styles.
       data: what its charts show.
       links: what it refers to outside of itself.
@@ -22,6 +23,7 @@ class Page(HTMLParser):
 
     def __init__(self, text: str):
         super().__init__()
+        self.text = text
         self.words = ""
         self.data: dict[str, Any] = {}
         self.links: list[str] = []
@@ -44,7 +46,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         found = dict(attributes)
         for name in ("src", "href"):
-            if name in found and not (found[name] or "").startswith("#"):
+            if name in found and not (found[name] or "").startswith(("#", "data:")):
                 self.links.append(found[name] or "")
         if tag == "section":
             self._section = found["id"] or ""

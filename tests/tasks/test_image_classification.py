@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import gin
 import numpy as np
 import pytest
@@ -185,6 +187,23 @@ def test_training_trains_on_the_mixed_images_and_labels():
 
 
 # ------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 1), (100, 50, 3)])
+def test_samples_show_the_picture_and_both_classes(shape):
+    source = RandomAccessData(train=ArrayExamples({"label": [0]}))
+    data = ImageData(name="made up", image_shape=shape, num_classes=2, class_names=("cat", "dog"), source=source)
+    task = ImageClassification(data=data, model=mlp)
+    pictures = np.stack(
+        [np.full(shape, -1.0, np.float32), np.linspace(-2, 2, np.prod(shape), dtype=np.float32).reshape(shape)]
+    )
+    batch = {"image": tf.constant(pictures), "label": tf.constant([0, 1])}
+    logits = tf.constant([[1.0, 0.0], [1.0, 0.0]])
+    (plain, *said), (ramp, *said_of_ramp) = task.samples(lambda images, training: logits, batch)
+    assert (said, said_of_ramp) == (["cat", "cat"], ["cat", "dog"])
+    decoded = [tf.io.decode_png(base64.b64decode(one.partition("base64,")[2])).numpy() for one in (plain, ramp)]
+    assert decoded[0].max() == 0 and decoded[1].min() == 0 and decoded[1].max() == 255
+    assert decoded[1].shape == (shape if max(shape) <= 64 else (64, 32, 3))
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, 1.5, float("nan")])

@@ -23,7 +23,13 @@
   const number = (value) => {
     if (value == null || !isFinite(value)) return "-";
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+    for (const [least, prefix] of [[1e18, ""], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e7, "M"]]) {
+      if (size < least) continue;
+      if (!prefix) break;
+      const unit = prefix === "M" ? 1e6 : least;
+      return `${(value / unit).toLocaleString("en", {maximumSignificantDigits: 4})} ${prefix}`;
+    }
+    if (size !== 0 && (size < 1e-4 || size >= 1e18)) return value.toExponential(2).replace("e+", "e");
     return value.toLocaleString("en", {maximumSignificantDigits: size >= 1e4 ? 7 : 4});
   };
   const duration = (seconds) => {
@@ -118,7 +124,7 @@
     if (panel.ticks) return {distr: 4, asinh: panel.ticks[1], range: [panel.ticks[0], panel.ticks.at(-1)]};
     if ((view.log && !panel.x || panel.log) && positive) return {distr: 3, log: panel.log || 10};
     const range = (_, low, high) => {
-      if (low === high) return [low - 1, high + 1];
+      if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
       const [from, to] = uPlot.rangeNum(low, high, 0.08, false);
       return [low >= 0 ? Math.max(from, 0) : from, to];
     };
