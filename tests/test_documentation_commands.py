@@ -27,12 +27,12 @@ PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROO
 
 # Of what is not the launcher's: what no test can run here, and why.
 CANNOT_RUN = {
-    r"(gcloud|kubectl|docker|sbatch|srun|salloc|scancel|squeue|ssh|scp|ssh-copy-id|rsync) ": "needs hosts, an account",
-    r"(git clone|pip install|python -m venv|\. \S*activate|source|cd) ": "sets up a machine, from the network",
+    r"(gcloud|kubectl|docker|sbatch|srun|salloc|scancel|squeue|ssh|scp|ssh-copy-id|rsync) ": "needs hosts or a cluster",
+    r"(git clone|pip install|python -m venv|cd) |(\.|source) \S+/activate$": "sets up a machine, from the network",
     r"python -m launcher\.data\.prepare ": "downloads data",
     r"curl http://127": "asks a run that goes on",
     r"(tensorboard|wandb|mlflow) ": "serves until it is stopped",
-    r"while true": "goes on until it is stopped",
+    r"while true|tail -f ": "goes on until it is stopped",
     r"python benchmarks/": "measures for minutes to hours",
 }
 # Of the launcher's own: what is only planned here (--dry_run), and why.
@@ -67,45 +67,19 @@ def matches(table: dict[str, str], command: str, match: Callable[..., object] = 
 # ----------------------------------------------------------------------------------- what pages take for granted
 
 
-def _photographs(folder: Path) -> None:
-    from own_files import encoded
-
-    for kind in ("Cat", "Dog"):
-        (folder / "PetImages" / kind).mkdir(parents=True)
-        for number in range(40):
-            (folder / "PetImages" / kind / f"{number}.png").write_bytes(encoded(number + 40 * (kind == "Dog")))
-
-
 def _own_files(folder: Path) -> None:
-    _photographs(folder)
-    words = (
-        "quick",
-        "brown",
-        "fox",
-        "jumps",
-        "over",
-        "lazy",
-        "dog",
-        "while",
-        "seven",
-        "other",
-        "animals",
-        "look",
-        "on",
-    )
+    _photographs_and_model(folder)
+    words = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog", "while", "seven", "other", "look")
     lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 12)) for i in range(1, 400)]
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("\n".join(f"{line} {i}" for i, line in enumerate(lines)))
-    (folder / "pairs.tsv").write_text("\n".join(f"{line}\t{line[::-1]} {i}" for i, line in enumerate(lines)))
+    (folder / "pairs.tsv").write_text("\n".join(f"{line[:20]} {i}\t{i} {line[20::-1]}" for i, line in enumerate(lines)))
 
 
-def _base_model(folder: Path) -> None:
-    import keras
+def _photographs_and_model(folder: Path) -> None:
+    import published_data
 
-    _photographs(folder)
-    image = keras.Input((32, 32, 3))
-    inner = keras.Sequential([keras.Input((32, 32, 3)), keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization()])
-    keras.Model(image, inner(image)).save(folder / "base.keras")
+    published_data.make(folder)
 
 
 def _keras_program(folder: Path) -> None:
@@ -120,7 +94,7 @@ def _own_recipe(folder: Path) -> None:
 # What a page says is there before its first command, and the commands of another page that it says it follows.
 GIVEN = {
     "docs/own_data.md": _own_files,
-    "docs/fine_tuning.md": _base_model,
+    "docs/fine_tuning.md": _photographs_and_model,
     "docs/model_out.md": _keras_program,
     "docs/troubleshooting.md": _keras_program,
     "docs/precision.md": _own_recipe,
@@ -155,7 +129,7 @@ def folder(tmp_path, monkeypatch):
 
 def flags_of(command: str) -> tuple[str, list[str]] | None:
     """The launcher's program that a command runs, also by srun or with variables before it, and its flags."""
-    words = pages.words(command)
+    words = pages.words(command.replace(".venv/bin/", ""))
     while words and (words[0] in ("srun", "timeout") or re.match(r"[A-Z_]+=", words[0])):
         words.pop(0)
         while words and re.match(r"-|\d+$", words[0]):
@@ -269,6 +243,7 @@ def shell(tmp_path_factory):
     environ |= {"PATH": f"{programs_folder}{os.pathsep}{environ['PATH']}", "PYTHONPATH": PYTHONPATH}
 
     def run(command: str, folder: Path) -> types.SimpleNamespace:
+        command = command.replace(".venv/bin/", "")
         here = re.sub(r"(?<![\w/.])(scripts|benchmarks|examples)/", rf"{shlex.quote(str(ROOT))}/\1/", command)
         process = subprocess.Popen(
             ["bash", "-c", here],

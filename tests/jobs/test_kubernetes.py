@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import pages
 import pytest
 import yaml
 from places import ROOT
@@ -104,6 +105,26 @@ def environment(manifest, index):
             path = variable["valueFrom"]["fieldRef"]["fieldPath"]
             environ[variable["name"]] = annotations[re.fullmatch(r"metadata\.annotations\['(.+)'\]", path)[1]]
     return environ
+
+
+def test_manifests_of_the_documentation_are_valid(validator):
+    """A claim and a pod; the schema of a JobSet holds those of both."""
+    (block,) = (block for block in pages.blocks(ROOT / "docs/clusters.md") if block.language == "yaml")
+    claim, pod = yaml.safe_load_all(block.text)
+    assert (claim["apiVersion"], claim["kind"]) == ("v1", "PersistentVolumeClaim")
+    assert (pod["apiVersion"], pod["kind"]) == ("v1", "Pod")
+    volume = {"name": "made", "ephemeral": {"volumeClaimTemplate": {"spec": claim["spec"]}}}
+    spec = {**pod["spec"], "volumes": [*pod["spec"]["volumes"], volume]}
+    job = {"template": {"spec": spec}}
+    validator.validate(
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": "shell"},
+            "spec": {"replicatedJobs": [{"name": "shell", "replicas": 1, "template": {"spec": job}}]},
+        }
+    )
+    assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
 def test_every_pod_finds_its_place_and_the_names_under_which_jobset_publishes_the_others(render):

@@ -43,6 +43,7 @@ def make(folder: Path) -> None:
             layers.Conv2D(8, 3, strides=2, activation="relu"),
             layers.BatchNormalization(),
             layers.Conv2D(8, 3, strides=2, activation="relu"),
-        ]
+        ],
+        name="sequential",  # as the first one of a process is
     )
     base.save(folder / "base.keras")
