@@ -1,6 +1,6 @@
 """What a new user writes wrong in a task: one line that says where and what to do, and the documented exit code.
 
-Each mistake is made in the README's own wine.py and wine.gin.
+Each mistake is made in the wine.py and wine.gin of docs/own_task.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 import gin
 import pytest
-from test_readme import code_block
+from test_documentation import code_block
 
 from launcher import main as entry
 from launcher.errors import user_code
@@ -281,7 +281,7 @@ def test_of_steps_and_epochs_the_one_bound_last_counts(params, steps, wine):
 
 @pytest.fixture
 def far_away(tmp_path):
-    """A folder with the README's files in it, of a training that is short, and a helper that wine.py imports."""
+    """A folder with the page's files in it, of a training that is short, and a helper that wine.py imports."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "cellar.py").write_text("UNITS = 8\n")
