@@ -163,7 +163,7 @@ def _bindings() -> Iterator[str]:
     order = ["run", "tasks", "models", "data", "optimizers", "step", "watch", "reporting"]
     for room in sorted(by_room, key=lambda room: (order.index(room) if room in order else len(order), room)):
         yield f"### {_title(room)}\n"
-        for selector in sorted(by_room[room]):
+        for selector in sorted(by_room[room], key=lambda one: (not one.endswith(".train"), one)):
             yield from configurable(selector.rsplit(".", 1)[-1], found[selector])
     yield "### Of Keras\n"
     rows = []
@@ -218,7 +218,7 @@ def configurable(name: str, target: Any) -> Iterator[str]:
 
 
 def documented(target: Any) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a docstring, and what its Args or Attributes say of each name."""
+    """A docstring's text before its Args or Attributes, and what these say of each name."""
     paragraphs, _, rest = re.sub(r"^(Args|Attributes):\n", "\0", inspect.getdoc(target) or "", flags=re.M).partition(
         "\0"
     )
@@ -233,7 +233,11 @@ def documented(target: Any) -> tuple[str, dict[str, str]]:
         else:
             described |= {name: f"{described[name]} {line.strip()}".strip() for name in names}
     sentences = {name: sentence(text) for name, text in described.items() if text}
-    return plain(paragraphs.strip().split("\n\n")[0]), sentences
+    return "\n\n".join(map(_paragraph, filter(None, paragraphs.strip("\n").split("\n\n")))), sentences
+
+
+def _paragraph(text: str) -> str:
+    return f"```text\n{textwrap.dedent(text)}\n```" if text.startswith("    ") else plain(text)
 
 
 def _default(target: Any, name: str, parameter: bound_types.Parameter) -> str:

@@ -52,7 +52,9 @@ def test_description_of_an_argument_may_take_several_lines_and_be_for_several(pr
     def made(first: int, second: int, third: int):
         """Makes it.
 
-        More about it.
+        More about it:
+
+            made(1)
 
         Args:
             first, second: both
@@ -64,7 +66,7 @@ def test_description_of_an_argument_may_take_several_lines_and_be_for_several(pr
         """
 
     assert program.documented(made) == (
-        "Makes it.",
+        "Makes it.\n\nMore about it:\n\n```text\nmade(1)\n```",
         {"first": "Both of them.", "second": "Both of them.", "third": "What comes: last."},
     )
 
