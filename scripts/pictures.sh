@@ -60,17 +60,17 @@ trap 'rm -rf -- "$folder"' EXIT
 cd -- "$folder"
 target="$root/docs/pictures"
 run mkdir -p "$target"
-terminal terminal 100 python -m launcher.main --gin_file=resnet_cpu.gin
-pictures shoot runs/resnet_cpu/report.html "$target/report.png" --height=1060 --colors=64
+terminal terminal 110 python -m launcher.main --gin_file=resnet_cpu.gin --model_dir=runs/quickstart
+pictures shoot runs/quickstart/report.html "$target/report.png" --height=1060 --colors=64
 [[ -n "$all" ]] || exit 0
 
 target="$all"
 run mkdir -p "$target"
 terminal terminal_60 60 python -m launcher.main --gin_file=resnet_cpu.gin --gin_param='cosine.peak = 0.02' --model_dir=runs/slow
-pictures shoot runs/resnet_cpu/report.html "$target/quickstart.png"
-pictures shoot runs/resnet_cpu/report.html "$target/quickstart_dark.png" --dark
-pictures shoot runs/resnet_cpu/report.html "$target/quickstart_print.pdf"
-run python -m launcher.main --mode=compare runs/resnet_cpu runs/slow --model_dir=runs
+pictures shoot runs/quickstart/report.html "$target/quickstart.png"
+pictures shoot runs/quickstart/report.html "$target/quickstart_dark.png" --dark
+pictures shoot runs/quickstart/report.html "$target/quickstart_print.pdf"
+run python -m launcher.main --mode=compare runs/quickstart runs/slow --model_dir=runs
 pictures shoot runs/compare.html "$target/comparison.png"
 terminal terminal_translation 110 python -m launcher.main --gin_file=transformer_cpu.gin --gin_param='train.steps = 300' \
   --gin_param='train.evaluate_every = 100' --model_dir=runs/translation

@@ -47,6 +47,7 @@ SHORTENED = {
     r"--drill=": "--gin_param='train.steps = 100' --gin_param='resnet.depth = 8'",
     r"--mode=verify": "--gin_param='verify.steps = 2' --gin_param='verify.replicas = 2'",
     r"--gin_file=experiment_underflow\.gin": "--gin_param='train.steps = 20'",
+    r"--gin_file=resnet_cpu\.gin.*train\.(epochs|steps) =": "--gin_param='resnet.depth = 8'",
     r"--gin_file=resnet_cpu\.gin": "--gin_param='train.steps = 20' --gin_param='resnet.depth = 8'",
     r"--gin_file=(lm|lstm|transformer)_cpu\.gin": "--gin_param='train.steps = 2'",
 }
