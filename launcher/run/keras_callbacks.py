@@ -138,6 +138,8 @@ class KerasCallbacks(Action):
         return "a callback of Keras set stop_training" if self._has_ended else ""
 
     def state(self) -> dict[str, np.ndarray]:
+        if not self._begun and self._earlier is None:
+            return {}  # what callbacks hold before `on_train_begin` is no state of a training
         records: list[dict[str, Any]] = [{"ended": self._has_ended, "sums": self._sums}]
         records += [{**vars(callback), _KIND: type(callback).__name__} for callback in self._callbacks]
         return {_STATE: _packed(records)}

@@ -67,7 +67,7 @@ class Spikes:
                 raise UsageError(f"Spikes.{name} = {value}: must be more than 1, or None to leave it alone")
         if not self.deviations >= 0:
             raise UsageError(f"Spikes.deviations = {self.deviations}: must be 0 or more")
-        for name, least in {"window": 4, "rewind_checkpoints": 1, "leave_out": 1, "most": 1}.items():
+        for name, least in {"window": 10, "rewind_checkpoints": 1, "leave_out": 1, "most": 1}.items():
             if getattr(self, name) < least:
                 raise UsageError(f"Spikes.{name} = {getattr(self, name)}: must be {least} or more")
 
@@ -121,7 +121,7 @@ class SpikeWatch(Action):
         self._rule, self._trainer = rule, trainer
         self._rewinds = list(rewinds)
         self._note, self._report = note, report
-        self._moves_every = max(1, rule.window // _MOVES_A_WINDOW)
+        self._moves_every = rule.window // _MOVES_A_WINDOW
         self._values = [collections.deque[float](maxlen=rule.window) for _ in range(2)]
         self._limits = [math.inf, math.inf]
         self._count = 0
