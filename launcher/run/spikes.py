@@ -42,7 +42,7 @@ class Spikes:
         (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
       loss_factor, gradient_norm_factor: see above; None to leave one of them alone.
       deviations: see above.
-      window: steps.
+      window: steps. A tenth of it is the longest loop of steps on the device, whatever `train.steps_per_loop` is.
       rewind_checkpoints: how many checkpoints to go back, of those before the first batch that is left out.
       leave_out: how many batches are left out, that of the spike in their middle: of three, the one before and the one
         after it, too; of two, the one before.
