@@ -149,8 +149,8 @@ class _Run:
         )
         # How far it has come, for its summary; both are None until the folder is known to be this run's.
         self._start: StartingPoint | None = None
-        self._controller: Controller | None = None
         self._trainer: Trainer | None = None
+        self._controller: Controller | None = None
         self._saver: Saver | None = None
         self._last_events = LastEvents()
         self._profile = self._make_profile()

@@ -69,7 +69,7 @@ def spikes(folder: RunFolder) -> Section | None:
         return None
     rows = [["Step", "What", "Done"]]
     for event in events:
-        done = _DONE.get(event.get("action"), "")
+        done = _DONE.get(str(event.get("action")), "")
         if left_out := event.get("left_out"):
             first, last = left_out
             done = f"gone back to step {event['step']:,}, batches {first:,} to {last:,} left out"
