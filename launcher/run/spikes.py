@@ -159,7 +159,9 @@ class SpikeWatch(Action):
         return {"spikes": {"action": self._rule.action, "count": self._count, "rewinds": self._rewinds}}
 
     def _judge(self, step: int, records: StepRecords, offset: int) -> None:
-        loss, norm = records.loss[offset] / records.weight[offset], records.gradient_norm[offset]
+        # In float32, in which a step that skips compares them, too.
+        loss = float(np.float32(records.loss[offset]) / np.float32(records.weight[offset]))
+        norm = float(records.gradient_norm[offset])
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         if math.isfinite(loss) and not is_finite:
             before = records.loss_scale[offset]
@@ -222,7 +224,7 @@ class SpikeWatch(Action):
             return
         factors = self._rule.loss_factor, self._rule.gradient_norm_factor
         self._limits = [
-            math.inf if factor is None else limit(np.array(past), factor, self._rule.deviations)
+            math.inf if factor is None else float(np.float32(limit(np.array(past), factor, self._rule.deviations)))
             for past, factor in zip(self._values, factors, strict=True)
         ]
 
