@@ -8,12 +8,12 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from launcher.checkpoints.disk import WRITING, aside, remove, sync, write_durably
 from launcher.checkpoints.errors import read_error, write_error
 
 _FILE = "best.json"
-_RECORD_BYTES = 1024
 
 _logger = logging.getLogger(__name__)
 
@@ -52,14 +52,26 @@ def write_best(directory: Path, best: Best) -> None:
     Raises:
         CheckpointWriteError: It could not be written; the older one is as it was.
     """
-    path = directory / _FILE
-    temporary = aside(WRITING, path)
     record = {**dataclasses.asdict(best), "time": time.time()}
+    write_record(directory / _FILE, record, f"the record of the best checkpoint (step {best.step})")
+
+
+def forget_best(directory: Path) -> None:
+    """Removes the record, where its checkpoint is going to be removed."""
+    remove(directory / _FILE)
+
+
+def write_record(path: Path, record: Any, what: str) -> None:
+    """Replaces a small file of JSON beside the checkpoints, durably and at once.
+
+    Raises:
+        CheckpointWriteError: `what` could not be written; the older one is as it was.
+    """
+    temporary, content = aside(WRITING, path), json.dumps(record).encode()
     try:
-        write_durably(temporary, json.dumps(record).encode())
+        write_durably(temporary, content)
         os.replace(temporary, path)
-        sync(directory)
+        sync(path.parent)
     except OSError as error:
         remove(temporary)
-        what = f"the record of the best checkpoint (step {best.step})"
-        raise write_error(what, temporary, _RECORD_BYTES, error) from error
+        raise write_error(what, temporary, len(content), error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 import os
@@ -14,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from launcher.checkpoints.best import Best, read_best, write_best
+from launcher.checkpoints.best import Best, forget_best, read_best, write_best, write_record
 from launcher.checkpoints.bundle import read_checkpoint, write_checkpoint
 from launcher.checkpoints.compatible import check_same_model, check_same_run
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside
-from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError
+from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, write_error
 from launcher.checkpoints.manifest import Damage, find_damage, folder_name, is_complete, read_manifest
 from launcher.errors import UsageError
 
 _FOLDER = re.compile(r"step_(\d{8}|[1-9]\d{8,})")
+_REWINDS = "rewinds.json"
 
 _logger = logging.getLogger(__name__)
 
@@ -175,6 +177,64 @@ class CheckpointStore:
             raise ValueError(f"step {step} ({metric} {value}) must be finite and have a complete checkpoint to be best")
         write_best(self._directory, Best(step=int(step), metric=metric, value=float(value)))
 
+    def rewinds(self) -> tuple[Mapping[str, Any], ...]:
+        """Returns what `go_back` recorded, in its order: each with at least "left_out", a first and a last batch.
+
+        Raises:
+            CheckpointReadError: The record cannot be read, so that nobody knows which batches the run leaves out.
+        """
+        path = self._directory / _REWINDS
+        try:
+            return tuple(
+                {**one, "left_out": [int(end) for end in one["left_out"]]} for one in json.loads(path.read_bytes())
+            )
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise read_error(path, error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointReadError(
+                f"{path} is damaged ({error!r}): it says which batches this run leaves out. Restore it from a copy, or "
+                "remove it if the run may go on with other batches."
+            ) from error
+
+    def go_back(self, before: int, checkpoints: int, record: Mapping[str, Any]) -> int | None:
+        """Removes the newest checkpoints, so that a run that begins now goes on from an older one, and says why.
+
+        A run that is killed inside of this goes on from one of them, without what `record` leaves out.
+
+        Args:
+            before: The step that none of those that are left may have reached.
+            checkpoints: How many of the whole ones before that step to go back; all of them, if there are fewer.
+            record: Added to `rewinds`, with the step that was gone back to as "to_step".
+
+        Returns:
+            That step; None where there is no such checkpoint, and then nothing was changed.
+
+        Raises:
+            CheckpointWriteError: A checkpoint could not be removed or the record not be written.
+            CheckpointReadError: What is there cannot be read.
+        """
+        older = [step for step in self.steps() if step < before and self._is_whole(step)]
+        if not older:
+            return None
+        step = older[-min(checkpoints, len(older))]
+        self.before_write()
+        best = self.best_record()
+        if best is not None and best.step > step:
+            forget_best(self._directory)
+        for newer in reversed(self._folders()):
+            if newer > step:
+                try:
+                    self._delete(newer)
+                except OSError as error:
+                    raise write_error(
+                        f"the removal of the checkpoint of step {newer}", self._folder(newer), 0, error
+                    ) from error
+        rewinds = [*self.rewinds(), {**record, "to_step": step}]
+        write_record(self._directory / _REWINDS, rewinds, "the record of the batches that are left out")
+        return step
+
     def read(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
         """Returns the arrays saved at `step`, bit for bit, by name, in the order they were given to `save`.
 
@@ -263,13 +323,17 @@ class CheckpointStore:
         for step in steps:
             if step in kept or not self._is_whole(step):
                 continue
-            folder = self._folder(step)
-            hidden = aside(DELETING, folder)
             try:
-                os.rename(folder, hidden)  # Readers see a checkpoint or none, never half of one.
-                remove(hidden)
+                self._delete(step)
             except OSError as error:
-                _logger.warning("Could not delete the old checkpoint %s: %s.", folder, error)
+                _logger.warning("Could not delete the old checkpoint %s: %s.", self._folder(step), error)
+
+    def _delete(self, step: int) -> None:
+        folder = self._folder(step)
+        hidden = aside(DELETING, folder)
+        os.rename(folder, hidden)  # Readers see a checkpoint or none, never half of one.
+        self._whole.pop(step, None)
+        remove(hidden)
 
     def _kept_by_time(self, steps: list[int]) -> set[int]:
         if not self._keep_every_hours:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Shard
 
 
@@ -16,6 +17,7 @@ def distribute_batches(
     global_batch_size: int,
     seed: int = 0,
     start_step: int = 0,
+    left_out: LeftOut = ALL_IN,
 ) -> tf.distribute.DistributedDataset:
     """An endless distributed data set.
 
@@ -24,12 +26,14 @@ def distribute_batches(
       make: `Shard -> tf.data.Dataset` of one replica's batches.
       global_batch_size: examples of a step over all replicas.
       seed: the run's; evaluation draws nothing.
-      start_step: the first step to make training batches for.
+      start_step: the first step to make training batches for, counted from 0.
+      left_out: training batches that no step is trained on.
 
     Raises:
       UsageError: the batch cannot be divided among the replicas, or is made by Python that runs in this process alone.
     """
     in_this_process = not _drives_other_hosts(strategy)
+    first = left_out.batch_of(start_step + 1)
 
     def host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         local = context.num_replicas_in_sync // context.num_input_pipelines
@@ -39,12 +43,12 @@ def distribute_batches(
             first_replica=context.input_pipeline_id * local,
             local_replicas=local,
             seed=seed,
-            start_step=start_step,
+            start_step=first - 1,
             in_this_process=in_this_process,
         )
         # Known to be endless, TensorFlow asks no worker whether it has another batch: that would be a
         # collective in every step.
-        return make(shard).repeat()
+        return left_out.drop_from(make(shard), first=first, parts=local).repeat()
 
     return strategy.distribute_datasets_from_function(host_dataset)
 

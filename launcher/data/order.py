@@ -6,6 +6,9 @@ state is kept, so a run that resumes, or one that is split over other hosts, see
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+
 import tensorflow as tf
 
 from launcher.data.philox import philox, split_words
@@ -18,6 +21,63 @@ _SHUFFLE_ROUNDS = 12
 
 # Keeps the random words of one purpose apart from those of another.
 _ORDER, _EXAMPLE = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """Batches that a run leaves out; those that follow take their place.
+
+    Batches count from 1, as steps do: without any left out, step n trains on batch n. What is left out behind a step
+    changes nothing for the steps up to it, so a run may leave out more as it goes on.
+
+    Attributes:
+      ranges: first and last batch of each range, ascending, with batches between them.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def with_ranges(self, more: Iterable[Iterable[int]]) -> LeftOut:
+        """These and others, each a first and a last batch."""
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted([*self.ranges, *((int(first), int(last)) for first, last in more)]):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = joined[-1][0], max(last, joined[-1][1])
+            else:
+                joined.append((first, last))
+        return LeftOut(tuple(joined))
+
+    def batch_of(self, step: int) -> int:
+        """The batch that a step trains on."""
+        batch = step
+        for first, last in self.ranges:
+            if batch >= first:
+                batch += last - first + 1
+        return batch
+
+    def drop_from(self, batches: tf.data.Dataset, *, first: int, parts: int) -> tf.data.Dataset:
+        """Leaves out what is to be left out of consecutive batches, of which `first` is the first.
+
+        Args:
+          batches: each of them in so many consecutive elements.
+          parts: how many.
+        """
+        ranges = [(start, end) for start, end in self.ranges if end >= first]
+        if not ranges:
+            return batches
+        starts, ends = (tf.constant(column, tf.int64) for column in zip(*ranges, strict=True))
+
+        def is_kept(place: tf.Tensor, _: object) -> tf.Tensor:
+            number = first + place // parts
+            return ~tf.reduce_any((number >= starts) & (number <= ends))
+
+        return batches.enumerate().filter(is_kept).map(_second)
+
+
+ALL_IN = LeftOut()
+
+
+def _second(_: tf.Tensor, element: object) -> object:
+    return element
 
 
 @as_written

@@ -7,12 +7,13 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore, Saver
 from launcher.config import gin_bindings, gin_used
-from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, UsageError, failures
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import gce, tpu_runtime
 from launcher.machine.farewell import chief_last
@@ -38,11 +39,13 @@ from launcher.run.actions import (
     TellSupervisor,
 )
 from launcher.run.controller import Controller
+from launcher.run.early_stopping import StopEarly
 from launcher.run.keras_callbacks import KerasCallbacks
 from launcher.run.plan import RunPlan
 from launcher.run.profile import ProfiledSteps, ProfileSteps
 from launcher.run.programs import FitCall
 from launcher.run.session import Session
+from launcher.run.spikes import Rewind, SpikeWatch
 from launcher.run.starting_point import StartingPoint
 from launcher.run.worker_times import WorkerTimes
 from launcher.serving import model_file
@@ -108,12 +111,21 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
         stopwatch = Stopwatch(started=take_beginning())
         with gin_bindings.usage_errors():
             plan = make_plan()
+            _check_stopping(request, plan)
             plan.data.check()
             if check_task := getattr(plan.recipe.task, "check", None):
                 check_task()
         this = _Run(request, plan, held, stopwatch)
         with this.summarised():
             this.build_and_run()
+
+
+def _check_stopping(request: Request, plan: RunPlan) -> None:
+    if plan.recipe.early_stopping is None or not MODES[request.mode].trains:
+        return
+    if request.mode == "train" or not plan.data.num_eval_examples:
+        why = "--mode=train does not evaluate" if request.mode == "train" else "the data has no evaluation examples"
+        raise UsageError(f"train.early_stopping judges evaluations, and {why}: give evaluations, or bind it to None")
 
 
 def _is_handed_over(request: Request, cluster: cluster_lib.Cluster) -> bool:
@@ -138,10 +150,12 @@ class _Run:
         # How far it has come, for its summary; both are None until the folder is known to be this run's.
         self._start: StartingPoint | None = None
         self._trainer: Trainer | None = None
+        self._controller: Controller | None = None
         self._saver: Saver | None = None
         self._last_events = LastEvents()
         self._profile = self._make_profile()
         self._times: WorkerTimes | None = None
+        self._spikes: SpikeWatch | None = None
         self._attempt = AttemptsFile(request.run_dir, os.environ, stopwatch.seconds)
 
     def _make_profile(self) -> ProfileSteps | None:
@@ -165,7 +179,8 @@ class _Run:
         start = self._restore(built, store)
         self._start, self._trainer = start, built.trainer
         stop = StopRequest()
-        controller = self._controller(built, store, start, stop)
+        lasting = self._lasting_actions(built)
+        controller = self._make_controller(built, store, start, stop, lasting)
         with gin_bindings.usage_errors():
             if self._trains:
                 with layer_policies.explained(self._plan.recipe.precision_overrides):
@@ -187,8 +202,36 @@ class _Run:
                 return
             with stop.installed():
                 gce.watch(os.environ, stop.notice)
-                controller.train()
+                while (rewind := _train(controller)) is not None:
+                    start = self._go_back(built, store, rewind)
+                    controller = self._make_controller(built, store, start, stop, lasting)
+                    controller.prepare()
         self._save_model(built, store)
+
+    def _go_back(self, built: Session, store: CheckpointStore, rewind: Rewind) -> StartingPoint:
+        """Restores an earlier checkpoint, from which the run goes on as it would from a new attempt."""
+        trainer, record = built.trainer, rewind.record
+        if self._is_chief:
+            self._attempt.end(trainer.step, f"step {record['step']}: {record['what']}")
+            if store.go_back(rewind.before, rewind.checkpoints, record) is None:
+                raise TrainingError(
+                    f"step {record['step']}: {record['what']}, and there is no checkpoint before step {rewind.before} "
+                    "to go back to: bind train.checkpoint_every, or more train.keep_checkpoints"
+                )
+        # The others see the folder as the chief has left it.
+        trainer.any_worker(False)
+        trainer.left_out = trainer.left_out.with_ranges([record["left_out"]])
+        self._start = start = self._restore(built, store)
+        if self._is_chief:
+            self._attempt.begin_again(trainer.step)
+        first, last = record["left_out"]
+        self._reporter.truncate_after(trainer.step)
+        self._reporter.spike({**record, "step": trainer.step, "spike_step": record["step"]})
+        self._reporter.note(
+            f"step {record['step']}: {record['what']}; gone back to step {start.step}, and from there the batches "
+            f"{first} to {last} are left out"
+        )
+        return start
 
     @contextlib.contextmanager
     def _damage_named(self, built: Session) -> Iterator[None]:
@@ -201,9 +244,9 @@ class _Run:
                 raise
             step, recipe = built.trainer.step, self._plan.recipe
             # A step whose batch failed may have been counted.
-            first, last = max(step - 1, 0), step + recipe.steps_per_loop
-            size = recipe.global_batch_size
-            found = find(seed=self._plan.seed, start=first * size, stop=last * size)
+            batch_of, size = built.trainer.left_out.batch_of, recipe.global_batch_size
+            first, last = batch_of(max(step, 1)), batch_of(step + recipe.steps_per_loop)
+            found = find(seed=self._plan.seed, start=(first - 1) * size, stop=last * size)
             if found is None:
                 raise
             raise UsageError(found) from error
@@ -242,18 +285,8 @@ class _Run:
             )
         return start
 
-    def _controller(
-        self, built: Session, store: CheckpointStore, start: StartingPoint, stop: StopRequest
-    ) -> Controller:
-        recipe = self._plan.recipe
-        self._saver = saver = Saver(
-            store,
-            asynchronous=recipe.asynchronous_checkpoints,
-            on_error=recipe.on_checkpoint_error,
-            warn=self._reporter.note,
-            best=start.best,
-            may_write=self._held.check,
-        )
+    def _lasting_actions(self, built: Session) -> list[Action]:
+        """Those that go on where the run goes back to an earlier checkpoint."""
         actions: list[Action] = [TellSupervisor(Progress(os.environ)), DrillFault(), self._last_events]
         if self._is_chief:
             actions.append(SaveConfig(self._model_dir, self._reporter.note))
@@ -271,19 +304,58 @@ class _Run:
                 built.trainer, worker=cluster.index, num_workers=cluster.num_workers, note=self._reporter.note
             )
             actions.append(self._times)
-        callbacks = KerasCallbacks.of(built, start, is_chief=self._is_chief) if self._trains else None
-        if callbacks is not None:
+        return actions
+
+    def _restored_actions(self, built: Session, start: StartingPoint) -> list[Action]:
+        """Those whose state is in checkpoints."""
+        recipe, actions = self._plan.recipe, list[Action]()
+        if not self._trains:
+            return []
+        if (callbacks := KerasCallbacks.of(built, start, is_chief=self._is_chief)) is not None:
             actions.append(callbacks)
-        return Controller(
+        if recipe.spikes is not None:
+            self._spikes = SpikeWatch(
+                recipe.spikes,
+                built.trainer,
+                rewinds=start.rewinds,
+                note=self._reporter.note,
+                report=self._reporter.spike,
+                state=start.host,
+            )
+            actions.append(self._spikes)
+        if recipe.early_stopping is not None:
+            actions.append(
+                StopEarly(
+                    recipe.early_stopping,
+                    metric=recipe.best_metric,
+                    total_steps=self._plan.total_steps,
+                    state=start.host,
+                )
+            )
+        return actions
+
+    def _make_controller(
+        self, built: Session, store: CheckpointStore, start: StartingPoint, stop: StopRequest, lasting: Sequence[Action]
+    ) -> Controller:
+        recipe = self._plan.recipe
+        self._saver = Saver(
+            store,
+            asynchronous=recipe.asynchronous_checkpoints,
+            on_error=recipe.on_checkpoint_error,
+            warn=self._reporter.note,
+            best=start.best,
+            may_write=self._held.check,
+        )
+        self._controller = Controller(
             built,
-            saver=saver,
+            saver=self._saver,
             reporter=self._reporter,
             stopwatch=self._stopwatch,
             evaluate=self._request.mode != "train",
-            actions=actions,
+            actions=[*lasting, *self._restored_actions(built, start)],
             stop_requested=stop,
-            ended=callbacks is not None and callbacks.has_ended,
         )
+        return self._controller
 
     def _announce(self, built: Session, start: StartingPoint) -> None:
         """Shows the plan, and what the run goes on from."""
@@ -329,10 +401,14 @@ class _Run:
                 self._reporter.close()
             else:
                 step, loss_scale = self._progress(lost_devices)
-                reckoned = None
+                measured: dict[str, Any] = {}
                 if self._is_chief:
                     self._attempt.end(step, _ended_by(exit_code, error_text))
-                    reckoned = attempts.reckon(self._model_dir)
+                    measured |= attempts.reckon(self._model_dir)
+                measured |= self._times.summary() if self._times else {}
+                measured |= self._spikes.summary() if self._spikes else {}
+                if self._controller is not None and (why := self._controller.ended_early):
+                    measured["ended_early"] = why
                 summary = make_summary(
                     exit_code=exit_code,
                     error=error_text,
@@ -343,7 +419,7 @@ class _Run:
                     policy=self._plan.policy,
                     loss_scale=loss_scale,
                     seconds=self._stopwatch.seconds(),
-                    measured={**(reckoned or {}), **(self._times.summary() if self._times else {})},
+                    measured=measured,
                 )
                 best = self._saver.best if self._saver is not None else None
                 self._reporter.finish(
@@ -359,6 +435,15 @@ class _Run:
         if not lost_devices:
             return self._trainer.step, self._trainer.loss_scale
         return self._trainer.last_seen or (self._start.step or 0, None)
+
+
+def _train(controller: Controller) -> Rewind | None:
+    """Trains to the end, or until a spike has the run go back."""
+    try:
+        controller.train()
+    except Rewind as rewind:
+        return rewind
+    return None
 
 
 def _ended_by(exit_code: int, error: str | None) -> str:

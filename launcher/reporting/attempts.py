@@ -30,6 +30,7 @@ GOODPUT = ("start-up", "compile", "train", "input_wait", "evaluate", "checkpoint
 
 DONE, PREEMPTED, RUNNING = "done", "preempted", "running"
 _UNKNOWN = "killed, or its machine failed: it left no word"
+_AGAIN = "+"
 _BEGIN, _AT, _END = KINDS = ("begin", "at", "end")
 # Between two lines of log events: a hundredth of the attempt so far, within these limits.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
@@ -50,6 +51,7 @@ class AttemptsFile:
         self._name = environ.get(ATTEMPT) or uuid.uuid4().hex
         self._seconds = seconds
         self._written_at = 0.0
+        self._before: dict[str, float] = {}  # seconds of this process that belong to parts before a rewind
 
     def begin(self, step: int) -> None:
         """The attempt is about to train from `step`."""
@@ -65,8 +67,15 @@ class AttemptsFile:
         """The attempt ends after `step` steps: "done", "preempted" or "failed: ..."."""
         self._append(_END, step, {"ended_by": ended_by})
 
+    def begin_again(self, step: int) -> None:
+        """After `end`: the run has gone back to `step` in the same process, and what follows is one attempt more."""
+        self._name += _AGAIN
+        self._before = self._seconds()
+        self.begin(step)
+
     def _append(self, kind: str, step: int, more: Mapping[str, Any]) -> None:
-        seconds, now = self._seconds(), time.time()
+        seconds = {name: value - self._before.get(name, 0.0) for name, value in self._seconds().items()}
+        now = time.time()
         total = seconds.pop("total")
         record = {"is": kind, "attempt": self._name, "time": now, "started": now - total, "step": int(step), **more}
         self._written_at = time.monotonic()
@@ -207,11 +216,16 @@ def _shown(
 def _attempts(model_dir: str) -> list[_Attempt]:
     found: dict[str, _Attempt] = {}
     for record in _records(Path(model_dir, FILE_NAME)):
-        attempt = found.setdefault(record["attempt"], _Attempt(started=record["started"]))
-        attempt.started = min(attempt.started, record["started"])
+        name = record["attempt"]
+        while "step" not in record and f"{name}{_AGAIN}" in found:  # the supervisor knows of no rewinds
+            name += _AGAIN
+        attempt = found.setdefault(name, _Attempt(started=record["started"]))
         if "step" in record:
+            attempt.started = min(attempt.started, record["started"])
             attempt.of_chief.append(record)
         else:
+            if _AGAIN not in name:
+                attempt.started = min(attempt.started, record["started"])
             attempt.by_supervisor = record
     return list(found.values())
 

@@ -55,10 +55,11 @@ class MetricsFile:
 
     An event that cannot be written is an error and waits, with up to 10,000 others, for the next call to try again.
 
-    Fields: step, split ("train", "eval" or "precision"), loss, the task's metrics, then learning_rate, loss_scale,
-    skipped_steps, gradient_norm, examples_per_second, input_wait_fraction (those that the event has), and time (Unix
-    seconds). A value that is NaN or infinite is null and its name stands in the list "non_finite". Events of the split
-    "precision" have no loss; their fields are those of `launcher.watch.precision_watch.Sample`.
+    Fields: step, split ("train", "eval", "precision" or "spike"), loss, the task's metrics, then learning_rate,
+    loss_scale, skipped_steps, gradient_norm, examples_per_second, input_wait_fraction (those that the event has), and
+    time (Unix seconds). A value that is NaN or infinite is null and its name stands in the list "non_finite". Events of
+    the split "precision" have no loss; their fields are those of `launcher.watch.precision_watch.Sample`. Those of the
+    split "spike" say what was seen ("what") and done ("action"); the "step" of a rewind is the one gone back to.
 
     Args:
         model_dir: Made, with the file, by the first event.
@@ -79,6 +80,9 @@ class MetricsFile:
 
     def precision(self, event: Mapping[str, Any]) -> None:
         self._append("precision", event)
+
+    def spike(self, event: Mapping[str, Any]) -> None:
+        self._append("spike", event)
 
     def truncate_after(self, step: int) -> int:
         """Drops the events past `step` that an earlier attempt logged, and any broken line.
@@ -164,7 +168,7 @@ def _ordered(split: str, event: Mapping[str, Any], now: float) -> dict[str, Any]
     for name in ("loss", *own, *LAST_FIELDS):
         if name in event:
             value = event[name]
-            is_text_or_table = split == "precision" and isinstance(value, str | Mapping)
+            is_text_or_table = split in ("precision", "spike") and isinstance(value, str | Mapping | list)
             fields[name] = value if is_text_or_table else strict_json.number(value)
     return {**fields, "time": now}
 

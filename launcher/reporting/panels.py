@@ -39,6 +39,10 @@ def closing_rows(
         seconds = {**summary["goodput"], "total": attempts.wall_seconds(summary)}
         took = f" over {number} attempts"
     rows = [(summary["status"], f"step {summary['step']:,} of {total_steps:,} in {clock(seconds['total'])}{took}")]
+    if why := summary.get("ended_early"):
+        rows.append(("ended", why))
+    if rewinds := summary.get("spikes", {}).get("rewinds"):
+        rows.append(("spikes", f"went back {len(rewinds)} time{'s' * (len(rewinds) > 1)}, see the report"))
     if best is not None:
         metric, value, step = best
         rows.append(("best", f"{metric} {value:.4g} at step {step:,}"))

@@ -115,13 +115,18 @@ class Reporter:
             self._guarded(self._metrics.precision, event)
             self._sinks.tell("precision", event, exponents)
 
+    def spike(self, event: Mapping[str, Any]) -> None:
+        """Reports a spike of loss or gradient norm, or that the run went back for it to `event["step"]`."""
+        if self._is_chief:
+            self._guarded(self._metrics.spike, event)
+
     def note(self, text: str) -> None:
         """Shows a line for people: a skipped step, a checkpoint restored."""
         if self._is_chief:
             self._console.note(text)
 
     def truncate_after(self, step: int) -> int:
-        """Forgets what an earlier attempt reported past `step`, from which this one goes on; call before any event.
+        """Forgets what was reported past `step`, from which this attempt goes on, or to which the run goes back.
 
         Returns:
             How many lines of metrics.jsonl were dropped.

@@ -16,6 +16,7 @@ from launcher.reporting.units import milliseconds
 
 _PICTURE = "data:image/"
 _LONG_ERROR = 12  # lines
+_DONE = {"note": "noted", "skip": "step skipped", "stop": "run ended", "rewind": "run ended"}
 _PARTS = {"input_wait": "waiting for input", "startup": "start-up", "lost": "lost to repeated steps"}
 
 
@@ -58,9 +59,27 @@ def curves(folder: RunFolder) -> Section | None:
         notes.append(f"Constant: {told}.")
     skipped = skipped_steps(folder)
     if skipped:
-        notes.append(f"Steps skipped because gradients were not finite: {skipped:g}.")
+        notes.append(f"Steps skipped because gradients were not finite, or above a limit: {skipped:g}.")
     body = page.chart_tools(charts) + page.panels("curves")
     return Section("Curves", body + (page.paragraph(" ".join(notes)) if notes else ""), charts)
+
+
+def spikes(folder: RunFolder) -> Section | None:
+    """What the rule on loss and gradient norm found, and what was done about it."""
+    events = folder.of_split("spike")
+    if not events:
+        return None
+    rows = [["Step", "What", "Done"]]
+    for event in events:
+        done = _DONE.get(str(event.get("action")), "")
+        if left_out := event.get("left_out"):
+            first, last = left_out
+            done = f"gone back to step {event['step']:,}, batches {first:,} to {last:,} left out"
+        rows.append([page.show(event.get("spike_step", event["step"])), str(event.get("what", "")), done])
+    shown = page.grid([rows[0], *rows[1:11]])
+    if len(rows) > 11:
+        shown += page.details(f"{len(rows) - 11} more", page.grid([rows[0], *rows[11:]]))
+    return Section("Spikes", shown)
 
 
 def evaluations(folder: RunFolder) -> Section | None:
@@ -163,7 +182,7 @@ def plan(folder: RunFolder) -> Section | None:
     return Section("Plan", described) if described else None
 
 
-SECTIONS = (curves, evaluations, samples, attempts, where_the_time_went, workers, changes)
+SECTIONS = (curves, spikes, evaluations, samples, attempts, where_the_time_went, workers, changes)
 
 
 def _figure(row: Sequence[str]) -> str:
@@ -202,6 +221,8 @@ def _tiles(folder: RunFolder) -> list[str]:
 def _note(folder: RunFolder) -> str:
     if folder.status == RUNNING:
         return ' <span class="muted">written while it trains; load again for more</span>'
+    if why := folder.summary.get("ended_early"):
+        return f' <span class="muted">{html.escape(why)}</span>'
     if folder.status == UNFINISHED:
         last = f": the last event is of {_date(folder.events[-1].get('time'))}" if folder.events else ""
         return f' <span class="muted">it runs, or was killed{last}</span>'

@@ -76,7 +76,10 @@ class Sink:
         """What was seen of gradients; see `launcher.watch.precision_watch.Sample`."""
 
     def truncate_after(self, step: int) -> None:
-        """What an earlier attempt reported past `step` is about to happen again; called before `started`."""
+        """What an earlier attempt reported past `step` is about to happen again; called before `started`.
+
+        Also called later, when a run goes back to an earlier step.
+        """
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """The run has ended, whatever ended it; the contents of summary.json."""

@@ -29,6 +29,9 @@ class Action:
     Whatever it raises ends the run. All workers are told of the same events after the same steps.
     """
 
+    goes_back = False
+    """Whether this action may have the run go back to an earlier checkpoint, so that its beginning is saved, too."""
+
     def begins(self, phase: str, step: int) -> None:
         """A phase, "compile", "train", "evaluate" or "checkpoint", begins after `step` steps."""
 
@@ -59,6 +62,14 @@ class Action:
     def before_saving(self, step: int) -> bool:
         """All that is due after `step` was reported, and nothing saved yet; whether the run is to end here."""
         return False
+
+    def error(self, step: int) -> Exception | None:
+        """Why the run must not go on after `step` steps, once these are logged; None if it may."""
+        return None
+
+    def ended(self) -> str:
+        """Why this action has ended the run, also in an earlier attempt; "" if it has not."""
+        return ""
 
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint holds of this action, uint8 vectors by name."""

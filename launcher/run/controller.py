@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +15,10 @@ from launcher.errors import Preempted, UsageError, advice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run.actions import Action, Event
-from launcher.run.recipe import LOW_IS_BEST
+from launcher.run.early_stopping import is_better
 from launcher.run.session import Session
 from launcher.run.skipped_steps import SkippedSteps
+from launcher.run.starting_point import LEFT_OUT
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import Task, metric_results
@@ -33,7 +35,6 @@ class Controller:
       evaluate: whether to evaluate while training and at the end.
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between steps.
-      ended: whether an action has ended the run before.
     """
 
     def __init__(
@@ -46,7 +47,6 @@ class Controller:
         evaluate: bool = True,
         actions: Sequence[Action] = (),
         stop_requested: Callable[[], bool] = lambda: False,
-        ended: bool = False,
     ):
         plan = session.plan
         self._trainer = session.trainer
@@ -58,18 +58,25 @@ class Controller:
         self._reporter = reporter
         self._stopwatch = stopwatch
         self._evaluates = evaluate and bool(plan.data.num_eval_examples)
-        self._actions = tuple(actions)
-        self._stop_requested = stop_requested
-        self._ended = ended
         self._diagnosis = Diagnosis(session.trainer, plan.data)
-        self._skipped = SkippedSteps(
-            session.trainer, self._diagnosis, most_at_floor=plan.recipe.max_skips_at_floor, note=reporter.note
+        skipped = SkippedSteps(
+            session.trainer,
+            self._diagnosis,
+            most_at_floor=plan.recipe.max_skips_at_floor,
+            note=reporter.note,
         )
+        self._actions = (*actions, skipped)
+        self._stop_requested = stop_requested
         self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
         self._pending_since = 0.0
         self._saved_at = time.monotonic()
         self._has_evaluated = False
+
+    @property
+    def ended_early(self) -> str:
+        """Why an action has ended the run before its last step, also in an earlier attempt; "" if none has."""
+        return next(filter(None, (action.ended() for action in self._actions)), "")
 
     def prepare(self) -> None:
         """Opens the data at the trainer's step and builds the training graph; nothing is trained or written.
@@ -81,17 +88,19 @@ class Controller:
             self._batches = self._trainer.batches(self._data)
             traced = self._trainer.trace(self._batches)
             names = {"loss", *getattr(self._recipe.task, "result_names", traced), *self._evaluator.extra_metrics}
-        if self._recipe.best_metric not in names:
-            raise UsageError(
-                f"train.best_metric = {self._recipe.best_metric!r} is not a metric of this task"
-                f"{advice(self._recipe.best_metric, names)}"
-            )
+        wanted: dict[str, str | None] = {"train.best_metric": self._recipe.best_metric}
+        if self._recipe.early_stopping is not None:
+            wanted["EarlyStopping.metric"] = self._recipe.early_stopping.metric
+        for binding, name in wanted.items():
+            if name is not None and name not in names:
+                raise UsageError(f"{binding} = {name!r} is not a metric of this task{advice(name, names)}")
 
     def train(self) -> None:
         """Trains from the trainer's step to the last one, after `prepare`; returns when the last checkpoint is whole.
 
         Raises:
-          TrainingError: gradients stayed non-finite at the smallest loss scale.
+          TrainingError: gradients stayed non-finite at the smallest loss scale, or a spike ends the run.
+          Rewind: a spike has the run go back.
           UsageError: the task's loss() returns means instead of sums.
           Preempted: a worker was asked to stop; all have, at the same step, which is saved.
           CheckpointWriteError: a checkpoint could not be written.
@@ -104,11 +113,14 @@ class Controller:
     def _train(self) -> None:
         trainer, total = self._trainer, self._total_steps
         step = trainer.step
-        if step >= total or self._ended:
-            self._reporter.note(f"already trained to step {step} of {total}")
+        if step >= total or self.ended_early:
+            why = f": {self.ended_early}" if self.ended_early else ""
+            self._reporter.note(f"already trained to step {step} of {total}{why}")
             if self._evaluates:
                 self.evaluate()
             return
+        if not step and any(action.goes_back for action in self._actions):
+            self._save(step, {})
         with self._reporter.waiting("compiling the training step"):
             self._take(1, phase="compile")
         self._diagnosis.check_weight(float(self._pending[-1].weight[-1]))
@@ -167,7 +179,6 @@ class Controller:
         self._pending.append(records)
         for action in self._actions:
             action.took(records)
-        self._skipped.note(records)
 
     def _steps_until_next_event(self, step: int) -> int:
         recipe = self._recipe
@@ -184,11 +195,11 @@ class Controller:
         """Does what is due after `step` steps."""
         recipe, last = self._recipe, step >= self._total_steps
         self._saver.check()
-        stuck = self._skipped.are_too_many
-        if last or stuck or _due(step, recipe.log_every):
+        error = next(filter(None, (action.error(step) for action in self._actions)), None)
+        if last or error or _due(step, recipe.log_every):
             self._log(step)
-        if stuck:
-            raise self._skipped.error(step)
+        if error is not None:
+            raise error
         self._tell_after_steps(step)
         event: Event = {}
         if self._evaluates and (last or _due(step, recipe.evaluate_every)):
@@ -220,8 +231,7 @@ class Controller:
             return None
         if best is None or best.metric != name:
             return found
-        better = found.value < best.value if name in LOW_IS_BEST else found.value > best.value
-        return found if better else None
+        return found if is_better(name, found.value, best.value) else None
 
     def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
         with self._phase("checkpoint"):
@@ -233,6 +243,8 @@ class Controller:
         state = self._trainer.snapshot()
         for action in self._actions:
             state.update({f"{HOST}{name}": value for name, value in action.state().items()})
+        if ranges := self._trainer.left_out.ranges:
+            state[f"{HOST}{LEFT_OUT}"] = np.frombuffer(json.dumps(ranges).encode(), np.uint8)
         return state
 
     def _finish_saving(self) -> None:

@@ -60,7 +60,7 @@ class KerasCallbacks(Action):
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}
         self._earlier = state.get(_STATE)
-        self.has_ended = False
+        self._has_ended = False
         for callback in self._callbacks:
             callback.set_params({"epochs": -(-total_steps // steps_per_epoch), "steps": steps_per_epoch, "verbose": 0})
             callback.set_model(trainer.model)
@@ -129,13 +129,18 @@ class KerasCallbacks(Action):
             self._evaluation = {}
             self._call("on_epoch_end", step // self._an_epoch - 1, logs)
         # A callback may go by the clock: what one worker says holds for all.
-        self.has_ended = self._trainer.any_worker(bool(self._trainer.model.stop_training))
-        if self.has_ended or step >= self._total:
+        self._has_ended = self._trainer.any_worker(bool(self._trainer.model.stop_training))
+        if self._has_ended or step >= self._total:
             self._call("on_train_end")
-        return self.has_ended
+        return self._has_ended
+
+    def ended(self) -> str:
+        return "a callback of Keras set stop_training" if self._has_ended else ""
 
     def state(self) -> dict[str, np.ndarray]:
-        records: list[dict[str, Any]] = [{"ended": self.has_ended, "sums": self._sums}]
+        if not self._begun and self._earlier is None:
+            return {}  # what callbacks hold before `on_train_begin` is no state of a training
+        records: list[dict[str, Any]] = [{"ended": self._has_ended, "sums": self._sums}]
         records += [{**vars(callback), _KIND: type(callback).__name__} for callback in self._callbacks]
         return {_STATE: _packed(records)}
 
@@ -153,7 +158,7 @@ class KerasCallbacks(Action):
         if self._earlier is None:
             return
         own, *states = _unpacked(self._earlier)
-        self._sums, self.has_ended = own["sums"], own["ended"]
+        self._sums, self._has_ended = own["sums"], own["ended"]
         for callback in self._callbacks:
             # Callbacks may have come and gone between two attempts.
             state = next((one for one in states if one[_KIND] == type(callback).__name__), None)

@@ -17,15 +17,14 @@ from launcher.optimizers import Optimizer
 from launcher.reporting import trackers  # noqa: F401  (recipes bind its sinks)
 from launcher.reporting.sinks import Sink
 from launcher.run import start_comparison
+from launcher.run.early_stopping import EarlyStopping
+from launcher.run.spikes import Spikes
 from launcher.run.start_weights import StartFrom
 from launcher.step import freezing, gradients, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import check_task
 from launcher.watch.precision_watch import PrecisionWatch
-
-# Evaluation metrics of which less is better; of all others, more.
-LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
 
 SAVE_MODEL = ("best", "last", "none")
 
@@ -76,6 +75,12 @@ class Recipe:
         no average.
       evaluate_ema: evaluate the averaged weights, when there are any.
       jit_compile: compile each replica's forward and backward pass with XLA.
+      spikes: what is done about spikes of loss or gradient norm, `@Spikes()`, or None; see
+        `launcher.run.spikes.Spikes`.
+      early_stopping: `@EarlyStopping()` to end a run that no longer gets better, or None; see
+        `launcher.run.early_stopping.EarlyStopping`.
+      leave_out: first and last batch of each range that is not trained on, such as [(120, 122)]. Batches count from 1,
+        as steps do; the batches that follow move up.
       max_skips_at_floor: consecutive non-finite steps, at a scale that can fall no further, that end the run.
       seed: base of all random numbers, unless `--seed` is given.
       log_every: steps between log events.
@@ -128,6 +133,9 @@ class Recipe:
     ema_decay: float | None = None
     evaluate_ema: bool = True
     jit_compile: bool = False
+    spikes: Spikes | None = None
+    early_stopping: EarlyStopping | None = None
+    leave_out: Sequence[Sequence[int]] = ()
     max_skips_at_floor: int = 20
     seed: int = 0
     log_every: int = 10
@@ -177,6 +185,19 @@ class Recipe:
                 raise UsageError(
                     f"train.sinks: {sink!r} is not a launcher.reporting.sinks.Sink; bind objects, as in [@WandbSink()]"
                 )
+        for one in self.leave_out:
+            if len(one) != 2 or not 1 <= one[0] <= one[1]:
+                raise UsageError(
+                    f"train.leave_out: {one!r} is not a first and a last batch, counted from 1; bind ranges, such as "
+                    "[(120, 122)]"
+                )
+        if self.spikes is not None:
+            self.spikes.check(keep_checkpoints=self.keep_checkpoints)
+        if self.early_stopping is not None and not self.evaluate_every:
+            raise UsageError(
+                "train.early_stopping needs evaluations while training goes on, and train.evaluate_every = 0: bind "
+                "it to the steps between two"
+            )
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
         checked_patterns(start_comparison.ALLOW, self.start_allow)

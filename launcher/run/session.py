@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import models
 from launcher.data import batch_spec
+from launcher.data.order import ALL_IN
 from launcher.data.pipeline import Shard
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
@@ -83,6 +84,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         rate_multipliers=freezing.rate_multipliers(model, recipe.rate_multipliers),
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
+        left_out=ALL_IN.with_ranges(recipe.leave_out),
     )
     evaluator = Evaluator(
         strategy=strategy,
@@ -239,6 +241,7 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
         penalty=recipe.penalty,
         jit_compile=plan.jit_compile,
         seed=plan.seed,
+        has_limits=recipe.spikes is not None and recipe.spikes.action == "skip",
     )
 
 

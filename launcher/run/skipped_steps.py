@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from launcher.errors import TrainingError
+from launcher.run.actions import Action
 from launcher.step import overflow
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords, Trainer
@@ -19,7 +20,7 @@ _MADE_BY_THE_MODEL = (
 )
 
 
-class SkippedSteps:
+class SkippedSteps(Action):
     """Says why steps were skipped. All workers call its methods together.
 
     Args:
@@ -37,14 +38,11 @@ class SkippedSteps:
         self._looks_left = _MOST_LOOKS
         self._bad_data: str | None = None
 
-    @property
-    def are_too_many(self) -> bool:
-        """Whether the last steps were all skipped and the next one would be."""
-        return self._trainer.skips_at_floor >= self._most_at_floor
-
-    def error(self, step: int) -> TrainingError:
-        """What to end the run with after `step` steps, when `are_too_many`."""
+    def error(self, step: int) -> TrainingError | None:
+        """Ends the run when the last steps were all skipped and the next one would be."""
         trainer = self._trainer
+        if trainer.skips_at_floor < self._most_at_floor:
+            return None
         return TrainingError(
             f"gradients were not finite for {trainer.skips_at_floor} consecutive steps (to step {step}) at "
             f"loss scale {trainer.loss_scale:g}, which cannot fall further: first in "
@@ -54,19 +52,20 @@ class SkippedSteps:
             "non-finite values, or train in float32"
         )
 
-    def note(self, records: StepRecords) -> None:
+    def took(self, records: StepRecords) -> None:
         """Notes every skipped step among those that were just taken."""
         paths = [variable.path for variable in self._trainer.model.trainable_variables]
         for offset in np.flatnonzero(records.finite == 0):
             step, before = records.first_step + int(offset), records.loss_scale[offset]
-            last = offset + 1 == len(records.finite)
-            after = self._trainer.loss_scale if last else records.loss_scale[offset + 1]
+            after = scale_after(records, int(offset), self._trainer)
             if records.weight[offset] == 0:
                 self._note(
                     f"step {step} skipped: all weights of its batch are 0, so there is nothing to learn from; the loss "
                     "scale stays as it is"
                 )
                 continue
+            if math.isfinite(records.gradient_norm[offset]) and math.isfinite(records.loss[offset]):
+                continue  # above a limit, of which `SpikeWatch` tells
             moved = [f"loss scale {before:g} -> {after:g}"] if before != after else []
             if math.isfinite(records.loss[offset]):
                 what = "gradients were not finite"
@@ -85,3 +84,8 @@ class SkippedSteps:
         found = self._diagnosis.non_finite_in_batch(step)
         self._bad_data = self._bad_data or found
         return [why] if (why := found or otherwise) else []
+
+
+def scale_after(records: StepRecords, offset: int, trainer: Trainer) -> float:
+    """The loss scale after one of the steps that a trainer took last."""
+    return trainer.loss_scale if offset + 1 == len(records.finite) else float(records.loss_scale[offset + 1])

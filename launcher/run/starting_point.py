@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,13 +12,17 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.checkpoints import HOST, Best, CheckpointStore
-from launcher.errors import LauncherError
+from launcher.data.order import ALL_IN
+from launcher.errors import LauncherError, UsageError
 from launcher.run import start_weights
 from launcher.run.from_chief import FromChief
 from launcher.run.start_weights import OPTIMIZER, StartFrom
 from launcher.step.trainer import Trainer
 
 State = Mapping[str, np.ndarray]
+
+# In a checkpoint: the batches that the run leaves out, as far as it knew then; of those to come the store knows more.
+LEFT_OUT = "left_out"
 
 
 class ChiefError(LauncherError):
@@ -38,6 +43,7 @@ class StartingPoint:
       notes: what a person should know of how it goes on.
       listing: what was done with each weight of `train.start_from`; of the process that read it.
       host: what actions had in the checkpoint, see `launcher.run.actions.Action.state`.
+      rewinds: how often it went back and left batches out, see `CheckpointStore.rewinds`.
     """
 
     step: int | None = None
@@ -45,6 +51,7 @@ class StartingPoint:
     notes: tuple[str, ...] = ()
     listing: str = ""
     host: State = dataclasses.field(default_factory=dict)
+    rewinds: tuple[Mapping[str, Any], ...] = ()
 
 
 def restore(
@@ -65,9 +72,7 @@ def restore(
       PeerError: another worker found another checkpoint.
     """
     start, state = _read(store, trainer, same_order=same_order, start_from=start_from)
-    if state:
-        trainer.restore(state)
-    trainer.check_agreement()
+    _put(trainer, start, state, same_order=same_order)
     return start
 
 
@@ -98,10 +103,24 @@ def restore_from_chief(
         )
     else:
         start, state = _take(wire, trainer)
+    _put(trainer, start, state, same_order=same_order)
+    return start
+
+
+def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bool) -> None:
+    """Gives the trainer the state, and what is left out from here on besides what the recipe leaves out."""
     if state:
         trainer.restore(state)
+    before = ALL_IN.with_ranges(json.loads(start.host[LEFT_OUT].tobytes()) if LEFT_OUT in start.host else ())
+    step, found = start.step or 0, [one["left_out"] for one in start.rewinds]
+    trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *found])
     trainer.check_agreement()
-    return start
+    if same_order and trainer.left_out.batch_of(step) != before.batch_of(step):
+        raise UsageError(
+            f"train.leave_out: this run left out the batches {list(before.ranges)} and is at step {step}; with "
+            f"{list(trainer.left_out.ranges)} it would go on with other examples than it has left to see. Give the "
+            "value that it was begun with, or choose another --model_dir"
+        )
 
 
 def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
@@ -125,7 +144,8 @@ def _read(
     note = _settle_loss_scale(state, store.manifest(newest).get("scaling"), trainer)
     host = {name.removeprefix(HOST): state.pop(name) for name in [*state] if name.startswith(HOST)}
     notes = (note,) if note else ()
-    return StartingPoint(step=newest, best=store.best_record(), notes=notes, host=host), state
+    found = StartingPoint(step=newest, best=store.best_record(), notes=notes, host=host, rewinds=store.rewinds())
+    return found, state
 
 
 def read(store: CheckpointStore, trainer: Trainer, step: int) -> dict[str, np.ndarray]:
@@ -202,7 +222,8 @@ def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
             wire.wait_for_all()
         raise ChiefError(told["error"], told["exit_code"])
     best = told["best"] and Best(**told["best"])
-    start = StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"]))
+    rewinds = tuple(told["rewinds"])
+    start = StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"]), rewinds=rewinds)
     if not told["has_state"]:
         return start, {}
     state = wire.arrays({**trainer.specs(), **_host_specs(told["host"])})

@@ -78,7 +78,7 @@ class Diagnosis:
         if not len(found):
             return None
         key, row = self._float_keys[found[0][0]], int(found[0][1])
-        position = (step - 1) * self._trainer.config.global_batch_size + row
+        position = (self._trainer.left_out.batch_of(step) - 1) * self._trainer.config.global_batch_size + row
         if not hasattr(self._data, "example_at"):
             return f"{key!r} in row {row} of its batch is not finite"
         example = self._data.example_at(position, self._trainer.config.seed)

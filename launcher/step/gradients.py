@@ -26,7 +26,7 @@ class Judged(NamedTuple):
       norm: float32 scalar, their global norm.
       finite: bool scalar, whether they are finite, which is what a loss scale learns from.
       empty: bool scalar, whether the global batch has no weight, so that there is no mean loss.
-      applied: bool scalar, whether they may be applied: finite and not of an empty batch.
+      applied: bool scalar, whether they may be applied: finite, not of an empty batch, and `within` the limits.
     """
 
     gradients: list[tf.Tensor]
@@ -118,3 +118,16 @@ def judge(
     norm = tf.linalg.global_norm(gradients)
     finite, empty = tf.math.is_finite(norm), tf.equal(true_weight, 0.0)
     return Judged(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)))
+
+
+@as_written
+def within(judged: Judged, loss: tf.Tensor, limits: tf.Tensor) -> Judged:
+    """Has gradients not applied where the loss or their norm is above its limit.
+
+    Args:
+      judged: as `judge` returns.
+      loss: float32 scalar, the mean loss of the global batch.
+      limits: float32 [2], of the loss and of the norm; infinity for none.
+    """
+    is_within = tf.logical_and(loss <= limits[0], judged.norm <= limits[1])
+    return judged._replace(applied=tf.logical_and(judged.applied, is_within))

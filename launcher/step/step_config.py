@@ -25,6 +25,7 @@ class StepConfig:
       ema_decay: decay of the moving average of weights and moving statistics, or None for no average.
       jit_compile: compile the replica-local forward and backward pass with XLA.
       seed: base of all random numbers drawn inside the model.
+      has_limits: whether steps are skipped whose loss or gradient norm is above what `Trainer.limit` says.
     """
 
     global_batch_size: int
@@ -37,3 +38,4 @@ class StepConfig:
     penalty: Penalty | None = None
     jit_compile: bool
     seed: int
+    has_limits: bool = False

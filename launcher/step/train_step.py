@@ -62,11 +62,13 @@ class Counters:
       step: int64, steps done, skipped ones included; the data position follows from it.
       skipped: int64, steps skipped so far.
       scale: the four variables of the loss scale's state.
+      limits: float32 [2], the mean loss and the gradient norm above which a step is skipped; None for no such rule.
     """
 
     step: tf.Variable
     skipped: tf.Variable
     scale: ScaleState
+    limits: tf.Variable | None = None
 
 
 class OwnTime:
@@ -175,6 +177,10 @@ class ReplicaStep:
             nominal_weight=config.nominal_weight,
             true_weight=weight,
         )
+        if counters.limits is not None:
+            judged = gradients.within(
+                judged, tf.math.divide_no_nan(loss, weight), tf.convert_to_tensor(counters.limits)
+            )
         learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
         parts = num_replicas() * config.microbatches
 

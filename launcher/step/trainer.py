@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
+from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Data
 from launcher.errors import PeerError
 from launcher.optimizers import Optimizer
@@ -64,6 +67,7 @@ class Trainer:
       forward_assigns: what the model's forward pass assigns, see `moving_statistics`; None for all that it could.
       rate_multipliers: see `Optimizer.build`.
       measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
+      left_out: batches that no step is trained on. Kept as an attribute, which takes effect with the next `batches`.
     """
 
     def __init__(
@@ -79,11 +83,13 @@ class Trainer:
         forward_assigns: Sequence[keras.Variable] | None = None,
         rate_multipliers: Sequence[float] | None = None,
         measure_input_wait: bool = True,
+        left_out: LeftOut = ALL_IN,
     ):
         self.strategy = strategy
         self.model = model
         self.optimizer = optimizer
         self.config = config
+        self.left_out = left_out
         # Step and loss scale after the last call of `train`, for when the devices are gone.
         self.last_seen: tuple[int, float] | None = None
         self.statistics = moving_statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
@@ -92,7 +98,7 @@ class Trainer:
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         with initial_values.scope(strategy):
             optimizer.build(model.trainable_variables, total_steps, rate_multipliers)
-            self.counters = _make_counters(loss_scale.initial())
+            self.counters = _make_counters(loss_scale.initial(), has_limits=config.has_limits)
             moving = filter(moving_statistics.is_moving, self.statistics)
             self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay)
             self.ema.build()
@@ -141,6 +147,11 @@ class Trainer:
         """Consecutive skipped steps at a scale that cannot fall further."""
         return int(self.counters.scale.skips_at_floor.numpy())
 
+    def limit(self, loss: float, gradient_norm: float) -> None:
+        """Sets the mean loss and the gradient norm above which steps are skipped, on every replica."""
+        if self.counters.limits is not None:
+            self.counters.limits.assign([loss, gradient_norm])
+
     def batches(self, data: Data, start_step: int | None = None) -> Iterator:
         """Batches for `train`, starting at the data position of the current step or of another one."""
         batches = distribute_batches(
@@ -149,6 +160,7 @@ class Trainer:
             global_batch_size=self.config.global_batch_size,
             seed=self.config.seed,
             start_step=self.step if start_step is None else start_step,
+            left_out=self.left_out,
         )
         return iter(batches)
 
@@ -308,15 +320,16 @@ class Trainer:
             variable.assign(state[name])
 
     def check_agreement(self) -> None:
-        """Checks that all workers are at the same step, after each restored what it saw on disk.
+        """Checks that all workers are at the same step and leave out the same, after each restored what it saw on disk.
 
         Raises:
           PeerError: they are not, as when a shared disk shows its files late.
         """
-        if self._sum_over_replicas(self.step) != self.step * self.strategy.num_replicas_in_sync:
+        mine = self.step + ((zlib.crc32(repr(self.left_out.ranges).encode()) & 0xFFFFF) << 30)
+        if self._sum_over_replicas(mine) != mine * self.strategy.num_replicas_in_sync:
             raise PeerError(
-                f"this worker restored step {self.step}, another worker a different one; is --model_dir one directory "
-                "that all workers share? Run the same command again"
+                f"this worker restored step {self.step}, another worker a different one, or with other batches left "
+                "out; is --model_dir one directory that all workers share? Run the same command again"
             )
 
     def any_worker(self, flag: bool) -> bool:
@@ -380,7 +393,7 @@ def unique_name(name: str, taken: Mapping[str, object]) -> str:
     return f"{name}#{count}"
 
 
-def _make_counters(scale: ScaleState) -> Counters:
+def _make_counters(scale: ScaleState, *, has_limits: bool) -> Counters:
     def variable(value: tf.Tensor, name: str) -> tf.Variable:
         return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.NONE)
 
@@ -388,4 +401,5 @@ def _make_counters(scale: ScaleState) -> Counters:
         step=variable(tf.constant(0, tf.int64), "step"),
         skipped=variable(tf.constant(0, tf.int64), "skipped"),
         scale=ScaleState(*(variable(value, name) for name, value in zip(ScaleState._fields, scale, strict=True))),
+        limits=variable(tf.fill([2], math.inf), "limits") if has_limits else None,
     )

@@ -102,7 +102,7 @@ def _batches(built: session.Session, count: int) -> tuple[dict[str, np.ndarray],
     except UsageError as error:
         return {}, str(error)
     num_replicas = built.plan.strategy.num_replicas
-    shard = lowering.whole_shard(built.plan, start_step=built.trainer.step)
+    shard = lowering.whole_shard(built.plan, start_step=built.trainer.left_out.batch_of(built.trainer.step + 1) - 1)
     parts = itertools.islice(built.plan.data.train_batches(shard).as_numpy_iterator(), count * num_replicas)
     stacked = tf.nest.map_structure(lambda *replicas: np.stack(replicas), *parts)
     # The batches of a step's replicas follow one another.

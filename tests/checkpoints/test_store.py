@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from saved import assert_same_bits, environment, state_of
 
-from launcher.checkpoints import CheckpointReadError, CheckpointStore
+from launcher.checkpoints import CheckpointReadError, CheckpointStore, CheckpointWriteError
 from launcher.errors import UsageError
 
 EXOTIC = {
@@ -136,3 +136,37 @@ def test_only_a_finite_value_of_an_existing_checkpoint_can_be_the_best(directory
         with pytest.raises(ValueError, match="to be best"):
             store.mark_best(step, metric="accuracy", value=value)
     assert store.best_record() is None
+
+
+def test_going_back_forgets_the_newer_checkpoints_and_records_why(directory: Path) -> None:
+    store = CheckpointStore(str(directory), keep=5)
+    for step in (5, 10, 15, 20):
+        store.save(step, state_of(step))
+    store.mark_best(15, metric="accuracy", value=0.5)
+    assert store.go_back(5, 1, {"left_out": (6, 8)}) is None
+    assert (store.steps(), store.rewinds(), store.best()) == ([5, 10, 15, 20], (), 15)
+    assert store.go_back(18, 2, {"left_out": (18, 20)}) == 10
+    assert (store.steps(), store.latest(), store.best_record()) == ([5, 10], 10, None)
+    assert store.go_back(11, 7, {"left_out": (11, 11)}) == 5
+    assert store.rewinds() == ({"left_out": [18, 20], "to_step": 10}, {"left_out": [11, 11], "to_step": 5})
+    store.save(10, state_of(11))
+    assert_same_bits(store.read(10), state_of(11))
+
+
+def test_a_record_of_rewinds_that_cannot_be_written_or_read_is_an_error_and_no_other_order(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(str(directory))
+    for step in (5, 10):
+        store.save(step, state_of(step))
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk, pytest.raises(CheckpointWriteError, match="batches that are left out"):
+        disk.setattr("launcher.checkpoints.best.write_durably", full)
+        store.go_back(10, 1, {"left_out": (10, 12)})
+    assert (store.latest(), store.rewinds()) == (5, ())
+    (directory / "rewinds.json").write_text("[{")
+    with pytest.raises(CheckpointReadError, match=r"rewinds\.json is damaged"):
+        store.rewinds()

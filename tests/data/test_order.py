@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.data.order import example_seeds, shuffled
+from launcher.data.order import ALL_IN, example_seeds, shuffled
 
 
 def _epoch(number: int, size: int, seed: int = 3) -> np.ndarray:
@@ -59,3 +59,17 @@ def test_seeds_of_examples_change_with_seed_epoch_and_example_only():
     np.testing.assert_array_equal(example_seeds(seed=1, epoch=tf.zeros([1000], tf.int64), index=index), reference)
     for other in ({"seed": 2, "epoch": 0}, {"seed": 1, "epoch": 1}):
         assert not (example_seeds(**other, index=index).numpy() == reference).all(axis=1).any()
+
+
+@pytest.mark.parametrize("ranges", [(), ((1, 1),), ((4, 6), (5, 9)), ((12, 13), (2, 3), (4, 4))])
+def test_a_step_trains_on_the_batch_of_its_number_among_those_that_are_left(ranges):
+    left_out = ALL_IN.with_ranges(ranges[:1]).with_ranges(ranges[1:])
+    out = {batch for first, last in ranges for batch in range(first, last + 1)}
+    left = [batch for batch in range(1, 50) if batch not in out]
+    assert [left_out.batch_of(step) for step in range(1, 21)] == left[:20]
+    for step, parts in ((1, 1), (3, 2), (9, 3)):
+        first = left_out.batch_of(step)
+        elements = [number for number in range(first, 50) for _ in range(parts)]
+        dataset = left_out.drop_from(tf.data.Dataset.from_tensor_slices(elements), first=first, parts=parts)
+        expected = [number for number in left[step - 1 :] for _ in range(parts)]
+        assert list(dataset.as_numpy_iterator()) == expected

@@ -118,6 +118,24 @@ def test_the_chiefs_lines_and_the_supervisors_are_of_one_attempt(tmp_path: Path)
     assert only["ended_by"] == "stopped by SIGTERM"
 
 
+def test_where_a_run_goes_back_another_attempt_begins_and_the_repeated_steps_are_lost(tmp_path: Path):
+    seconds = {"startup": 4.0, "train": 0.0, "total": 4.0}
+    file = AttemptsFile(str(tmp_path), {attempts.ATTEMPT: "job/1"}, seconds.copy)
+    file.begin(0)
+    seconds.update(train=20.0, total=24.0)
+    file.end(20, "step 19: spike")
+    file.begin_again(15)
+    seconds.update(train=50.0, total=54.0)
+    file.at(45)
+    add_end(str(tmp_path), attempt="job/1", started=0.0, ended_by="worker 1 was killed by SIGKILL")
+    found = reckon(str(tmp_path))
+    one, two = found["attempts"]
+    assert (one["from_step"], one["to_step"], one["ended_by"]) == (0, 20, "step 19: spike")
+    assert (two["from_step"], two["to_step"], two["ended_by"]) == (15, 45, "worker 1 was killed by SIGKILL")
+    assert (one["seconds"]["train"], one["seconds"]["lost"]) == (15.0, 5.0)
+    assert two["seconds"]["train"] == 30.0
+
+
 def test_without_a_file_there_is_no_share(tmp_path: Path):
     assert reckon(str(tmp_path)) == {
         "attempts": [],

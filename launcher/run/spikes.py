@@ -1,0 +1,241 @@
+"""Spikes of loss or gradient norm: noted, skipped, the end of the run, or a way back with some batches left out."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gin
+import numpy as np
+
+from launcher.errors import TrainingError, UsageError
+from launcher.run.actions import Action, Event
+from launcher.run.skipped_steps import scale_after
+from launcher.step.trainer import StepRecords, Trainer
+
+ACTIONS = ("note", "skip", "stop", "rewind")
+
+_STATE = "spikes"
+# The limits move so many times in a window, always after the same steps, so that a run that resumes has the same ones.
+_MOVES_A_WINDOW = 10
+_DEVIATIONS_OF_MAD = 1.4826  # a standard deviation, of a normal distribution
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spikes:
+    """What is done about steps whose loss or gradient norm is far above the last ones; `train.spikes = @Spikes()`.
+
+    A value is a spike when it is more than a factor above the median of the last `window` steps, and more than
+    `deviations` robust standard deviations (1.4826 times the median absolute deviation). Both are taken of logarithms,
+    or of the values themselves where a loss is not above 0. Before there have been `window` steps nothing is a spike
+    but what is not finite: a loss, or gradients that a smaller loss scale would not make finite. Every finite value
+    enters the window, spikes too, so that the rule gets used to a loss that stays high.
+
+    Attributes:
+      action: "note" goes on; "skip" does not apply the update of such a step; "stop" ends the run with exit code 70;
+        "rewind" goes back to an earlier checkpoint and leaves out batches around the spike, as PaLM's training did
+        (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
+      loss_factor, gradient_norm_factor: see above; None to leave one of them alone.
+      deviations: see above.
+      window: steps. A tenth of it is the longest loop of steps on the device, whatever `train.steps_per_loop` is.
+      rewind_checkpoints: how many checkpoints to go back, of those before the first batch that is left out.
+      leave_out: how many batches are left out, that of the spike in their middle: of three, the one before and the one
+        after it, too; of two, the one before.
+      most: how often a run goes back; the next spike ends it with exit code 70.
+    """
+
+    action: str = "note"
+    loss_factor: float | None = 2.0
+    gradient_norm_factor: float | None = 10.0
+    deviations: float = 8.0
+    window: int = 100
+    rewind_checkpoints: int = 1
+    leave_out: int = 3
+    most: int = 3
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise UsageError(f"Spikes.action = {self.action!r}: must be one of {', '.join(map(repr, ACTIONS))}")
+        for name in ("loss_factor", "gradient_norm_factor"):
+            value = getattr(self, name)
+            if value is not None and not value > 1:
+                raise UsageError(f"Spikes.{name} = {value}: must be more than 1, or None to leave it alone")
+        if not self.deviations >= 0:
+            raise UsageError(f"Spikes.deviations = {self.deviations}: must be 0 or more")
+        for name, least in {"window": 10, "rewind_checkpoints": 1, "leave_out": 1, "most": 1}.items():
+            if getattr(self, name) < least:
+                raise UsageError(f"Spikes.{name} = {getattr(self, name)}: must be {least} or more")
+
+    def check(self, *, keep_checkpoints: int) -> None:
+        """Raises UsageError where a run would have to go back to a checkpoint that is no longer kept."""
+        if self.action == "rewind" and self.rewind_checkpoints > keep_checkpoints:
+            raise UsageError(
+                f"Spikes.rewind_checkpoints = {self.rewind_checkpoints}, but train.keep_checkpoints = "
+                f"{keep_checkpoints}: bind train.keep_checkpoints to {self.rewind_checkpoints} or more"
+            )
+
+
+class Rewind(Exception):
+    """The run goes back to an earlier checkpoint.
+
+    Attributes:
+      record: of the spike: "step", "loss", "gradient_norm", "what" and "left_out", a first and a last batch.
+      before: the step that the checkpoint may not have reached.
+      checkpoints: how many to go back, of those before that step.
+    """
+
+    def __init__(self, record: Event, *, before: int, checkpoints: int):
+        super().__init__(record["what"])
+        self.record = record
+        self.before = before
+        self.checkpoints = checkpoints
+
+
+class SpikeWatch(Action):
+    """Judges every step by its reduced loss and gradient norm, so that all workers come to the same verdict.
+
+    Args:
+      rule: what is a spike, and what is done.
+      trainer: of the run.
+      rewinds: those of the run so far.
+      note: takes a line for people.
+      report: takes an event for metrics.jsonl.
+      state: of an earlier attempt, as `state` gave it.
+    """
+
+    def __init__(
+        self,
+        rule: Spikes,
+        trainer: Trainer,
+        *,
+        rewinds: Sequence[Mapping[str, Any]],
+        note: Callable[[str], None],
+        report: Callable[[Event], None],
+        state: Mapping[str, np.ndarray],
+    ):
+        self._rule, self._trainer = rule, trainer
+        self._rewinds = list(rewinds)
+        self._note, self._report = note, report
+        self._moves_every = rule.window // _MOVES_A_WINDOW
+        self._values = [collections.deque[float](maxlen=rule.window) for _ in range(2)]
+        self._limits = [math.inf, math.inf]
+        self._count = 0
+        self._in_spike = False
+        self._error: Exception | None = None
+        self.goes_back = rule.action == "rewind"
+        if _STATE in state:
+            values, self._limits, self._count, self._in_spike = json.loads(state[_STATE].tobytes())
+            for mine, found in zip(self._values, values, strict=True):
+                mine.extend(found)
+
+    def before_steps(self) -> None:
+        self._trainer.limit(*self._limits)
+
+    def steps_until_due(self, step: int) -> int:
+        return self._moves_every - step % self._moves_every
+
+    def took(self, records: StepRecords) -> None:
+        for offset, weight in enumerate(records.weight):
+            step = records.first_step + offset
+            if weight > 0 and self._error is None:
+                self._judge(step, records, offset)
+            if step % self._moves_every == 0:
+                self._move_limits()
+
+    def error(self, step: int) -> Exception | None:
+        return self._error
+
+    def state(self) -> dict[str, np.ndarray]:
+        record = [*map(list, self._values)], self._limits, self._count, self._in_spike
+        return {_STATE: np.frombuffer(json.dumps(record).encode(), np.uint8)}
+
+    def summary(self) -> dict[str, Any]:
+        """For summary.json: "spikes", how many there were on the way to the last step, and all rewinds."""
+        return {"spikes": {"action": self._rule.action, "count": self._count, "rewinds": self._rewinds}}
+
+    def _judge(self, step: int, records: StepRecords, offset: int) -> None:
+        # In float32, in which a step that skips compares them, too.
+        loss = float(np.float32(records.loss[offset]) / np.float32(records.weight[offset]))
+        norm = float(records.gradient_norm[offset])
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        if math.isfinite(loss) and not is_finite:
+            before = records.loss_scale[offset]
+            if scale_after(records, offset, self._trainer) != before:
+                return  # an overflow, after which the scale has fallen
+        above = [value > limit for value, limit in zip((loss, norm), self._limits, strict=True)]
+        # What the device has skipped by the same limits in float32 counts.
+        skipped = self._rule.action == "skip" and not records.finite[offset]
+        was_in_spike, self._in_spike = self._in_spike, not is_finite or any(above) or skipped
+        if self._in_spike:
+            self._count += 1
+            event = {"loss": loss, "gradient_norm": norm, "what": self._what(loss, norm), "action": self._rule.action}
+            self._act(step, event, is_told=not is_finite or was_in_spike)
+        if is_finite:
+            for past, value in zip(self._values, (loss, norm), strict=True):
+                past.append(float(value))
+
+    def _act(self, step: int, event: Event, *, is_told: bool) -> None:
+        """Does what the rule says; `is_told`: of the skipped step, or that a spike goes on, there is a note already."""
+        rule, what = self._rule, event["what"]
+        if rule.action == "rewind" and len(self._rewinds) < rule.most:
+            self._error = self._rewind(step, event)
+            return
+        self._report({"step": step, **event})
+        if rule.action == "skip" and math.isfinite(event["loss"]) and math.isfinite(event["gradient_norm"]):
+            self._note(f"step {step} skipped: {what}")
+        elif rule.action in ("note", "skip") and not is_told:
+            self._note(f"step {step}: {what}")
+        elif rule.action == "stop":
+            self._error = TrainingError(
+                f"step {step}: {what} (Spikes.action = 'stop'). The newest checkpoint is of a step before. The same "
+                "command comes to the same step: lower the learning rate, clip gradients (train.clip_global_norm), "
+                "look at the examples of that step, or bind Spikes.action = 'rewind'"
+            )
+        elif rule.action == "rewind":
+            self._error = TrainingError(
+                f"step {step}: {what}, after the run has gone back {len(self._rewinds)} times (Spikes.most = "
+                f"{rule.most}) and left out the batches {[one['left_out'] for one in self._rewinds]}. It is hardly the "
+                "data, then: lower the learning rate or clip gradients (train.clip_global_norm)"
+            )
+
+    def _rewind(self, step: int, event: Event) -> Rewind:
+        first = max(1, step - self._rule.leave_out // 2)
+        batch_of = self._trainer.left_out.batch_of
+        left_out = [batch_of(first), batch_of(first + self._rule.leave_out - 1)]
+        record = {"step": step, **event, "left_out": left_out}
+        return Rewind(record, before=first, checkpoints=self._rule.rewind_checkpoints)
+
+    def _what(self, loss: float, norm: float) -> str:
+        if not math.isfinite(loss):
+            return "the loss is not finite"
+        if not math.isfinite(norm):
+            return "gradients are not finite"
+        named = zip(("loss", "gradient norm"), (loss, norm), self._limits, strict=True)
+        above = [f"{name} {value:.4g} is above {limit:.4g}" for name, value, limit in named if value > limit]
+        return f"spike: {' and '.join(above)}, by the last {len(self._values[0])} steps"
+
+    def _move_limits(self) -> None:
+        if len(self._values[0]) < self._rule.window:
+            return
+        factors = self._rule.loss_factor, self._rule.gradient_norm_factor
+        self._limits = [
+            math.inf if factor is None else float(np.float32(limit(np.array(past), factor, self._rule.deviations)))
+            for past, factor in zip(self._values, factors, strict=True)
+        ]
+
+
+def limit(past: np.ndarray, factor: float, deviations: float) -> float:
+    """The value above which the next one is a spike; see `Spikes`."""
+    is_positive = past.min() > 0
+    values = np.log(past) if is_positive else past
+    median = float(np.median(values))
+    spread = deviations * _DEVIATIONS_OF_MAD * float(np.median(np.abs(values - median)))
+    if not is_positive:
+        return median + max((factor - 1) * abs(median), spread)
+    highest = median + max(math.log(factor), spread)
+    return math.exp(highest) if highest < math.log(np.finfo(np.float32).max) else math.inf
