@@ -155,6 +155,11 @@ class Odd:
             out = tf.reshape(out, self.shape)  # shape
         if self.what == "text":
             out += tf.cast(tf.strings.length(self.texts)[0], tf.float32)
+        if self.what == "control":
+            if tf.reduce_sum(out) > 0:
+                out *= 2.0
+            for _ in tf.range(3):
+                out = tf.sin(out)
         if self.what == "merge":
             tf.distribute.get_replica_context().merge_call(lambda strategy: None)
         return tf.reduce_sum(out ** 2), tf.reduce_sum(batch["weight"]), {}
@@ -200,6 +205,13 @@ def test_what_xla_cannot_compile_is_refused_with_the_operation_and_the_line(odd,
     assert refused.value.operation == operation
     assert refused.value.where.endswith(f"/odd.py:{line}, in loss")
     assert refused.value.where in str(refused.value)
+
+
+def test_a_loss_with_control_flow_on_tensors_is_lowered_as_it_trains(odd):
+    text = lowering.lower(odd("control"), 2).program.stablehlo
+    assert "stablehlo.sine" in text
+    assert "stablehlo.while" in text
+    assert re.search(r"stablehlo\.(if|case)\b", text)
 
 
 def test_strings_in_a_step_are_refused(odd):
