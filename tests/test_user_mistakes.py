@@ -176,7 +176,7 @@ def test_a_mistake_is_told_in_one_line_before_anything_is_written(mistake, wine,
     assert told.startswith("error: ")
     assert said in told
     # Not even that where the mistake shows before the run has found its place in the folder.
-    assert {path.name for path in tmp_path.glob("out/*")} <= {"summary.json", "report.html"}
+    assert {path.name for path in tmp_path.glob("out/*")} <= {"attempts.jsonl", "summary.json", "report.html"}
 
 
 ELSEWHERE = {

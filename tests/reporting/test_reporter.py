@@ -69,7 +69,6 @@ def test_a_plan_that_an_attempt_before_has_shown_is_not_shown_again_but_for_its_
     reporter.finish(SUMMARY)
     assert "note 1  2 of 3 workers are there" in stream.getvalue()
     assert "one_device" not in stream.getvalue()
-    assert "<th>strategy</th><td>one_device</td>" in (tmp_path / "report.html").read_text()
 
 
 def test_the_end_of_a_run_is_shown_with_what_can_be_done_next_if_it_was_completed(tmp_path: Path) -> None:
