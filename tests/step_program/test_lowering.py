@@ -208,7 +208,7 @@ def test_what_xla_cannot_compile_is_refused_with_the_operation_and_the_line(odd,
 
 
 def test_a_loss_with_control_flow_on_tensors_is_lowered_as_it_trains(odd):
-    text = lowering.lower(odd("control"), 2).program.stablehlo
+    text = lowering.lower(odd("control"), 2).stablehlo
     assert "stablehlo.sine" in text
     assert "stablehlo.while" in text
     assert re.search(r"stablehlo\.(if|case)\b", text)
