@@ -79,7 +79,7 @@ def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> l
         traced = tf.function(forward, autograph=False).get_concrete_function(spec())
     except Exception:  # of the user's code; the step's own trace meets it again, where it is explained
         return found
-    inner = {id(outer): name for outer, name in _captures(traced)}
+    inner = {id(outer): name for outer, name in captures(traced)}
     graph = traced.graph.as_graph_def()
     names = [{inner[id(handle)] for handle in copies if id(handle) in inner} for copies in handles]
     if not any(names):  # no variable is recognised
@@ -88,7 +88,7 @@ def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> l
     return [variable for variable, known in zip(found, names, strict=True) if known & changed]
 
 
-def _captures(traced: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Tensor, str]]:
+def captures(traced: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Tensor, str]]:
     """Each tensor from outside that a function uses, and the name of its placeholder inside."""
     outer = traced.captured_inputs
     inner = traced.inputs[len(traced.inputs) - len(outer) :]

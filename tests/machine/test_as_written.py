@@ -1,6 +1,5 @@
 """AutoGraph is kept away from Launcher's own functions, and serves those that users bring."""
 
-
 import numpy as np
 import pytest
 import tensorflow as tf
