@@ -15,6 +15,7 @@ from launcher.data.mix import partner_positions
 from launcher.data.order import shuffled
 from launcher.data.pipeline import Examples, RandomAccessData
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 
 _NAMED = 5
 
@@ -124,6 +125,7 @@ def load(images: EncodedImages, decoder: ImageDecoder) -> dict[str, np.ndarray]:
       UsageError: some cannot be read or decoded.
     """
 
+    @as_written
     def one(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         example = images.fetch(index[tf.newaxis])
         return example["image"][0], example["label"][0]
@@ -180,6 +182,7 @@ class EncodedData(RandomAccessData):
 def damage(images: EncodedImages, chosen: Iterable[int], decoder: ImageDecoder) -> str | None:
     """Says which of the chosen images cannot be read and decoded; None if all can."""
 
+    @as_written
     def decoded(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return index, decoder.centre(images.fetch(index[tf.newaxis])["image"][0])
 

@@ -22,6 +22,7 @@ from launcher.data.image_header import DamagedImageError
 from launcher.data.text import storage
 from launcher.errors import UsageError, advice
 from launcher.errors import listed as choices
+from launcher.machine.as_written import as_written
 
 _EVALUATION = ("val", "validation", "test")
 
@@ -50,6 +51,7 @@ class FolderImages:
     def __len__(self) -> int:
         return len(self._paths)
 
+    @as_written
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
         if self._tensors is None:
             # For the reasons that ArrayExamples has.

@@ -8,6 +8,8 @@ BigCrush, and its published known answers are this module's test.
 
 from __future__ import annotations
 
+import functools
+
 import tensorflow as tf
 
 from launcher.machine.as_written import as_written
@@ -31,11 +33,19 @@ def philox(key: tuple[tf.Tensor, tf.Tensor], counter: Words) -> Words:
     Returns:
       Four uint64 tensors of the broadcast shape, below 2**32, uniform and independent over keys and counters.
     """
+    words = _rounds(*key, *counter)
+    shape = functools.reduce(tf.broadcast_static_shape, (tensor.shape for tensor in (*key, *counter)))
+    for word in words:
+        word.set_shape(shape)
+    return words
+
+
+# One call in the graphs that use it, which are many, instead of some 150 operations in each; traced once.
+@functools.partial(tf.function, autograph=False, input_signature=[tf.TensorSpec(None, tf.uint64)] * 6)
+def _rounds(k0: tf.Tensor, k1: tf.Tensor, c0: tf.Tensor, c1: tf.Tensor, c2: tf.Tensor, c3: tf.Tensor) -> Words:
     low = tf.constant(_LOW_32, tf.uint64)
     half = tf.constant(32, tf.uint64)
     m0, m1 = (tf.constant(value, tf.uint64) for value in _MULTIPLIERS)
-    k0, k1 = key
-    c0, c1, c2, c3 = counter
     for turn in range(_ROUNDS):
         if turn:
             k0, k1 = ((k + tf.constant(w, tf.uint64)) & low for k, w in zip((k0, k1), _WEYL, strict=True))

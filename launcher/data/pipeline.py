@@ -23,7 +23,7 @@ import tensorflow as tf
 from launcher.data.mix import partner_positions
 from launcher.data.order import example_seeds, shuffled
 from launcher.errors import UsageError
-from launcher.machine.as_written import as_written
+from launcher.machine.as_written import as_written, call_converted
 
 Batch = dict[str, tf.Tensor]
 Augment = Callable[[Batch, tf.Tensor], Batch]
@@ -151,6 +151,7 @@ class ArrayExamples:
     def __len__(self) -> int:
         return self._length
 
+    @as_written
     def fetch(self, indices: tf.Tensor) -> Batch:
         if not self._tensors:
             # Made once and captured by reference: as constants of the graph they would be limited to 2 GB. Not made
@@ -250,11 +251,12 @@ class RandomAccessData:
             else:
                 epoch, index = position // size, position % size
             seeds = example_seeds(seed=shard.seed, epoch=epoch, index=index)
-            batch = self._train.fetch(index)
+            batch = call_converted(self._train.fetch, index)
             if self._augment is not None:
-                batch = self._augment(batch, seeds)
+                batch = call_converted(self._augment, batch, seeds)
             return self._finished(batch), seeds
 
+        @as_written
         def batch_at(element: tf.Tensor) -> Batch:
             if self._whole_epochs:
                 position, real = _positions_of_epochs(shard, element, size)
@@ -267,7 +269,7 @@ class RandomAccessData:
             others = partner_positions(position, seed=shard.seed, size=size)
             both, seeds = examples_at(tf.concat([position, others], axis=0))
             batch, partner = ({key: value[part] for key, value in both.items()} for part in halves)
-            return weighted(self._mix(batch, partner, seeds[:count]), count)
+            return weighted(call_converted(self._mix, batch, partner, seeds[:count]), count)
 
         first = shard.start_step * shard.local_replicas
         return batch_pipeline(tf.data.Dataset.counter(first, dtype=tf.int64), batch_at)
@@ -278,18 +280,19 @@ class RandomAccessData:
         _check_can_run(self._evaluation, shard)
         examples, size = self._evaluation, len(self._evaluation)
 
+        @as_written
         def batch_at(element: tf.Tensor) -> Batch:
             position = _positions(shard, element)
             real = position < size
             # Padding repeats example 0: any real one will do, and an empty one might not be finite in a norm.
-            batch = examples.fetch(tf.where(real, position, 0))
+            batch = call_converted(examples.fetch, tf.where(real, position, 0))
             return weighted(self._finished(batch), shard.per_replica_batch_size, tf.cast(real, tf.float32))
 
         elements = shard.eval_steps(size) * shard.local_replicas
         return batch_pipeline(tf.data.Dataset.range(elements), batch_at)
 
     def _finished(self, batch: Batch) -> Batch:
-        return batch if self._finish is None else self._finish(batch)
+        return batch if self._finish is None else call_converted(self._finish, batch)
 
 
 def _check_can_run(examples: Examples, shard: Shard) -> None:

@@ -17,6 +17,7 @@ from launcher.data.encoded import OwnImages
 from launcher.data.image_header import DamagedImageError
 from launcher.data.records import ArrayRecords, Records, TFRecords
 from launcher.errors import UsageError, listed
+from launcher.machine.as_written import as_written
 
 FEATURES = {"image": "image/encoded", "label": "image/class/label"}
 """What everybody's ImageNet shards call them."""
@@ -45,6 +46,7 @@ class RecordImages:
     def __len__(self) -> int:
         return len(self._records.where)
 
+    @as_written
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
         image, label = self._features["image"], self._features["label"]
         features = {image: tf.io.FixedLenFeature([], tf.string), label: tf.io.FixedLenFeature([], tf.int64)}

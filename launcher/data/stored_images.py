@@ -15,6 +15,7 @@ from launcher.data.encoded import EncodedData, OwnImages
 from launcher.data.mix import Mix
 from launcher.data.pipeline import ArrayExamples, Augment, Batch, Data, RandomAccessData
 from launcher.data.stream import StreamedImages
+from launcher.machine.as_written import as_written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,14 @@ class StoredImages:
             return self._in_memory(encoded.load(own.train, decoder), held_out)
         change = None if self._random_window else self._augment()
 
+        @as_written
         def augmented(batch: Batch, seeds: tf.Tensor) -> Batch:
             if self._random_window:
                 return {**batch, "image": decoder.random_windows(batch["image"], seeds, flip=self.flip)}
             images = decoder.centres(batch["image"])
             return {**batch, "image": images if change is None else change(images, seeds)}
 
+        @as_written
         def finished(batch: Batch) -> Batch:
             if batch["image"].dtype == tf.string:  # not augmented, because it is evaluated on
                 batch = {**batch, "image": decoder.centres(batch["image"])}
@@ -88,6 +91,7 @@ class StoredImages:
             mix=self.mix,
         )
 
+    @as_written
     def decode(self, files: tf.Tensor) -> tf.Tensor:
         """JPEG or PNG images of any size, string [n], as evaluation has them: float32 [n, *image_shape]."""
         decoder = self._decoder(scaled=True)
@@ -122,6 +126,7 @@ class StoredImages:
     def _augment(self) -> ImageAugment | None:
         return augment.augmentation(self.augmentation, image_shape=self.image_shape, flip=self.flip)
 
+    @as_written
     def _finish(self, batch: Batch) -> Batch:
         """Stored pixels to float32 with zero mean and unit variance."""
         std = np.asarray(self.facts.std)
@@ -131,7 +136,11 @@ class StoredImages:
 
 
 def _of_batch(change: ImageAugment) -> Augment:
-    return lambda batch, seeds: {**batch, "image": change(batch["image"], seeds)}
+    @as_written
+    def changed(batch: Batch, seeds: tf.Tensor) -> Batch:
+        return {**batch, "image": change(batch["image"], seeds)}
+
+    return changed
 
 
 def _resized(images: np.ndarray, image_shape: tuple[int, int, int]) -> np.ndarray:

@@ -29,6 +29,7 @@ from launcher.data.decode import ImageDecoder
 from launcher.data.order import example_seeds
 from launcher.data.pipeline import WEIGHT, Batch, Mixing, Shard, batch_pipeline, weighted
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 
 _MAX_STREAMS = 32
 
@@ -93,12 +94,14 @@ class StreamedImages:
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         size, mix = shard.per_replica_batch_size, self._mix
 
+        @as_written
         def batch_of(images: tf.Tensor, labels: tf.Tensor, seeds: tf.Tensor) -> Batch:
             return weighted(self._finish({"image": self._augmented(images, seeds), "label": labels}), size)
 
         if mix is None:
             return batch_pipeline(self._stored_batches(shard), batch_of)
 
+        @as_written
         def mixed(images: tf.Tensor, labels: tf.Tensor, seeds: tf.Tensor, *partner: tf.Tensor) -> Batch:
             other_images, other_labels, other_seeds, real = partner
             batch = batch_of(images, labels, seeds)
@@ -121,6 +124,7 @@ class StreamedImages:
         batches = self._stored_batches(dataclasses.replace(shard, start_step=shard.start_step - resumed))
         nothing = tuple(tf.zeros(spec.shape, spec.dtype) for spec in batches.element_spec)
 
+        @as_written
         def shift(last: Any, batch: Any) -> tuple[Any, Any]:
             return (*last[1:], (*batch, 1.0)), (*batch, *last[0])
 
@@ -137,13 +141,16 @@ class StreamedImages:
         # The shares of hosts differ by at most one example, and the largest fits into the slots of its host.
         share = self._even_splits(self._eval_split, hosts)[host]
         examples = self._read(share).map(
-            lambda example: (self._decoder.centre(example["image"]), tf.cast(example["label"], tf.int32), 1.0),
+            as_written(
+                lambda example: (self._decoder.centre(example["image"]), tf.cast(example["label"], tf.int32), 1.0)
+            ),
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )
         nothing = (tf.zeros(self._decoder.image_shape, tf.uint8), tf.zeros([], tf.int32), tf.zeros([]))
         padded = examples.concatenate(tf.data.Dataset.from_tensors(nothing).repeat()).take(slots)
 
+        @as_written
         def batch_of(images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> Batch:
             return weighted(self._finish({"image": images, "label": labels}), size, mask)
 
@@ -166,7 +173,7 @@ class StreamedImages:
         """One stream, epoch after epoch, from the first example that is not used up."""
         first_epoch, skip = divmod(used, tfds.num_examples(self._builder, split))
 
-        @tf.autograph.experimental.do_not_convert  # TFDS's functions are wrapped in a way it only warns about
+        @as_written  # TFDS's functions are wrapped in a way it only warns about
         def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
             # An operation's seed is paired with the global seed of its graph, which would come from the process. This
             # sets it for this function's graph alone. It must not be 0: TensorFlow then asks in Python whether the
@@ -236,6 +243,7 @@ def _seeds(shard: Shard) -> tf.data.Dataset:
     """
     host = tf.range(shard.host_batch_size, dtype=tf.int64) + shard.first_replica * shard.per_replica_batch_size
 
+    @as_written
     def of_step(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         seeds = example_seeds(seed=shard.seed, epoch=0, index=step * shard.global_batch_size + host)
         return seeds, window_numbers(seeds), flips(seeds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from launcher.machine.as_written import as_written
+
 _POOL = 64
 
 
@@ -31,6 +33,7 @@ class SyntheticImages:
     def __len__(self) -> int:
         return self._length
 
+    @as_written
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
         """{"image": float32 [n, height, width, channels], already standardised, "label": int32 [n]}."""
         if not self._tensors:

@@ -23,6 +23,8 @@ def run(request: ExportStepRequest) -> int:
         export_dir = request.export_dir or os.path.join(request.run_dir, "export_step")
         done = export_step.run(plan, model_dir=request.run_dir, export_dir=export_dir, num_replicas=num_replicas)
     print(f"exported the step after step {done.step} for {done.num_replicas} replicas to {export_dir}")
+    for note in done.notes:
+        print(f"note: {note}")
     if done.no_batches is not None:
         print(f"without a batch: {done.no_batches}")
     print(f"run it with JAX: python {os.path.join(export_dir, 'run.py')} --steps 10")

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written, call_converted
 from launcher.optimizers import own_settings
 from launcher.optimizers.schedules import Schedule
 
@@ -174,7 +175,7 @@ class Optimizer:
         """
         if self._rate is not None:
             return tf.cast(tf.convert_to_tensor(self._rate), tf.float32)
-        return tf.cast(self._schedule(step, self._total_steps), tf.float32)
+        return tf.cast(call_converted(self._schedule, step, self._total_steps), tf.float32)
 
     def apply(self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor) -> None:
         """Updates this replica's weights; in replica context, also inside `tf.cond`.
@@ -201,7 +202,7 @@ class Optimizer:
                     gradient += decay
             self._keras.update_step(gradient, variable, rate)
             if variable.constraint is not None:
-                self._keras.assign(variable, variable.constraint(tf.convert_to_tensor(variable)))
+                self._keras.assign(variable, call_converted(variable.constraint, tf.convert_to_tensor(variable)))
         iterations = self._keras.iterations
         # Keras gives the count an aggregation, for which `assign_add` would call into the cross-replica context: not
         # allowed in a conditional. Every replica counts the same, so each adds to its own copy.
@@ -281,4 +282,4 @@ def _as_schedule(learning_rate: float | Schedule) -> Schedule:
         return learning_rate
     if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
         raise UsageError(f"learning_rate = {learning_rate}: must be a finite number, 0 or more")
-    return lambda step, total_steps: tf.constant(learning_rate, tf.float32)
+    return as_written(lambda step, total_steps: tf.constant(learning_rate, tf.float32))

@@ -15,6 +15,7 @@ import gin
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 
 # (step float32 [], total_steps) -> learning rate float32 []
 Schedule = Callable[[tf.Tensor, int], tf.Tensor]
@@ -133,6 +134,7 @@ def inverse_square_root(
     _check("inverse_square_root", peak, None, warmup_steps, 0.0, None)
     highest = peak
 
+    @as_written
     def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
         del total_steps
         number = tf.cast(step, tf.float32) + 1.0
@@ -172,6 +174,7 @@ def step_decay(
         raise UsageError(f"step_decay.factor = {factor}: must be more than 0 and at most 1")
     are_steps = _are_steps(boundaries)
 
+    @as_written
     def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
         horizon = decay_steps or total_steps
         # From the step with a boundary's number on, counted from 0, the rate is the lower one.
@@ -184,6 +187,7 @@ def step_decay(
 
 
 def _warmed(shape: _Shape, peak: float, warmup_steps: int, warmup_fraction: float, decay_steps: int | None) -> Schedule:
+    @as_written
     def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
         horizon = decay_steps or total_steps
         warmup = _warmup(horizon, warmup_steps, warmup_fraction)

@@ -107,7 +107,7 @@ class Probe:
         self._real_taps, self._shadow_taps = GradientTaps(self.model), GradientTaps(self.shadow)
         self._real = built.trainer.step_of(self.model, self._real_taps.watch)
         self._shadow = built.trainer.step_of(self.shadow, self._shadow_taps.watch)
-        self._run = tf.function(self._run_in_graph)
+        self._run = tf.function(self._run_in_graph, autograph=False)
 
     @property
     def weights(self) -> list[Tensor]:

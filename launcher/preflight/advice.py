@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from launcher.preflight.costs import Costs, MatrixOp
 from launcher.preflight.hbm import Buffer, HbmUse
-from launcher.preflight.op_source import short_name
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.slices import Slice
 from launcher.reporting.units import bytes_text, milliseconds
+from launcher.step_program.op_source import short_name
 
 # Below these shares, advice would be noise.
 _WORTH_OF_COMPUTE = 0.02

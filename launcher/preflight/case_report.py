@@ -8,12 +8,12 @@ from typing import Any
 
 from launcher.preflight.compiler import Compilation
 from launcher.preflight.hbm import HbmUse
-from launcher.preflight.op_source import short_name
 from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table
 from launcher.reporting.units import amount, bytes_text, milliseconds
+from launcher.step_program.op_source import short_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

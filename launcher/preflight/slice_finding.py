@@ -12,7 +12,7 @@ import keras
 
 from launcher.config import gin_used
 from launcher.machine import strategy as strategy_lib
-from launcher.preflight import advice, hbm, hlo, op_source, roofline
+from launcher.preflight import advice, hbm, hlo, roofline
 from launcher.preflight.compiler import Compilation, Compiler
 from launcher.preflight.costs import Costs, count
 from launcher.preflight.hbm import HbmUse
@@ -22,7 +22,7 @@ from launcher.preflight.slices import Slice
 from launcher.run import loading
 from launcher.run.plan import RunPlan
 from launcher.step.layers import group_size, walk
-from launcher.step_program import lowering
+from launcher.step_program import lowering, op_source
 from launcher.step_program.lowering import StepProgram
 
 _STATUS = re.compile(r"^([A-Z_]+): ")
@@ -217,7 +217,9 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     """The program, what its model is like, and the line of user code that each operation is from."""
     session = lowering.build(resolved, num_replicas)
     lowered = lowering.lower_session(session)
-    found = lowered.program, _facts(resolved, session.model), op_source.user_lines(lowered.graph)
+    facts = _facts(resolved, session.model)
+    facts = dataclasses.replace(facts, notes=(*facts.notes, *lowered.notes))
+    found = lowered.program, facts, op_source.user_lines(lowered.graph)
     # A model of the size of a chip's memory must not stay while the compiler needs this machine's.
     del session, lowered
     keras.utils.clear_session()

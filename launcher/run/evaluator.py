@@ -12,6 +12,7 @@ import tensorflow as tf
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Batch, Data, Shard
 from launcher.errors import UsageError
+from launcher.machine.as_written import call_converted
 from launcher.step import gradients
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, loss_sums, metric_results
 
@@ -45,8 +46,8 @@ class Evaluator:
         self._global_batch_size = global_batch_size
         self._metric_names: tuple[str, ...] = ()
         self._metric_sizes: list[int] = []
-        self._forward = tf.function(self._sums, jit_compile=True) if jit_compile else self._sums
-        self._run_batches = tf.function(self._run_batches_in_graph)
+        self._forward = tf.function(self._sums, jit_compile=True, autograph=False) if jit_compile else self._sums
+        self._run_batches = tf.function(self._run_batches_in_graph, autograph=False)
         self._batches: tf.distribute.DistributedDataset | None = None
         self.notes: list[str] = []
         self._samples: Sequence[tuple[str, str, str]] = ()
@@ -113,10 +114,12 @@ class Evaluator:
         return self._task.samples(self._model, self._sample_batch)
 
     def _run_batches_in_graph(self, batches: Iterator, num_batches: tf.Tensor) -> tf.Tensor:
-        rows = tf.TensorArray(tf.float32, size=num_batches, element_shape=None)
-        for index in tf.range(num_batches):
+        def one_batch(index: tf.Tensor, rows: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
             sums = self._strategy.run(self._replica_sums, args=(next(batches),))
-            rows = rows.write(index, self._strategy.experimental_local_results(sums)[0])
+            return index + 1, rows.write(index, self._strategy.experimental_local_results(sums)[0])
+
+        start = (tf.constant(0), tf.TensorArray(tf.float32, size=num_batches, element_shape=None))
+        _, rows = tf.while_loop(lambda index, *_: index < num_batches, one_batch, start, maximum_iterations=num_batches)
         return rows.stack()
 
     def _replica_sums(self, batch: Batch) -> tf.Tensor:
@@ -154,8 +157,8 @@ class DecodingEvaluator:
         self._task = task
         self._model = model
         self._global_batch_size = global_batch_size
-        self._generate = tf.function(self._outputs, jit_compile=True) if jit_compile else self._outputs
-        self._run_batch = tf.function(self._run_batch_in_graph)
+        self._generate = tf.function(self._outputs, jit_compile=True, autograph=False) if jit_compile else self._outputs
+        self._run_batch = tf.function(self._run_batch_in_graph, autograph=False)
         self._batches: tf.distribute.DistributedDataset | None = None
 
     def evaluate(self, last: bool) -> Score | None:
@@ -183,4 +186,4 @@ class DecodingEvaluator:
         return self._generate(batch)
 
     def _outputs(self, batch: Batch) -> tf.Tensor:
-        return self._task.generate(self._model, batch)
+        return call_converted(self._task.generate, self._model, batch)

@@ -31,7 +31,7 @@ class FromChief:
         self._strategy = strategy
         self._is_chief = is_chief
         self._chunk_bytes = chunk_bytes
-        self._sum = tf.function(lambda words: strategy.run(_words_of_first_replica, args=(words,)))
+        self._sum = tf.function(lambda words: strategy.run(_words_of_first_replica, args=(words,)), autograph=False)
 
     def message(self, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the chief's `content` everywhere: a small record that JSON can hold."""

@@ -27,9 +27,9 @@ class Diagnosis:
         self._trainer = trainer
         self._data = data
         self._float_keys: tuple[str, ...] = ()
-        self._non_finite = tf.function(self._non_finite_in_graph)
-        self._non_finite_rows = tf.function(self._non_finite_rows_in_graph)
-        self._weights = tf.function(self._weights_in_graph)
+        self._non_finite = tf.function(self._non_finite_in_graph, autograph=False)
+        self._non_finite_rows = tf.function(self._non_finite_rows_in_graph, autograph=False)
+        self._weights = tf.function(self._weights_in_graph, autograph=False)
 
     def non_finite_gradients(self) -> str:
         """Says which layers' gradients are not finite on the batch of the last step, and on which replica.

@@ -82,9 +82,9 @@ class LocalPass:
         self.unused: frozenset[int] = frozenset()
         self._forward_backward: Any = self._differentiate  # or a tf.function of it
         if config.jit_compile:
-            self._forward_backward = tf.function(self._differentiate, jit_compile=True)
+            self._forward_backward = tf.function(self._differentiate, jit_compile=True, autograph=False)
         elif config.microbatches > 1:
-            self._forward_backward = tf.function(self._differentiate)
+            self._forward_backward = tf.function(self._differentiate, autograph=False)
 
     def __call__(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
         """The sums over all microbatches.

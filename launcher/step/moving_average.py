@@ -86,7 +86,7 @@ class MovingAverage:
         def swap() -> None:
             strategy.run(self._swap)
 
-        return tf.function(swap)
+        return tf.function(swap, autograph=False)
 
     def _swap(self) -> None:
         for source, average in zip(self._sources, self._averages, strict=True):

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from launcher.data.batch_spec import BatchSpec
+from launcher.machine.as_written import call_converted
 from launcher.tasks.base import Task
 
 # What does not change a variable that it is given. Any other operation is taken to change it.
@@ -72,13 +73,13 @@ def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> l
         for variable in found:  # of any copy, since strategies differ in which of them this trace assigns
             copies = getattr(variable.value, "values", ())
             handles.append([variable.value.handle, *(copy.handle for copy in copies)])
-        task.loss(model, dict(batch), True)
+        call_converted(task.loss, model, dict(batch), True)
 
     try:
-        traced = tf.function(forward).get_concrete_function(spec())
+        traced = tf.function(forward, autograph=False).get_concrete_function(spec())
     except Exception:  # of the user's code; the step's own trace meets it again, where it is explained
         return found
-    inner = {id(outer): name for outer, name in _captures(traced)}
+    inner = {id(outer): name for outer, name in captures(traced)}
     graph = traced.graph.as_graph_def()
     names = [{inner[id(handle)] for handle in copies if id(handle) in inner} for copies in handles]
     if not any(names):  # no variable is recognised
@@ -87,7 +88,7 @@ def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> l
     return [variable for variable, known in zip(found, names, strict=True) if known & changed]
 
 
-def _captures(traced: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Tensor, str]]:
+def captures(traced: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Tensor, str]]:
     """Each tensor from outside that a function uses, and the name of its placeholder inside."""
     outer = traced.captured_inputs
     inner = traced.inputs[len(traced.inputs) - len(outer) :]

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 
@@ -102,6 +103,7 @@ class DynamicLossScale:
     def initial(self) -> ScaleState:
         return _state(self.initial_scale, self.hysteresis)
 
+    @as_written
     def update(self, state: ScaleState, finite: tf.Tensor) -> ScaleState:
         finite_steps = tf.where(finite, state.finite_steps + 1, 0)
         grows = finite_steps >= self.growth_interval
@@ -136,6 +138,7 @@ class FixedLossScale:
     def initial(self) -> ScaleState:
         return _state(self.scale, 0)
 
+    @as_written
     def update(self, state: ScaleState, finite: tf.Tensor) -> ScaleState:
         return state._replace(
             finite_steps=tf.where(finite, state.finite_steps + 1, 0),

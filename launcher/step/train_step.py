@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from launcher.data.pipeline import Batch
+from launcher.machine.as_written import call_converted
 from launcher.optimizers import Optimizer
 from launcher.step import gradients, overflow
 from launcher.step.local_pass import LocalPass, LocalSums, Watch, num_replicas
@@ -256,7 +257,7 @@ class ReplicaStep:
     def _advance(self, judged: gradients.Judged) -> None:
         counters = self._counters
         before = ScaleState(*(tf.convert_to_tensor(variable) for variable in counters.scale))
-        after = self._loss_scale.update(before, judged.finite)
+        after = call_converted(self._loss_scale.update, before, judged.finite)
         for variable, old, new in zip(counters.scale, before, after, strict=True):
             # Gradients of nothing tell nothing of the scale. A scale that is fixed is not made to look as if it moved.
             variable.assign(old if new is old else tf.where(judged.empty, old, new))

@@ -107,9 +107,9 @@ class Trainer:
         self.task, self._loss_scale = task, loss_scale
         self.replica_step = self.step_of(model)
         self._traced: tf.types.experimental.ConcreteFunction | None = None
-        self._run_steps = tf.function(self._run_steps_in_graph)
+        self._run_steps = tf.function(self._run_steps_in_graph, autograph=False)
         # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
-        self._sum = tf.function(self._sum_in_graph)
+        self._sum = tf.function(self._sum_in_graph, autograph=False)
 
     def step_of(self, model: keras.Model, watch: Watch | None = None) -> ReplicaStep:
         """This run's step on a model of the same task; see `ReplicaStep`. Only the run's own model can be trained."""
@@ -233,10 +233,9 @@ class Trainer:
         return self.strategy.run(_sum_over_replicas, args=(value,))
 
     def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)
-        waits = tf.TensorArray(tf.float64, size=num_steps, element_shape=[])
-        previous = tf.constant(0.0)
-        for index in tf.range(num_steps):
+        def one_step(
+            index: tf.Tensor, rows: tf.TensorArray, waits: tf.TensorArray, previous: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.TensorArray, tf.TensorArray, tf.Tensor]:
             # The clock starts when the previous step has ended, so that only real waiting is counted.
             with tf.control_dependencies([previous]):
                 started = self._clock()
@@ -246,8 +245,14 @@ class Trainer:
                 waits = waits.write(index, self._clock() - started)
             report = self.strategy.run(self.replica_step, args=(batch,))
             row = tf.concat(tf.nest.map_structure(self._of_first_replica, report).flat(), axis=0)
-            rows = rows.write(index, row)
-            previous = row[0]
+            return index + 1, rows.write(index, row), waits, row[0]
+
+        rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)
+        waits = tf.TensorArray(tf.float64, size=num_steps, element_shape=[])
+        start = (tf.constant(0), rows, waits, tf.constant(0.0))
+        _, rows, waits, _ = tf.while_loop(
+            lambda index, *_: index < num_steps, one_step, start, maximum_iterations=num_steps
+        )
         return rows.stack(), waits.stack()
 
     def _of_first_replica(self, value: Any) -> tf.Tensor:

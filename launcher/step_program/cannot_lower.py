@@ -1,16 +1,36 @@
-"""CannotLowerError: what XLA says of a step that it cannot compile, in words and with the line of the user's code."""
+"""CannotLowerError: what a step holds that XLA cannot compile, in words and with the line of the user's code."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+
+import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.step.moving_statistics import captures
+from launcher.step_program import op_source
 
 _UNSUPPORTED = re.compile(r"Detected unsupported operations .*?: (\w+) \(")
 _NOT_CONSTANT = re.compile(r"Input \d+ to node `\S+` with op (\w+) must be a compile-time constant")
 # The frames are those of the user and of Launcher, the innermost last; TensorFlow takes its own out.
 _FRAME = re.compile(r'^File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
 _NO_FILE = "dummy_file_name"
+_ENDLESS_LOOP = "requires a fixed tensor list size"
+# What a step holds beside variables and tensors, by the type of the operation that uses it.
+_RESOURCES = {
+    "Lookup": ("a lookup table", "look up in the data"),
+    "Summary": ("tf.summary", "return the number as one of the metrics of loss()"),
+    "Rng|Stateful(?!Partitioned)": (
+        "a tf.random.Generator",
+        "use a layer, or keras.random with a keras.random.SeedGenerator",
+    ),
+}
+_OTHER_RESOURCE = (
+    "a variable or another resource that is not the model's",
+    "make it with add_weight() of a layer, so that it is part of checkpoints, too",
+)
+_CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2"}
 
 
 class CannotLowerError(UsageError):
@@ -27,8 +47,54 @@ class CannotLowerError(UsageError):
         self.where = where
 
 
-def explain(error: Exception) -> CannotLowerError:
-    """The message of a failed `experimental_get_compiler_ir` of TensorFlow 2.21, for the user."""
+def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collection[int]) -> None:
+    """Refuses a step that uses what is neither a tensor nor a variable of the run's state.
+
+    Args:
+      traced: the step.
+      held: ids of the handles of the run's variables.
+
+    Raises:
+      CannotLowerError: it does.
+    """
+    lines = op_source.user_lines(traced.graph)
+    for outer, inner in captures(traced):
+        if outer.dtype != tf.resource or id(outer) in held:
+            continue
+        users = [(node, types) for node, types in _nodes(traced.graph) if inner in node.input]
+        node, types = next((user for user in users if user[0].name in lines), users[0])
+        where = lines.get(node.name)
+        found = (told for kind, told in _RESOURCES.items() if any(re.search(kind, one) for one in types))
+        what, instead = next(found, _OTHER_RESOURCE)
+        at = f" ({where})" if where else ""
+        raise CannotLowerError(
+            f"the step cannot be compiled for an accelerator: it uses {what}{at}; {instead}",
+            operation=node.op,
+            where=where,
+        )
+
+
+def checks_left_out(graph: tf.Graph) -> list[str]:
+    """The notes on checks of the user's that XLA leaves out of a program, such as those of tf.debugging."""
+    lines = op_source.user_lines(graph)
+    where = sorted({lines[node.name] for node, types in _nodes(graph) if node.name in lines and types & _CHECKS})
+    return [f"the check at {line} is left out of the compiled step, as XLA has none" for line in where]
+
+
+def _nodes(graph: tf.Graph) -> list[tuple[tf.compat.v1.NodeDef, set[str]]]:
+    """The nodes of a graph, each with the types of the operations that it is or calls."""
+    definition = graph.as_graph_def()
+    library = {function.signature.name: function.node_def for function in definition.library.function}
+
+    def types(node: tf.compat.v1.NodeDef) -> set[str]:
+        called = [value.func.name for value in node.attr.values() if value.HasField("func")]
+        return {node.op}.union(*(types(inner) for name in called for inner in library.get(name, ())))
+
+    return [(node, types(node)) for node in definition.node]
+
+
+def explain(error: Exception, graph: tf.Graph) -> CannotLowerError:
+    """The message of a failed `experimental_get_compiler_ir` of TensorFlow 2.21, for the user; `graph` is the step."""
     said = str(error)
     frames = [found for found in _FRAME.findall(said) if found[0] != _NO_FILE]
     where = None
@@ -55,5 +121,29 @@ def explain(error: Exception) -> CannotLowerError:
             operation=operation,
             where=where,
         )
+    if _ENDLESS_LOOP in said:
+        where = _endless_loop(graph)
+        at = f" ({where})" if where else ""
+        return CannotLowerError(
+            f"the step cannot be compiled for an accelerator: a loop with a gradient turns as often as a tensor "
+            f"says{at}, and XLA must know how often at most; loop over tf.range of a Python number, or give "
+            "tf.while_loop its maximum_iterations",
+            operation="While",
+            where=where,
+        )
     first = said.strip().splitlines()[0] if said.strip() else type(error).__name__
     return CannotLowerError(f"the step cannot be compiled for an accelerator: {first}{at}", where=where)
+
+
+def _endless_loop(graph: tf.Graph) -> str | None:
+    """The line of the first loop that keeps values for its gradient without knowing how many."""
+    lines = op_source.user_lines(graph)
+    for operation in graph.get_operations():
+        kept = (
+            [one.op for one in operation.inputs if one.op.type == "EmptyTensorList"]
+            if "While" in operation.type
+            else []
+        )
+        if any(tf.get_static_value(one.inputs[1]) == -1 for one in kept) and operation.name in lines:
+            return lines[operation.name]
+    return None

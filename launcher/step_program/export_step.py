@@ -40,12 +40,14 @@ class Exported:
       num_replicas: of the program.
       stablehlo_version: of the portable form.
       no_batches: why there are no batches; None if there are.
+      notes: what of the step is not in the program.
     """
 
     step: int
     num_replicas: int
     stablehlo_version: str
     no_batches: str | None
+    notes: tuple[str, ...]
 
 
 def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, num_batches: int = 1) -> Exported:
@@ -84,7 +86,11 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Exported(
-        step=built.trainer.step, num_replicas=num_replicas, stablehlo_version=version, no_batches=no_batches
+        step=built.trainer.step,
+        num_replicas=num_replicas,
+        stablehlo_version=version,
+        no_batches=no_batches,
+        notes=lowered.notes,
     )
 
 

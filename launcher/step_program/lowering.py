@@ -70,6 +70,7 @@ class Lowered:
       variables: those variables, by their arguments' names.
       constants: value of each argument of the kind "constant".
       graph: what was lowered; its operations have the names that stand in the program's locations.
+      notes: what of the step is not in the program.
     """
 
     program: StepProgram
@@ -77,6 +78,7 @@ class Lowered:
     variables: dict[str, tf.Variable]
     constants: dict[str, np.ndarray]
     graph: tf.Graph
+    notes: tuple[str, ...]
 
 
 def lower(plan: RunPlan, num_replicas: int) -> StepProgram:
@@ -146,10 +148,11 @@ def lower_session(session: Session) -> Lowered:
     function = tf.function(step, jit_compile=True, autograph=False)
     with tf.device("/CPU:0"):
         traced = function.get_concrete_function(*spec.values())
+        cannot_lower.check_resources(traced, {id(variable.handle) for variable in variables})
         try:
             hlo = function.experimental_get_compiler_ir(*spec.values())(stage="hlo_serialized")
         except (ValueError, tf.errors.OpError) as error:
-            raise cannot_lower.explain(error) from None
+            raise cannot_lower.explain(error, traced.graph) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
     reports = [
         Argument(name=name, shape=(), dtype="float32", kind="report") for name in trainer.replica_step.report_names
@@ -166,7 +169,14 @@ def lower_session(session: Session) -> Lowered:
     program = StepProgram(
         stablehlo=module.text, num_replicas=num_replicas, arguments=tuple(arguments), results=tuple(results)
     )
-    return Lowered(program=program, session=session, variables=named, constants=constants, graph=traced.graph)
+    return Lowered(
+        program=program,
+        session=session,
+        variables=named,
+        constants=constants,
+        graph=traced.graph,
+        notes=tuple(cannot_lower.checks_left_out(traced.graph)),
+    )
 
 
 def _variables(session: Session) -> dict[str, tf.Variable]:

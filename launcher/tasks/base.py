@@ -14,7 +14,7 @@ import tensorflow as tf
 from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
-from launcher.machine.as_written import as_written
+from launcher.machine.as_written import as_written, call_converted
 
 
 class Task(Protocol):
@@ -222,8 +222,7 @@ def loss_sums(
     Raises:
       UsageError: not (loss, weight, metrics), not float32 scalars, or means instead of sums.
     """
-    # Not `as_written`: what a user writes is for AutoGraph to see.
-    outputs = task.loss(model, batch, training)
+    outputs = call_converted(task.loss, model, batch, training)
     return checked_sums(outputs, batch, where=defined_at(task.loss), vectors=hasattr(task, "results"))
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from launcher.data.images import ImageData
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 from launcher.tasks.base import Served, check_builder
 
 _PICTURE_PIXELS = 64
@@ -49,6 +50,7 @@ class ImageClassification:
     def model(self) -> keras.Model:
         return self._model(image_shape=self._data.image_shape, num_classes=self._data.num_classes)
 
+    @as_written
     def loss(
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
@@ -76,6 +78,7 @@ class ImageClassification:
         if decode is None:
             return None
 
+        @as_written
         def serve(image: tf.Tensor) -> dict[str, tf.Tensor]:
             probabilities = self.classify(model, {"image": decode(image)})
             return {"probabilities": probabilities, "class": tf.argmax(probabilities, axis=-1)}
@@ -92,6 +95,7 @@ class ImageClassification:
     def class_names(self) -> Sequence[str]:
         return getattr(self._data, "class_names", ())
 
+    @as_written
     def classify(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
         """Probabilities of the classes, float32 [b, classes]."""
         return tf.nn.softmax(tf.cast(model(batch["image"], training=False), tf.float32))

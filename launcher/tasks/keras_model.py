@@ -26,6 +26,7 @@ from launcher.data.keras_data import DatasetData, Structure, make_data
 from launcher.data.pipeline import WEIGHT, Data
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
+from launcher.machine.as_written import as_written
 from launcher.optimizers import Optimizer
 from launcher.tasks import callbacks
 from launcher.tasks.base import check_builder
@@ -145,6 +146,7 @@ class KerasTask:
             found = found.inner_optimizer
         return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
 
+    @as_written
     def loss(
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:

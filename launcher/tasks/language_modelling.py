@@ -16,6 +16,7 @@ from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
 from launcher.decoding import greedy, sample, without
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 from launcher.tasks.base import Assets, Served, check_builder
 from launcher.tasks.text import VOCABULARY, Sums, model_notes, read_vocabulary, rows_of, token_sums
 
@@ -81,6 +82,7 @@ class LanguageModelling:
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         return model_notes(model, accelerator)
 
+    @as_written
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
         loss, weight, metrics = token_sums(
             model(batch, training=training),
@@ -97,6 +99,7 @@ class LanguageModelling:
         # A model that is lost may be so by more than a float holds.
         return {**means, "perplexity": math.exp(means["loss"]) if means["loss"] < 700 else math.inf}
 
+    @as_written
     def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
         """The rest of "prompt" [b, length] and how it goes on: int32 [b, static length], 0 after END."""
         prompt = batch["prompt"]
@@ -114,6 +117,7 @@ class LanguageModelling:
         """Texts in, the same texts and how they go on out; all draws are those of one seed."""
         vocabulary, room = GraphVocabulary(self.vocabulary), self._data.length - self._continuation_length
 
+        @as_written
         def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
             begun = tf.concat([tf.fill([tf.size(text), 1], BEGIN), vocabulary.encode(text)], axis=1)
             prompt = begun[:, -room:].to_tensor(PADDING, shape=[None, room])

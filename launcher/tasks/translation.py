@@ -16,6 +16,7 @@ from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
 from launcher.decoding import beam_search, greedy, without
 from launcher.errors import UsageError
+from launcher.machine.as_written import as_written
 from launcher.tasks import bleu
 from launcher.tasks.base import Assets, Score, Served, check_builder
 from launcher.tasks.text import VOCABULARY, Sums, model_notes, read_vocabulary, rows_of, token_sums
@@ -93,6 +94,7 @@ class Translation:
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         return model_notes(model, accelerator)
 
+    @as_written
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
         return token_sums(
             model(batch, training=training),
@@ -110,6 +112,7 @@ class Translation:
     def decode_batches(self, shard: Shard) -> tf.data.Dataset:
         return self._data.decode_batches(shard, self._chosen)
 
+    @as_written
     def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
         """Translations int32 [b, max_length] of "source", each up to and with END, then 0."""
         sources = {"source": batch["source"]}
@@ -156,6 +159,7 @@ class Translation:
         """Texts in, translations out."""
         vocabulary, length = GraphVocabulary(self.vocabulary), self._data.max_length
 
+        @as_written
         def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
             ends = tf.fill([tf.size(text), 1], END)
             ids = tf.concat([vocabulary.encode(text)[:, : length - 1], ends], axis=1)

@@ -100,6 +100,7 @@ class _Permuted:
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         size = shard.per_replica_batch_size
 
+        @as_written
         def permuted(step: tf.Tensor, batch: Batch) -> Batch:
             order = legal_order(size, self.groups, tf.stack([tf.constant(shard.seed, tf.int64), step]))
             return {name: tf.gather(tensor, order) for name, tensor in batch.items()}

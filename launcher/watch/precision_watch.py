@@ -81,7 +81,7 @@ class Watch:
         self._step = trainer.step_of(reference, self._taps.watch)
         self._tensors = self._describe_tensors()
         self._batches: Iterator | None = None
-        self._run = tf.function(self._run_in_graph)
+        self._run = tf.function(self._run_in_graph, autograph=False)
 
     def steps_until_due(self, step: int) -> int:
         return self._every - step % self._every

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from places import ROOT
 from small_run import GivenTask, build, linear_batches, linear_model, train
 
-from launcher.machine.as_written import as_written
+from launcher.errors import user_code
+from launcher.machine.as_written import as_written, call_converted
 
 
 def positive(value):
@@ -21,6 +23,39 @@ def test_a_function_runs_as_it_is_written():
         tf.function(as_written(positive))(tensor)
     assert as_written(positive)(2.0) == 1.0
     assert as_written(positive).__name__ == "positive"
+
+
+def test_what_users_bring_is_converted_where_its_caller_is_not():
+    @as_written
+    def ours(tensor):
+        return call_converted(positive, tensor), call_converted(as_written(lambda value: value + 1.0), tensor)
+
+    for traced in (tf.function(ours, autograph=False), tf.function(ours)):
+        found, more = traced(tf.constant(-2.0))
+        assert (found, more) == (-1.0, -1.0)
+    with pytest.raises(KeyError) as error:
+        call_converted(lambda: {"a": 1}["b"])
+    assert "test_as_written.py line " in str(user_code.mistake(error.value))
+
+
+COUNTED = """
+import atexit, pathlib, sys
+
+def note():
+    found = [name for name in sys.modules if name.startswith("__autograph_generated_file")]
+    pathlib.Path("converted.txt").write_text(str(len(found)))
+
+atexit.register(note)
+"""
+
+
+def test_a_run_of_a_built_in_task_converts_nothing(run_launcher, tmp_path):
+    (tmp_path / "counted.py").write_text(COUNTED)
+    (tmp_path / "counted.gin").write_text(f"import counted\ninclude '{ROOT}/tests/support/small_digits.gin'\n")
+    finished = run_launcher("--gin_file=counted.gin", "--gin_param=train.steps = 2", "--model_dir=run")
+    assert finished.returncode == 0, finished.stderr
+    # The one is the call of what users may have brought.
+    assert (tmp_path / "converted.txt").read_text() == "1"
 
 
 @pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 2)])

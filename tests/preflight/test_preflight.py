@@ -11,7 +11,8 @@ from report_page import Page
 
 from launcher import main as entry
 from launcher.errors import EXIT_DONE, EXIT_USAGE
-from launcher.preflight import advice, costs, hbm, hlo, op_source, roofline, slice_finding, slices
+from launcher.preflight import advice, costs, hbm, hlo, roofline, slice_finding, slices
+from launcher.step_program import op_source
 
 SMALL = (
     "--gin_file=mlp_fashion.gin",

@@ -145,6 +145,11 @@ class Odd:
         self.table = tf.constant(np.arange(36).reshape(6, 6) / 36, tf.float32)
         self.shape = tf.constant([8, 2, 3])
         self.texts = tf.constant(["a", "b"])
+        self.own = tf.Variable(1.0)
+        pairs = tf.lookup.KeyValueTensorInitializer([1, 2], [3, 4], tf.int64, tf.int64)
+        self.places = tf.lookup.StaticHashTable(pairs, 0)
+        self.generator = tf.random.Generator.from_seed(1)
+        self.writer = tf.summary.create_file_writer("summaries") if self.what == "summary" else None
         return keras.Sequential([keras.Input((8,)), keras.layers.Dense(6)])
 
     def loss(self, model, batch, training):
@@ -155,6 +160,26 @@ class Odd:
             out = tf.reshape(out, self.shape)  # shape
         if self.what == "text":
             out += tf.cast(tf.strings.length(self.texts)[0], tf.float32)
+        if self.what == "check":
+            tf.debugging.assert_greater(tf.reduce_sum(batch["x"]), 0.0)  # check
+            out = tf.debugging.check_numerics(out, "out")  # numbers
+        if self.what == "own":
+            out *= self.own  # own
+        if self.what == "lookup":
+            out += tf.cast(self.places.lookup(tf.constant([1], tf.int64)), tf.float32)  # lookup
+        if self.what == "generator":
+            out += self.generator.normal(out.shape)  # generator
+        if self.what == "summary":
+            with self.writer.as_default(step=1):
+                tf.summary.scalar("out", tf.reduce_sum(out))  # summary
+        if self.what == "loop":
+            while tf.reduce_sum(tf.abs(out)) > 1.0:  # loop
+                out = out * 0.5
+        if self.what == "control":
+            if tf.reduce_sum(out) > 0:
+                out *= 2.0
+            for _ in tf.range(3):
+                out = tf.sin(out)
         if self.what == "merge":
             tf.distribute.get_replica_context().merge_call(lambda strategy: None)
         return tf.reduce_sum(out ** 2), tf.reduce_sum(batch["weight"]), {}
@@ -168,6 +193,10 @@ train.steps = 5
 train.global_batch_size = 16
 adam.learning_rate = 0.1
 """
+
+
+def line_of(what):
+    return 1 + next(number for number, line in enumerate(MODULE.splitlines()) if line.endswith(f"# {what}"))
 
 
 @pytest.fixture
@@ -196,10 +225,39 @@ def test_a_tensor_beside_the_variables_is_an_argument_with_its_value(odd):
 def test_what_xla_cannot_compile_is_refused_with_the_operation_and_the_line(odd, what, operation, said):
     with pytest.raises(CannotLowerError, match=said) as refused:
         lowering.lower(odd(what), 2)
-    line = 1 + next(number for number, line in enumerate(MODULE.splitlines()) if line.endswith(f"# {what}"))
     assert refused.value.operation == operation
-    assert refused.value.where.endswith(f"/odd.py:{line}, in loss")
+    assert refused.value.where.endswith(f"/odd.py:{line_of(what)}, in loss")
     assert refused.value.where in str(refused.value)
+
+
+def test_a_loss_with_control_flow_on_tensors_is_lowered_as_it_trains(odd):
+    text = lowering.lower(odd("control"), 2).stablehlo
+    assert "stablehlo.sine" in text
+    assert "stablehlo.while" in text
+    assert re.search(r"stablehlo\.(if|case)\b", text)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("own", "a variable or another resource that is not the model's"),
+        ("lookup", "a lookup table"),
+        ("generator", "a tf.random.Generator"),
+        ("summary", "tf.summary"),
+        ("loop", "a loop with a gradient turns as often as a tensor says"),
+    ],
+)
+def test_what_a_step_cannot_hold_is_refused_with_the_line_and_what_to_do(odd, what, said):
+    with pytest.raises(CannotLowerError, match=f"{said}.*; ") as refused:
+        lowering.lower(odd(what), 2)
+    assert refused.value.where.endswith(f"odd.py:{line_of(what)}")
+
+
+def test_checks_that_xla_leaves_out_are_told(odd):
+    lowered = lowering.lower_session(lowering.build(odd("check"), 2))
+    left_out = [f"odd.py:{line_of(what)}" for what in ("check", "numbers")]
+    assert [re.search(r"odd.py:\d+", note)[0] for note in lowered.notes] == left_out
+    assert lowering.lower_session(lowering.build(odd(), 2)).notes == ()
 
 
 def test_strings_in_a_step_are_refused(odd):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.preflight.op_source import short_name
+from launcher.step_program.op_source import short_name
 
 
 @pytest.mark.parametrize(
