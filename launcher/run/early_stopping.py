@@ -32,7 +32,7 @@ class EarlyStopping:
     The best checkpoint is kept in any case, and `train.save_model = 'best'` gives its weights to model.keras.
 
     Attributes:
-      metric: evaluation metric, best low for those of `LOW_IS_BEST` and best high for any other; None for
+      metric: evaluation metric; best low for loss, perplexity and bits_per_byte, best high for any other; None for
         `train.best_metric`.
       patience: evaluations in a row without a better value that end the run.
       min_delta: by how much a value must be better to count.
