@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from launcher.checkpoints import HOST, Best, Saver
+from launcher.data.distributed import let_go
 from launcher.errors import Preempted, UsageError, advice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
@@ -109,6 +110,8 @@ class Controller:
             self._train()
         finally:
             self._saver.close()
+            batches, self._batches = [self._batches], iter(())
+            let_go(batches)
 
     def _train(self) -> None:
         trainer, total = self._trainer, self._total_steps
