@@ -9,6 +9,7 @@ BigCrush, and its published known answers are this module's test.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -33,15 +34,17 @@ def philox(key: tuple[tf.Tensor, tf.Tensor], counter: Words) -> Words:
     Returns:
       Four uint64 tensors of the broadcast shape, below 2**32, uniform and independent over keys and counters.
     """
-    words = _rounds(*key, *counter)
-    shape = functools.reduce(tf.broadcast_static_shape, (tensor.shape for tensor in (*key, *counter)))
-    for word in words:
-        word.set_shape(shape)
-    return words
+    words = (*key, *counter)
+    shapes = tuple(None if word.shape.rank is None else tuple(word.shape.as_list()) for word in words)
+    return _traced(shapes)(*words)
 
 
-# One call in the graphs that use it, which are many, instead of some 150 operations in each; traced once.
-@functools.partial(tf.function, autograph=False, input_signature=[tf.TensorSpec(None, tf.uint64)] * 6)
+@functools.cache
+def _traced(shapes: tuple[tuple[int | None, ...] | None, ...]) -> Callable[..., Words]:
+    """One call in the graphs that use it, which are many, instead of some 150 operations in each."""
+    return tf.function(_rounds, autograph=False, input_signature=[tf.TensorSpec(shape, tf.uint64) for shape in shapes])
+
+
 def _rounds(k0: tf.Tensor, k1: tf.Tensor, c0: tf.Tensor, c1: tf.Tensor, c2: tf.Tensor, c3: tf.Tensor) -> Words:
     low = tf.constant(_LOW_32, tf.uint64)
     half = tf.constant(32, tf.uint64)
