@@ -24,7 +24,7 @@ def run(request: CompareRequest) -> int:
         if not folder.is_run:
             what = "nothing of a run is in it" if os.path.isdir(path) else "there is no such folder"
             raise UsageError(f"--mode=compare: {path}: {what}; name the folder that a run wrote to")
-    compared = comparison.Comparison.of(folders)
+    compared = comparison.ComparedRuns.of(folders)
     show_table(compared.rows(), make_console(total_steps=1))
     target = os.path.join(request.model_dir or ".", comparison.FILE_NAME)
     if request.dry_run:

@@ -21,14 +21,14 @@ _WIDEST = 40  # characters of a cell on the terminal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ComparedRuns:
     """Runs with names that tell them apart."""
 
     folders: Sequence[RunFolder]
     labels: Sequence[str]
 
     @classmethod
-    def of(cls, folders: Sequence[RunFolder]) -> Comparison:
+    def of(cls, folders: Sequence[RunFolder]) -> ComparedRuns:
         return cls(folders=folders, labels=_labels(folders))
 
     def results(self) -> dict[str, list[str]]:

@@ -73,7 +73,7 @@ class RunRecord:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Attempt:
+class AttemptRecord:
     """One start of the job: Unix seconds, steps, what ended it; None for what is not known."""
 
     number: int
@@ -104,7 +104,7 @@ class RunFolder:
     summary: Mapping[str, Any]
     status: str
     events: Sequence[Mapping[str, Any]]
-    attempts: Sequence[Attempt]
+    attempts: Sequence[AttemptRecord]
     config: Mapping[str, str]
     results: Mapping[str, Mapping[str, Any]]
 
@@ -242,26 +242,26 @@ def _is_newer(path: Path, since: float) -> bool:
         return False
 
 
-def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
+def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[AttemptRecord]:
     """Those of the summary; without, as far as the logs tell."""
-    known = {field.name for field in dataclasses.fields(Attempt)}
+    known = {field.name for field in dataclasses.fields(AttemptRecord)}
     told = ended.get("attempts")
     if isinstance(told, list):
         rows = [{name: value for name, value in row.items() if name in known} for row in told if "number" in row]
-        return [Attempt(**row) for row in rows]
+        return [AttemptRecord(**row) for row in rows]
     logs = {
         int(digits): folder
         for folder in path.glob("logs/attempt_*")
         if (digits := folder.name.removeprefix("attempt_")).isdigit()
     }
-    found: list[Attempt] = []
+    found: list[AttemptRecord] = []
     for number, folder in sorted(logs.items()):
         error = _json(folder / ERROR)
         before = found[-1].ended if found else None
         # What was logged after the checkpoint that an attempt goes on from is forgotten.
         kept = [event["step"] for event in events if before is not None and event.get("time", math.inf) <= before]
         found.append(
-            Attempt(
+            AttemptRecord(
                 number=number,
                 ended=error.get("time"),
                 ended_by=f"worker {error.get('worker')} {error.get('what')}" if error else "",
