@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -53,19 +51,6 @@ def distribute_batches(
         return left_out.drop_from(make(shard), first=first, parts=local).repeat()
 
     return strategy.distribute_datasets_from_function(host_dataset)
-
-
-def let_go(iterators: list[Any]) -> None:
-    """Deletes iterators over data sets in a thread of their own, as each may take up to a minute.
-
-    Of an iterator that is deleted, TensorFlow (2.20, 2.21) wakes the thread that tunes its parallelism before that
-    thread can see that it is to end; where it is quick, it sleeps on for the rest of its period: longer the longer the
-    iterator has lived, 60 seconds at most.
-
-    Args:
-      iterators: holds the last references; left empty.
-    """
-    threading.Thread(target=iterators.clear, daemon=True).start()
 
 
 def _drives_other_hosts(strategy: tf.distribute.Strategy) -> bool:

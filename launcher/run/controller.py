@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from launcher.checkpoints import HOST, Best, Saver
-from launcher.data.distributed import let_go
 from launcher.errors import Preempted, UsageError, advice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
@@ -110,8 +109,6 @@ class Controller:
             self._train()
         finally:
             self._saver.close()
-            batches, self._batches = [self._batches], iter(())
-            let_go(batches)
 
     def _train(self) -> None:
         trainer, total = self._trainer, self._total_steps

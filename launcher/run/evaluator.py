@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.distributed import distribute_batches, let_go
+from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Batch, Data, Shard
 from launcher.errors import UsageError
 from launcher.machine.as_written import call_converted
@@ -85,9 +85,7 @@ class Evaluator:
                 self._strategy, self._data.eval_batches, global_batch_size=self._global_batch_size
             )
         num_batches = math.ceil(num_examples / self._global_batch_size)
-        batches = [iter(self._batches)]
-        table = self._run_batches(batches[0], tf.constant(num_batches, tf.int32))
-        let_go(batches)
+        table = self._run_batches(iter(self._batches), tf.constant(num_batches, tf.int32))
         # float64 on the host: counts stay exact past 2**24 examples.
         totals = table.numpy().astype(np.float64).sum(axis=0)
         loss, weight = float(totals[0]), float(totals[1])
@@ -172,9 +170,8 @@ class DecodingEvaluator:
             self._batches = distribute_batches(
                 self._strategy, self._task.decode_batches, global_batch_size=self._global_batch_size
             )
-        batches = [iter(self._batches)]
-        parts = [self._run_batch(next(batches[0])) for _ in range(math.ceil(count / self._global_batch_size))]
-        let_go(batches)
+        batches = iter(self._batches)
+        parts = [self._run_batch(next(batches)) for _ in range(math.ceil(count / self._global_batch_size))]
         examples, weight, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
         real = np.flatnonzero(weight > 0)
         order = real[np.argsort(examples[real])]

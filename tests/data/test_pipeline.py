@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +7,6 @@ from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.data.distributed import let_go
 from launcher.data.philox import uniform
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
 from launcher.errors import UsageError
@@ -230,19 +227,3 @@ def test_an_impossible_shard_is_refused(wrong):
     right = {"global_batch_size": 8, "num_replicas": 4, "first_replica": 0, "local_replicas": 2, "seed": 0}
     with pytest.raises(ValueError, match=r"shard|replicas"):
         Shard(**{**right, **wrong})
-
-
-def test_an_iterator_that_takes_long_to_end_is_not_waited_for():
-    may_end, ended = threading.Event(), threading.Event()
-
-    class Lasting:
-        def __del__(self):
-            may_end.wait(60)
-            ended.set()
-
-    iterators = [Lasting()]
-    let_go(iterators)
-    assert not ended.is_set()
-    may_end.set()
-    assert ended.wait(60)
-    assert iterators == []
