@@ -6,7 +6,7 @@
 FROM python:3.11-slim-bookworm
 
 # Training needs no rights. Volumes must let user 1000 write.
-RUN useradd --uid=1000 --create-home launcher && install --directory --owner=launcher /runs /data /work
+RUN useradd --uid=1000 --create-home launcher && install --directory --owner=launcher /runs /data /recipes
 
 COPY setup.py pyproject.toml constraints.txt /src/
 COPY launcher /src/launcher
@@ -16,6 +16,6 @@ RUN python -m pip install --no-cache-dir --constraint=/src/constraints.txt '/src
 
 ENV TFDS_DATA_DIR=/data NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER launcher
-WORKDIR /work
+WORKDIR /recipes
 VOLUME ["/runs", "/data"]
 ENTRYPOINT ["launcher"]

@@ -18,6 +18,6 @@ RUN test -f "$TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
 
 ENV TFDS_DATA_DIR=/data
 # As root, to which the device files of the chips belong.
-WORKDIR /work
+WORKDIR /recipes
 VOLUME ["/runs", "/data"]
 ENTRYPOINT ["launcher"]

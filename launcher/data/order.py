@@ -66,6 +66,7 @@ class LeftOut:
             return batches
         starts, ends = (tf.constant(column, tf.int64) for column in zip(*ranges, strict=True))
 
+        @as_written
         def is_kept(place: tf.Tensor, _: object) -> tf.Tensor:
             number = first + place // parts
             return ~tf.reduce_any((number >= starts) & (number <= ends))
@@ -76,6 +77,7 @@ class LeftOut:
 ALL_IN = LeftOut()
 
 
+@as_written
 def _second(_: tf.Tensor, element: object) -> object:
     return element
 

@@ -105,8 +105,9 @@ class Reporter:
             self._page.event()
 
     def samples(self, step: int, make: Callable[[], Sequence[tuple[str, str, str]]]) -> None:
-        """Keeps what the model made of some examples, for the report; nothing without any."""
+        """Reports what the model made of some examples; nothing without any."""
         if self._is_chief and (samples := make()):
+            self._sinks.tell("samples", step, samples)
             self._page.samples(step, samples)
 
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:

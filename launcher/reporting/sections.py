@@ -12,9 +12,9 @@ from launcher.reporting import page, run_folder
 from launcher.reporting.curves import of_run, skipped_steps, title
 from launcher.reporting.page import Section
 from launcher.reporting.run_folder import RUNNING, UNFINISHED, RunFolder
+from launcher.reporting.sinks import PICTURE
 from launcher.reporting.units import milliseconds
 
-_PICTURE = "data:image/"
 _LONG_ERROR = 12  # lines
 _DONE = {"note": "noted", "skip": "step skipped", "stop": "run ended", "rewind": "run ended"}
 _PARTS = {"input_wait": "waiting for input", "startup": "start-up", "lost": "lost to repeated steps"}
@@ -106,7 +106,7 @@ def samples(folder: RunFolder) -> Section | None:
     if not rows:
         return None
     said = page.paragraph(f"At step {page.show(found.get('step'))}, on examples that it was not trained on.")
-    if rows[0][0].startswith(_PICTURE):
+    if rows[0][0].startswith(PICTURE):
         return Section("Samples", f'{said}<div class="pictures">{"".join(map(_figure, rows))}</div>')
     told = [[given, made, "the same" if made == wanted else wanted] for given, made, wanted in rows]
     return Section("Samples", said + page.grid([["Given", "The model wrote", "Expected"], *told]))

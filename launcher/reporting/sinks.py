@@ -11,6 +11,9 @@ from typing import Any
 
 from launcher.errors import LauncherError
 
+PICTURE = "data:image/png;base64,"
+"""What the first part of a sample begins with where a picture was given to the model."""
+
 _logger = logging.getLogger(__name__)
 _BINDING = re.compile(r"^([\w./]+) = (.+)$", re.MULTILINE)
 
@@ -72,6 +75,9 @@ class Sink:
     def evaluation(self, event: Mapping[str, Any]) -> None:
         """An evaluation: `step`, `loss`, the task's metrics."""
 
+    def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
+        """What was given, what the model made of it and what was expected, of some evaluation examples."""
+
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
         """What was seen of gradients; see `launcher.watch.precision_watch.Sample`."""
 
@@ -103,7 +109,7 @@ class Sinks:
 
     def tell(self, name: str, *arguments: Any) -> None:
         """Calls the method of this name of each sink; the first event starts them."""
-        if not self._has_started and name in ("train", "evaluation", "precision"):
+        if not self._has_started and name in ("train", "evaluation", "samples", "precision"):
             self._has_started = True
             run = self._start()
             self._call("started", run)

@@ -6,17 +6,18 @@ where it goes on (`SessionLog.START`, on which TensorBoard forgets the later poi
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.reporting import strict_json
-from launcher.reporting.sinks import RunStart, Sink
+from launcher.reporting.sinks import PICTURE, RunStart, Sink
 
 _logger = logging.getLogger(__name__)
 _FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
@@ -25,8 +26,8 @@ _FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 class TensorBoard(Sink):
     """Writes scalars to DIR/train, DIR/eval and DIR/precision; every event is flushed.
 
-    With the first event go the plan and the configuration as text and, where the package `tensorboard` is installed,
-    the hyperparameters.
+    The samples of evaluations go to DIR/eval as texts and images. With the first event go the plan and the
+    configuration as text and, where the package `tensorboard` is installed, the hyperparameters.
 
     It is a copy of metrics.jsonl for the eyes, so a failure to write is one warning and the end of the copy, not of
     the training.
@@ -51,6 +52,10 @@ class TensorBoard(Sink):
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
         self._write("eval", event)
+
+    def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Writes a table of texts; pictures stand above it, in the order of its rows."""
+        self._guarded(self._add_samples, step, rows)
 
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
         """Writes the numbers of an event, and by tag how many values there are of each float32 exponent, 256 bins."""
@@ -84,18 +89,29 @@ class TensorBoard(Sink):
     def _add_scalars(self, run: str, event: Mapping[str, Any], *more: Any) -> None:
         import tensorflow as tf
 
-        if self._start is not None:
-            start, self._start = self._start, None
-            self._record(run, step=start.step, summary=tf.compat.v1.Summary(value=_texts(start)))
-            if hyperparameters := _hyperparameters(start):
-                self._record(run, step=start.step, summary=hyperparameters)
-
         values = [
             tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
             for name, value in event.items()
             if name != "step"
         ]
-        self._record(run, step=int(event["step"]), summary=tf.compat.v1.Summary(value=[*values, *more]))
+        self._add(run, int(event["step"]), [*values, *more])
+
+    def _add(self, run: str, step: int, values: Sequence[Any]) -> None:
+        import tensorflow as tf
+
+        if self._start is not None:
+            start, self._start = self._start, None
+            texts = [_text("plan", _table(["", ""], start.plan.items())), _text("config", _code(start.config))]
+            self._record(run, step=start.step, summary=tf.compat.v1.Summary(value=texts))
+            if hyperparameters := _hyperparameters(start):
+                self._record(run, step=start.step, summary=hyperparameters)
+        self._record(run, step=step, summary=tf.compat.v1.Summary(value=values))
+
+    def _add_samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
+        pictures = [base64.b64decode(given.removeprefix(PICTURE)) for given, *_ in rows if given.startswith(PICTURE)]
+        shown = [(str(number), *row[1:]) for number, row in enumerate(rows, start=1)] if pictures else rows
+        values = [_text("samples", _table(["given", "the model's", "expected"], shown))]
+        self._add("eval", step, [*values, *([_images("pictures", pictures)] if pictures else [])])
 
     def _add_precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
         import tensorflow as tf
@@ -132,20 +148,34 @@ class TensorBoard(Sink):
         return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.v2"
 
 
-def _texts(start: RunStart) -> list[Any]:
-    """The plan as a table in Markdown and the configuration as code, for TensorBoard's page of texts."""
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _code(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _text(tag: str, markdown: str) -> Any:
+    """For TensorBoard's page of texts."""
+    return _of_plugin("text", tag, [markdown])
+
+
+def _images(tag: str, pictures: Sequence[bytes]) -> Any:
+    """PNGs of one size, for TensorBoard's page of images; each says its width and height in its header."""
+    width, height = (str(int.from_bytes(pictures[0][at : at + 4], "big")).encode() for at in (16, 20))
+    return _of_plugin("images", tag, [width, height, *pictures])
+
+
+def _of_plugin(plugin: str, tag: str, strings: Sequence[str | bytes]) -> Any:
     import tensorflow as tf
 
-    escaped = [(name, value.replace("|", "\\|")) for name, value in start.plan.items()]
-    plan = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in escaped)])
-    config = "\n".join(f"    {line}" for line in start.config.splitlines())
     metadata = tf.compat.v1.SummaryMetadata(
-        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text"),
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin),
     )
-    return [
-        tf.compat.v1.Summary.Value(tag=tag, metadata=metadata, tensor=tf.make_tensor_proto([text]))
-        for tag, text in (("plan", plan), ("config", config))
-    ]
+    return tf.compat.v1.Summary.Value(tag=tag, metadata=metadata, tensor=tf.make_tensor_proto(strings))
 
 
 def _hyperparameters(start: RunStart) -> Any:

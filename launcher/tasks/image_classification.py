@@ -12,6 +12,7 @@ import tensorflow as tf
 from launcher.data.images import ImageData
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
+from launcher.reporting.sinks import PICTURE
 from launcher.tasks.base import Served, check_builder
 
 _PICTURE_PIXELS = 64
@@ -122,7 +123,7 @@ def _picture(image: tf.Tensor) -> str:
         image = tf.image.resize(image, size, antialias=True)
     low, high = tf.reduce_min(image), tf.reduce_max(image)
     scaled = tf.cast(tf.round(255 * (image - low) / tf.maximum(high - low, 1e-3)), tf.uint8)
-    return f"data:image/png;base64,{base64.b64encode(tf.io.encode_png(scaled).numpy()).decode()}"
+    return PICTURE + base64.b64encode(tf.io.encode_png(scaled).numpy()).decode()
 
 
 def _dominant_label(batch: dict[str, tf.Tensor]) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from launcher.reporting.sinks import PICTURE
 from launcher.reporting.tensorboard import TensorBoard
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -42,6 +44,26 @@ def test_any_reader_of_event_files_can_read_them(tmp_path: Path) -> None:
     assert version.file_version == "brain.Event:2"
     assert (event.step, event.wall_time) == (3, 1700000000.25)
     assert [(value.tag, value.simple_value) for value in event.summary.value] == [("loss", 0.5)]
+
+
+def test_samples_are_texts_and_images_of_the_evaluation(tmp_path: Path) -> None:
+    board = TensorBoard(str(tmp_path))
+    picture = tf.io.encode_png(tf.constant([[[0], [255], [7]]], tf.uint8)).numpy()
+    shown = PICTURE + base64.b64encode(picture).decode()
+    board.samples(5, [("ein Tag", "one | day", "a day")])
+    board.samples(9, [(shown, "3", "8"), (shown, "4", "4")])
+    accumulator = event_accumulator.EventAccumulator(str(tmp_path / "eval"), size_guidance={"tensors": 0})
+    accumulator.Reload()
+    assert {tag: kind.plugin_data.plugin_name for tag, kind in accumulator.summary_metadata.items()} == {
+        "samples": "text",
+        "pictures": "images",
+    }
+    texts = [(found.step, found.tensor_proto.string_val[0].decode()) for found in accumulator.Tensors("samples")]
+    assert [step for step, _ in texts] == [5, 9]
+    assert "| ein Tag | one \\| day | a day |" in texts[0][1]
+    assert "| 1 | 3 | 8 |\n| 2 | 4 | 4 |" in texts[1][1]
+    (images,) = accumulator.Tensors("pictures")
+    assert list(images.tensor_proto.string_val) == [b"3", b"1", picture, picture]
 
 
 def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
