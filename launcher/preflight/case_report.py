@@ -270,7 +270,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "compiler_error": finding.compilation.error,
         "global_batch_size": plan.recipe.global_batch_size,
         "per_replica_batch_size": plan.per_replica_batch_size,
-        "microbatches": plan.recipe.microbatches,
+        "microbatches": plan.microbatches,
         "policy": plan.policy,
         "wire_dtype": plan.wire_dtype.name,
         "steps": plan.total_steps,

@@ -217,7 +217,7 @@ def _refusal(reported: CaseReport) -> str:
     hint = f". Try {best}, which was compiled and fits" if best else ""
     return (
         f"train.global_batch_size = {plan.recipe.global_batch_size} does not fit on {finding.case.name}: "
-        f"{plan.per_replica_batch_size} examples a replica in {plan.recipe.microbatches} microbatches need "
+        f"{plan.per_replica_batch_size} examples a replica in {plan.microbatches} microbatches need "
         f"{bytes_text(hbm.needed)} of HBM, {bytes_text(hbm.available)} are there, "
         f"{bytes_text(hbm.excess)} are missing (the compiler's own figures){hint}"
     )

@@ -56,7 +56,7 @@ def find(examiner: Examiner, case: Case, *, on_try: Callable[[SliceFinding], Non
     """
     first = examiner.examine(case)
     recipe = first.plan.recipe
-    unit = first.plan.strategy.num_replicas * recipe.microbatches * math.lcm(1, *first.model.group_sizes)
+    unit = first.plan.strategy.num_replicas * first.plan.microbatches * math.lcm(1, *first.model.group_sizes)
     tried: dict[int, SliceFinding] = {}
 
     def keep(finding: SliceFinding) -> None:
