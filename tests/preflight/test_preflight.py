@@ -138,6 +138,8 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     assert case["hbm"]["needed"] > done.report["cases"][0]["hbm"]["needed"]
 
 
+@pytest.mark.heavy
+@pytest.mark.exhaustive  # test_largest_batch.py has the search, and this compiles for a minute
 def test_the_largest_batch_is_found_and_the_next_one_refused(preflight):
     wide = ("--gin_file=mlp_fashion.gin", "--gin_param=image_data.name = 'digits'", "--gin_param=mlp.layers = 1")
     recipe = (*wide, "--gin_param=mlp.units = 262144", "--gin_param=train.global_batch_size = 16384")
