@@ -22,8 +22,7 @@ PREFLIGHT = [
     "jax>=0.10.2; python_version >= '3.11'",
     "libtpu>=0.0.51; python_version >= '3.11' and sys_platform == 'linux' and platform_machine == 'x86_64'",
 ]
-# The GPU compiler, which needs no GPU, driver or CUDA. Of jaxlib's version, which jax pins; preflight says so where they
-# differ.
+# The GPU compiler, which needs no GPU, driver or CUDA. It must be of jaxlib's version; preflight says where it is not.
 GPU_PREFLIGHT = [
     "jax>=0.10.2; python_version >= '3.11'",
     "jax-cuda12-pjrt>=0.10.2; python_version >= '3.11' and sys_platform == 'linux'",

@@ -21,7 +21,7 @@ _TENSOR_CORES, _TF32, _CUDA_CORES = "Tensor Cores", "Tensor Cores in TF32", "CUD
 
 
 def engine(one: MatrixOp, card: Card) -> tuple[str, float, str]:
-    """What multiplies, its FLOP/s at most, and why it is not the Tensor Cores in 16 bits; "" where it is."""
+    """What multiplies, its FLOP/s at most, and why it is not the Tensor Cores; "" where it is."""
     kinds = set(one.dtypes)
     if kinds <= {"f16"} or (kinds <= set(_HALF) and card.has_bfloat16):
         return _TENSOR_CORES, card.tensor_flops.value, ""
@@ -33,7 +33,7 @@ def engine(one: MatrixOp, card: Card) -> tuple[str, float, str]:
         return _CUDA_CORES, card.float32_flops.value, f"float32, and {card.name} has no TF32"
     if one.full_precision:
         return _CUDA_CORES, card.float32_flops.value, "float32 in full precision, as gpu.tf32 = False asks for"
-    return _TF32, card.tf32_flops.value, "float32"
+    return _TF32, card.tf32_flops.value, ""
 
 
 def shares(costs: Costs, card: Card) -> list[tuple[str, float, float]]:
@@ -49,17 +49,16 @@ def shares(costs: Costs, card: Card) -> list[tuple[str, float, float]]:
 
 def advise(costs: Costs, card: Card) -> Iterator[str]:
     """A sentence for each thing that keeps products from the full speed of Tensor Cores, with the layers it is of."""
-    reasons: dict[tuple[str, str], list[MatrixOp]] = {}
+    reasons: dict[str, list[MatrixOp]] = {}
     for one in costs.matrix_ops:
-        name, _, why = engine(one, card)
-        if why:
-            reasons.setdefault((name, why), []).append(one)
-    for (name, why), ops in sorted(reasons.items(), key=lambda item: -_flops(item[1])):
+        if why := engine(one, card)[2]:
+            reasons.setdefault(why, []).append(one)
+    for why, ops in sorted(reasons.items(), key=lambda item: -_flops(item[1])):
         if _flops(ops) > _WORTH * costs.flops:
-            took = sum(one.flops / engine(one, card)[1] for one in ops)
             yield (
-                f"{_flops(ops) / costs.flops:.0%} of the arithmetic runs on {name} ({why}), {milliseconds(took)} at "
-                f"least instead of {milliseconds(_flops(ops) / card.tensor_flops.value)}: {_layers(ops)}"
+                f"{_flops(ops) / costs.flops:.0%} of the arithmetic runs on {_CUDA_CORES} ({why}), "
+                f"{milliseconds(_flops(ops) / card.float32_flops.value)} at least instead of "
+                f"{milliseconds(_flops(ops) / card.tensor_flops.value)} on {_TENSOR_CORES} in 16 bits: {_layers(ops)}"
             )
     odd = [one for one in costs.matrix_ops if engine(one, card)[0] != _CUDA_CORES and _odd(one)]
     if _flops(odd) > _WORTH * costs.flops:

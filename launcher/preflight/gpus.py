@@ -104,9 +104,9 @@ class GpuMachines:
     @property
     def figures_of(self) -> str:
         return (
-            "the whole step as one program of XLA. That of --mode=export_step is this very one, but for what is tuned on "
-            "the GPU itself; in training, train.jit_compile has TensorFlow's own XLA compile forward and backward pass, "
-            "and the rest runs as kernels, so its figures are near these"
+            "the whole step as one program of XLA. That of --mode=export_step is this very one, but for what is tuned "
+            "on the GPU itself; in training, train.jit_compile has TensorFlow's own XLA compile the forward and the "
+            "backward pass, and the rest runs as kernels, so its figures are near these"
         )
 
     def describe(self) -> str:

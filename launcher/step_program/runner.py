@@ -11,7 +11,9 @@ variables are fed back from step to step; batches come round again when there ar
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import logging
 import os
 import sys
 import time
@@ -176,6 +178,10 @@ def _prepare_jax(num_devices: int, platform: str | None) -> None:
     os.environ["JAX_ENABLE_X64"] = "1"
     if platform == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", platform)
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        # What compiles for GPUs may be there without what runs on them: JAX would log a traceback of that, and go on.
+        log = logging.getLogger("jax._src.xla_bridge")
+        log.addFilter(lambda record: "jax_plugins.xla_cuda" not in record.getMessage())
 
 
 def _compiled(portable: bytes, devices: list[Any]) -> Any:
