@@ -67,10 +67,11 @@ def show(reported: CaseReport, console: Console) -> None:
     if finding.costs is not None and finding.costs.collectives:
         console.note("")
         show_table(_collective_rows(finding), console)
-    if finding.costs is not None and finding.costs.kernels:
+    if finding.costs is not None and finding.costs.kernels_by_kind:
         console.note("")
         show_table(
-            [["kernels", "a step"], *([kind, str(count)] for kind, count in finding.costs.kernels.items())], console
+            [["kernels", "a step"], *([kind, str(count)] for kind, count in finding.costs.kernels_by_kind.items())],
+            console,
         )
     if finding.advice:
         console.note("")
@@ -272,7 +273,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
             ],
             "host_transfers": len(costs.host_transfers),
             "dynamic_shapes": len(costs.dynamic),
-            "kernels": dict(costs.kernels),
+            "kernels_by_kind": dict(costs.kernels_by_kind),
             "recomputed": len(costs.recomputed),
         },
         "roofline": None if bounds is None else {**dataclasses.asdict(bounds), "step_seconds": bounds.step_seconds},

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.errors import EXIT_DONE
 from launcher.machine import child_process
+from launcher.preflight.xla_compiler import BEFORE_LIBRARIES
 
 REQUEST, PROGRAM, OUTCOME, DUMP, LOG = "request.json", "program.mlir", "outcome.json.gz", "dump", "log.txt"
 
@@ -66,7 +67,7 @@ def _dumped(folder: Path, hlo: str) -> dict[str, str]:
         "hlo": hlo or text("[._]after_optimizations.txt", ".oom_intermediate_module.txt"),
         "buffer_assignment": text("[._]after_optimizations-buffer-assignment.txt"),
         "live_ranges": text("[._]after_optimizations-live-range.txt"),
-        "lowered": text(".before_optimizations.txt"),
+        "before_libraries": text(BEFORE_LIBRARIES, ".before_optimizations.txt") if not hlo else "",
     }
 
 

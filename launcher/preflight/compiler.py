@@ -54,7 +54,7 @@ class Compilation:
       buffer_assignment, live_ranges: where its buffers lie and when they live, XLA's dumps; may be empty.
       seconds: what the compilation took when it was done.
       cached: whether that was before this call.
-      lowered: the program as the compiler was given it, its own dump; may be empty.
+      before_libraries: the program before its convolutions and products became calls of libraries; may be empty.
     """
 
     error: str | None
@@ -65,7 +65,7 @@ class Compilation:
     live_ranges: str
     seconds: float
     cached: bool
-    lowered: str = ""
+    before_libraries: str = ""
 
 
 class OutOfTimeError(UsageError):

@@ -96,7 +96,7 @@ class Costs:
       host_transfers: instructions that wait for the host.
       dynamic: instructions whose shape is not known before they run.
       unknown_loops: loops whose turns the compiler does not know, counted once.
-      kernels: how many kernels of each kind are started; empty where the program does not tell.
+      kernels_by_kind: how many of each a step starts; empty where the program does not tell.
       recomputed: instructions that the compiler added, which compute again what would not have fitted in memory.
     """
 
@@ -108,7 +108,7 @@ class Costs:
     host_transfers: tuple[Instruction, ...]
     dynamic: tuple[Instruction, ...]
     unknown_loops: int
-    kernels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kernels_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
     recomputed: tuple[Instruction, ...] = ()
 
     @property

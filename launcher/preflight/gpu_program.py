@@ -1,7 +1,7 @@
-"""What a step costs on a GPU, from its program before and after XLA's optimisation, and the kernels that it becomes.
+"""What a step costs on a GPU, from its program before and after parts of it become calls of libraries, and its kernels.
 
-Convolutions and some products become calls of libraries when they are optimised and cannot be counted any more, so
-arithmetic is counted before, and memory traffic, collectives and kernels after.
+Such calls cannot be counted any more, so arithmetic is counted before, and memory traffic, collectives and kernels in
+the program that runs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _NO_KERNEL = {
 _LIBRARIES = {"__cudnn$conv": "cuDNN convolution", "__cudnn": "cuDNN", "__cublas": "cuBLAS"}
 
 
-def count(optimised: Module, lowered: Module | None) -> Costs:
+def count(optimised: Module, before_libraries: Module | None) -> Costs:
     """Costs of a program; for arguments, see `targets.Target.count`."""
     after = costs_lib.count(optimised)
-    before = costs_lib.count(lowered) if lowered is not None else after
+    before = costs_lib.count(before_libraries) if before_libraries is not None else after
     return dataclasses.replace(
         after,
         flops=before.flops,
         matrix_ops=before.matrix_ops,
         unknown_loops=before.unknown_loops,
-        kernels=kernels(optimised),
+        kernels_by_kind=kernels(optimised),
         recomputed=tuple(
             one
             for computation, _ in costs_lib.executed(optimised)

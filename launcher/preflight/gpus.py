@@ -21,6 +21,7 @@ from launcher.preflight.gpu_cards import CARDS, Card
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
 from launcher.preflight.targets import CROSSINGS, Constant
+from launcher.preflight.xla_compiler import DUMP_BEFORE_LIBRARIES
 from launcher.reporting.units import amount, plural
 from launcher.run.plan import RunPlan
 
@@ -142,12 +143,16 @@ class GpuMachines:
             "platform": "cuda",
             "topology": {"topology": self.topology_name, "target_config": self.card.target_config()},
             "num_replicas": self.num_replicas,
-            # Its kernels are thrown away: they need not be good.
-            "xla_flags": ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"],
+            "xla_flags": [
+                # Its kernels are thrown away: they need not be good.
+                "--xla_backend_optimization_level=0",
+                "--xla_llvm_disable_expensive_passes=true",
+                DUMP_BEFORE_LIBRARIES,
+            ],
         }
 
-    def count(self, optimised: Module, lowered: Module | None) -> Costs:
-        return gpu_program.count(optimised, lowered)
+    def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
+        return gpu_program.count(optimised, before_libraries)
 
     def reserved(self, costs: Costs | None, needed: float) -> Mapping[str, Constant]:
         system = _SYSTEM_MIB.get(self.card.capability[0], _SYSTEM_MIB_FROM_9) * 2**20

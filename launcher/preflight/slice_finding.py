@@ -165,7 +165,9 @@ class Examiner:
             plan=resolved,
             model=model,
             # Megabytes that nothing reads any more.
-            compilation=dataclasses.replace(compilation, hlo="", buffer_assignment="", live_ranges="", lowered=""),
+            compilation=dataclasses.replace(
+                compilation, hlo="", buffer_assignment="", live_ranges="", before_libraries=""
+            ),
             refusal=None,
             hbm=None,
             costs=None,
@@ -176,8 +178,8 @@ class Examiner:
             return dataclasses.replace(
                 found, refusal=explain_refusal(compilation.error, module, case.where.accelerator)
             )
-        lowered = hlo.parse(compilation.lowered, line_of) if compilation.lowered else None
-        costs = None if module is None else case.where.count(module, lowered)
+        before = hlo.parse(compilation.before_libraries, line_of) if compilation.before_libraries else None
+        costs = None if module is None else case.where.count(module, before)
         accounted = hbm.account(
             compilation,
             module,

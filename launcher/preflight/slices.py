@@ -159,7 +159,7 @@ class Slice:
             "xla_flags": [],
         }
 
-    def count(self, optimised: Module, lowered: Module | None) -> Costs:
+    def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
         return costs_lib.count(optimised)
 
     def reserved(self, costs: Costs | None, needed: float) -> Mapping[str, Constant]:

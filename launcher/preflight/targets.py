@@ -96,12 +96,12 @@ class Target(Protocol):
         """What the compiler's process must know: the arguments of `xla_compiler.compile_program`, and "xla_flags"."""
         ...
 
-    def count(self, optimised: Module, lowered: Module | None) -> Costs:
+    def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
         """Costs of a program.
 
         Args:
           optimised: what the compiler made of it.
-          lowered: what it was made from; None where the compiler did not write it down.
+          before_libraries: the same before parts of it became calls of libraries; None where none does.
         """
         ...
 

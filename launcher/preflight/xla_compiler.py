@@ -38,6 +38,10 @@ class Executable:
     hlo: str
 
 
+# XLA's dump of a GPU's program at the moment before its convolutions become calls of cuDNN, which cannot be counted: by
+# then it is simplified and its loops' turns are known. The flag that asks for it, and how the file's name ends.
+DUMP_BEFORE_LIBRARIES, BEFORE_LIBRARIES = "--xla_dump_hlo_pass_re=conv-rewriter", ".before_conv-rewriter.txt"
+
 _NOTHING_SAID = Executable(memory={}, cost={}, hlo="")
 
 # What XLA says when it has done everything but to turn its kernels into machine code, for which it looks for programs

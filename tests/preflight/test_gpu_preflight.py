@@ -37,8 +37,8 @@ def test_a_step_that_fits_is_reported_with_memory_bounds_and_kernels(preflight):
     assert used["needed"] == program + sum(used["reserved"].values()) < used["available"]
     assert set(used["reserved"]) == {"CUDA context, cuDNN, cuBLAS", "buffers of NCCL", "fragmentation"}
     assert any(buffer["name"] == "model/dense1/kernel" for buffer in used["buffers"])
-    assert case["costs"]["kernels"]["all-reduce"] == 2
-    assert any("GEMM" in kind or "cuBLAS" in kind for kind in case["costs"]["kernels"])
+    assert case["costs"]["kernels_by_kind"]["all-reduce"] == 2
+    assert any("GEMM" in kind or "cuBLAS" in kind for kind in case["costs"]["kernels_by_kind"])
     assert all(constant["source"] for constant in case["constants"].values())
     for words in (
         "of f16 on Tensor Cores",
@@ -47,6 +47,18 @@ def test_a_step_that_fits_is_reported_with_memory_bounds_and_kernels(preflight):
         "h100 link bandwidth",
     ):
         assert words in done.out
+
+
+@pytest.mark.parametrize(("tf32", "engine"), [(True, "Tensor Cores in TF32"), (False, "CUDA cores")])
+def test_float32_is_multiplied_by_what_the_recipe_allows(preflight, tf32, engine):
+    done = preflight(
+        "--gpu_type=h100:2", JIT, "--gin_param=train.precision = 'float32'", f"--gin_param=gpu.tf32 = {tf32}"
+    )
+    assert done.code == EXIT_DONE, done.err
+    assert f"of f32 on {engine} a device" in done.out
+    advice = " ".join(done.report["cases"][0]["advice"])
+    assert ("CUDA cores (float32 in full precision" in advice) == (not tf32)
+    assert "train.precision = 'mixed_float16' halves the memory of activations" in advice
 
 
 def test_a_run_that_no_compiler_sees_gets_no_verdict(preflight):
@@ -126,7 +138,7 @@ def test_every_card_compiles_and_its_program_is_read_as_a_tpus_is(compiled, name
     accounted = hbm.account(found, None, argument_names=(), result_names=(), available=where.memory_bytes.value)
     assert accounted.fits
     assert accounted.arguments == 4 * 1024 * 512 + 2 * 256 * 1024
-    counted = where.count(hlo.parse(found.hlo), hlo.parse(found.lowered))
+    counted = where.count(hlo.parse(found.hlo), hlo.parse(found.before_libraries))
     assert counted.flops == 2 * 2 * 256 * 1024 * 512
     assert [one.bytes for one in counted.collectives] == [4 * 1024 * 512]
     # bfloat16 needs an A100 or newer.
@@ -200,7 +212,7 @@ def by_hand(model: keras.Model) -> int:
 @pytest.mark.parametrize(
     ("recipe", "model"),
     [
-        (("resnet_cpu.gin", "resnet.depth = 8"), {"image_shape": (8, 8, 1), "num_classes": 10, "depth": 8}),
+        (("resnet_fashion.gin", "resnet.depth = 8"), {"image_shape": (28, 28, 1), "num_classes": 10, "depth": 8}),
         pytest.param(
             ("resnet_gpu.gin", "train.global_batch_size = 32"),
             {"image_shape": (224, 224, 3), "num_classes": 1000},
