@@ -115,6 +115,12 @@ class Runner:
         kinds = sorted({device.device_kind for device in self._devices})
         return f"{len(self._devices)} x {', '.join(kinds)} ({self._devices[0].platform}), JAX {self._jax.__version__}"
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that any device has taken since JAX started; None where devices do not tell, as CPUs."""
+        told = [device.memory_stats() for device in self._devices]
+        return max(one["peak_bytes_in_use"] for one in told) if all(told) else None
+
     def _checked(self, name: str, value: np.ndarray, parts: int = 1) -> np.ndarray:
         """The array, if it fits; a wrong one would end the process without a message."""
         argument = self._arguments[name]
