@@ -147,7 +147,7 @@ class PreflightRequest(Request):
     gpu_type: tuple[str, ...] = flag(
         flags.DEFINE_multi_string,
         [],
-        "NVIDIA GPUs, such as h100:8, or a100-80:8x8 for eight hosts of eight; several, also with commas, as well.",
+        "NVIDIA GPUs, such as h100:8, or a100-80:8x8 for eight hosts of eight; several are compared as well.",
     )
     preflight_batch_sizes: tuple[str, ...] = flag(
         flags.DEFINE_list, [], "global batch sizes to compare. Default: the recipe's own."
