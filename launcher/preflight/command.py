@@ -204,7 +204,7 @@ class Preflight:
         for one in reports:
             if one.largest:
                 self._console.note(
-                    f"preflight: {one.finding.case.where.accelerator_type}: {case_report.largest_text(one.largest)}"
+                    f"preflight: {one.finding.case.where.name}: {case_report.largest_text(one.largest)}"
                 )
         if fitting:
             names = ", ".join(finding.case.name for finding in fitting)
