@@ -284,7 +284,7 @@ def test_the_gradient_of_a_loop_turns_as_often_as_the_loop_has():
         "HloModule m\n\n"
         + loop("forward", "constant(7)")
         + loop("backward", "get-tuple-element(%c), index=1")
-        + f"ENTRY %main (a: f32[8,8]) -> f32[8,8] {{\n  %a = f32[8,8]{{1,0}} parameter(0)\n  %zero = s32[] constant(0)\n"
+        + "ENTRY %main (a: f32[8,8]) -> f32[8,8] {\n  %a = f32[8,8]{1,0} parameter(0)\n  %zero = s32[] constant(0)\n"
         f"  %forward_in = {state} tuple(%zero, %zero, %a)\n{turned('forward', state)}"
         "  %count = s32[] get-tuple-element(%forward), index=0\n"
         f"  %backward_in = {state} tuple(%zero, %count, %a)\n{turned('backward', state)}"
