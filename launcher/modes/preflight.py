@@ -1,8 +1,9 @@
-"""`--mode=preflight`: a recipe's step compiled for TPU slices that nobody has rented yet."""
+"""`--mode=preflight`: a recipe's step compiled for TPUs and GPUs that nobody has rented yet."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
@@ -12,14 +13,16 @@ from launcher.preflight.compiler import default_cache_dir
 
 
 def run(request: PreflightRequest) -> int:
-    """Compiles for every slice and batch size that the flags name; see `preflight.command`.
+    """Compiles for every target and batch size that the flags name; see `preflight.command`.
 
     Raises:
-      UsageError: no slice is named, or a number is none.
+      UsageError: no target is named, or a number is none.
     """
-    types = [name.strip() for given in request.tpu_type for name in given.split(",") if name.strip()]
-    if not types:
-        raise UsageError("--mode=preflight: say what to compile for, such as --tpu_type=v5litepod-256")
+    tpu_types, gpu_types = _names(request.tpu_type), _names(request.gpu_type)
+    if not tpu_types and not gpu_types:
+        raise UsageError(
+            "--mode=preflight: say what to compile for, such as --tpu_type=v5litepod-256 or --gpu_type=h100:8"
+        )
     if not request.preflight_timeout > 0:
         raise UsageError(f"--preflight_timeout={request.preflight_timeout:g}: must be more than 0 seconds")
     if request.largest_batch and (request.preflight_batch_sizes or request.preflight_search):
@@ -32,7 +35,8 @@ def run(request: PreflightRequest) -> int:
         gin_params=request.gin_param,
         seed=request.seed,
         deterministic=request.deterministic,
-        tpu_types=tuple(dict.fromkeys(types)),
+        tpu_types=tpu_types,
+        gpu_types=gpu_types,
         batch_sizes=tuple(dict.fromkeys(map(_batch_size, request.preflight_batch_sizes))),
         largest_batch=request.largest_batch,
         search=request.preflight_search,
@@ -42,6 +46,11 @@ def run(request: PreflightRequest) -> int:
     )
     with gin_bindings.usage_errors():
         return command.run(asked, dry_run=request.dry_run)
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    names = [name.strip() for text in given for name in text.split(",")]
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _batch_size(text: str) -> int:

@@ -1,4 +1,4 @@
-"""`--mode=preflight`: a recipe's step compiled for TPU slices that nobody has rented yet."""
+"""`--mode=preflight`: a recipe's step compiled for TPUs and GPUs that nobody has rented yet."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.preflight import case_report, comparison, largest_batch, slices, suggestions
+from launcher.preflight import case_report, comparison, gpus, largest_batch, slices, suggestions
 from launcher.preflight.case_report import CaseReport, Tried
 from launcher.preflight.compiler import Compiler, require_versions
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.preflight.suggestions import Suggestion
+from launcher.preflight.targets import Target
 from launcher.reporting import report, run_folder, strict_json
 from launcher.reporting.console import Console, make_console
 from launcher.reporting.progress_line import ProgressLine
@@ -27,7 +28,7 @@ class CompileRequest:
 
     Attributes:
       gin_files, gin_params, seed, deterministic: the recipe.
-      tpu_types: accelerator types.
+      tpu_types, gpu_types: what to compile for.
       batch_sizes: global batch sizes to compare; empty for the recipe's own.
       largest_batch: look for the largest global batch that fits.
       search: compile with every knob turned, not only until a step fits that does not.
@@ -40,6 +41,7 @@ class CompileRequest:
     seed: int | None
     deterministic: bool
     tpu_types: tuple[str, ...]
+    gpu_types: tuple[str, ...]
     batch_sizes: tuple[int, ...]
     largest_batch: bool
     search: bool
@@ -48,12 +50,13 @@ class CompileRequest:
     timeout_seconds: float
 
     def cases(self) -> list[Case]:
-        """Every slice with every batch size.
+        """Every target with every batch size.
 
         Raises:
           UsageError: a type is unknown or not listed.
         """
-        wanted = [slices.find(name) for name in self.tpu_types]
+        wanted: list[Target] = [slices.find(name) for name in self.tpu_types]
+        wanted += [gpus.find(name) for name in self.gpu_types]
         changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
         return [Case(where=where, changes=change) for where in wanted for change in changes]
 
@@ -78,6 +81,11 @@ class Preflight:
         self._console: Console = make_console(total_steps=1)
         self._line = ProgressLine(self._console)
         self._cases = request.cases()
+        self._versions = {
+            name: version
+            for accelerator in dict.fromkeys(case.where.accelerator for case in self._cases)
+            for name, version in require_versions(accelerator).items()
+        }
         if request.model_dir is not None:
             check_model_dir(request.model_dir)
         self._examiner = Examiner(
@@ -95,7 +103,7 @@ class Preflight:
         possible, not_applicable = self._checked()
         if dry_run:
             for case in possible:
-                self._console.plan({"slice": case.where.describe(), **self._examiner.resolve(case).describe()})
+                self._console.plan({"where": case.where.describe(), **self._examiner.resolve(case).describe()})
             return EXIT_DONE
         reports: list[CaseReport] = []
         for case in possible:
@@ -185,7 +193,7 @@ class Preflight:
             "gin_params": list(self._request.gin_params),
             "cases": [case_report.as_json(one) for one in reports],
             "not_applicable": [{"case": name, "why": why} for name, why in not_applicable],
-            "versions": {**run_versions(), **require_versions()},
+            "versions": {**run_versions(), **self._versions},
         }
         written = report.write_result(model_dir, run_folder.PREFLIGHT, strict_json.dumps(content, indent=2))
         self._console.note("")
@@ -196,7 +204,7 @@ class Preflight:
         for one in reports:
             if one.largest:
                 self._console.note(
-                    f"preflight: {one.finding.case.where.accelerator_type}: {case_report.largest_text(one.largest)}"
+                    f"preflight: {one.finding.case.where.name}: {case_report.largest_text(one.largest)}"
                 )
         if fitting:
             names = ", ".join(finding.case.name for finding in fitting)
@@ -214,10 +222,12 @@ def _refusal(reported: CaseReport) -> str:
         return f"on {finding.case.name}, {finding.refusal}"
     hbm, plan = finding.hbm, finding.plan
     best = next((one.suggestion.flag for one in reported.tried if one.fits), None)
+    allowed = sum(one.value for one in hbm.reserved.values())
+    beside = f", and {bytes_text(allowed)} allowed for {', '.join(hbm.reserved)}" if hbm.reserved else ""
     hint = f". Try {best}, which was compiled and fits" if best else ""
     return (
         f"train.global_batch_size = {plan.recipe.global_batch_size} does not fit on {finding.case.name}: "
         f"{plan.per_replica_batch_size} examples a replica in {plan.microbatches} microbatches need "
-        f"{bytes_text(hbm.needed)} of HBM, {bytes_text(hbm.available)} are there, "
-        f"{bytes_text(hbm.excess)} are missing (the compiler's own figures){hint}"
+        f"{bytes_text(hbm.needed)} of {finding.case.where.memory_name}, {bytes_text(hbm.available)} are there, "
+        f"{bytes_text(hbm.excess)} are missing (the compiler's own figures{beside}){hint}"
     )
