@@ -203,9 +203,7 @@ class Preflight:
         fitting = [one.finding for one in reports if one.finding.fits]
         for one in reports:
             if one.largest:
-                self._console.note(
-                    f"preflight: {one.finding.case.where.name}: {case_report.largest_text(one.largest)}"
-                )
+                self._console.note(f"preflight: {one.finding.case.where.name}: {case_report.largest_text(one.largest)}")
         if fitting:
             names = ", ".join(finding.case.name for finding in fitting)
             self._console.note(f"preflight: the step compiles and fits: {names}")
