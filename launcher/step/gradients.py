@@ -91,9 +91,10 @@ def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCK
     sizes = [tensor.shape.num_elements() for tensor in tensors]
     reduced: list[tf.Tensor] = list(tensors)
     for bucket in plan_buckets(sizes, [tensor.dtype for tensor in tensors], bucket_bytes):
-        if len(bucket) == 1:  # as it is: XLA would copy a large one into another layout
+        if len(bucket) == 1:  # in its own shape: XLA would copy a large one into another layout
             (index,) = bucket
-            reduced[index] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors[index])
+            # A tensor of its own on each replica: TensorFlow takes one that all share for a sum that was made already.
+            reduced[index] = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(tensors[index]))
             continue
         flat = tf.concat([tf.reshape(tensors[index], [-1]) for index in bucket], axis=0)
         total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)

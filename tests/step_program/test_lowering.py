@@ -42,7 +42,7 @@ class Module:
             if operation.operation.name == "stablehlo.all_reduce":
                 kind = operation.operands[0].type
                 groups = np.array(operation.attributes["replica_groups"]).tolist()
-                found.append((str(kind.element_type), kind.shape[0], groups, path))
+                found.append((str(kind.element_type), int(np.prod(kind.shape)), groups, path))
         return found
 
     def largest_constant(self):

@@ -96,7 +96,7 @@ def test_the_average_of_the_weights_takes_their_place_in_one_program():
 
 def test_the_layers_of_a_skipped_step_are_named_by_one_program():
     with made_up_tpu.strategy(REPLICAS) as strategy:
-        made = built(strategy, "resnet_cpu.gin", ("resnet.depth = 8",))
+        made = built(strategy, "resnet_cpu.gin", ("resnet.depth = 8", f"train.bucket_bytes = {2**26}"))
         stand_in = made_up_tpu.training_shapes(made.plan)
         diagnosis = Diagnosis(made.trainer, made.plan.data)
         found = graph_of(lambda: diagnosis._non_finite(next(batches(made, stand_in))))
