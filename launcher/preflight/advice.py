@@ -33,6 +33,7 @@ def advise(costs: Costs, hbm: HbmUse, where: Slice, *, policy: str, bounds: Roof
         *_host_transfers(costs),
         *_dynamic_shapes(costs),
         *_unknown_loops(costs),
+        *_kernels(costs),
     )
 
 
@@ -139,4 +140,12 @@ def _unknown_loops(costs: Costs) -> Iterator[str]:
         yield (
             f"the compiler does not know how often {costs.unknown_loops} loops turn; they are counted as one turn in "
             "the estimates"
+        )
+
+
+def _kernels(costs: Costs) -> Iterator[str]:
+    if costs.kernels:
+        yield (
+            f"{costs.kernels} operations are kernels of their own (Pallas): their arithmetic is in no estimate, and "
+            "they are taken to read all that they are given"
         )

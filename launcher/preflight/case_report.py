@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.preflight.compiler import Compilation
+from launcher.preflight.costs import Costs
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
@@ -107,6 +108,7 @@ def _summary(finding: SliceFinding) -> dict[str, str]:
         **{f"note {number}": note for number, note in notes},
         "compiler": f"compiled in {_seconds(compilation)}",
         "verdict": outcome if finding.refusal is None else f"{outcome}: {finding.refusal}",
+        **_unread(finding),
     }
 
 
@@ -160,14 +162,33 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
     if bounds.cost_model_seconds:
         lines["cost model"] = (
             f"{milliseconds(bounds.cost_model_seconds)}: no bound but the compiler's own estimate, one operation after "
-            f"another at {where.chip.clock / 1e9:.2f} GHz"
+            f"another at {where.chip.clock / 1e9:.2f} GHz{_without_estimate(costs)}"
         )
+    elif costs.unestimated:
+        lines["cost model"] = f"no total{_without_estimate(costs)}, and they may be most of the step"
     lines["MFU"] = f"at most {bounds.mfu:.1%}"
     lines["throughput"] = f"at most {bounds.examples_per_second:,.0f} examples/s for the slice" + (
         f", {bounds.tokens_per_second:,.0f} tokens/s" if bounds.tokens_per_second is not None else ""
     )
     lines["the whole run"] = f"at least {_hours(bounds.hours)} for {plan.total_steps:,} steps, training alone"
     return lines
+
+
+def _without_estimate(costs: Costs) -> str:
+    """What the compiler's cost model leaves out."""
+    if not costs.unestimated:
+        return ""
+    return f"; the compiler has no estimate for {_counted(costs.unestimated, 'operation')}"
+
+
+def _unread(finding: SliceFinding) -> dict[str, str]:
+    """That the compiled program was not read whole, and what follows."""
+    if not finding.unread:
+        return {}
+    return {
+        "not read": f"{_counted(len(finding.unread), 'part')} of the compiled program, so nothing is said of its time "
+        f"and FLOPs; memory is the compiler's own figure. First: {finding.unread[0]}. Please report it"
+    }
 
 
 def _counted(count: int, what: str) -> str:
@@ -245,6 +266,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "parameters": finding.model.parameters,
         "compile_seconds": finding.compilation.seconds,
         "from_cache": finding.compilation.cached,
+        "unread": list(finding.unread),
         "hbm": None if hbm is None else _hbm_json(hbm),
         "costs": None
         if costs is None
@@ -259,6 +281,8 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
             ],
             "host_transfers": len(costs.host_transfers),
             "dynamic_shapes": len(costs.dynamic),
+            "operations_without_estimate": costs.unestimated,
+            "custom_kernels": costs.kernels,
         },
         "roofline": None
         if bounds is None

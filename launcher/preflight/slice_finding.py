@@ -87,6 +87,7 @@ class SliceFinding:
       refusal: why it does not compile, in words; None when it does, or when all it lacks is memory.
       hbm, costs, roofline: None when it does not compile; the last two, too, when it does not fit.
       advice: what could be better, a sentence each.
+      unread: what of the compiled program was not understood; then nothing is counted in it.
     """
 
     case: Case
@@ -98,6 +99,7 @@ class SliceFinding:
     costs: Costs | None
     roofline: Roofline | None
     advice: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -193,8 +195,8 @@ class Examiner:
 
 def _measured(found: SliceFinding, accounted: HbmUse, module: Module | None) -> SliceFinding:
     """Adds what the optimised program tells, where there is one."""
-    if module is None:
-        return dataclasses.replace(found, hbm=accounted)
+    if module is None or module.unread:
+        return dataclasses.replace(found, hbm=accounted, unread=() if module is None else module.unread)
     where, recipe = found.case.where, found.plan.recipe
     costs = count(module)
     bounds = roofline.estimate(
