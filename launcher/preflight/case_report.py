@@ -9,10 +9,9 @@ from typing import Any
 from launcher.preflight.compiler import Compilation
 from launcher.preflight.costs import Costs
 from launcher.preflight.hbm import HbmUse
+from launcher.preflight.kept_reports import Recorder
 from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
-from launcher.reporting.console import Console
-from launcher.reporting.tables import show_table
 from launcher.reporting.units import amount, bytes_text, milliseconds
 from launcher.step_program.op_source import short_name
 
@@ -50,7 +49,7 @@ def verdict(finding: SliceFinding) -> str:
     return "fits" if finding.fits else "does not fit"
 
 
-def show(reported: CaseReport, console: Console) -> None:
+def show(reported: CaseReport, console: Recorder) -> None:
     """Prints everything about one case."""
     finding = reported.finding
     console.plan(_summary(finding))
@@ -60,14 +59,14 @@ def show(reported: CaseReport, console: Console) -> None:
         console.plan(_hbm_lines(finding.hbm))
         if finding.hbm.buffers:
             console.note("")
-            show_table(_buffer_rows(finding.hbm), console)
+            console.table(_buffer_rows(finding.hbm))
     if finding.roofline is not None:
         console.note("")
         console.note("Time of a step, at least")
         console.plan(_roofline_lines(finding))
     if finding.costs is not None and finding.costs.collectives:
         console.note("")
-        show_table(_collective_rows(finding), console)
+        console.table(_collective_rows(finding))
     if finding.advice:
         console.note("")
         console.note("Advice")
@@ -76,10 +75,10 @@ def show(reported: CaseReport, console: Console) -> None:
     if reported.tried:
         console.note("")
         console.note("Knobs, measured")
-        show_table(_tried_rows(reported), console)
+        console.table(_tried_rows(reported))
 
 
-def show_constants(findings: Sequence[SliceFinding], console: Console) -> None:
+def show_constants(findings: Sequence[SliceFinding], console: Recorder) -> None:
     """Prints what the estimates stand on, with the source of each number."""
     console.note("")
     console.note("Constants of the estimates")
