@@ -8,9 +8,11 @@ from typing import Any
 
 from launcher.preflight.compiler import Compilation
 from launcher.preflight.costs import Costs
+from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.kept_reports import Recorder
 from launcher.preflight.slice_finding import SliceFinding
+from launcher.preflight.slices import Slice
 from launcher.preflight.suggestions import Suggestion
 from launcher.reporting.units import amount, bytes_text, milliseconds
 from launcher.step_program.op_source import short_name
@@ -64,6 +66,10 @@ def show(reported: CaseReport, console: Recorder) -> None:
         console.note("")
         console.note("Time of a step, at least")
         console.plan(_roofline_lines(finding))
+        published = _forecast(finding)
+        if published is not None:
+            console.note("")
+            console.table(published.rows())
     if finding.costs is not None and finding.costs.collectives:
         console.note("")
         console.table(_collective_rows(finding))
@@ -165,12 +171,21 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
         )
     elif costs.unestimated:
         lines["cost model"] = f"no total{_without_estimate(costs)}, and they may be most of the step"
+    published = _forecast(finding)
+    lines["forecast"] = str(published) if published else "none: no published rate of a comparable step is known"
     lines["MFU"] = f"at most {bounds.mfu:.1%}"
     lines["throughput"] = f"at most {bounds.examples_per_second:,.0f} examples/s for the slice" + (
         f", {bounds.tokens_per_second:,.0f} tokens/s" if bounds.tokens_per_second is not None else ""
     )
     lines["the whole run"] = f"at least {_hours(bounds.hours)} for {plan.total_steps:,} steps, training alone"
     return lines
+
+
+def _forecast(finding: SliceFinding) -> Forecast | None:
+    """What published runs say of the bound; they were all on TPUs."""
+    if finding.roofline is None or not isinstance(finding.case.where, Slice):
+        return None
+    return forecast(finding.model.kind, finding.roofline)
 
 
 def _without_estimate(costs: Costs) -> str:
@@ -245,7 +260,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
     """The same for a program; sizes in bytes, times in seconds."""
     finding = reported.finding
     plan, hbm, costs, bounds = finding.plan, finding.hbm, finding.costs, finding.roofline
-    where = finding.case.where
+    where, published = finding.case.where, _forecast(finding)
     return {
         "accelerator_type": where.accelerator_type,
         "topology": where.topology_name,
@@ -286,6 +301,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "roofline": None
         if bounds is None
         else {**dataclasses.asdict(bounds), "step_seconds": bounds.step_seconds, "bound_by": bounds.bound_by},
+        "forecast": None if published is None else published.as_json(),
         "advice": list(finding.advice),
         "suggestions": [_tried_json(one) for one in reported.tried],
         "constants": {name: dataclasses.asdict(constant) for name, constant in where.chip.constants.items()},

@@ -66,6 +66,7 @@ class ModelFacts:
       rematerialize: bindings that make the model compute its activations twice, and do not yet.
       tokens_per_example: None where examples are no sequences.
       notes: what the task says of its model on a TPU.
+      kind: its name and the size of its images, as published rates have it.
     """
 
     parameters: int
@@ -74,6 +75,7 @@ class ModelFacts:
     rematerialize: tuple[str, ...]
     tokens_per_example: float | None
     notes: tuple[str, ...]
+    kind: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,7 +243,14 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
         rematerialize=gin_used.used_as("rematerialize", False),
         tokens_per_example=None if weight is None else float(weight),
         notes=() if task_notes is None else tuple(task_notes(model, "tpu")),
+        kind=_kind(model),
     )
+
+
+def _kind(model: keras.Model) -> str:
+    shape = model.input_shape
+    size = f" {shape[1]}x{shape[2]}" if isinstance(shape, tuple) and len(shape) == 4 else ""
+    return f"{model.name}{size}"
 
 
 def explain_refusal(error: str, module: Module | None) -> str:
