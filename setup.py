@@ -16,11 +16,16 @@ _NOT_X86 = "platform_machine != 'x86_64' and platform_machine != 'AMD64'"
 CPU = [f"tensorflow-cpu>=2.20; {_X86}", f"tensorflow>=2.20; {_NOT_X86}"]
 KUBERNETES = ["PyYAML>=6.0"]  # python -m launcher.launch --backend=kubernetes
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
-# The TPU compiler, which needs no TPU; what is private in them is named in launcher/preflight/tpu_compiler.py. No
+# The TPU compiler, which needs no TPU; what is private in them is named in launcher/preflight/xla_compiler.py. No
 # wheels for Python 3.10, and of libtpu none but for Linux on x86-64.
 PREFLIGHT = [
     "jax>=0.10.2; python_version >= '3.11'",
     "libtpu>=0.0.51; python_version >= '3.11' and sys_platform == 'linux' and platform_machine == 'x86_64'",
+]
+# The GPU compiler, which needs no GPU, driver or CUDA. It must be of jaxlib's version; preflight says where it is not.
+GPU_PREFLIGHT = [
+    "jax>=0.10.2; python_version >= '3.11'",
+    "jax-cuda12-pjrt>=0.10.2; python_version >= '3.11' and sys_platform == 'linux'",
 ]
 TEXT = [
     "babel>=2.12",  # names of days, months and currencies in spoken_numbers
@@ -69,9 +74,11 @@ setup(
         "mlflow": ["mlflow-skinny>=2.20"],  # train.sinks = [@MlflowSink()]
         "wandb": ["wandb>=0.19"],  # train.sinks = [@WandbSink()]
         "preflight": PREFLIGHT,
+        "gpu_preflight": GPU_PREFLIGHT,
         "test": [
             *CPU,
             *DEMO,
+            *GPU_PREFLIGHT,
             *KUBERNETES,
             *PREFLIGHT,
             *TEXT,  # spoken_numbers and python_docs are tested as they are

@@ -111,7 +111,8 @@ def test_the_wheel_brings_tensorflow_by_extra_alone(wheel):
     fields = metadata.PathDistribution(zipfile.Path(archive, name.removesuffix("METADATA"))).metadata
     assert fields["Name"] == "tf-launcher"
     assert set(fields["Requires-Python"].split(",")) == {">=3.10", "<3.14"}
-    assert {"cpu", "cuda", "tpu", "demo", "kubernetes", "preflight", "test"} <= set(fields.get_all("Provides-Extra"))
+    extras = {"cpu", "cuda", "tpu", "demo", "kubernetes", "preflight", "gpu_preflight", "test"}
+    assert extras <= set(fields.get_all("Provides-Extra"))
     required = [line for line in fields.get_all("Requires-Dist") if "extra ==" not in line]
     assert required
     assert not [line for line in required if re.match(r"tensorflow(?!-datasets)", line)]

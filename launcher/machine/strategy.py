@@ -44,6 +44,7 @@ class StrategyPlan:
       compute_capability: least (major, minor) of the GPUs used; None without GPUs or when unknown.
       tpu: name or address of the TPU, or "local"; None without one.
       gpu_options: how GPUs will be set up.
+      absent: whether it is on devices that this machine need not have, and none is set up.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class StrategyPlan:
     compute_capability: tuple[int, int] | None = None
     tpu: str | None = None
     gpu_options: GpuOptions = dataclasses.field(default_factory=GpuOptions)
+    absent: bool = False
 
     @property
     def is_absent(self) -> bool:
@@ -322,7 +324,7 @@ def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
 
 def configure(plan: StrategyPlan) -> None:
     """Sets this process's devices up; before anything else uses TensorFlow's devices."""
-    if plan.accelerator == "gpu":
+    if plan.accelerator == "gpu" and not plan.absent:
         configure_gpus(plan.local_replicas, plan.gpu_options)
     if plan.accelerator == "cpu" and plan.kind == "mirrored":
         configure_logical_cpus(plan.local_replicas)

@@ -144,6 +144,11 @@ class PreflightRequest(Request):
         [],
         "accelerator types, such as v5litepod-256; several, also with commas, are compared.",
     )
+    gpu_type: tuple[str, ...] = flag(
+        flags.DEFINE_multi_string,
+        [],
+        "NVIDIA GPUs, such as h100:8, or a100-80:8x8 for eight hosts of eight; several are compared as well.",
+    )
     preflight_batch_sizes: tuple[str, ...] = flag(
         flags.DEFINE_list, [], "global batch sizes to compare. Default: the recipe's own."
     )
@@ -260,11 +265,11 @@ MODES: dict[str, Mode] = {
         ),
         Mode(
             name="preflight",
-            purpose="compiles the training step for the slices of --tpu_type without a TPU",
+            purpose="compiles the training step for the devices of --tpu_type and --gpu_type, which need not be there",
             request=PreflightRequest,
             refuses=dict.fromkeys(
                 ("strategy", "replicas", "tpu"),
-                "compiles for the slices that --tpu_type names, whatever this machine has; leave it out",
+                "compiles for what --tpu_type and --gpu_type name, whatever this machine has; leave it out",
             ),
             needs_tensorflow=False,  # only for a report that is not kept
             shows_plan=True,

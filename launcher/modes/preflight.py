@@ -1,9 +1,10 @@
-"""`--mode=preflight`: a recipe's step compiled for TPU slices that nobody has rented yet."""
+"""`--mode=preflight`: a recipe's step compiled for TPUs and GPUs that nobody has rented yet."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 from launcher.config import gin_bindings
 from launcher.data import tfds
@@ -19,14 +20,16 @@ _INDIFFERENT = ("model_dir", "preflight_cache", "preflight_timeout", "preflight_
 
 
 def run(request: PreflightRequest) -> int:
-    """Compiles for every slice and batch size that the flags name; see `preflight.command`.
+    """Compiles for every target and batch size that the flags name; see `preflight.command`.
 
     Raises:
-      UsageError: no slice is named, or a number is none.
+      UsageError: no target is named, or a number is none.
     """
-    types = [name.strip() for given in request.tpu_type for name in given.split(",") if name.strip()]
-    if not types:
-        raise UsageError("--mode=preflight: say what to compile for, such as --tpu_type=v5litepod-256")
+    tpu_types, gpu_types = _names(request.tpu_type), _names(request.gpu_type)
+    if not tpu_types and not gpu_types:
+        raise UsageError(
+            "--mode=preflight: say what to compile for, such as --tpu_type=v5litepod-256 or --gpu_type=h100:8"
+        )
     if not request.preflight_timeout > 0:
         raise UsageError(f"--preflight_timeout={request.preflight_timeout:g}: must be more than 0 seconds")
     cache_dir = request.preflight_cache or default_cache_dir(os.environ)
@@ -35,7 +38,7 @@ def run(request: PreflightRequest) -> int:
     if kept is not None:
         return kept_reports.show(kept, request.model_dir)
     with reports.making(request.model_dir) as recorder:
-        return _examine(request, tuple(dict.fromkeys(types)), cache_dir, recorder)
+        return _examine(request, tpu_types, gpu_types, cache_dir, recorder)
 
 
 def _key(request: PreflightRequest) -> str | None:
@@ -46,7 +49,13 @@ def _key(request: PreflightRequest) -> str | None:
     return inputs.key(flags, tfds.data_dir())
 
 
-def _examine(request: PreflightRequest, types: tuple[str, ...], cache_dir: str, recorder: Recorder) -> int:
+def _examine(
+    request: PreflightRequest,
+    tpu_types: tuple[str, ...],
+    gpu_types: tuple[str, ...],
+    cache_dir: str,
+    recorder: Recorder,
+) -> int:
     require_tensorflow()
     from launcher.preflight import command  # late: it imports TensorFlow
 
@@ -55,7 +64,8 @@ def _examine(request: PreflightRequest, types: tuple[str, ...], cache_dir: str, 
         gin_params=request.gin_param,
         seed=request.seed,
         deterministic=request.deterministic,
-        tpu_types=types,
+        tpu_types=tpu_types,
+        gpu_types=gpu_types,
         batch_sizes=tuple(dict.fromkeys(map(_batch_size, request.preflight_batch_sizes))),
         search=request.preflight_search,
         model_dir=request.model_dir,
@@ -64,6 +74,11 @@ def _examine(request: PreflightRequest, types: tuple[str, ...], cache_dir: str, 
     )
     with gin_bindings.usage_errors():
         return command.run(asked, recorder, dry_run=request.dry_run)
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    names = [name.strip() for text in given for name in text.split(",")]
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _batch_size(text: str) -> int:

@@ -20,7 +20,7 @@ from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request, TrainRequest, commands
 from launcher.modes.plan import describe, make_machine, record, resolve
-from launcher.preflight import chips
+from launcher.preflight import gpu_cards
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.prometheus import Prometheus
@@ -456,7 +456,7 @@ def _peak_flops(plan: RunPlan) -> float | None:
     gpus = tf.config.list_physical_devices("GPU")
     if plan.strategy.accelerator != "gpu" or not plan.policy.startswith("mixed") or not gpus:
         return None
-    peak = chips.gpu_peak(str(tf.config.experimental.get_device_details(gpus[0]).get("device_name")))
+    peak = gpu_cards.gpu_peak(str(tf.config.experimental.get_device_details(gpus[0]).get("device_name")))
     return peak.value if peak else None
 
 

@@ -1,4 +1,4 @@
-"""The preflight report of one slice: memory, time and suggestions, for a terminal and for preflight.json."""
+"""The preflight report of one case: memory, time and suggestions, for a terminal and for preflight.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.kept_reports import Recorder
 from launcher.preflight.slice_finding import SliceFinding
-from launcher.preflight.slices import Slice
 from launcher.preflight.suggestions import Suggestion
 from launcher.reporting.units import amount, bytes_text, milliseconds
 from launcher.step_program.op_source import short_name
@@ -57,11 +56,11 @@ def show(reported: CaseReport, console: Recorder) -> None:
     console.plan(_summary(finding))
     if finding.hbm is not None:
         console.note("")
-        console.note("HBM of one device")
+        console.note(f"{_capital(finding.case.where.memory_name)} of one device")
         console.plan(_hbm_lines(finding.hbm))
         if finding.hbm.buffers:
             console.note("")
-            console.table(_buffer_rows(finding.hbm))
+            console.table(_buffer_rows(finding))
     if finding.roofline is not None:
         console.note("")
         console.note("Time of a step, at least")
@@ -73,6 +72,11 @@ def show(reported: CaseReport, console: Recorder) -> None:
     if finding.costs is not None and finding.costs.collectives:
         console.note("")
         console.table(_collective_rows(finding))
+    if finding.costs is not None and finding.costs.kernels_by_kind:
+        console.note("")
+        console.table(
+            [["kernels", "a step"], *([kind, str(count)] for kind, count in finding.costs.kernels_by_kind.items())]
+        )
     if finding.advice:
         console.note("")
         console.note("Advice")
@@ -88,12 +92,15 @@ def show_constants(findings: Sequence[SliceFinding], console: Recorder) -> None:
     """Prints what the estimates stand on, with the source of each number."""
     console.note("")
     console.note("Constants of the estimates")
-    chips = {finding.case.where.chip.generation: finding.case.where.chip for finding in findings}
+    constants = {
+        f"{finding.case.where.device_name} {name}": constant
+        for finding in findings
+        for name, constant in {**finding.case.where.constants, **(finding.hbm.reserved if finding.hbm else {})}.items()
+    }
     console.plan(
         {
-            f"{generation} {name.replace('_', ' ')}": f"{amount(constant.value)}{constant.unit} ({constant.source})"
-            for generation, chip in chips.items()
-            for name, constant in chip.constants.items()
+            name.replace("_", " "): f"{amount(constant.value)}{constant.unit} ({constant.source})"
+            for name, constant in constants.items()
         }
     )
 
@@ -105,7 +112,8 @@ def _summary(finding: SliceFinding) -> dict[str, str]:
     outcome = verdict(finding)
     notes = enumerate((*plan.notes, *model.notes), start=1)
     return {
-        "slice": finding.case.where.describe(),
+        "where": finding.case.where.describe(),
+        **({"figures of": finding.case.where.figures_of} if finding.case.where.figures_of else {}),
         **({"changed": "; ".join(finding.case.changes)} if finding.case.changes else {}),
         **{name: lines[name] for name in ("task", "data", "batch", "policy", "steps")},
         "wire": plan.wire_dtype.name,
@@ -124,6 +132,7 @@ def _hbm_lines(hbm: HbmUse) -> dict[str, str]:
         "outputs": f"{bytes_text(hbm.outputs)} (beyond those that take an argument's place)",
         "temporaries": f"{bytes_text(hbm.temporaries)} (activations, gradients)",
         **({"code": bytes_text(hbm.code)} if hbm.code else {}),
+        **{name: f"{bytes_text(constant.value)}, allowed for" for name, constant in hbm.reserved.items()},
         "needed": f"{bytes_text(hbm.needed)}, {share:.0%} of what a program may use",
         "available": bytes_text(hbm.available),
     }
@@ -132,9 +141,10 @@ def _hbm_lines(hbm: HbmUse) -> dict[str, str]:
     return lines
 
 
-def _buffer_rows(hbm: HbmUse) -> list[list[str]]:
-    rows = [["biggest buffers", "HBM", "padding", "shape", "from"]]
-    for buffer in hbm.buffers:
+def _buffer_rows(finding: SliceFinding) -> list[list[str]]:
+    assert finding.hbm is not None
+    rows = [["biggest buffers", finding.case.where.memory_name, "padding", "shape", "from"]]
+    for buffer in finding.hbm.buffers:
         padding = f"{buffer.padding / buffer.bytes:.0%}" if buffer.padding else ""
         shape = str(buffer.array) if buffer.array else ""
         name = f"{buffer.kind} {buffer.name}" if buffer.kind != "temporary" else buffer.name
@@ -152,29 +162,30 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
     assert bounds is not None
     assert costs is not None
     where = finding.case.where
-    times = {"compute": bounds.compute_seconds, "HBM": bounds.hbm_seconds, "ICI": bounds.ici_seconds}
+    memory, wire = where.memory_name, where.wire_name
+    times = {"compute": bounds.compute_seconds, memory: bounds.hbm_seconds, wire: bounds.wire_seconds}
     reduced = sum(one.bytes * one.times for one in costs.collectives)
     collectives = _counted(sum(one.times for one in costs.collectives), "collective")
     what = {
-        "compute": f"{amount(costs.flops)}FLOP a device",
-        "HBM": f"{amount(costs.hbm_bytes)}B read and written a device",
-        "ICI": f"{amount(reduced)}B in {collectives} over the {_counted(where.links, 'link')} of a corner chip",
+        "compute": where.compute_words(costs),
+        memory: f"{amount(costs.hbm_bytes)}B read and written a device",
+        wire: f"{amount(reduced)}B in {collectives} {where.wire_words()}",
     }
     lines = {
         name: f"{milliseconds(seconds)}: {what[name]}{', the bound' if name == bounds.bound_by else ''}"
         for name, seconds in times.items()
     }
-    if bounds.cost_model_seconds:
+    if told := where.cost_model(costs):
         lines["cost model"] = (
-            f"{milliseconds(bounds.cost_model_seconds)}: no bound but the compiler's own estimate, one operation after "
-            f"another at {where.chip.clock / 1e9:.2f} GHz{_without_estimate(costs)}"
+            f"{milliseconds(told[0])}: no bound but the compiler's own estimate, {told[1]}{_without_estimate(costs)}"
         )
     elif costs.unestimated:
         lines["cost model"] = f"no total{_without_estimate(costs)}, and they may be most of the step"
-    published = _forecast(finding)
-    lines["forecast"] = str(published) if published else "none: no published rate of a comparable step is known"
+    if where.accelerator == "tpu":
+        published = _forecast(finding)
+        lines["forecast"] = str(published) if published else "none: no published rate of a comparable step is known"
     lines["MFU"] = f"at most {bounds.mfu:.1%}"
-    lines["throughput"] = f"at most {bounds.examples_per_second:,.0f} examples/s for the slice" + (
+    lines["throughput"] = f"at most {bounds.examples_per_second:,.0f} examples/s in all" + (
         f", {bounds.tokens_per_second:,.0f} tokens/s" if bounds.tokens_per_second is not None else ""
     )
     lines["the whole run"] = f"at least {_hours(bounds.hours)} for {plan.total_steps:,} steps, training alone"
@@ -183,7 +194,7 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
 
 def _forecast(finding: SliceFinding) -> Forecast | None:
     """What published runs say of the bound; they were all on TPUs."""
-    if finding.roofline is None or not isinstance(finding.case.where, Slice):
+    if finding.roofline is None or finding.case.where.accelerator != "tpu":
         return None
     return forecast(finding.model.kind, finding.roofline)
 
@@ -209,6 +220,10 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
 def _hours(hours: float) -> str:
     if hours >= 1:
         return f"{hours:,.1f} hours"
@@ -230,7 +245,7 @@ def _collective_rows(finding: SliceFinding) -> list[list[str]]:
 
 
 def _tried_rows(reported: CaseReport) -> list[list[str]]:
-    rows = [["change", "verdict", "HBM needed", "of it", "step at least", "bound by", "compiled in"]]
+    rows = [["change", "verdict", "memory needed", "of it", "step at least", "bound by", "compiled in"]]
     rows.append(["as it is", *_measurements(reported.finding)])
     for one in reported.tried:
         if one.finding is not None:
@@ -262,7 +277,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
     plan, hbm, costs, bounds = finding.plan, finding.hbm, finding.costs, finding.roofline
     where, published = finding.case.where, _forecast(finding)
     return {
-        "accelerator_type": where.accelerator_type,
+        "accelerator_type": where.name,
         "topology": where.topology_name,
         "chips": where.num_chips,
         "hosts": where.num_hosts,
@@ -297,20 +312,21 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
             "dynamic_shapes": len(costs.dynamic),
             "operations_without_estimate": costs.unestimated,
             "custom_kernels": costs.kernels,
+            "kernels_by_kind": dict(costs.kernels_by_kind),
+            "recomputed": len(costs.recomputed),
         },
-        "roofline": None
-        if bounds is None
-        else {**dataclasses.asdict(bounds), "step_seconds": bounds.step_seconds, "bound_by": bounds.bound_by},
+        "roofline": None if bounds is None else {**dataclasses.asdict(bounds), "step_seconds": bounds.step_seconds},
         "forecast": None if published is None else published.as_json(),
         "advice": list(finding.advice),
         "suggestions": [_tried_json(one) for one in reported.tried],
-        "constants": {name: dataclasses.asdict(constant) for name, constant in where.chip.constants.items()},
+        "constants": {name: dataclasses.asdict(constant) for name, constant in where.constants.items()},
     }
 
 
 def _hbm_json(hbm: HbmUse) -> Mapping[str, Any]:
     return {
         **{name: value for name, value in dataclasses.asdict(hbm).items() if name != "fits"},
+        "reserved": {name: constant.value for name, constant in hbm.reserved.items()},
         "missing": hbm.excess,
         "buffers": [
             {

@@ -6,23 +6,14 @@ All are ceilings that the maker states, so times computed from them are bounds f
 from __future__ import annotations
 
 import dataclasses
-import re
 
+from launcher.preflight.targets import Constant
 from launcher.reporting.units import GIB
 
 _DOCS = "https://cloud.google.com/tpu/docs"
 _JOUPPI_2020 = "Jouppi et al. 2020, A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7)"
 _JOUPPI_2023 = "Jouppi et al. 2023, TPU v4, arXiv 2304.01433"
 _COMPILER = "libtpu 0.0.51, as its compiler says when a program does not fit"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Constant:
-    """One number, its unit and where it is from."""
-
-    value: float
-    unit: str
-    source: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,23 +140,5 @@ V6E = Chip(
     mxus=4,
     mxu=256,
 )
-
-# Dense 16-bit FLOP/s of a GPU with tensor cores, by a part of the name that its driver gives; the longest one counts.
-_GPUS = {
-    "V100": _flops(125, "NVIDIA V100 data sheet"),
-    "T4": _flops(65, "NVIDIA T4 data sheet"),
-    "A100": _flops(312, "NVIDIA A100 data sheet"),
-    "L4": _flops(121, "NVIDIA L4 data sheet, half of the number with sparsity"),
-    "H100 PCIe": _flops(756, "NVIDIA H100 data sheet, half of the number with sparsity"),
-    "H100": _flops(989, "NVIDIA H100 SXM data sheet, half of the number with sparsity"),
-    "H200": _flops(989, "NVIDIA H200 data sheet, half of the number with sparsity"),
-}
-
-
-def gpu_peak(name: str) -> Constant | None:
-    """The 16-bit peak of a GPU, such as "NVIDIA A100-SXM4-80GB"; None where it is not known."""
-    found = [part for part in _GPUS if re.search(rf"\b{part}\b", name)]
-    return _GPUS[max(found, key=len)] if found else None
-
 
 CHIPS = {chip.family: chip for chip in (V2, V3, V4, V5E, V5P, V6E)}

@@ -1,4 +1,4 @@
-"""`--mode=preflight`: a recipe's step compiled for TPU slices that nobody has rented yet."""
+"""`--mode=preflight`: a recipe's step compiled for TPUs and GPUs that nobody has rented yet."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.preflight import case_report, comparison, slices, suggestions
+from launcher.preflight import case_report, comparison, gpus, slices, suggestions
 from launcher.preflight.case_report import CaseReport, Tried
 from launcher.preflight.compiler import Compiler, OutOfTimeError, require_versions
 from launcher.preflight.kept_reports import Recorder
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.preflight.suggestions import Suggestion
+from launcher.preflight.targets import Target
 from launcher.reporting.progress_line import ProgressLine
 from launcher.reporting.summary import versions as run_versions
 from launcher.reporting.units import bytes_text
@@ -25,7 +26,7 @@ class CompileRequest:
 
     Attributes:
       gin_files, gin_params, seed, deterministic: the recipe.
-      tpu_types: accelerator types.
+      tpu_types, gpu_types: what to compile for.
       batch_sizes: global batch sizes to compare; empty for the recipe's own.
       search: compile with every knob turned, not only until a step fits that does not.
       model_dir: where preflight.json goes; None for nowhere.
@@ -37,6 +38,7 @@ class CompileRequest:
     seed: int | None
     deterministic: bool
     tpu_types: tuple[str, ...]
+    gpu_types: tuple[str, ...]
     batch_sizes: tuple[int, ...]
     search: bool
     model_dir: str | None
@@ -44,12 +46,13 @@ class CompileRequest:
     timeout_seconds: float
 
     def cases(self) -> list[Case]:
-        """Every slice with every batch size.
+        """Every target with every batch size.
 
         Raises:
           UsageError: a type is unknown or not listed.
         """
-        wanted = [slices.find(name) for name in self.tpu_types]
+        wanted: list[Target] = [slices.find(name) for name in self.tpu_types]
+        wanted += [gpus.find(name) for name in self.gpu_types]
         changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
         return [Case(where=where, changes=change) for where in wanted for change in changes]
 
@@ -74,6 +77,11 @@ class Preflight:
         self._console = console
         self._line = ProgressLine(console.shown)
         self._cases = request.cases()
+        self._versions = {
+            name: version
+            for accelerator in dict.fromkeys(case.where.accelerator for case in self._cases)
+            for name, version in require_versions(accelerator).items()
+        }
         if request.model_dir is not None:
             check_model_dir(request.model_dir)
         self._examiner = Examiner(
@@ -91,7 +99,7 @@ class Preflight:
         possible, not_applicable = self._checked()
         if dry_run:
             for case in possible:
-                self._console.plan({"slice": case.where.describe(), **self._examiner.resolve(case).describe()})
+                self._console.plan({"where": case.where.describe(), **self._examiner.resolve(case).describe()})
             return EXIT_DONE
         reports: list[CaseReport] = []
         for case in possible:
@@ -177,7 +185,7 @@ class Preflight:
             "gin_params": list(self._request.gin_params),
             "cases": [case_report.as_json(one) for one in reports],
             "not_applicable": [{"case": name, "why": why} for name, why in not_applicable],
-            "versions": {**run_versions(), **require_versions()},
+            "versions": {**run_versions(), **self._versions},
         }
         self._console.write(content)
 
@@ -199,10 +207,12 @@ def _refusal(reported: CaseReport) -> str:
         return f"on {finding.case.name}, {finding.refusal}"
     hbm, plan = finding.hbm, finding.plan
     best = next((one.suggestion.flag for one in reported.tried if one.fits), None)
+    allowed = sum(one.value for one in hbm.reserved.values())
+    beside = f", and {bytes_text(allowed)} allowed for {', '.join(hbm.reserved)}" if hbm.reserved else ""
     hint = f". Try {best}, which was compiled and fits" if best else ""
     return (
         f"train.global_batch_size = {plan.recipe.global_batch_size} does not fit on {finding.case.name}: "
         f"{plan.per_replica_batch_size} examples a replica in {plan.recipe.microbatches} microbatches need "
-        f"{bytes_text(hbm.needed)} of HBM, {bytes_text(hbm.available)} are there, "
-        f"{bytes_text(hbm.excess)} are missing (the compiler's own figures){hint}"
+        f"{bytes_text(hbm.needed)} of {finding.case.where.memory_name}, {bytes_text(hbm.available)} are there, "
+        f"{bytes_text(hbm.excess)} are missing (the compiler's own figures{beside}){hint}"
     )

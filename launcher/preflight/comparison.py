@@ -1,4 +1,4 @@
-"""A comparison of several slices or batch sizes in one table."""
+"""A comparison of several targets or batch sizes in one table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from launcher.preflight.slice_finding import SliceFinding
 from launcher.reporting.units import bytes_text, milliseconds
 
 _HEADING = (
-    "slice", "batch", "a replica", "verdict", "HBM needed", "of it", "step at least", "bound by", "MFU", "examples/s",
-    "hours",
+    "where", "batch", "a replica", "verdict", "memory needed", "of it", "step at least", "bound by", "MFU",
+    "examples/s", "hours",
 )  # fmt: skip
 
 
@@ -26,7 +26,7 @@ def rows(findings: Sequence[SliceFinding], not_applicable: Sequence[tuple[str, s
         recipe, hbm, bounds = finding.plan.recipe, finding.hbm, finding.roofline
         table.append(
             [
-                finding.case.where.accelerator_type,
+                finding.case.where.name,
                 str(recipe.global_batch_size),
                 str(finding.plan.per_replica_batch_size)
                 + (f" in {recipe.microbatches}" if recipe.microbatches > 1 else ""),

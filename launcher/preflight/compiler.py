@@ -1,4 +1,4 @@
-"""The TPU compiler in a process of its own, with a time limit and a cache, and the versions of it that will do."""
+"""XLA's compilers in a process of their own, with a time limit and a cache, and the versions of them that will do."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from typing import Any
 import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
 from launcher.machine import child_process, installation
-from launcher.preflight.compile_child import DUMP, OUTCOME, PROGRAM, REQUEST
-from launcher.preflight.slices import Slice
+from launcher.preflight.compile_child import DUMP, LOG, OUTCOME, PROGRAM, REQUEST
+from launcher.preflight.targets import Target
 
-# The oldest that were tried; what is private in them is in `tpu_compiler`.
-MINIMUM = {"jax": "0.10.2", "libtpu": "0.0.51"}
+# The oldest that were tried; what is private in them is in `xla_compiler`.
+MINIMUM = {"jax": "0.10.2", "libtpu": "0.0.51", "jax-cuda12-pjrt": "0.10.2"}
+# Beside jax and jaxlib, the package that has the compiler for an accelerator, and the extra that brings it.
+_COMPILERS = {"tpu": ("libtpu", "preflight"), "gpu": ("jax-cuda12-pjrt", "gpu_preflight")}
 CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
 
 _POLL_SECONDS = 0.1
@@ -52,6 +54,7 @@ class Compilation:
       buffer_assignment, live_ranges: where its buffers lie and when they live, XLA's dumps; may be empty.
       seconds: what the compilation took when it was done.
       cached: whether that was before this call.
+      before_libraries: the program before its convolutions and products became calls of libraries; may be empty.
     """
 
     error: str | None
@@ -62,6 +65,7 @@ class Compilation:
     live_ranges: str
     seconds: float
     cached: bool
+    before_libraries: str = ""
 
 
 class OutOfTimeError(UsageError):
@@ -82,33 +86,48 @@ def default_cache_dir(environ: Mapping[str, str]) -> str:
     return os.path.join(home, "launcher", "preflight")
 
 
-def require_versions() -> dict[str, str]:
-    """Versions of jax, jaxlib and libtpu, none of which is imported for it.
+def require_versions(accelerator: str = "tpu") -> dict[str, str]:
+    """Versions of jax, jaxlib and the compiler for an accelerator, none of which is imported for it.
+
+    Args:
+      accelerator: "tpu" or "gpu".
 
     Raises:
-      UsageError: one is missing or older than what was tried.
+      UsageError: one is missing, older than what was tried, or does not go with the others.
     """
     found = {}
-    for name in ("jax", "jaxlib", "libtpu"):
+    compiler, _ = _COMPILERS[accelerator]
+    for name in ("jax", "jaxlib", compiler):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             raise UsageError(
-                f"--mode=preflight needs the TPU compiler, and {name} is not installed (no TPU is needed): {_remedy()}"
+                f"--mode=preflight needs the {accelerator.upper()} compiler, and {name} is not installed (no "
+                f"{accelerator.upper()} is needed): {_remedy(accelerator)}"
             ) from None
     for name, minimum in MINIMUM.items():
-        if _parts(found[name]) < _parts(minimum):
+        if name in found and _parts(found[name]) < _parts(minimum):
             raise UsageError(
                 f"--mode=preflight: {name} {found[name]} is too old, {minimum} is the oldest that was tried: "
-                f"{_remedy()}"
+                f"{_remedy(accelerator)}"
             )
+    if accelerator == "gpu" and found[compiler] != found["jaxlib"]:
+        raise UsageError(
+            f"--mode=preflight: {compiler} {found[compiler]} does not go with jaxlib {found['jaxlib']}, the versions "
+            f"must be the same: pip install {compiler}=={found['jaxlib']}"
+        )
     return found
 
 
-def _remedy() -> str:
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return f"libtpu has wheels for Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
-    return installation.command("preflight")
+def _remedy(accelerator: str) -> str:
+    compiler, extra = _COMPILERS[accelerator]
+    machines = ("x86_64",) if accelerator == "tpu" else ("x86_64", "aarch64")
+    if platform.system() != "Linux" or platform.machine() not in machines:
+        return (
+            f"{compiler} has wheels for Linux on {' and '.join(machines)}, and this is {platform.system()} on "
+            f"{platform.machine()}"
+        )
+    return installation.command(extra)
 
 
 def _parts(version: str) -> tuple[int, ...]:
@@ -116,16 +135,13 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 class Compiler:
-    """Compiles programs for slices, one at a time.
+    """Compiles programs for devices that need not be there, one at a time.
 
     Args:
       cache_dir: where results are kept; made when needed.
       timeout_seconds: for one compilation.
       tick: called about ten times a second during a compilation with the seconds it has taken.
       child: command that starts the compiling process; for tests.
-
-    Raises:
-      UsageError: the compiler is not installed, or too old.
     """
 
     def __init__(
@@ -136,29 +152,24 @@ class Compiler:
         tick: Callable[[float], None] = lambda seconds: None,
         child: Sequence[str] = CHILD,
     ):
-        self.versions = require_versions()
         self._cache_dir = Path(os.path.expanduser(cache_dir))
         self._timeout_seconds = timeout_seconds
         self._tick = tick
         self._child = tuple(child)
 
-    def compile(self, stablehlo: str, where: Slice) -> Compilation:
-        """Compiles a program for all replicas of a slice, or finds what came of it before.
+    def compile(self, stablehlo: str, where: Target) -> Compilation:
+        """Compiles a program for all replicas of a target, or finds what came of it before.
 
         Args:
           stablehlo: MLIR text of a program for `where.num_replicas` replicas.
-          where: the slice.
+          where: the target.
 
         Raises:
           OutOfTimeError, OutOfHostMemoryError, CompilerDiedError: no answer.
-          UsageError: the installed versions do not fit, or the cache cannot be written.
+          UsageError: the compiler is not installed or its version does not fit, or the cache cannot be written.
         """
-        request = {
-            "topology_name": where.topology_name,
-            "topology_options": where.topology_options,
-            "num_replicas": where.num_replicas,
-        }
-        entry = self._cache_dir / f"{self._key(stablehlo, request)}.json.gz"
+        request, versions = where.compile_request(), require_versions(where.accelerator)
+        entry = self._cache_dir / f"{self._key(stablehlo, request, versions)}.json.gz"
         kept = _read(entry)
         if kept is not None:
             return Compilation(**kept, cached=True)
@@ -169,8 +180,8 @@ class Compiler:
                 self._run(Path(folder), stablehlo, request, where)
                 outcome = _read(Path(folder, OUTCOME))
                 if outcome is None:
-                    raise CompilerDiedError(f"the TPU compiler left no result for {where.accelerator_type}")
-                self._check_supported(outcome.pop("unsupported"))
+                    raise CompilerDiedError(f"{_compiler_for(where)} left no result for {where.name}")
+                _check_supported(outcome.pop("unsupported"), where, versions)
                 with gzip.open(Path(folder, "entry"), "wt", encoding="utf-8") as file:
                     json.dump(outcome, file)
                 os.replace(Path(folder, "entry"), entry)
@@ -187,38 +198,30 @@ class Compiler:
                 if time.time() - folder.stat().st_mtime > max(_ABANDONED_SECONDS, 2 * self._timeout_seconds):
                     shutil.rmtree(folder)
 
-    def _key(self, stablehlo: str, request: Mapping[str, Any]) -> str:
+    def _key(self, stablehlo: str, request: Mapping[str, Any], versions: Mapping[str, str]) -> str:
         deciding = {name: os.environ.get(name, "") for name in _DECIDING}
-        parts = [stablehlo, json.dumps([request, self.versions, deciding], sort_keys=True)]
+        parts = [stablehlo, json.dumps([request, versions, deciding], sort_keys=True)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def _check_supported(self, reason: str | None) -> None:
-        if reason is None:
-            return
-        installed = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        tried = " and ".join(f"{name} {version}" for name, version in MINIMUM.items())
-        raise UsageError(
-            f"--mode=preflight: the TPU compiler of these versions cannot be used ({installed}: {reason}); it was "
-            f"tried with {tried}"
-        )
-
-    def _run(self, folder: Path, stablehlo: str, request: Mapping[str, Any], where: Slice) -> None:
+    def _run(self, folder: Path, stablehlo: str, request: Mapping[str, Any], where: Target) -> None:
         (folder / PROGRAM).write_text(stablehlo, "utf-8")
         (folder / REQUEST).write_text(json.dumps(request), "utf-8")
-        log = folder / "log.txt"
-        with child_process.running([*self._child, str(folder)], log=log, environ=_environment(folder)) as process:
+        log = folder / LOG
+        with child_process.running(
+            [*self._child, str(folder)], log=log, environ=_environment(folder, request)
+        ) as process:
             self._wait(process, where)
         if process.returncode:
             raise _death(process.returncode, log, where)
 
-    def _wait(self, process: subprocess.Popen[bytes], where: Slice) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], where: Target) -> None:
         started = time.monotonic()
         while process.poll() is None:
             seconds = time.monotonic() - started
             if seconds > self._timeout_seconds:
                 raise OutOfTimeError(
-                    f"--preflight_timeout={self._timeout_seconds:g}: the TPU compiler was not done with "
-                    f"{where.accelerator_type} after so many seconds; give it more, or a machine with faster cores"
+                    f"--preflight_timeout={self._timeout_seconds:g}: {_compiler_for(where)} was not done with "
+                    f"{where.name} after so many seconds; give it more, or a machine with faster cores"
                 )
             self._tick(seconds)
             # Wakes when it ends; the timeout is only how often the progress line moves.
@@ -226,29 +229,44 @@ class Compiler:
                 process.wait(_POLL_SECONDS)
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _compiler_for(where: Target) -> str:
+    return f"the {where.accelerator.upper()} compiler"
+
+
+def _check_supported(reason: str | None, where: Target, versions: Mapping[str, str]) -> None:
+    if reason is None:
+        return
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    tried = " and ".join(f"{name} {version}" for name, version in MINIMUM.items() if name in versions)
+    raise UsageError(
+        f"--mode=preflight: {_compiler_for(where)} of these versions cannot be used ({installed}: {reason}); it was "
+        f"tried with {tried}"
+    )
+
+
+def _environment(folder: Path, request: Mapping[str, Any]) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
     root = str(Path(launcher.__file__).parent.parent)  # this very launcher, wherever the working directory is
     return environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH")))),
-        "JAX_PLATFORMS": "cpu",  # JAX itself must not look for the TPU that it compiles for
+        "JAX_PLATFORMS": "cpu",  # JAX itself must not look for the devices that it compiles for
         "TPU_SKIP_MDS_QUERY": "1",  # nor ask a cloud's metadata server, which is not there
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process at a time aborts on a lock file
-        "XLA_FLAGS": f"--xla_dump_to={folder / DUMP} --xla_dump_hlo_as_text",
+        "XLA_FLAGS": " ".join([f"--xla_dump_to={folder / DUMP}", "--xla_dump_hlo_as_text", *request["xla_flags"]]),
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
 
 
-def _death(code: int, log: Path, where: Slice) -> LauncherError:
+def _death(code: int, log: Path, where: Target) -> LauncherError:
     lines = log.read_text("utf-8", errors="replace").splitlines()
     if code == -signal.SIGKILL or any("bad_alloc" in line or "MemoryError" in line for line in lines):
         return OutOfHostMemoryError(
-            f"the TPU compiler was killed while compiling for {where.accelerator_type}: this machine's memory "
+            f"{_compiler_for(where)} was killed while compiling for {where.name}: this machine's memory "
             f"({_host_memory()}) is most likely too small for it. Run on a machine with more, end other programs, or "
             "try a smaller model"
         )
     how, words = child_process.describe_end(code, lines, count=_TAIL_LINES)
-    return CompilerDiedError(f"the TPU compiler ended with {how} while compiling for {where.accelerator_type}{words}")
+    return CompilerDiedError(f"{_compiler_for(where)} ended with {how} while compiling for {where.name}{words}")
 
 
 def _host_memory() -> str:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -46,6 +46,10 @@ class MatrixOp:
       columns: produced features. They and the contracted ones fill the matrix unit.
       rows: elements of the result for each column, in one turn.
       dtypes: of its two operands.
+      sizes: of a product rows, summed ones and columns; of a convolution, in whatever order, examples and features.
+      bytes: of operands and result.
+      full_precision: whether float32 must not be rounded on the way, as TF32 does.
+      is_convolution: or a matrix product.
     """
 
     source: OpSource
@@ -54,6 +58,10 @@ class MatrixOp:
     columns: int
     rows: int
     dtypes: tuple[str, str]
+    sizes: tuple[int, ...] = ()
+    bytes: int = 0
+    full_precision: bool = False
+    is_convolution: bool = False
 
     def padded_flops(self, mxu: int) -> float:
         """FLOPs with features and rows rounded up to what a matrix unit of `mxu` columns takes at once."""
@@ -97,6 +105,8 @@ class Costs:
       host_transfers: instructions that wait for the host.
       dynamic: instructions whose shape is not known before they run.
       unknown_loops: loops whose turns the compiler does not know, counted once.
+      kernels_by_kind: how many of each a step starts; empty where the program does not tell.
+      recomputed: instructions that the compiler added, which compute again what would not have fitted in memory.
     """
 
     flops: float
@@ -109,6 +119,13 @@ class Costs:
     unknown_loops: int
     unestimated: int = 0
     kernels: int = 0
+    kernels_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    recomputed: tuple[Instruction, ...] = ()
+
+    @property
+    def biggest_convolution(self) -> int:
+        """Bytes of its operands and result; 0 without any."""
+        return max((one.bytes for one in self.matrix_ops if one.is_convolution), default=0)
 
 
 def count(module: Module) -> Costs:
@@ -210,9 +227,9 @@ def _operand(computation: Computation, one: Instruction, index: int) -> Array:
 def _matrix_op(computation: Computation, one: Instruction, times: int) -> MatrixOp:
     left, right, out = _operand(computation, one, 0), _operand(computation, one, 1), one.shapes[0]
     if one.opcode == "dot":
-        flops, columns = _product(one, left, right, out)
+        flops, columns, sizes = _product(one, left, right, out)
     else:
-        flops, columns = _convolution(one, left, right, out)
+        flops, columns, sizes = _convolution(one, left, right, out)
     return MatrixOp(
         source=one.source,
         flops=flops * times,
@@ -220,22 +237,29 @@ def _matrix_op(computation: Computation, one: Instruction, times: int) -> Matrix
         columns=columns,
         rows=max(1, out.elements // max(1, columns)),
         dtypes=(left.dtype, right.dtype),
+        sizes=sizes,
+        bytes=left.bytes + right.bytes + out.bytes,
+        full_precision="highest" in one.attribute("operand_precision"),
+        is_convolution=one.opcode == "convolution",
     )
 
 
-def _product(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int]:
-    """FLOPs and columns of a matrix product."""
+def _product(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:
+    """FLOPs, columns and sizes of a matrix product."""
 
     def axes(name: str) -> list[int]:
         return [int(axis) for axis in one.attribute(name).split(",") if axis]
 
     contracted = math.prod(left.dims[axis] for axis in axes("lhs_contracting_dims"))
     taken = [*axes("rhs_contracting_dims"), *axes("rhs_batch_dims")]
-    return 2.0 * out.elements * contracted, right.elements // math.prod(right.dims[axis] for axis in taken)
+    columns = right.elements // math.prod(right.dims[axis] for axis in taken)
+    batch = math.prod(left.dims[axis] for axis in axes("lhs_batch_dims"))
+    rows = left.elements // max(1, contracted * batch)
+    return 2.0 * out.elements * contracted, columns, (rows, contracted, columns)
 
 
-def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int]:
-    """FLOPs as XLA's HloCostAnalysis counts them, where the kernel meets padding or holes none; and columns."""
+def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:
+    """FLOPs as XLA's HloCostAnalysis counts them, where the kernel meets padding or holes none; columns and sizes."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes)
     if labels is None:
         raise ValueError(f"convolution {one.name} without dim_labels")
@@ -254,7 +278,7 @@ def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tup
         )
     inputs, columns = right.dims[rhs.index("i")], right.dims[rhs.index("o")]
     batch = left.dims[lhs.index("b")] // int(one.attribute("batch_group_count") or 1)
-    return 2.0 * batch * inputs * columns * valid, columns
+    return 2.0 * batch * inputs * columns * valid, columns, (batch, inputs, columns)
 
 
 def _number(window: dict[str, str], name: str, place: int) -> int:

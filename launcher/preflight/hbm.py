@@ -1,13 +1,14 @@
-"""HBM use of a device: totals as the compiler counts them, and the buffers that are live when most is needed."""
+"""Memory use of a device: totals as the compiler counts them, and the buffers that are live when most is needed."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from launcher.preflight.compiler import Compilation
 from launcher.preflight.hlo import Array, Module, arrays
+from launcher.preflight.targets import Constant
 
 _OUT_OF_HBM = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
@@ -19,7 +20,7 @@ _RANGE = re.compile(r"^ {4}(\S+?)(\{[\d,]*\}):(\d+)-(\d+)$")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Buffer:
-    """A piece of HBM.
+    """A piece of a device's memory.
 
     Attributes:
       kind: "argument", "output" or "temporary".
@@ -43,14 +44,15 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HbmUse:
-    """HBM of one device.
+    """Memory of one device.
 
     Attributes:
       available: bytes a program may use.
       needed: bytes in all; the compiler's own figure when it refused.
+      reserved: what is needed beside the program, by what for; empty where the compiler reckons with it.
       arguments, outputs, temporaries, code: parts; outputs that take an argument's memory are not counted again. Zero
         where unknown.
-      fits: whether the compiler took the program.
+      fits: whether the compiler took the program; where it would take any, whether all that is needed is there.
       buffers: the biggest, at the moment when most is needed.
     """
 
@@ -62,6 +64,7 @@ class HbmUse:
     code: int
     fits: bool
     buffers: tuple[Buffer, ...]
+    reserved: Mapping[str, Constant] = dataclasses.field(default_factory=dict)
 
     @property
     def excess(self) -> float:
@@ -85,6 +88,7 @@ def account(
     argument_names: Sequence[str],
     result_names: Sequence[str],
     available: float,
+    reserved: Callable[[float], Mapping[str, Constant]] = lambda needed: {},
     count: int = 12,
 ) -> HbmUse:
     """Puts together what the compiler tells of memory.
@@ -94,6 +98,7 @@ def account(
       module: its optimised HLO, for the names of buffers.
       argument_names, result_names: of the program, in order.
       available: bytes of HBM that a program may use, where the compiler does not say.
+      reserved: what is needed beside a program of so many bytes, where the compiler does not reckon with it.
       count: how many buffers to list.
     """
     found = _buffers(compilation, module, argument_names, result_names)
@@ -114,15 +119,18 @@ def account(
             buffers=listed,
         )
     totals = _totals(compilation.buffer_assignment)
+    beside = {} if refusal else reserved(sum(totals.values()))
+    needed = refusal[0] if refusal else sum(totals.values()) + sum(one.value for one in beside.values())
     return HbmUse(
         available=refusal[1] if refusal else available,
-        needed=refusal[0] if refusal else sum(totals.values()),
+        needed=needed,
         arguments=totals["argument"],
         outputs=totals["output"],
         temporaries=totals["temporary"],
         code=0,
-        fits=False,
+        fits=refusal is None and needed <= available,
         buffers=listed,
+        reserved=beside,
     )
 
 

@@ -1,4 +1,4 @@
-"""SliceFinding: one recipe's step on one TPU slice, resolved, lowered, compiled, and what the compiler makes of it."""
+"""SliceFinding: one recipe's step on one target, resolved, lowered, compiled, and what the compiler makes of it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 import keras
 
 from launcher.config import gin_used
-from launcher.machine import strategy as strategy_lib
 from launcher.preflight import advice, hbm, hlo, roofline
 from launcher.preflight.compiler import Compilation, Compiler
-from launcher.preflight.costs import Costs, count
+from launcher.preflight.costs import Costs
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
 from launcher.preflight.roofline import Roofline
-from launcher.preflight.slices import Slice
+from launcher.preflight.targets import Target
 from launcher.run import loading
 from launcher.run.plan import RunPlan
 from launcher.step.layers import group_size, walk
@@ -32,9 +31,9 @@ _SHOWN = 600
 
 _HINTS = {
     "vmem": "one operation needs more on-chip memory than there is; make its window or block smaller",
-    "UNIMPLEMENTED": "the TPU compiler has no code for it; write it with other operations",
-    "INVALID_ARGUMENT": "the TPU compiler takes the program for a wrong one",
-    "INTERNAL": "the TPU compiler failed by itself; another version of libtpu may not",
+    "UNIMPLEMENTED": "it has no code for it; write it with other operations",
+    "INVALID_ARGUMENT": "it takes the program for a wrong one",
+    "INTERNAL": "it failed by itself; another version of it may not",
 }
 
 
@@ -43,17 +42,17 @@ class Case:
     """What is to be compiled.
 
     Attributes:
-      where: the slice.
+      where: the devices.
       changes: bindings on top of the command's own, such as "train.microbatches = 2".
     """
 
-    where: Slice
+    where: Target
     changes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """For people."""
-        return ", ".join((self.where.accelerator_type, *self.changes))
+        return ", ".join((self.where.name, *self.changes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,7 @@ class ModelFacts:
       group_sizes: numbers of examples that normalisation layers take their statistics over.
       rematerialize: bindings that make the model compute its activations twice, and do not yet.
       tokens_per_example: None where examples are no sequences.
-      notes: what the task says of its model on a TPU.
+      notes: what the task says of its model on such devices.
       kind: its name and the size of its images, as published rates have it.
     """
 
@@ -83,7 +82,7 @@ class SliceFinding:
     """What came of a case.
 
     Attributes:
-      plan: the run as it would be on the slice.
+      plan: the run as it would be there.
       model: of its model.
       compilation: what the compiler said.
       refusal: why it does not compile, in words; None when it does, or when all it lacks is memory.
@@ -134,37 +133,31 @@ class Examiner:
         self._on_phase = on_phase
 
     def resolve(self, case: Case) -> RunPlan:
-        """The run as it would be on the slice.
+        """The run as it would be on the case's devices.
 
         Raises:
-          UsageError: the recipe contradicts itself or cannot be divided among the slice's replicas.
+          UsageError: the recipe contradicts itself, cannot be divided among the replicas, or nothing can be told of it.
         """
-        where = case.where
-        slice_ = strategy_lib.StrategyPlan(
-            kind="tpu",
-            num_replicas=where.num_replicas,
-            local_replicas=where.num_replicas,
-            why=where.describe(),
-            devices=tuple(f"TPU:{index}" for index in range(where.num_replicas)),
-            accelerator="tpu",
-        )
         # The machine's own cluster and devices are not those of the run.
-        return loading.Machine(
+        resolved = loading.Machine(
             environ={},
             seed=self._seed,
             deterministic=self._deterministic,
-            on=slice_,
+            on=case.where.strategy(),
             connect=False,
         ).resolve(self._gin_files, [*self._gin_params, *case.changes])
+        case.where.check(resolved)
+        return resolved
 
     def examine(self, case: Case) -> SliceFinding:
         """Compiles a case and reads what came of it.
 
         Raises:
-          UsageError: the recipe cannot be built, or the step cannot be a program for TPUs at all.
+          UsageError: the recipe cannot be built, or the step cannot be one program at all.
         """
         resolved = self.resolve(case)
         self._on_phase(case, "lowering")
+        case.where.configure()
         program, model, lines = _lowered(resolved, case.where.num_replicas)
         gin_used.check_all_used()
         self._on_phase(case, "compiling")
@@ -176,7 +169,9 @@ class Examiner:
             plan=resolved,
             model=model,
             # Megabytes that nothing reads any more.
-            compilation=dataclasses.replace(compilation, hlo="", buffer_assignment="", live_ranges=""),
+            compilation=dataclasses.replace(
+                compilation, hlo="", buffer_assignment="", live_ranges="", before_libraries=""
+            ),
             refusal=None,
             hbm=None,
             costs=None,
@@ -184,23 +179,29 @@ class Examiner:
             advice=(),
         )
         if compilation.error is not None and hbm.refused_for_hbm(compilation.error) is None:
-            return dataclasses.replace(found, refusal=explain_refusal(compilation.error, module))
+            return dataclasses.replace(
+                found, refusal=explain_refusal(compilation.error, module, case.where.accelerator)
+            )
+        before = hlo.parse(compilation.before_libraries, line_of) if compilation.before_libraries else None
+        # Of a program that was not read whole, the compiler's own figures are all that can be told.
+        unread = tuple(what for one in (module, before) if one is not None for what in one.unread)
+        costs = None if module is None or unread else case.where.count(module, before)
         accounted = hbm.account(
             compilation,
             module,
             argument_names=[argument.name for argument in program.arguments],
             result_names=[result.name for result in program.results],
-            available=case.where.chip.hbm_bytes.value,
+            available=case.where.memory_bytes.value,
+            reserved=functools.partial(case.where.reserved, costs),
         )
-        return _measured(found, accounted, module)
+        return _measured(dataclasses.replace(found, unread=unread), accounted, costs)
 
 
-def _measured(found: SliceFinding, accounted: HbmUse, module: Module | None) -> SliceFinding:
+def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs | None) -> SliceFinding:
     """Adds what the optimised program tells, where there is one."""
-    if module is None or module.unread:
-        return dataclasses.replace(found, hbm=accounted, unread=() if module is None else module.unread)
+    if costs is None:
+        return dataclasses.replace(found, hbm=accounted)
     where, recipe = found.case.where, found.plan.recipe
-    costs = count(module)
     bounds = roofline.estimate(
         costs,
         where,
@@ -242,7 +243,7 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
         group_sizes=tuple(sorted(groups)),
         rematerialize=gin_used.used_as("rematerialize", False),
         tokens_per_example=None if weight is None else float(weight),
-        notes=() if task_notes is None else tuple(task_notes(model, "tpu")),
+        notes=() if task_notes is None else tuple(task_notes(model, resolved.strategy.accelerator)),
         kind=_kind(model),
     )
 
@@ -253,12 +254,13 @@ def _kind(model: keras.Model) -> str:
     return f"{model.name}{size}"
 
 
-def explain_refusal(error: str, module: Module | None) -> str:
+def explain_refusal(error: str, module: Module | None, accelerator: str = "tpu") -> str:
     """The compiler's refusal: what it names, the place in the user's code if it is known, and what to do.
 
     Args:
       error: its own words.
       module: the program it gave up on, when it left one.
+      accelerator: "tpu" or "gpu".
     """
     status = _STATUS.match(error)
     places = [place for place in (_named(error, module), _location(error)) if place]
@@ -266,7 +268,7 @@ def explain_refusal(error: str, module: Module | None) -> str:
     words = " ".join(error.split())
     words = words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
     about = f" {places[0]}:" if places else ""
-    return f"the TPU compiler refuses the step:{about} {words}{f' ({hint})' if hint else ''}"
+    return f"the {accelerator.upper()} compiler refuses the step:{about} {words}{f' ({hint})' if hint else ''}"
 
 
 def _named(error: str, module: Module | None) -> str:

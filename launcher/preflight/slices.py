@@ -8,10 +8,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
 
 from launcher.errors import UsageError, nearest
+from launcher.machine.strategy import StrategyPlan
+from launcher.preflight import costs as costs_lib
+from launcher.preflight import tpu_advice
 from launcher.preflight.chips import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip
+from launcher.preflight.costs import Collective, Costs
+from launcher.preflight.hbm import HbmUse
+from launcher.preflight.hlo import Module
+from launcher.preflight.targets import CROSSINGS, Constant
+from launcher.reporting.units import amount
+from launcher.run.plan import RunPlan
 
 _FILE = Path(__file__).with_name("tpu_slices.txt")
 _CHIPS_A_HOST = 4
@@ -38,6 +51,35 @@ class Slice:
     accelerator_type: str
     chip: Chip
     shape: tuple[int, ...]
+
+    accelerator = "tpu"
+    memory_name = "HBM"
+    wire_name = "ICI"
+    figures_of = ""
+
+    @property
+    def name(self) -> str:
+        return self.accelerator_type
+
+    @property
+    def flag(self) -> str:
+        return f"--tpu_type={self.accelerator_type}"
+
+    @property
+    def device_name(self) -> str:
+        return self.chip.generation
+
+    @property
+    def memory_bytes(self) -> Constant:
+        return self.chip.hbm_bytes
+
+    @property
+    def peak_flops(self) -> float:
+        return self.chip.device_peak_flops
+
+    @property
+    def constants(self) -> Mapping[str, Constant]:
+        return self.chip.constants
 
     @property
     def num_chips(self) -> int:
@@ -92,6 +134,68 @@ class Slice:
         chips = "1 chip" if self.num_chips == 1 else f"{self.num_chips} chips"
         shape = "x".join(map(str, self.shape))
         return f"{self.accelerator_type}: {chips} ({shape}), {self.num_replicas} replicas, {hosts}"
+
+    def strategy(self) -> StrategyPlan:
+        return StrategyPlan(
+            kind="tpu",
+            num_replicas=self.num_replicas,
+            local_replicas=self.num_replicas,
+            why=self.describe(),
+            devices=tuple(f"TPU:{index}" for index in range(self.num_replicas)),
+            accelerator="tpu",
+        )
+
+    def check(self, plan: RunPlan) -> None:
+        """All that a TPU runs is compiled."""
+
+    def configure(self) -> None:
+        tf.config.experimental.enable_tensor_float_32_execution(True)  # as it is where no GPU is set up
+
+    def compile_request(self) -> dict[str, Any]:
+        return {
+            "platform": "tpu",
+            "topology": {"topology_name": self.topology_name, **self.topology_options},
+            "num_replicas": self.num_replicas,
+            "xla_flags": [],
+        }
+
+    def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
+        return costs_lib.count(optimised)
+
+    def reserved(self, costs: Costs | None, needed: float) -> Mapping[str, Constant]:
+        return {}
+
+    def compute_seconds(self, costs: Costs) -> float:
+        return costs.flops / self.chip.device_peak_flops
+
+    def compute_words(self, costs: Costs) -> str:
+        return f"{amount(costs.flops)}FLOP a device"
+
+    def memory_seconds(self, costs: Costs) -> float:
+        return costs.hbm_bytes / self.chip.device_hbm_bandwidth
+
+    def wire_seconds(self, collective: Collective) -> float:
+        """Over the links of a corner chip; all cores of a chip are taken to add up on the chip first."""
+        chips = self.num_chips
+        if chips == 1 or not self.links:
+            return 0.0
+        crossings = CROSSINGS.get(collective.kind, 1) * (chips - 1) / chips
+        return collective.times * collective.bytes * crossings / (self.links * self.chip.link_bandwidth.value)
+
+    def wire_words(self) -> str:
+        return f"over the {self.links} {'link' if self.links == 1 else 'links'} of a corner chip"
+
+    def cost_model(self, costs: Costs) -> tuple[float, str] | None:
+        if not costs.cycles:
+            return None
+        return costs.cycles / self.chip.clock, f"one operation after another at {self.chip.clock / 1e9:.2f} GHz"
+
+    def larger(self) -> Iterator[Slice]:
+        """Slices of the family."""
+        return (one for one in SLICES.values() if one.chip is self.chip and one.num_replicas > self.num_replicas)
+
+    def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
+        return tpu_advice.advise(costs, hbm, self.chip)
 
 
 def _slices() -> dict[str, Slice]:

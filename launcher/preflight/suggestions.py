@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from launcher.errors import UsageError
+from launcher.machine.strategy import recommended_policy
 from launcher.preflight.slice_finding import Case, SliceFinding
-from launcher.preflight.slices import SLICES
 from launcher.run.plan import check_batches
 from launcher.step_program.lowering import for_replicas
 
@@ -40,7 +40,7 @@ def knobs(finding: SliceFinding) -> Iterator[Iterator[Suggestion]]:
         yield _precision(finding)
         yield _microbatches(finding)
         yield _rematerialization(finding)
-        yield _bigger_slice(finding)
+        yield _more_devices(finding)
         yield _smaller_batch(finding)
 
 
@@ -52,9 +52,10 @@ def _least(finding: SliceFinding) -> float:
 
 def _precision(finding: SliceFinding) -> Iterator[Suggestion]:
     if finding.plan.policy == "float32":
+        half, _ = recommended_policy(finding.plan.strategy)
         yield _binding(
             finding,
-            "train.precision = 'mixed_bfloat16'",
+            f"train.precision = {half!r}",
             "activations of half the size, products at the full speed of the matrix units",
         )
 
@@ -85,20 +86,20 @@ def _rematerialization(finding: SliceFinding) -> Iterator[Suggestion]:
         )
 
 
-def _bigger_slice(finding: SliceFinding) -> Iterator[Suggestion]:
-    """Slices of the family, the global batch as it is."""
+def _more_devices(finding: SliceFinding) -> Iterator[Suggestion]:
+    """More of the same devices, the global batch as it is."""
     where = finding.case.where
     last = where.num_replicas
-    for larger in SLICES.values():
+    for larger in where.larger():
         replicas = larger.num_replicas
-        if larger.chip is not where.chip or replicas < max(2 * last, where.num_replicas * _least(finding)):
+        if replicas < max(2 * last, where.num_replicas * _least(finding)):
             continue
         if not _divides(finding, replicas):
             continue
         last = replicas
         yield Suggestion(
             case=Case(where=larger, changes=finding.case.changes),
-            flag=f"--tpu_type={larger.accelerator_type}",
+            flag=larger.flag,
             why=f"the same global batch on {replicas} replicas instead of {where.num_replicas}",
         )
 

@@ -28,8 +28,8 @@ def turns(module: Module, computation: Computation, loop: Instruction) -> int | 
     if not isinstance(counter, tuple):
         return None
     place = counter[1]
-    first, step = _initial(computation, loop, place), _step(computation, loop, body, place)
-    last = _known(computation, loop, body, end)
+    first, step = _initial(module, computation, loop, place), _step(module, computation, loop, body, place)
+    last = _known(module, computation, loop, body, end)
     if first is None or last is None or not step or step < 0:
         return None
     last += compare.attribute("direction") == "LE"
@@ -51,15 +51,31 @@ def _value(computation: Computation, name: str) -> _Value:
     return None
 
 
-def _initial(computation: Computation, loop: Instruction, place: int) -> int | None:
+def _initial(module: Module, computation: Computation, loop: Instruction, place: int) -> int | None:
     state = computation.instructions.get(loop.operands[0])
     if state is None or state.opcode != "tuple":
         return None
     value = _value(computation, state.operands[place])
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) else _left_by_a_loop(module, computation, state.operands[place])
 
 
-def _known(computation: Computation, loop: Instruction, body: Computation, value: _Value) -> int | None:
+def _left_by_a_loop(module: Module, computation: Computation, name: str) -> int | None:
+    """What a loop before has counted to, as the gradient of a loop does not turn more often."""
+    one = computation.instructions.get(name)
+    while one is not None and one.opcode in _VIEWS:
+        one = computation.instructions.get(one.operands[0])
+    loop = (
+        computation.instructions.get(one.operands[0]) if one is not None and one.opcode == "get-tuple-element" else None
+    )
+    if one is None or loop is None or loop.opcode != "while":
+        return None
+    place, body = int(one.attribute("index")), module.computations[loop.called["body"][0]]
+    first, step = _initial(module, computation, loop, place), _step(module, computation, loop, body, place)
+    times = turns(module, computation, loop)
+    return None if first is None or step is None or times is None else first + step * times
+
+
+def _known(module: Module, computation: Computation, loop: Instruction, body: Computation, value: _Value) -> int | None:
     """A number, or what the state has from beginning to end."""
     if not isinstance(value, tuple):
         return value
@@ -67,10 +83,10 @@ def _known(computation: Computation, loop: Instruction, body: Computation, value
     root = body.root
     if root.opcode != "tuple" or _value(body, root.operands[place]) != value:
         return None
-    return _initial(computation, loop, place)
+    return _initial(module, computation, loop, place)
 
 
-def _step(computation: Computation, loop: Instruction, body: Computation, place: int) -> int | None:
+def _step(module: Module, computation: Computation, loop: Instruction, body: Computation, place: int) -> int | None:
     root = body.root
     added = body.instructions.get(root.operands[place]) if root.opcode == "tuple" else None
     while added is not None and added.opcode in _VIEWS:
@@ -81,4 +97,4 @@ def _step(computation: Computation, loop: Instruction, body: Computation, place:
     if ("state", place) not in parts:
         return None
     parts.remove(("state", place))
-    return _known(computation, loop, body, parts[0])
+    return _known(module, computation, loop, body, parts[0])

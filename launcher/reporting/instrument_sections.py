@@ -77,12 +77,12 @@ def drill(folder: RunFolder) -> Section | None:
 
 
 def preflight(folder: RunFolder) -> Section | None:
-    """Whether the step fits slices of TPUs, and how fast it can be there."""
+    """Whether the step fits TPUs and GPUs, and how fast it can be there."""
     found = folder.results.get(run_folder.PREFLIGHT)
     if not found:
         return None
     cases = [one for one in found.get("cases", []) if isinstance(one, Mapping)]
-    heading = ["Slice", "Batch", "A replica", "Verdict", "HBM needed", "Of it", "Step at least", "Bound by", "MFU"]
+    heading = ["Where", "Batch", "A replica", "Verdict", "Memory needed", "Of it", "Step at least", "Bound by", "MFU"]
     rows = [[*heading, "Examples/s at most"], *map(_preflight_row, cases)]
     rows += [
         [one.get("case"), "", "", f"not applicable: {one.get('why')}", *[""] * 6]
@@ -95,7 +95,7 @@ def preflight(folder: RunFolder) -> Section | None:
         if told:
             body += f"<h3>{html.escape(_case_name(one))}</h3>{_list(told)}"
     recipe = ", ".join(found.get("recipe", []))
-    return Section("Preflight", page.paragraph(f"Compiled for these slices: {recipe}") + body)
+    return Section("Preflight", page.paragraph(f"Compiled for these: {recipe}") + body)
 
 
 def doctor(folder: RunFolder) -> Section | None:

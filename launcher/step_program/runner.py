@@ -11,7 +11,9 @@ variables are fed back from step to step; batches come round again when there ar
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import logging
 import os
 import sys
 import time
@@ -113,6 +115,12 @@ class Runner:
         kinds = sorted({device.device_kind for device in self._devices})
         return f"{len(self._devices)} x {', '.join(kinds)} ({self._devices[0].platform}), JAX {self._jax.__version__}"
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that any device has taken since JAX started; None where devices do not tell, as CPUs."""
+        told = [device.memory_stats() for device in self._devices]
+        return max(one["peak_bytes_in_use"] for one in told) if all(told) else None
+
     def _checked(self, name: str, value: np.ndarray, parts: int = 1) -> np.ndarray:
         """The array, if it fits; a wrong one would end the process without a message."""
         argument = self._arguments[name]
@@ -176,6 +184,10 @@ def _prepare_jax(num_devices: int, platform: str | None) -> None:
     os.environ["JAX_ENABLE_X64"] = "1"
     if platform == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", platform)
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        # What compiles for GPUs may be there without what runs on them: JAX would log a traceback of that, and go on.
+        log = logging.getLogger("jax._src.xla_bridge")
+        log.addFilter(lambda record: "jax_plugins.xla_cuda" not in record.getMessage())
 
 
 def _compiled(portable: bytes, devices: list[Any]) -> Any:

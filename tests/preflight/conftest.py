@@ -1,22 +1,32 @@
-"""The real TPU compiler for tests, with one cache for all that a test run compiles."""
+"""The real compilers for tests, with one cache for all that they compile, and --mode=preflight of a small recipe."""
 
 from __future__ import annotations
 
+import json
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hlo_oracle
 import pytest
 
-from launcher.preflight import slices
+from launcher import main as entry
+from launcher.preflight import gpus, slices
 from launcher.preflight.compiler import Compilation, Compiler
+
+SMALL = (
+    "--gin_file=mlp_fashion.gin",
+    "--gin_param=mlp.units = 256",
+    "--gin_param=mlp.layers = 1",
+    *("--gin_param=verify.steps = 3", "--gin_param=precision_report.batches = 3", "--gin_param=gpu.tf32 = False"),
+)
 
 
 @pytest.fixture(scope="session")
 def compiled(made_once: Callable[..., Path]) -> Callable[[str, str], Compilation]:
-    """compiled(stablehlo, accelerator_type): what the TPU compiler makes of a program."""
+    """compiled(stablehlo, name): what the compiler for a TPU slice, or for GPUs as "h100:2", makes of a program."""
     compiler = Compiler(cache_dir=str(made_once("compilations")), timeout_seconds=300)
-    return lambda text, accelerator_type: compiler.compile(text, slices.find(accelerator_type))
+    return lambda text, name: compiler.compile(text, gpus.find(name) if ":" in name else slices.find(name))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,8 +40,33 @@ def _every_program_is_read_whole() -> Iterator[None]:
             seen.add(found.hlo)
             if found.hlo.startswith("HloModule"):
                 hlo_oracle.check_read(found.hlo)
+            if found.before_libraries.startswith("HloModule"):
+                hlo_oracle.check_read(found.before_libraries)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compiler, "compile", checked)
         yield
+
+
+@pytest.fixture(scope="session")
+def cache(made_once) -> str:
+    return str(made_once("preflight_cache"))
+
+
+@pytest.fixture
+def preflight(cache, capsys, tmp_path, monkeypatch):
+    """preflight(*flags): exit code, standard output and error, and preflight.json, of a small recipe."""
+    monkeypatch.setenv("COLUMNS", "200")
+    model_dir = tmp_path / "run"
+
+    def run(*flags: str, recipe: tuple[str, ...] = SMALL) -> types.SimpleNamespace:
+        code = entry.main(
+            ["launcher", "--mode=preflight", f"--preflight_cache={cache}", f"--model_dir={model_dir}", *recipe, *flags]
+        )
+        out, err = capsys.readouterr()
+        path = model_dir / "preflight.json"
+        report = json.loads(path.read_text()) if path.exists() else None
+        return types.SimpleNamespace(code=code, out=out, err=err, report=report, model_dir=model_dir)
+
+    return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -58,8 +59,8 @@ def test_the_second_look_at_a_program_starts_no_compiler(tmp_path):
 def test_a_program_that_jaxlib_cannot_read_is_counted_from_the_dump(compiled, tmp_path):
     unreadable = """
         import sys
-        from launcher.preflight import compile_child, tpu_compiler
-        tpu_compiler._text = lambda made: ""
+        from launcher.preflight import compile_child, xla_compiler
+        xla_compiler._text = lambda made: ""
         sys.exit(compile_child.main(sys.argv))
     """
     dumped = make(tmp_path, child=unreadable).compile(dense_step(4), WHERE)
@@ -79,7 +80,8 @@ def test_another_program_topology_or_version_is_not_found_in_the_cache(tmp_path,
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=1024")
     assert not made.compile("program", WHERE).cached
     monkeypatch.delenv("LIBTPU_INIT_ARGS")
-    monkeypatch.setattr(compiler_lib, "require_versions", lambda: {"jax": "1.0", "jaxlib": "1.0", "libtpu": "1.0"})
+    other = {"jax": "1.0", "jaxlib": "1.0", "libtpu": "1.0"}
+    monkeypatch.setattr(compiler_lib, "require_versions", lambda accelerator: other)
     assert not make(tmp_path, child=ANSWERING).compile("program", WHERE).cached
 
 
@@ -131,7 +133,7 @@ def test_a_compiler_that_aborts_is_reported_with_its_last_words(tmp_path):
 
 
 def test_the_compilers_process_does_not_outlive_the_one_that_started_it(tmp_path):
-    (tmp_path / "request.json").write_text('{"topology_name": "v5e:2x2", "topology_options": {}, "num_replicas": 4}')
+    (tmp_path / "request.json").write_text(json.dumps(WHERE.compile_request()))
     os.mkfifo(tmp_path / "program.mlir")  # the child waits for the program for ever
     starter = textwrap.dedent(f"""
         import os, subprocess, sys

@@ -136,7 +136,7 @@ def test_the_roofline_is_the_longest_of_three_quotients():
     ici = 2 * 2 * 1e9 * 255 / 256 / 200e9
     assert bounds.compute_seconds == pytest.approx(0.01)
     assert bounds.hbm_seconds == pytest.approx(0.01)
-    assert bounds.ici_seconds == pytest.approx(ici)
+    assert bounds.wire_seconds == pytest.approx(ici)
     assert (bounds.bound_by, bounds.step_seconds) == ("ICI", pytest.approx(ici))
     assert bounds.mfu == pytest.approx(0.01 / ici)
     assert bounds.examples_per_second == pytest.approx(512 / ici)
@@ -146,7 +146,7 @@ def test_the_roofline_is_the_longest_of_three_quotients():
 
 def test_one_chip_has_nobody_to_exchange_with_and_cores_of_a_chip_share_its_peaks():
     reduction = costs.Collective(kind="all-reduce", bytes=10**9, times=1, dtypes=("f32",), source=hlo.OpSource())
-    assert roofline.ici_seconds(reduction, slices.find("v5litepod-1")) == 0
+    assert slices.find("v5litepod-1").wire_seconds(reduction) == 0
     chip = slices.find("v3-8").chip
     assert chip.device_peak_flops == pytest.approx(123e12 / 2)
     assert chip.device_hbm_bandwidth == pytest.approx(900e9 / 2)

@@ -21,7 +21,7 @@ def test_every_published_rate_has_a_slice_and_a_source():
     for rate in published_rates():
         assert slices.find(rate.accelerator_type)
         assert rate.source.startswith("https://")
-        assert 0 < rate.examples_per_second
+        assert rate.examples_per_second > 0
         assert 0.3 < rate.share < 1.2, rate
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import types
 
 import pytest
 import tensorflow as tf
@@ -16,13 +14,6 @@ from launcher.preflight import advice, costs, hbm, hlo, roofline, slice_finding,
 from launcher.preflight.compiler import Compiler
 from launcher.step_program import op_source
 
-SMALL = (
-    "--gin_file=mlp_fashion.gin",
-    "--gin_param=mlp.units = 256",
-    "--gin_param=mlp.layers = 1",
-    *("--gin_param=verify.steps = 3", "--gin_param=precision_report.batches = 3", "--gin_param=gpu.tf32 = False"),
-)
-
 CASE_KEYS = {
     "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
     "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "wire_dtype", "steps", "parameters",
@@ -30,29 +21,6 @@ CASE_KEYS = {
     "forecast",
 }  # fmt: skip
 """Of a case in preflight.json, which programs of others read."""
-
-
-@pytest.fixture(scope="session")
-def cache(made_once) -> str:
-    return str(made_once("preflight_cache"))
-
-
-@pytest.fixture
-def preflight(cache, capsys, tmp_path, monkeypatch):
-    """preflight(*flags): exit code, standard output and error, and preflight.json, of a small recipe."""
-    monkeypatch.setenv("COLUMNS", "200")
-    model_dir = tmp_path / "run"
-
-    def run(*flags: str, recipe: tuple[str, ...] = SMALL) -> types.SimpleNamespace:
-        code = entry.main(
-            ["launcher", "--mode=preflight", f"--preflight_cache={cache}", f"--model_dir={model_dir}", *recipe, *flags]
-        )
-        out, err = capsys.readouterr()
-        path = model_dir / "preflight.json"
-        report = json.loads(path.read_text()) if path.exists() else None
-        return types.SimpleNamespace(code=code, out=out, err=err, report=report, model_dir=model_dir)
-
-    return run
 
 
 def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
@@ -76,12 +44,12 @@ def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
     )
     assert any(buffer["name"] == "model/dense1/kernel" for buffer in used["buffers"])
     bounds = case["roofline"]
-    assert bounds["step_seconds"] == max(bounds["compute_seconds"], bounds["hbm_seconds"], bounds["ici_seconds"])
+    assert bounds["step_seconds"] == max(bounds["compute_seconds"], bounds["hbm_seconds"], bounds["wire_seconds"])
     assert 0 < bounds["mfu"] < 1
     assert all(constant["source"] for constant in case["constants"].values())
     assert set(case) == CASE_KEYS
     assert set(used) == {
-        "available", "needed", "arguments", "outputs", "temporaries", "code", "missing", "buffers"
+        "available", "needed", "arguments", "outputs", "temporaries", "code", "missing", "buffers", "reserved"
     }  # fmt: skip
     assert set(used["buffers"][0]) == {"kind", "name", "bytes", "padding_bytes", "shape", "from"}
     assert set(case["costs"]["collectives"][0]) == {"kind", "bytes", "times", "dtypes"}
@@ -182,7 +150,7 @@ def test_search_compiles_with_each_knob(preflight):
         ),
         (("--tpu_type=v5litepod-4", "--preflight_batch_sizes=many"), "'many' is no whole number above 0"),
         (("--tpu_type=v5litepod-4", "--preflight_timeout=0"), "--preflight_timeout=0: must be more than 0 seconds"),
-        (("--tpu_type=v5litepod-4", "--tpu=local"), "--tpu=local: --mode=preflight compiles for the slices"),
+        (("--tpu_type=v5litepod-4", "--tpu=local"), "--tpu=local: --mode=preflight compiles for what --tpu_type"),
         (("--tpu_type=v5litepod-4", "--gin_param=mlp.unit = 4"), "units"),
     ],
 )

@@ -10,7 +10,7 @@ from building import build_session
 from places import SMALL_DIGITS
 
 from launcher import main as entry
-from launcher.preflight.chips import gpu_peak
+from launcher.preflight.gpu_cards import gpu_peak
 from launcher.step import flops
 
 # Forward and by the weights in both layers of 64 -> 32 -> 10; by the inputs in the second alone.

@@ -1,12 +1,14 @@
-"""The TPU compiler by way of JAX, on a machine without a TPU.
+"""The compilers of XLA for TPUs and for GPUs by way of JAX, on a machine that has neither.
 
 JAX has no public function that compiles StableHLO for a topology; what its own `jit` calls is called here. Tried with
-jax and jaxlib 0.10.2 and libtpu 0.0.51. Only `compile_child` may import this: libtpu takes hold of the process.
+jax, jaxlib and jax-cuda12-pjrt 0.10.2 and libtpu 0.0.51. Only `compile_child` may import this: libtpu takes hold of
+the process, and a compiler may end it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 
 
 class UnsupportedVersionError(Exception):
-    """These versions of jax, jaxlib and libtpu have not what is needed."""
+    """These versions of jax, jaxlib and the compiler have not what is needed."""
 
 
 class CompileError(Exception):
@@ -36,15 +38,28 @@ class Executable:
     hlo: str
 
 
-def compile_program(
-    stablehlo: str, *, topology_name: str, topology_options: Mapping[str, Any], num_replicas: int
-) -> Executable:
+# XLA's dump of a GPU's program at the moment before its convolutions become calls of cuDNN, which cannot be counted: by
+# then it is simplified and its loops' turns are known. The flag that asks for it, and how the file's name ends.
+DUMP_BEFORE_LIBRARIES, BEFORE_LIBRARIES = "--xla_dump_hlo_pass_re=conv-rewriter", ".before_conv-rewriter.txt"
+
+_NOTHING_SAID = Executable(memory={}, cost={}, hlo="")
+
+# What XLA says when it has done everything but to turn its kernels into machine code, for which it looks for programs
+# of the CUDA toolkit: the program is optimised, its memory assigned, and both are dumped by then.
+_NOT_ASSEMBLED = re.compile(r"No PTX compilation provider|libdevice not found|ptxas", re.IGNORECASE)
+
+
+def compile_program(stablehlo: str, *, platform: str, topology: Mapping[str, Any], num_replicas: int) -> Executable:
     """Compiles one program for all devices of a topology.
 
     Args:
       stablehlo: MLIR text.
-      topology_name, topology_options: as `slices.Slice` has them.
+      platform: "tpu" or "cuda".
+      topology: what JAX's get_topology_desc is to be told of it.
       num_replicas: devices of the topology.
+
+    Returns:
+      What the compiler says of it; of a GPU nothing, all that is to be had is in XLA's dump.
 
     Raises:
       CompileError: the program does not compile or does not fit.
@@ -58,9 +73,7 @@ def compile_program(
         from jaxlib.mlir import ir
 
         context = make_ir_context()
-        devices: Any = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology_name, **dict(topology_options)
-        ).devices
+        devices: Any = topologies.get_topology_desc(platform=platform, **dict(topology)).devices
         options = xla_client.CompileOptions()
         options.num_replicas, options.num_partitions = num_replicas, 1
         assignment = np.arange(num_replicas, dtype=np.int32)[:, np.newaxis]
@@ -71,14 +84,16 @@ def compile_program(
     except (ImportError, AttributeError, TypeError) as error:
         raise UnsupportedVersionError(f"{type(error).__name__}: {error}") from error
     if len(devices) != num_replicas:
-        raise UnsupportedVersionError(f"{topology_name} has {len(devices)} devices, not {num_replicas}")
+        raise UnsupportedVersionError(f"{topology} has {len(devices)} devices, not {num_replicas}")
     try:
         with context:
             module = ir.Module.parse(stablehlo)
         made = compile_(module, executable_devices=device_list, compile_options=options)
     except (refusal, ir.MLIRError) as error:
+        if platform == "cuda" and _NOT_ASSEMBLED.search(str(error)):
+            return _NOTHING_SAID
         raise CompileError(str(error)) from error
-    return _described(made)
+    return _described(made) if platform == "tpu" else _NOTHING_SAID
 
 
 def _described(made: Any) -> Executable:

@@ -1,0 +1,245 @@
+"""GPU machines: so many NVIDIA GPUs on so many hosts, as `--gpu_type` names them, and what XLA is to be told of them.
+
+"h100:8" is one host of eight, "a100-80:8x8" eight hosts of eight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from launcher.errors import UsageError, nearest
+from launcher.machine.devices import GpuOptions
+from launcher.machine.strategy import StrategyPlan
+from launcher.preflight import gpu_advice, gpu_program
+from launcher.preflight.costs import Collective, Costs
+from launcher.preflight.gpu_cards import CARDS, Card
+from launcher.preflight.hbm import HbmUse
+from launcher.preflight.hlo import Module
+from launcher.preflight.targets import CROSSINGS, Constant
+from launcher.preflight.xla_compiler import DUMP_BEFORE_LIBRARIES
+from launcher.reporting.units import amount, plural
+from launcher.run.plan import RunPlan
+
+_MOST_ON_A_HOST = 8
+_MOST_HOSTS = 1024
+_JIT = "train.jit_compile = True"
+
+# What TensorFlow leaves of a GPU to everything but its own tensors, by the major compute capability.
+_SYSTEM_MIB = {7: 1050, 8: 1536}
+_SYSTEM_MIB_FROM_9 = 1800
+_TF_SOURCE = "what TensorFlow leaves free for them: MinSystemMemory in its common_runtime/gpu/gpu_device.cc"
+_NCCL_BYTES = 2 * 32 * 4 * 2**20
+_NCCL_SOURCE = "to send and to receive, 32 channels of 4 MiB; NCCL's documentation: NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS"
+_CUDNN_SOURCE = (
+    "chosen, not measured: room to turn the tensors of the biggest convolution into another layout; the algorithm, and "
+    "so its workspace, is chosen on the GPU"
+)
+_FRAGMENTATION = 0.05
+_FRAGMENTATION_SOURCE = "chosen, not measured: 5% of the program's own"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuMachines:
+    """Hosts with GPUs of one model.
+
+    Attributes:
+      card: the model.
+      num_hosts: how many.
+      gpus: of each.
+    """
+
+    card: Card
+    num_hosts: int
+    gpus: int
+
+    accelerator = "gpu"
+    memory_name = "memory"
+
+    @property
+    def name(self) -> str:
+        hosts = f"{self.num_hosts}x" if self.num_hosts > 1 else ""
+        return f"{self.card.name}:{hosts}{self.gpus}"
+
+    @property
+    def flag(self) -> str:
+        return f"--gpu_type={self.name}"
+
+    @property
+    def device_name(self) -> str:
+        return self.card.name
+
+    @property
+    def wire_name(self) -> str:
+        return "network" if self.num_hosts > 1 else self.card.link
+
+    @property
+    def topology_name(self) -> str:
+        return f"1x{self.num_hosts}x{self.gpus}"
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_hosts * self.gpus
+
+    @property
+    def num_chips(self) -> int:
+        return self.num_replicas
+
+    @property
+    def memory_bytes(self) -> Constant:
+        return self.card.memory_bytes
+
+    @property
+    def peak_flops(self) -> float:
+        return self.card.tensor_flops.value
+
+    @property
+    def constants(self) -> Mapping[str, Constant]:
+        alone = self.num_hosts == 1
+        return {name: one for name, one in self.card.constants.items() if name != "network" or not alone}
+
+    @property
+    def figures_of(self) -> str:
+        return (
+            "the whole step as one program of XLA. That of --mode=export_step is this very one, but for what is tuned "
+            "on the GPU itself; in training, train.jit_compile has TensorFlow's own XLA compile the forward and the "
+            "backward pass, and the rest runs as kernels, so its figures are near these"
+        )
+
+    def describe(self) -> str:
+        hosts = plural(self.num_hosts, "host")
+        return f"{self.name}: {plural(self.num_replicas, 'GPU')} NVIDIA {self.card.model}, {hosts}"
+
+    def strategy(self) -> StrategyPlan:
+        kind = "multi_worker" if self.num_hosts > 1 else "mirrored" if self.gpus > 1 else "one_device"
+        return StrategyPlan(
+            kind=kind,
+            num_replicas=self.num_replicas,
+            local_replicas=self.gpus,
+            why=self.describe(),
+            devices=tuple(f"GPU:{index}" for index in range(self.gpus)),
+            accelerator="gpu",
+            compute_capability=self.card.capability,
+            absent=True,
+        )
+
+    def check(self, plan: RunPlan) -> None:
+        if not plan.jit_compile:
+            raise UsageError(
+                f"{self.flag}: nothing can be told of this run, as train.jit_compile is off: TensorFlow runs it kernel "
+                "by kernel, keeps what XLA would not, and no compiler sees the whole. For figures of the run with XLA, "
+                f'or of the program of --mode=export_step, which is always compiled, add --gin_param="{_JIT}"'
+            )
+
+    def configure(self) -> None:
+        tf.config.experimental.enable_tensor_float_32_execution(GpuOptions().tf32)
+
+    def compile_request(self) -> dict[str, Any]:
+        return {
+            "platform": "cuda",
+            "topology": {"topology": self.topology_name, "target_config": self.card.target_config()},
+            "num_replicas": self.num_replicas,
+            "xla_flags": [
+                # Its kernels are thrown away: they need not be good.
+                "--xla_backend_optimization_level=0",
+                "--xla_llvm_disable_expensive_passes=true",
+                DUMP_BEFORE_LIBRARIES,
+            ],
+        }
+
+    def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
+        return gpu_program.count(optimised, before_libraries)
+
+    def reserved(self, costs: Costs | None, needed: float) -> Mapping[str, Constant]:
+        system = _SYSTEM_MIB.get(self.card.capability[0], _SYSTEM_MIB_FROM_9) * 2**20
+        parts = {"CUDA context, cuDNN, cuBLAS": (system, _TF_SOURCE)}
+        convolution = costs.biggest_convolution if costs is not None else 0
+        if convolution:
+            parts["workspace of convolutions"] = (convolution, _CUDNN_SOURCE)
+        if self.num_replicas > 1:
+            parts["buffers of NCCL"] = (_NCCL_BYTES, _NCCL_SOURCE)
+        parts["fragmentation"] = (round(_FRAGMENTATION * needed), _FRAGMENTATION_SOURCE)
+        return {name: Constant(value=size, unit="B", source=source) for name, (size, source) in parts.items()}
+
+    def compute_seconds(self, costs: Costs) -> float:
+        return sum(seconds for _, _, seconds in gpu_advice.shares(costs, self.card))
+
+    def compute_words(self, costs: Costs) -> str:
+        shares = gpu_advice.shares(costs, self.card)
+        return "; ".join(f"{amount(flops)}FLOP of {name}" for name, flops, _ in shares) + " a device"
+
+    def memory_seconds(self, costs: Costs) -> float:
+        return costs.hbm_bytes / self.card.memory_bandwidth.value
+
+    def wire_seconds(self, collective: Collective) -> float:
+        """Within hosts and between them at the same time: the longer of the two."""
+        total, crossings = collective.times * collective.bytes, CROSSINGS.get(collective.kind, 1)
+        inside = outside = 0.0
+        if self.gpus > 1:
+            in_switch = self.card.reduces_in_switch and collective.kind == "all-reduce"
+            inside = total * (1 if in_switch else crossings * (self.gpus - 1) / self.gpus)
+        if self.num_hosts > 1:
+            outside = total * crossings * (self.num_hosts - 1) / self.num_hosts
+        network = self.card.network.value if self.card.network else float("inf")
+        return max(inside / self.card.link_bandwidth.value, outside / network)
+
+    def wire_words(self) -> str:
+        words = f"over {self.card.link} at {self.card.link_bandwidth.value / 1e9:g} GB/s a GPU"
+        if self.num_hosts == 1 or self.card.network is None:
+            return words
+        return f"{words} and a network of {self.card.network.value / 1e9:g} GB/s a host"
+
+    def cost_model(self, costs: Costs) -> tuple[float, str] | None:
+        return None  # XLA's own for GPUs gives hours for some kernels and nothing for cuDNN's
+
+    def larger(self) -> Iterator[GpuMachines]:
+        """More GPUs on one host, then more hosts."""
+        gpus = self.gpus
+        while self.num_hosts == 1 and gpus < _MOST_ON_A_HOST:
+            gpus = min(2 * gpus, _MOST_ON_A_HOST)
+            yield dataclasses.replace(self, gpus=gpus)
+        hosts = 2 * self.num_hosts
+        while self.card.network is not None and hosts <= _MOST_HOSTS:
+            yield dataclasses.replace(self, gpus=gpus, num_hosts=hosts)
+            hosts *= 2
+
+    def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
+        return gpu_advice.advise(costs, self.card)
+
+
+def find(gpu_type: str) -> GpuMachines:
+    """The machines that a type names.
+
+    Args:
+      gpu_type: such as "h100", "h100:8" or "a100-80:8x8".
+
+    Raises:
+      UsageError: the card is not known or no such machines can be; the message lists what there is.
+    """
+    match = re.fullmatch(r"([^:]+)(?::(?:(\d+)x)?(\d+))?", gpu_type.strip().lower())
+    if match is None:
+        raise UsageError(
+            f"--gpu_type={gpu_type}: write CARD:GPUS or CARD:HOSTSxGPUS, such as h100:8 or a100-80:8x8; cards: "
+            f"{', '.join(CARDS)}"
+        )
+    name, hosts, gpus = match[1], int(match[2] or 1), int(match[3] or 1)
+    if name not in CARDS:
+        close = [one for one in CARDS if one.startswith(f"{name}-")] or [one for one in [nearest(name, CARDS)] if one]
+        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        raise UsageError(f"--gpu_type={gpu_type}: no such card; {hint}cards: {', '.join(CARDS)}")
+    card = CARDS[name]
+    if not 1 <= gpus <= _MOST_ON_A_HOST or not 1 <= hosts <= _MOST_HOSTS:
+        raise UsageError(
+            f"--gpu_type={gpu_type}: a host has 1 to {_MOST_ON_A_HOST} GPUs, and there are 1 to {_MOST_HOSTS} hosts; "
+            f"write several hosts as {name}:HOSTSxGPUS, such as {name}:2x{_MOST_ON_A_HOST}"
+        )
+    if hosts > 1 and card.network is None:
+        raise UsageError(
+            f"--gpu_type={gpu_type}: no host of several {name} with a network has a published speed; one host only, "
+            f"such as {name}:{gpus}"
+        )
+    return GpuMachines(card=card, num_hosts=hosts, gpus=gpus)

@@ -1,0 +1,258 @@
+"""--gpu_type: a recipe's own step, compiled for GPUs that are not there, and what people are told of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import keras
+import pytest
+from places import ROOT
+from toy_step import dense_step
+
+from launcher.errors import EXIT_DONE, EXIT_USAGE, UsageError
+from launcher.preflight import compiler as compiler_lib
+from launcher.preflight import gpu_advice, gpu_program, gpus, hbm, hlo
+from launcher.preflight.costs import Collective
+from launcher.preflight.gpu_cards import CARDS
+from models.resnet import resnet
+
+JIT = "--gin_param=train.jit_compile = True"
+
+
+def test_a_step_that_fits_is_reported_with_memory_bounds_and_kernels(preflight):
+    done = preflight("--gpu_type=h100:2", JIT)
+    assert done.code == EXIT_DONE, done.err
+    (case,) = done.report["cases"]
+    assert (case["verdict"], case["replicas"], case["hosts"]) == ("fits", 2, 1)
+    # As a run on such GPUs would be: Tensor Cores, and gradients in 16 bits between them.
+    assert (case["policy"], case["wire_dtype"], case["topology"]) == ("mixed_float16", "float16", "1x1x2")
+    parameters = 784 * 256 + 256 + 256 * 10 + 10
+    products = 128 * (2 * 784 * 256 + 3 * 256 * 10)
+    assert case["costs"]["flops"] == pytest.approx(2 * products, rel=0.01)
+    reduced = {one["dtypes"][0]: one["bytes"] * one["times"] for one in case["costs"]["collectives"]}
+    assert reduced["f16"] == 2 * parameters
+    used = case["hbm"]
+    program = used["arguments"] + used["outputs"] + used["temporaries"] + used["code"]
+    assert used["needed"] == program + sum(used["reserved"].values()) < used["available"]
+    assert set(used["reserved"]) == {"CUDA context, cuDNN, cuBLAS", "buffers of NCCL", "fragmentation"}
+    assert any(buffer["name"] == "model/dense1/kernel" for buffer in used["buffers"])
+    assert case["costs"]["kernels_by_kind"]["all-reduce"] == 2
+    assert any("GEMM" in kind or "cuBLAS" in kind for kind in case["costs"]["kernels_by_kind"])
+    assert all(constant["source"] for constant in case["constants"].values())
+    for words in (
+        "of f16 on Tensor Cores",
+        "over NVLink",
+        "--mode=export_step is this very one",
+        "h100 link bandwidth",
+    ):
+        assert words in done.out
+
+
+@pytest.mark.parametrize(("tf32", "engine"), [(True, "Tensor Cores in TF32"), (False, "CUDA cores")])
+def test_float32_is_multiplied_by_what_the_recipe_allows(preflight, tf32, engine):
+    done = preflight(
+        "--gpu_type=h100:2", JIT, "--gin_param=train.precision = 'float32'", f"--gin_param=gpu.tf32 = {tf32}"
+    )
+    assert done.code == EXIT_DONE, done.err
+    assert f"of f32 on {engine} a device" in done.out
+    advice = " ".join(done.report["cases"][0]["advice"])
+    assert ("CUDA cores (float32 in full precision" in advice) == (not tf32)
+    assert "train.precision = 'mixed_float16' halves the memory of activations" in advice
+
+
+def test_a_run_that_no_compiler_sees_gets_no_verdict(preflight):
+    done = preflight("--gpu_type=h100:2")
+    assert done.code == EXIT_USAGE
+    assert "nothing can be told of this run, as train.jit_compile is off" in done.err
+    assert '--gin_param="train.jit_compile = True"' in done.err
+    assert not done.model_dir.exists()
+
+
+def test_gpus_and_tpus_stand_in_one_table(preflight):
+    done = preflight("--tpu_type=v5litepod-4", "--gpu_type=h100:2, t4:2x2", "--gpu_type=b200:3", JIT)
+    assert done.code == EXIT_DONE, done.err
+    found = {one["accelerator_type"]: one["policy"] for one in done.report["cases"]}
+    assert found == {"v5litepod-4": "mixed_bfloat16", "h100:2": "mixed_float16", "t4:2x2": "mixed_float16"}
+    assert "use a multiple of 3, such as 255 or 258" in done.out  # b200:3
+    assert {"v5e peak flops", "t4 network"} <= {line.split("  ")[0] for line in done.out.splitlines()}
+
+
+def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(preflight):
+    recipe = (
+        "--gin_file=mlp_fashion.gin",
+        "--gin_param=image_data.name = 'digits'",
+        "--gin_param=mlp.layers = 1",
+        "--gin_param=mlp.units = 262144",
+        "--gin_param=train.global_batch_size = 32768",
+        JIT,
+    )
+    refused = preflight("--gpu_type=t4:2", recipe=recipe)
+    assert refused.code == EXIT_USAGE
+    (case,) = refused.report["cases"]
+    assert (case["verdict"], case["compiler_error"]) == ("does not fit", None), "the verdict is not the compiler's"
+    assert case["hbm"]["missing"] == case["hbm"]["needed"] - case["hbm"]["available"] > 0
+    assert "train.global_batch_size = 32768 does not fit on t4:2" in refused.err
+    assert "allowed for CUDA context" in refused.err
+    suggestion = case["suggestions"][-1]
+    assert (suggestion["verdict"], suggestion["refused"]) == ("fits", None)
+    assert f"Try {suggestion['flag']}, which was compiled and fits" in refused.err
+    done = preflight("--gpu_type=t4:2", recipe=(*recipe, suggestion["flag"].replace('"', "")))
+    assert done.code == EXIT_DONE, done.err
+    assert done.report["cases"][0]["hbm"]["needed"] == suggestion["hbm_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("a100:8", r"no such card; did you mean 'a100-80' or 'a100-40'\? cards: h100, "),
+        ("h1000:8", r"did you mean 'h100'\?"),
+        ("mi300:8", r"no such card; cards: h100, "),
+        ("h100:16", r"a host has 1 to 8 GPUs.*such as h100:2x8"),
+        ("h100:8x", r"write CARD:GPUS or CARD:HOSTSxGPUS"),
+        ("rtx-a6000:2x4", r"one host only, such as rtx-a6000:4"),
+    ],
+)
+def test_gpus_that_there_are_not_are_refused_with_those_there_are(asked, message):
+    with pytest.raises(UsageError, match=message):
+        gpus.find(asked)
+
+
+def test_names_say_how_many_gpus_on_how_many_hosts():
+    found = [gpus.find(name) for name in ("l4", "H100:8", "a100-80:8x8")]
+    assert [(one.num_hosts, one.num_replicas, one.strategy().kind) for one in found] == [
+        (1, 1, "one_device"),
+        (1, 8, "mirrored"),
+        (8, 64, "multi_worker"),
+    ]
+    assert [one.name for one in gpus.find("h100:2").larger()][:4] == ["h100:4", "h100:8", "h100:2x8", "h100:4x8"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "v100" else pytest.mark.exhaustive) for name in CARDS]
+)
+def test_every_card_compiles_and_its_program_is_read_as_a_tpus_is(compiled, name):
+    where = gpus.find(f"{name}:2")
+    found = compiled(dense_step(2), where.name)
+    assert found.error is None
+    accounted = hbm.account(found, None, argument_names=(), result_names=(), available=where.memory_bytes.value)
+    assert accounted.fits
+    assert accounted.arguments == 4 * 1024 * 512 + 2 * 256 * 1024
+    counted = where.count(hlo.parse(found.hlo), hlo.parse(found.before_libraries))
+    assert counted.flops == 2 * 2 * 256 * 1024 * 512
+    assert [one.bytes for one in counted.collectives] == [4 * 1024 * 512]
+    # bfloat16 needs an A100 or newer.
+    on_tensor_cores = gpu_advice.engine(counted.matrix_ops[0], where.card)[0] == "Tensor Cores"
+    assert on_tensor_cores == (where.card.capability >= (8, 0))
+
+
+def test_an_operation_that_no_gpu_has_is_a_refusal_not_a_missing_assembler(compiled):
+    weights = "tensor<1024x512xf32>"
+    text = (
+        dense_step(2)
+        .replace("%w, %r :", "%u, %r :")
+        .replace(
+            "    %new = ", f"    %u = stablehlo.custom_call @no_such_thing(%w) : ({weights}) -> {weights}\n    %new = "
+        )
+    )
+    found = compiled(text, "h100:2")
+    assert found.error is not None
+    assert "no_such_thing" in found.error
+
+
+def test_a_collective_takes_its_time_within_hosts_or_between_them():
+    reduction = Collective(kind="all-reduce", bytes=10**9, times=2, dtypes=("f32",), source=hlo.OpSource())
+    assert gpus.find("a100-80:1").wire_seconds(reduction) == 0
+    assert gpus.find("a100-80:8").wire_seconds(reduction) == pytest.approx(2 * 2 * 7 / 8 * 1e9 / 300e9)
+    # Switches of H100s add up: the bytes go over each GPU's links once.
+    assert gpus.find("h100:8").wire_seconds(reduction) == pytest.approx(2 * 1e9 / 450e9)
+    assert gpus.find("a100-80:8x8").wire_seconds(reduction) == pytest.approx(2 * 2 * 7 / 8 * 1e9 / 200e9)
+
+
+def test_products_that_tensor_cores_cannot_take_are_named_with_the_reason():
+    def op(dtype: str, precision: str = "") -> str:
+        x, w, p = (f"{dtype}[{shape}]{{1,0}}" for shape in ("64,100", "100,64", "64,64"))
+        attributes = f"lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}{precision}"
+        return (
+            f"HloModule m\n\nENTRY main (x: {x}, w: {w}) -> {p} {{\n  x = {x} parameter(0)\n  w = {w} parameter(1)\n"
+            f'  ROOT p = {p} dot(x, w), {attributes}, metadata={{op_name="wide/MatMul"}}\n}}\n'
+        )
+
+    def said(card: str, text: str) -> str:
+        module = hlo.parse(text)
+        return " ".join(gpu_advice.advise(gpu_program.count(module, module), CARDS[card]))
+
+    assert said("h100", op("f16")) == said("t4", op("f16"))
+    assert "sizes that are no multiples of 8" in said("h100", op("f16"))
+    assert "wide/MatMul (100)" in said("h100", op("f16"))
+    assert "CUDA cores" not in said("h100", op("f32"))
+    assert "CUDA cores (float32 in full precision, as gpu.tf32 = False asks for)" in said(
+        "h100", op("f32", ", operand_precision={highest,highest}")
+    )
+    assert "CUDA cores (float32, and v100 has no TF32)" in said("v100", op("f32"))
+    assert "CUDA cores (t4 has no bfloat16 in its Tensor Cores)" in said("t4", op("bf16"))
+
+
+def by_hand(model: keras.Model) -> int:
+    """FLOPs of one example's step, from the layers' shapes alone; none for a convolution's own padding."""
+    total = 0
+    for place, layer in enumerate(one for one in model.layers if hasattr(one, "kernel")):
+        taken, features = layer.kernel.shape[-2:]
+        positions = 1
+        if isinstance(layer, keras.layers.Conv2D):
+            size, out = layer.input.shape[1], layer.output.shape[1]
+            kernel, stride = layer.kernel.shape[0], layer.strides[0]
+            pad = kernel // 2 if layer.padding == "same" else 0
+            positions = sum(0 <= at * stride + tap - pad < size for at in range(out) for tap in range(kernel)) ** 2
+        # Forward, the kernel's gradient and, but for the first layer, the gradient of what it was given.
+        total += 2 * taken * features * positions * (2 if place == 0 else 3)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [
+        (("resnet_fashion.gin", "resnet.depth = 8"), {"image_shape": (28, 28, 1), "num_classes": 10, "depth": 8}),
+        pytest.param(
+            ("resnet_gpu.gin", "train.global_batch_size = 32"),
+            {"image_shape": (224, 224, 3), "num_classes": 1000},
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+)
+def test_the_flops_of_a_resnet_are_those_that_are_counted_by_hand(preflight, recipe, model):
+    flags = (f"--gin_file={recipe[0]}", f"--gin_param={recipe[1]}", JIT)
+    done = preflight("--gpu_type=h100:1", recipe=flags)
+    assert done.code == EXIT_DONE, done.err
+    (case,) = done.report["cases"]
+    expected = case["per_replica_batch_size"] * by_hand(resnet(**model))
+    assert case["costs"]["flops"] == pytest.approx(expected, rel=0.01)
+
+
+def test_a_gpu_compiler_of_another_version_than_jaxlibs_is_refused(monkeypatch):
+    installed = {"jax": "0.10.2", "jaxlib": "0.10.2", "jax-cuda12-pjrt": "0.10.3"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise compiler_lib.importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(compiler_lib.importlib.metadata, "version", version)
+    with pytest.raises(UsageError, match=r"does not go with jaxlib 0\.10\.2.*pip install jax-cuda12-pjrt==0\.10\.2"):
+        compiler_lib.require_versions("gpu")
+    del installed["jax-cuda12-pjrt"]
+    with pytest.raises(UsageError, match=r"jax-cuda12-pjrt is not installed \(no GPU is needed\).*\[gpu_preflight\]"):
+        compiler_lib.require_versions("gpu")
+
+
+def test_the_gpu_compiler_alone_makes_jax_log_no_traceback():
+    """The package compiles for GPUs and has nothing that runs on them, which JAX finds out when it is imported."""
+    program = (
+        "from launcher.step_program import runner\n"
+        "runner._prepare_jax(1, None)\n"
+        "from jax._src import xla_bridge\n"
+        "xla_bridge.discover_pjrt_plugins()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
