@@ -285,15 +285,16 @@ def run_workers(
     start_launcher: Callable[..., Started], free_ports: Callable[[int], list[int]]
 ) -> Callable[..., list[Finished]]:
     """run_workers(n, *args, timeout=240, env=None, cwd=None): n workers of one TF_CONFIG cluster on loopback, run to
-    their end; outcomes in the order of rank. The deadline is one for all."""
+    their end; outcomes in the order of rank. A list in `env` has one a worker. The deadline is one for all."""
 
     def run(num_workers: int, *args: str, timeout: float = 240.0, **options: object) -> list[Finished]:
         hosts = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
         env = options.pop("env", None) or {}
+        envs = env if isinstance(env, list) else [env] * num_workers
         workers = []
         for index in range(num_workers):
             config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
-            workers.append(start_launcher(*args, env={**env, "TF_CONFIG": json.dumps(config)}, **options))
+            workers.append(start_launcher(*args, env={**envs[index], "TF_CONFIG": json.dumps(config)}, **options))
         deadline = time.monotonic() + timeout
         return [worker.wait(max(0.0, deadline - time.monotonic())) for worker in workers]
 

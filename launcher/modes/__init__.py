@@ -152,6 +152,9 @@ class PreflightRequest(Request):
     preflight_batch_sizes: tuple[str, ...] = flag(
         flags.DEFINE_list, [], "global batch sizes to compare. Default: the recipe's own."
     )
+    largest_batch: bool = flag(
+        flags.DEFINE_bool, False, "look for the largest global batch that fits: compile one after another."
+    )
     preflight_search: bool = flag(
         flags.DEFINE_bool, False, "compile with each knob turned, too, not only until a step fits that does not."
     )

@@ -32,6 +32,11 @@ def run(request: PreflightRequest) -> int:
         )
     if not request.preflight_timeout > 0:
         raise UsageError(f"--preflight_timeout={request.preflight_timeout:g}: must be more than 0 seconds")
+    if request.largest_batch and (request.preflight_batch_sizes or request.preflight_search):
+        other = "--preflight_batch_sizes" if request.preflight_batch_sizes else "--preflight_search"
+        raise UsageError(
+            f"--largest_batch looks for a batch size by itself, {other} is of no use with it; leave one out"
+        )
     cache_dir = request.preflight_cache or default_cache_dir(os.environ)
     reports = KeptReports(cache_dir=cache_dir, key=_key(request))
     kept = None if request.preflight_fresh else reports.find()
@@ -67,6 +72,7 @@ def _examine(
         tpu_types=tpu_types,
         gpu_types=gpu_types,
         batch_sizes=tuple(dict.fromkeys(map(_batch_size, request.preflight_batch_sizes))),
+        largest_batch=request.largest_batch,
         search=request.preflight_search,
         model_dir=request.model_dir,
         cache_dir=cache_dir,

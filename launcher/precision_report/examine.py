@@ -150,13 +150,13 @@ def _gradients(probe: Probe, shadows: Sequence[Any], found: Sequence[Probed], bu
     """Of weights and activations, and of the sums on the wire where they are others than those of the weights."""
     plan = built.plan
     tensors = _tensors(probe, shadows)
-    parts = plan.strategy.num_replicas * plan.recipe.microbatches
+    parts = plan.strategy.num_replicas * plan.microbatches
     for index, weight in enumerate(probe.weights):
         if parts == 1 and weight.dtype == plan.wire_dtype.name:
             continue
         counts = np.asarray(np.sum([one.wire_counts[index] for one in found], axis=0, dtype=np.float64))
         # What the other microbatches add is not known, but at most as much each.
-        largest = max(float(one.wire_maxima[index]) for one in found) * plan.recipe.microbatches
+        largest = max(float(one.wire_maxima[index]) for one in found) * plan.microbatches
         tensors.append(
             Gradient(
                 path=weight.path,

@@ -11,10 +11,13 @@ from launcher.preflight.costs import Costs
 from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.kept_reports import Recorder
+from launcher.preflight.largest_batch import LargestBatch, batch_size
 from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
 from launcher.reporting.units import amount, bytes_text, milliseconds
 from launcher.step_program.op_source import short_name
+
+_MEASURED = ("verdict", "memory needed", "of it", "step at least", "bound by", "compiled in")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,10 +40,11 @@ class Tried:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaseReport:
-    """A finding with what was compiled to make it fit."""
+    """A finding with what was compiled to make it fit, or, with `largest`, to find the batch that it is of."""
 
     finding: SliceFinding
     tried: tuple[Tried, ...] = ()
+    largest: LargestBatch | None = None
 
 
 def verdict(finding: SliceFinding) -> str:
@@ -86,6 +90,27 @@ def show(reported: CaseReport, console: Recorder) -> None:
         console.note("")
         console.note("Knobs, measured")
         console.table(_tried_rows(reported))
+
+    if reported.largest:
+        console.note("")
+        console.note("The largest batch")
+        console.table(_batch_rows(reported.largest))
+        console.note(largest_text(reported.largest))
+
+
+def largest_text(found: LargestBatch) -> str:
+    """A sentence for people: the largest batch that fits, and the one that does not."""
+    if found.fits is None:
+        assert found.refused is not None
+        return f"no batch fits, not even one of {batch_size(found.refused):,}"
+    replica = found.fits.plan.per_replica_batch_size
+    largest = f"the largest global batch that fits is {batch_size(found.fits):,}, {replica:,} examples a replica"
+    if found.refused is None:
+        return f"at least, for the search ended before a batch was refused: {largest}"
+    refused = f"{batch_size(found.refused):,} needs {bytes_text(found.refused.hbm.needed)}" if found.refused.hbm else ""
+    if found.is_exact:
+        return f"{largest}; the next one, {refused} and does not fit"
+    return f"{largest}, of those that were compiled; {refused} and does not fit, what lies between was not compiled"
 
 
 def show_constants(findings: Sequence[SliceFinding], console: Recorder) -> None:
@@ -245,13 +270,20 @@ def _collective_rows(finding: SliceFinding) -> list[list[str]]:
 
 
 def _tried_rows(reported: CaseReport) -> list[list[str]]:
-    rows = [["change", "verdict", "memory needed", "of it", "step at least", "bound by", "compiled in"]]
+    rows = [["change", *_MEASURED]]
     rows.append(["as it is", *_measurements(reported.finding)])
     for one in reported.tried:
         if one.finding is not None:
             rows.append([one.suggestion.flag, *_measurements(one.finding)])
         elif one.refused is not None:
             rows.append([one.suggestion.flag, f"not applicable: {one.refused}", *[""] * 5])
+    return rows
+
+
+def _batch_rows(found: LargestBatch) -> list[list[str]]:
+    rows = [["global batch", "a replica", *_MEASURED]]
+    for one in sorted(found.tried, key=batch_size):
+        rows.append([f"{batch_size(one):,}", f"{one.plan.per_replica_batch_size:,}", *_measurements(one)])
     return rows
 
 
@@ -288,7 +320,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "compiler_error": finding.compilation.error,
         "global_batch_size": plan.recipe.global_batch_size,
         "per_replica_batch_size": plan.per_replica_batch_size,
-        "microbatches": plan.recipe.microbatches,
+        "microbatches": plan.microbatches,
         "policy": plan.policy,
         "wire_dtype": plan.wire_dtype.name,
         "steps": plan.total_steps,
@@ -319,6 +351,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "forecast": None if published is None else published.as_json(),
         "advice": list(finding.advice),
         "suggestions": [_tried_json(one) for one in reported.tried],
+        "largest_batch": None if reported.largest is None else _largest_json(reported.largest),
         "constants": {name: dataclasses.asdict(constant) for name, constant in where.constants.items()},
     }
 
@@ -352,4 +385,23 @@ def _tried_json(one: Tried) -> Mapping[str, Any]:
         "step_seconds": None if found is None or found.roofline is None else found.roofline.step_seconds,
         "compile_seconds": None if found is None else found.compilation.seconds,
         "refused": one.refused,
+    }
+
+
+def _largest_json(found: LargestBatch) -> Mapping[str, Any]:
+    tried = sorted(found.tried, key=batch_size)
+    return {
+        "fits": None if found.fits is None else batch_size(found.fits),
+        "refused": None if found.refused is None else batch_size(found.refused),
+        "exact": found.is_exact,
+        "unit": found.unit,
+        "tried": [
+            {
+                "global_batch_size": batch_size(one),
+                "verdict": verdict(one),
+                "hbm_bytes": None if one.hbm is None else one.hbm.needed,
+                "compile_seconds": one.compilation.seconds,
+            }
+            for one in tried
+        ],
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.preflight import case_report, comparison, gpus, slices, suggestions
+from launcher.preflight import case_report, comparison, gpus, largest_batch, slices, suggestions
 from launcher.preflight.case_report import CaseReport, Tried
 from launcher.preflight.compiler import Compiler, OutOfTimeError, require_versions
 from launcher.preflight.kept_reports import Recorder
@@ -28,6 +28,7 @@ class CompileRequest:
       gin_files, gin_params, seed, deterministic: the recipe.
       tpu_types, gpu_types: what to compile for.
       batch_sizes: global batch sizes to compare; empty for the recipe's own.
+      largest_batch: look for the largest global batch that fits.
       search: compile with every knob turned, not only until a step fits that does not.
       model_dir: where preflight.json goes; None for nowhere.
       cache_dir, timeout_seconds: of the compiler.
@@ -40,6 +41,7 @@ class CompileRequest:
     tpu_types: tuple[str, ...]
     gpu_types: tuple[str, ...]
     batch_sizes: tuple[int, ...]
+    largest_batch: bool
     search: bool
     model_dir: str | None
     cache_dir: str
@@ -140,8 +142,17 @@ class Preflight:
         return possible, refused
 
     def _report(self, case: Case) -> CaseReport:
+        if self._request.largest_batch:
+            largest = largest_batch.find(self._examiner, case, on_try=self._tell_try)
+            return CaseReport(finding=largest.fits or largest.tried[-1], largest=largest)
         finding = self._examiner.examine(case)
         return CaseReport(finding=finding, tried=tuple(self._tried(finding)))
+
+    def _tell_try(self, finding: SliceFinding) -> None:
+        assert finding.hbm is not None
+        self._line.close()
+        batch, needed = largest_batch.batch_size(finding), bytes_text(finding.hbm.needed)
+        self._console.note(f"a global batch of {batch:,} {case_report.verdict(finding)}: {needed} needed")
 
     def _tried(self, finding: SliceFinding) -> Iterator[Tried]:
         """Compiles suggestions: each knob's until the step fits.
@@ -191,6 +202,9 @@ class Preflight:
 
     def _judge(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> int:
         fitting = [one.finding for one in reports if one.finding.fits]
+        for one in reports:
+            if one.largest:
+                self._console.note(f"preflight: {one.finding.case.where.name}: {case_report.largest_text(one.largest)}")
         if fitting:
             names = ", ".join(finding.case.name for finding in fitting)
             self._console.note(f"preflight: the step compiles and fits: {names}")
@@ -212,7 +226,7 @@ def _refusal(reported: CaseReport) -> str:
     hint = f". Try {best}, which was compiled and fits" if best else ""
     return (
         f"train.global_batch_size = {plan.recipe.global_batch_size} does not fit on {finding.case.name}: "
-        f"{plan.per_replica_batch_size} examples a replica in {plan.recipe.microbatches} microbatches need "
+        f"{plan.per_replica_batch_size} examples a replica in {plan.microbatches} microbatches need "
         f"{bytes_text(hbm.needed)} of {finding.case.where.memory_name}, {bytes_text(hbm.available)} are there, "
         f"{bytes_text(hbm.excess)} are missing (the compiler's own figures{beside}){hint}"
     )

@@ -29,7 +29,7 @@ def rows(findings: Sequence[SliceFinding], not_applicable: Sequence[tuple[str, s
                 finding.case.where.name,
                 str(recipe.global_batch_size),
                 str(finding.plan.per_replica_batch_size)
-                + (f" in {recipe.microbatches}" if recipe.microbatches > 1 else ""),
+                + (f" in {finding.plan.microbatches}" if finding.plan.microbatches > 1 else ""),
                 verdict(finding),
                 bytes_text(hbm.needed) if hbm else "",
                 f"{hbm.needed / hbm.available:.0%}" if hbm else "",

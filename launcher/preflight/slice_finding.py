@@ -221,7 +221,7 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs | None) -> Sl
 def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFacts, dict[str, str]]:
     """The program, what its model is like, and the line of user code that each operation is from."""
     session = lowering.build(resolved, num_replicas)
-    lowered = lowering.lower_session(session)
+    lowered = lowering.lower_session(session, for_tpu=resolved.strategy.accelerator == "tpu")
     facts = _facts(resolved, session.model)
     facts = dataclasses.replace(facts, notes=(*facts.notes, *lowered.notes))
     found = lowered.program, facts, op_source.user_lines(lowered.graph)

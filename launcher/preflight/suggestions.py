@@ -61,7 +61,7 @@ def _precision(finding: SliceFinding) -> Iterator[Suggestion]:
 
 
 def _microbatches(finding: SliceFinding) -> Iterator[Suggestion]:
-    now, per_replica = finding.plan.recipe.microbatches, finding.plan.per_replica_batch_size
+    now, per_replica = finding.plan.microbatches, finding.plan.per_replica_batch_size
     last = now
     for count in range(now + 1, per_replica + 1):
         size, rest = divmod(per_replica, count)
@@ -120,7 +120,7 @@ def _in_groups(finding: SliceFinding, microbatch_size: int) -> bool:
 def _smaller_batch(finding: SliceFinding) -> Iterator[Suggestion]:
     """Global batches that halve the recipe's."""
     recipe = finding.plan.recipe
-    parts = finding.plan.strategy.num_replicas * recipe.microbatches
+    parts = finding.plan.strategy.num_replicas * finding.plan.microbatches
     batch = recipe.global_batch_size
     while batch % 2 == 0 and batch // 2 >= parts:
         batch //= 2

@@ -33,6 +33,8 @@ class RunPlan:
       eval_batch_size: examples of one evaluation batch over all replicas.
       seed: base of all random numbers.
       deterministic: whether two runs on one topology must be bitwise equal.
+      microbatches: parts each replica's batch is split in.
+      microbatches_why: reason for their number, where the recipe leaves it open; else "".
       stands_for: how many workers each one does the work of, in as many times the recipe's microbatches.
       made: the strategy, where it had to be made before the recipe's own modules were imported; else None.
     """
@@ -49,6 +51,8 @@ class RunPlan:
     eval_batch_size: int
     seed: int
     deterministic: bool = False
+    microbatches: int = 1
+    microbatches_why: str = ""
     stands_for: int = 1
     made: tf.distribute.Strategy | None = None
 
@@ -59,12 +63,12 @@ class RunPlan:
     @property
     def num_parts(self) -> int:
         """Forward passes that a global batch is divided among."""
-        return self.strategy.num_replicas * self.recipe.microbatches
+        return self.strategy.num_replicas * self.microbatches
 
     @property
     def microbatch_size(self) -> int:
         """Examples of one forward pass of one replica."""
-        return self.per_replica_batch_size // self.recipe.microbatches
+        return self.per_replica_batch_size // self.microbatches
 
     @property
     def jit_compile(self) -> bool:
@@ -90,14 +94,15 @@ class RunPlan:
         workers = self.cluster.num_workers
         return [
             f"{workers} of {workers * self.stands_for} workers are there: {self.stands_for} times the microbatches of "
-            f"train.microbatches = {self.recipe.microbatches // self.stands_for}, for the same global batch"
+            f"train.microbatches = {self.microbatches // self.stands_for}, for the same global batch"
         ]
 
     def describe(self) -> dict[str, str]:
         """The plan as a person reads it."""
         recipe = self.recipe
-        parts = ((self.strategy.num_replicas, "replica"), (recipe.microbatches, "microbatch"))
+        parts = ((self.strategy.num_replicas, "replica"), (self.microbatches, "microbatch"))
         split = " x ".join([*(plural(*part) for part in parts), str(self.microbatch_size)])
+        why = f" ({self.microbatches_why})" if self.microbatches_why else ""
         examples, details = self.data.num_train_examples, getattr(self.data, "details", "")
         epochs = f", {self.total_steps * recipe.global_batch_size / examples:.1f} epochs" if examples else ""
         return {
@@ -106,7 +111,7 @@ class RunPlan:
             f"{_count(self.data.num_eval_examples)} evaluation examples{details and f'; {details}'}",
             "cluster": self.cluster.description,
             "strategy": f"{self.strategy.kind} ({self.strategy.why})",
-            "batch": f"{recipe.global_batch_size} examples a step = {split}",
+            "batch": f"{recipe.global_batch_size} examples a step = {split}{why}",
             "policy": f"{self.policy} ({self.policy_why})",
             "loss scale": "none" if self.loss_scale == precision.FixedLossScale(scale=1.0) else str(self.loss_scale),
             "steps": f"{self.total_steps:,}{epochs}",
@@ -139,8 +144,11 @@ def resolve(
     """
     cluster = cluster_lib.resolve(environ)
     stands_for = elastic.microbatch_factor(environ, cluster.num_workers)
-    if stands_for > 1:
-        recipe = dataclasses.replace(recipe, microbatches=recipe.microbatches * stands_for)
+    open_, microbatches = "", 1
+    if recipe.microbatches == "auto":
+        open_ = "auto: how many microbatches fit is tried when training starts"
+    else:
+        microbatches = recipe.microbatches * stands_for
     devices = on or strategy_lib.plan(
         requested=strategy or recipe.strategy, replicas=replicas, tpu=tpu, cluster=cluster, environ=environ
     )
@@ -161,6 +169,8 @@ def resolve(
         eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
         seed=recipe.seed if seed is None else seed,
         deterministic=deterministic,
+        microbatches=microbatches,
+        microbatches_why=open_,
         stands_for=stands_for,
     )
     check_batches(plan)
@@ -184,13 +194,13 @@ def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, 
 def check_batches(plan: RunPlan) -> None:
     """Raises UsageError where a global batch cannot be split evenly over the plan's replicas and microbatches."""
     recipe, num_replicas = plan.recipe, plan.strategy.num_replicas
-    parts = num_replicas * recipe.microbatches
+    parts = num_replicas * plan.microbatches
     if recipe.global_batch_size % parts:
         below, above = recipe.global_batch_size // parts * parts, -(-recipe.global_batch_size // parts) * parts
         nearest = f"{below} or {above}" if below else str(above)
         raise UsageError(
             f"train.global_batch_size = {recipe.global_batch_size} cannot be split evenly over {num_replicas} replicas "
-            f"x {recipe.microbatches} microbatches; use a multiple of {parts}, such as {nearest}"
+            f"x {plan.microbatches} microbatches; use a multiple of {parts}, such as {nearest}"
         )
     if plan.eval_batch_size % num_replicas:
         raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gin
 
@@ -41,7 +41,8 @@ class Recipe:
       global_batch_size: examples a step, over all replicas and microbatches.
       steps: length of the run in steps. Bind it or `epochs`; of the two, the one that is bound last counts.
       epochs: length of the run in passes over the training examples.
-      microbatches: parts each replica's batch is split in, to fit a larger batch in the same memory.
+      microbatches: parts each replica's batch is split in, to fit a larger batch in the same memory; "auto" for the
+        fewest that fit, which are tried on the devices when training starts.
       steps_per_loop: steps the device takes before the host looks again.
       strategy: what `--strategy` means when the flag is not given.
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
@@ -108,7 +109,7 @@ class Recipe:
     global_batch_size: int = gin.REQUIRED
     steps: int | None = None
     epochs: float | None = None
-    microbatches: int = 1
+    microbatches: int | Literal["auto"] = 1
     steps_per_loop: int = 10
     strategy: str = "auto"
     precision: str = "auto"
@@ -160,7 +161,9 @@ class Recipe:
             raise UsageError(
                 f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
             )
-        self._check_positive("global_batch_size", "microbatches", "steps_per_loop", "log_every", "bucket_bytes")
+        self._check_positive("global_batch_size", "steps_per_loop", "log_every", "bucket_bytes")
+        if self.microbatches != "auto":
+            self._check_positive("microbatches")
         self._check_positive("keep_checkpoints", "max_skips_at_floor")
         never = ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes", "keep_checkpoint_every_hours")
         for name in never:

@@ -187,7 +187,6 @@ def check_normalization(model: keras.Model, plan: RunPlan) -> None:
       UsageError: groups that do not fit a microbatch, or statistics over all replicas inside a loop or under XLA, where
         TensorFlow allows no collective.
     """
-    recipe = plan.recipe
     for layer, *_ in walk(model):
         group = group_size(layer)
         if group and plan.microbatch_size % group:
@@ -197,10 +196,10 @@ def check_normalization(model: keras.Model, plan: RunPlan) -> None:
                 f"(e.g. resnet.norm_group_size = {plan.microbatch_size}), or change train.global_batch_size, "
                 "train.microbatches or the number of replicas"
             )
-        if getattr(layer, "synchronized", False) and (recipe.microbatches > 1 or plan.jit_compile):
+        if getattr(layer, "synchronized", False) and (plan.microbatches > 1 or plan.jit_compile):
             raise UsageError(
                 f"layer {layer.name!r} synchronises its statistics over all replicas, which works neither with "
-                f"train.microbatches > 1 (it is {recipe.microbatches}) nor with train.jit_compile "
+                f"train.microbatches > 1 (it is {plan.microbatches}) nor with train.jit_compile "
                 f"(it is {plan.jit_compile}); use a fixed group instead, e.g. resnet.norm_group_size = 32"
             )
 
@@ -232,7 +231,7 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
     per_example = float(getattr(recipe.task, "nominal_weight_per_example", 1.0))
     return StepConfig(
         global_batch_size=recipe.global_batch_size,
-        microbatches=recipe.microbatches,
+        microbatches=plan.microbatches,
         nominal_weight=recipe.global_batch_size * per_example,
         wire_dtype=plan.wire_dtype,
         bucket_bytes=recipe.bucket_bytes,

@@ -20,7 +20,7 @@ from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.step.trainer import unique_name
-from launcher.step_program import cannot_lower, jax_parts, pod_module
+from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random
 from launcher.step_program.pod_replica import PodReplica
 
 
@@ -127,8 +127,12 @@ def whole_shard(plan: RunPlan, start_step: int = 0) -> Shard:
     )
 
 
-def lower_session(session: Session) -> Lowered:
-    """Lowers the step of a session that `build` made; for errors, see `lower`."""
+def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
+    """Lowers the step of a session that `build` made; for errors, see `lower`.
+
+    Args:
+      for_tpu: draw random numbers as TensorFlow does on a TPU; otherwise as on CPUs and GPUs, the same everywhere.
+    """
     jax, trainer = jax_parts.load(), session.trainer
     num_replicas = session.plan.strategy.num_replicas
     named = _variables(session)
@@ -161,7 +165,13 @@ def lower_session(session: Session) -> Lowered:
     places = {argument.name: place for place, argument in enumerate(arguments) if argument.kind == "variable"}
     updates = {len(reports) + number: places[name] for number, name in enumerate(named)}
     module = pod_module.convert(
-        jax, hlo, num_replicas=num_replicas, num_results=len(results), updates=updates, name="train_step"
+        jax,
+        hlo,
+        num_replicas=num_replicas,
+        num_results=len(results),
+        updates=updates,
+        name="train_step",
+        philox=tpu_random.names_of_philox(traced.graph) if for_tpu else None,
     )
     results = [results[index] for index in module.kept]
     _check(arguments, module.arguments)

@@ -33,12 +33,17 @@ def short_name(op_name: str) -> str:
     """
     # Of operations that a compiler made one of, it keeps all names.
     path = op_name.partition(" at ")[0].partition(";")[0]
-    path = _AROUND.sub("", path)
+    path = inner_name(path)
     backward = any(part in path for part in _GRADIENT)
     for part in _GRADIENT:
         path = path.replace(part, "")
     path = _COUNTER.sub("", _CALLED_AGAIN.sub("", path))
     return f"{path} (backward)" if backward and path else path
+
+
+def inner_name(op_name: str) -> str:
+    """The operation's name in the function that it stands in, without those of the loops and calls around it."""
+    return _AROUND.sub("", op_name)
 
 
 def user_lines(graph: tf.Graph) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.step_program import tpu_random
 from launcher.step_program.jax_parts import JaxParts
 from launcher.step_program.pod_replica import ALL_REDUCE, REPLICA_ID
 
@@ -39,7 +40,14 @@ class TensorType:
 
 
 def convert(
-    jax: JaxParts, hlo: bytes, *, num_replicas: int, num_results: int, updates: Mapping[int, int], name: str
+    jax: JaxParts,
+    hlo: bytes,
+    *,
+    num_replicas: int,
+    num_results: int,
+    updates: Mapping[int, int],
+    name: str,
+    philox: frozenset[str] | None = None,
 ) -> PodModule:
     """Makes one program for all replicas.
 
@@ -53,12 +61,15 @@ def convert(
       num_results: results to consider, the first ones.
       updates: result to the parameter whose new value it is.
       name: of the module.
+      philox: for a TPU, the operations that use Philox there as well; None for other devices, where all do.
     """
     context = jax.new_context()
     with context, jax.ir.Location.unknown(context):
         module = jax.ir.Module.parse(jax.mlir.hlo_to_stablehlo(hlo))
         _fold_copies(jax, module)
         _insert_collectives(jax, module, num_replicas)
+        if philox is not None:
+            tpu_random.use_default_generator(jax, _operations(jax, module, "stablehlo.rng_bit_generator"), philox)
         _drop_unused_functions(jax, module)
         main = jax.ir.SymbolTable(module.operation)["main"]
         kept = _drop_results(jax, main, num_results, updates)

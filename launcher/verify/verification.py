@@ -63,7 +63,7 @@ class Verification:
         self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
-        self.topologies = self.settings.topologies(self.plan.recipe.microbatches)
+        self.topologies = self.settings.topologies(self.plan.microbatches)
         self._gin_files, self._gin_params = tuple(gin_files), tuple(gin_params)
         self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies)
 

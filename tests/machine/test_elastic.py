@@ -40,7 +40,7 @@ def test_a_least_number_that_could_never_be_used_is_refused_with_those_that_coul
 def test_a_worker_that_stands_for_three_takes_three_times_the_microbatches():
     alone = linear_run(batch=12, microbatches=2)
     for_three = linear_run(batch=12, microbatches=2, environ={elastic.FULL_WORKERS: "3"})
-    assert for_three.plan.recipe.microbatches == 6
+    assert for_three.plan.microbatches == 6
     assert for_three.plan.recipe.global_batch_size == alone.plan.recipe.global_batch_size
     assert for_three.plan.microbatch_size * 3 == alone.plan.microbatch_size
     assert not any("microbatches" in note for note in alone.plan.notes)
@@ -71,5 +71,5 @@ def test_the_operative_configuration_keeps_the_microbatches_of_the_recipe():
     loading.import_builtins()
     gin_bindings.load(["resnet_cpu.gin"], ["train.microbatches = 2"])
     resolved = plan.resolve(Recipe(), environ={elastic.FULL_WORKERS: "2"}, replicas=1)
-    assert resolved.recipe.microbatches == 4
+    assert resolved.microbatches == 4
     assert "train.microbatches = 2" in gin_used.operative_config()

@@ -18,7 +18,7 @@ CASE_KEYS = {
     "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
     "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "wire_dtype", "steps", "parameters",
     "compile_seconds", "from_cache", "hbm", "costs", "roofline", "advice", "suggestions", "constants", "unread",
-    "forecast",
+    "forecast", "largest_batch",
 }  # fmt: skip
 """Of a case in preflight.json, which programs of others read."""
 
@@ -126,6 +126,28 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     assert case["hbm"]["needed"] > done.report["cases"][0]["hbm"]["needed"]
 
 
+@pytest.mark.heavy
+@pytest.mark.exhaustive  # test_largest_batch.py has the search, and this compiles for a minute
+def test_the_largest_batch_is_found_and_the_next_one_refused(preflight):
+    wide = ("--gin_file=mlp_fashion.gin", "--gin_param=image_data.name = 'digits'", "--gin_param=mlp.layers = 1")
+    recipe = (*wide, "--gin_param=mlp.units = 262144", "--gin_param=train.global_batch_size = 16384")
+    done = preflight("--tpu_type=v5litepod-4", "--largest_batch", recipe=recipe)
+    assert done.code == EXIT_DONE, done.err
+    (case,) = done.report["cases"]
+    found = case["largest_batch"]
+    assert found["exact"]
+    assert found["refused"] == found["fits"] + found["unit"]
+    assert found["unit"] == 4, "one example a replica"
+    verdicts = {one["global_batch_size"]: one["verdict"] for one in found["tried"]}
+    assert (verdicts[found["fits"]], verdicts[found["refused"]]) == ("fits", "does not fit")
+    assert case["global_batch_size"] == found["fits"]
+    assert f"the largest global batch that fits is {found['fits']:,}" in done.out
+    alone = preflight(
+        "--tpu_type=v5litepod-4", recipe=(*recipe, f"--gin_param=train.global_batch_size = {found['refused']}")
+    )
+    assert alone.code == EXIT_USAGE
+
+
 def test_search_compiles_with_each_knob(preflight):
     done = preflight("--tpu_type=v5litepod-4", "--preflight_search", "--gin_param=train.precision = 'float32'")
     assert done.code == EXIT_DONE, done.err
@@ -149,6 +171,10 @@ def test_search_compiles_with_each_knob(preflight):
             "a multiple of 16, such as 96 or 112",
         ),
         (("--tpu_type=v5litepod-4", "--preflight_batch_sizes=many"), "'many' is no whole number above 0"),
+        (
+            ("--tpu_type=v5litepod-4", "--largest_batch", "--preflight_search"),
+            "--preflight_search is of no use with it",
+        ),
         (("--tpu_type=v5litepod-4", "--preflight_timeout=0"), "--preflight_timeout=0: must be more than 0 seconds"),
         (("--tpu_type=v5litepod-4", "--tpu=local"), "--tpu=local: --mode=preflight compiles for what --tpu_type"),
         (("--tpu_type=v5litepod-4", "--gin_param=mlp.unit = 4"), "units"),

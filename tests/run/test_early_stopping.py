@@ -69,16 +69,20 @@ def test_a_run_ends_when_its_evaluations_no_longer_get_better(recipe, tmp_path, 
     assert summary["ended_early"] in (tmp_path / "stopped/report.html").read_text()
     assert f"ended      {summary['ended_early']}" in capsys.readouterr().out
 
+
+def test_what_it_counted_goes_on_after_an_interruption(recipe, tmp_path, capsys):
+    assert run(recipe, tmp_path / "stopped", *RULE) == 0
+    stop = evaluations(tmp_path / "stopped")[-1][0]
     # One evaluation before its end it had counted all but one.
-    assert run(recipe, tmp_path / "parts", *RULE, steps=stop - 2, flags=flags) == 0
-    assert run(recipe, tmp_path / "parts", *RULE, flags=flags) == 0
+    assert run(recipe, tmp_path / "parts", *RULE, steps=stop - 2) == 0
+    assert run(recipe, tmp_path / "parts", *RULE) == 0
     assert CheckpointStore(str(tmp_path / "parts/checkpoints")).latest() == stop
     capsys.readouterr()
 
-    assert run(recipe, tmp_path / "parts", *RULE, flags=flags) == 0
+    assert run(recipe, tmp_path / "parts", *RULE) == 0
     assert f"already trained to step {stop} of {STEPS}: early stopping: " in capsys.readouterr().out
     longer = ("train.early_stopping = @EarlyStopping()", f"EarlyStopping.patience = {STEPS}")
-    assert run(recipe, tmp_path / "parts", *longer, flags=flags) == 0
+    assert run(recipe, tmp_path / "parts", *longer) == 0
     assert CheckpointStore(str(tmp_path / "parts/checkpoints")).latest() == STEPS
 
 

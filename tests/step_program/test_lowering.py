@@ -180,6 +180,9 @@ class Odd:
                 out *= 2.0
             for _ in tf.range(3):
                 out = tf.sin(out)
+        if self.what == "random":
+            out = tf.nn.experimental.stateless_dropout(out, 0.5, seed=[tf.cast(out[0, 0], tf.int32), 2])
+            out += tf.random.stateless_uniform(out.shape, seed=[tf.cast(out[0, 0], tf.int32), 4], alg="philox")
         if self.what == "merge":
             tf.distribute.get_replica_context().merge_call(lambda strategy: None)
         return tf.reduce_sum(out ** 2), tf.reduce_sum(batch["weight"]), {}
@@ -251,6 +254,22 @@ def test_what_a_step_cannot_hold_is_refused_with_the_line_and_what_to_do(odd, wh
     with pytest.raises(CannotLowerError, match=f"{said}.*; ") as refused:
         lowering.lower(odd(what), 2)
     assert refused.value.where.endswith(f"odd.py:{line_of(what)}")
+
+
+def test_a_tpu_draws_with_its_own_generator_what_the_caller_left_to_the_device(odd):
+    """As `DefaultRngAlgForDeviceType` and `BitGenerator` in TensorFlow's tf2xla have it: a key, a word of counter."""
+
+    def generators(**settings):
+        module = Module(lowering.lower_session(lowering.build(odd("random"), 2), **settings).program.stablehlo)
+        return sorted(
+            (str(one.attributes["rng_algorithm"]).split()[-1].rstrip(">"), one.operands[0].type.shape[0])
+            for one, _ in module.operations
+            if one.operation.name == "stablehlo.rng_bit_generator"
+        )
+
+    # The last two are Philox by name: the numbers, and what scrambles their seed.
+    assert generators() == 3 * [("PHILOX", 3)]
+    assert generators(for_tpu=True) == [("DEFAULT", 2), ("PHILOX", 3), ("PHILOX", 3)]
 
 
 def test_checks_that_xla_leaves_out_are_told(odd):

@@ -1,0 +1,124 @@
+"""The largest global batch whose step fits, found by compiling: `--largest_batch`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+from launcher.errors import UsageError
+from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
+
+# A dozen is usual. More than these need a memory that does not go up with the batch.
+_MOST_TRIES = 24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LargestBatch:
+    """What was found.
+
+    Attributes:
+      fits: of the largest batch that fits; None when the smallest does not.
+      refused: of the smallest larger batch that was compiled and does not fit; None when the search ended before one
+        did not.
+      unit: examples by which batches go up: one for each replica and microbatch, or a group of those that a
+        normalisation layer takes together.
+      tried: all findings, in the order of compiling.
+    """
+
+    fits: SliceFinding | None
+    refused: SliceFinding | None
+    unit: int
+    tried: tuple[SliceFinding, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the next batch was refused."""
+        fits = batch_size(self.fits) if self.fits else 0
+        return self.refused is not None and batch_size(self.refused) == fits + self.unit
+
+
+def batch_size(finding: SliceFinding) -> int:
+    """Its global batch size."""
+    return finding.plan.recipe.global_batch_size
+
+
+def find(examiner: Examiner, case: Case, *, on_try: Callable[[SliceFinding], None]) -> LargestBatch:
+    """Compiles one batch size after another.
+
+    Args:
+      examiner: of the recipe.
+      case: the machine, and the changes that stay.
+      on_try: called with each finding.
+
+    Raises:
+      UsageError: the recipe is wrong, or the step does not compile for another reason than its need of memory.
+    """
+    first = examiner.examine(case)
+    recipe = first.plan.recipe
+    unit = first.plan.strategy.num_replicas * first.plan.microbatches * math.lcm(1, *first.model.group_sizes)
+    tried: dict[int, SliceFinding] = {}
+
+    def keep(finding: SliceFinding) -> None:
+        if finding.hbm is None:
+            raise UsageError(f"on {finding.case.name}, {finding.refusal}")
+        tried[batch_size(finding) // unit] = finding
+        on_try(finding)
+
+    if recipe.global_batch_size % unit == 0:
+        keep(first)
+    while len(tried) < _MOST_TRIES:
+        size = next_size(
+            {size: one.hbm.needed / one.hbm.available for size, one in tried.items() if one.hbm},
+            {size for size, one in tried.items() if one.fits},
+            start=max(1, recipe.global_batch_size // unit),
+        )
+        if size is None:
+            break
+        change = f"train.global_batch_size = {size * unit}"
+        keep(examiner.examine(dataclasses.replace(case, changes=(*case.changes, change))))
+    fits = max((size for size, one in tried.items() if one.fits), default=0)
+    above = [size for size, one in tried.items() if not one.fits and size > fits]
+    return LargestBatch(
+        fits=tried.get(fits), refused=tried[min(above)] if above else None, unit=unit, tried=tuple(tried.values())
+    )
+
+
+def next_size(needed: Mapping[int, float], fitting: set[int], *, start: int) -> int | None:
+    """The size to try next; None when one fits and the next does not, or not even 1 does.
+
+    Memory is taken to go up in a straight line; where that is wrong twice on the same side, the rest is halved.
+
+    Args:
+      needed: share of the memory there is, by size, in the order of trying.
+      fitting: sizes that fit.
+      start: the first size to try.
+    """
+    if not needed:
+        return start
+    low = max(fitting, default=0)
+    high = min((size for size in needed if size not in fitting and size > low), default=None)
+    if high is None:
+        return max(low + 1, min(16 * low, _where_full(needed, low)))
+    if high == low + 1:
+        return None
+    last = list(needed)[-2:]
+    stuck = len(last) == 2 and len({size in fitting for size in last}) == 1
+    guess = (low + high) // 2 if stuck else _between(needed, low, high)
+    return min(max(guess, low + 1), high - 1)
+
+
+def _where_full(needed: Mapping[int, float], low: int) -> int:
+    """Where the line through the two largest sizes reaches 1; twice the largest, where there is only one."""
+    below = max((size for size in needed if size < low), default=None)
+    if below is None or needed[low] <= needed[below]:
+        return 2 * low
+    return low + math.floor((1 - needed[low]) / ((needed[low] - needed[below]) / (low - below)))
+
+
+def _between(needed: Mapping[int, float], low: int, high: int) -> int:
+    if low == 0:
+        return math.floor(high / needed[high])
+    if not needed[low] <= 1 < needed[high]:
+        return (low + high) // 2
+    return low + math.floor((high - low) * (1 - needed[low]) / (needed[high] - needed[low]))
