@@ -14,13 +14,14 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from absl import flags
 
 from launcher import modes
 from launcher.config import gin_bindings
 from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, failures, user_code
-from launcher.machine import installation
+from launcher.machine import farewell, installation
 from launcher.machine.tensorflow_import import require_tensorflow
 from launcher.reporting import summary
 from launcher.supervised import drill, preemption, progress
@@ -97,14 +98,18 @@ def _recipe_list() -> str:
     return "\n".join(lines)
 
 
-def command() -> int:
+def command() -> NoReturn:
     """The program `launcher`: as `python -m launcher.main`, which finds modules in the working directory, too."""
     sys.path.insert(0, os.getcwd())
-    return main()
+    farewell.run_program(_main_and_end)
+
+
+def _main_and_end() -> int:
+    code = main()
+    # A request to stop that comes while the process ends must not change the exit code.
+    preemption.ignore_repeats()
+    return code
 
 
 if __name__ == "__main__":
-    code = main()
-    # TensorFlow takes its time to end: a request to stop that comes meanwhile must not change the exit code.
-    preemption.ignore_repeats()
-    sys.exit(code)
+    farewell.run_program(_main_and_end)

@@ -1,18 +1,25 @@
-"""The order in which workers leave at the end of a job: the chief leaves last.
+"""The end of a process: the chief leaves after all other workers, and nobody waits for TensorFlow's destructors.
 
 TensorFlow's coordination service lives in worker 0's process. A worker that still runs when that process is gone prints
 "Failed to send RPC to coordination service", and may end with another exit code than its own. So the chief ends when
 the others have: each of them holds its gRPC port open until its process is gone, and a connection to it ends with it.
 No part of TensorFlow is asked. That takes no private API, and a worker that was killed is not waited for.
+
+The destructor of an iterator over a tf.data pipeline joins a thread that sleeps for up to a minute in TensorFlow 2.21
+(`Model::OptimizeLoop`, which may miss that it is cancelled). A program's last iterator is therefore kept until the
+process ends, which it does without destructors.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 from launcher.errors import Preempted, TrainingError
 from launcher.machine.cluster import Cluster
@@ -22,6 +29,44 @@ _WAIT_SECONDS = 30.0
 _PREEMPTED_WAIT_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 2.0
+
+
+_EXIT_UNWRITTEN = 120  # Python's own, for output that could not be flushed
+_kept: list[Any] | None = None
+
+
+def run_program(main: Callable[[], int]) -> NoReturn:
+    """Runs what this process is for and ends the process with its exit code, once all functions of `atexit` have run.
+
+    Call it before TensorFlow is imported: of those functions, its own is the last.
+    """
+    global _kept
+    _kept = []
+    codes: list[int] = []
+    atexit.register(_end_with, codes)
+    codes.append(main())
+    sys.exit(codes[0])
+
+
+def _end_with(codes: list[int]) -> None:
+    if not codes:  # an exception, which Python reports
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        codes[0] = codes[0] or _EXIT_UNWRITTEN
+    os._exit(codes[0])
+
+
+def keep(last: Any) -> Any:
+    """Returns what it is given, and keeps it until the process ends; what was kept before is let go.
+
+    Without `run_program`, as in a notebook, nothing is kept.
+    """
+    if _kept is not None:
+        _kept[:] = [last]
+    return last
 
 
 @contextlib.contextmanager

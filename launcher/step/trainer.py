@@ -15,6 +15,7 @@ from launcher.data.distributed import distribute_batches
 from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Data
 from launcher.errors import PeerError
+from launcher.machine import farewell
 from launcher.optimizers import Optimizer
 from launcher.step import flops, initial_values, moving_statistics, overflow, precision
 from launcher.step.local_pass import Watch
@@ -162,7 +163,7 @@ class Trainer:
             start_step=self.step if start_step is None else start_step,
             left_out=self.left_out,
         )
-        return iter(batches)
+        return farewell.keep(iter(batches))
 
     @property
     def notes(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -118,3 +119,40 @@ def test_nobody_waits_for_the_chief_nor_after_a_failure_of_one_worker(listener, 
         leave(0, listener[1], error=PeerError("gone"))
     leave(0)
     assert capsys.readouterr().err == ""
+
+
+ENVIRON = {**os.environ, "PYTHONPATH": PYTHONPATH}
+ENDS = """\
+import atexit, os, sys, time
+from launcher.machine import farewell
+
+class Joins:
+    def __del__(self):
+        time.sleep(600)
+
+def main():
+    atexit.register(lambda: print("the last word"))
+    farewell.keep(Joins())
+    print("done")
+    return 42
+
+farewell.run_program(main)
+"""
+
+
+def test_a_program_ends_without_waiting_for_what_it_kept():
+    """As an iterator over a tf.data pipeline, whose destructor joins a thread that sleeps."""
+    ended = subprocess.run([sys.executable, "-c", ENDS], env=ENVIRON, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (42, "done\nthe last word\n", "")
+
+
+def test_an_exception_of_a_program_is_reported_as_ever():
+    raises = ENDS.replace("return 42", "raise SystemError('ours')").replace("sleep(600)", "sleep(0)")
+    ended = subprocess.run([sys.executable, "-c", raises], env=ENVIRON, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("SystemError: ours\n")
+
+
+def test_a_notebook_keeps_nothing():
+    assert farewell.keep(iter([1])) is not None
+    assert farewell._kept is None
