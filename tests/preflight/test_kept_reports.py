@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -49,7 +50,10 @@ def own(tmp_path, monkeypatch):
 
 def first_look(*flags: str) -> tuple[int, str]:
     """Exit code and words of a process of its own, as what it imports and sets decides what the next one sees."""
-    done = subprocess.run([sys.executable, "-m", "launcher.main", *flags], capture_output=True, text=True, timeout=300)
+    # Libraries also set variables that this process's own os.environ does not have.
+    environ = dict(os.environ)
+    command = [sys.executable, "-m", "launcher.main", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
     return done.returncode, done.stdout + done.stderr
 
 
