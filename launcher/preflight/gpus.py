@@ -35,9 +35,10 @@ _SYSTEM_MIB_FROM_9 = 1800
 _TF_SOURCE = "what TensorFlow leaves free for them: MinSystemMemory in its common_runtime/gpu/gpu_device.cc"
 _NCCL_BYTES = 2 * 32 * 4 * 2**20
 _NCCL_SOURCE = "to send and to receive, 32 channels of 4 MiB; NCCL's documentation: NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS"
+_CUDNN_MOST = 4 * 2**30
 _CUDNN_SOURCE = (
-    "chosen, not measured: room to turn the tensors of the biggest convolution into another layout; the algorithm, and "
-    "so its workspace, is chosen on the GPU"
+    "chosen, not measured: room to turn the tensors of the biggest convolution into another layout, 4 GiB at most as "
+    "xla_gpu_redzone_scratch_max_megabytes has it; the algorithm, and so its workspace, is chosen on the GPU"
 )
 _FRAGMENTATION = 0.05
 _FRAGMENTATION_SOURCE = "chosen, not measured: 5% of the program's own"
@@ -159,7 +160,7 @@ class GpuMachines:
         parts = {"CUDA context, cuDNN, cuBLAS": (system, _TF_SOURCE)}
         convolution = costs.biggest_convolution if costs is not None else 0
         if convolution:
-            parts["workspace of convolutions"] = (convolution, _CUDNN_SOURCE)
+            parts["workspace of convolutions"] = (min(convolution, _CUDNN_MOST), _CUDNN_SOURCE)
         if self.num_replicas > 1:
             parts["buffers of NCCL"] = (_NCCL_BYTES, _NCCL_SOURCE)
         parts["fragmentation"] = (round(_FRAGMENTATION * needed), _FRAGMENTATION_SOURCE)

@@ -14,7 +14,7 @@ from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import elastic
 from launcher.reporting.units import plural
 from launcher.run.recipe import Recipe
-from launcher.step import precision, wire_error
+from launcher.step import gradients, precision, wire_error
 from launcher.tasks.base import open_data
 
 
@@ -74,6 +74,12 @@ class RunPlan:
     def jit_compile(self) -> bool:
         """Whether to have parts of the step compiled with XLA; on a TPU all of it is in any case, as one program."""
         return self.recipe.jit_compile and self.strategy.accelerator != "tpu"
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Upper bound on one gradient collective."""
+        default = gradients.TPU_BUCKET_BYTES if self.strategy.accelerator == "tpu" else gradients.DEFAULT_BUCKET_BYTES
+        return self.recipe.bucket_bytes or default
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from launcher.run import start_comparison
 from launcher.run.early_stopping import EarlyStopping
 from launcher.run.spikes import Spikes
 from launcher.run.start_weights import StartFrom
-from launcher.step import freezing, gradients, layer_policies
+from launcher.step import freezing, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import check_task
@@ -53,7 +53,8 @@ class Recipe:
         your own; see `launcher.reporting.sinks.Sink`.
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
       wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
-      bucket_bytes: upper bound on one gradient collective.
+      bucket_bytes: upper bound on one gradient collective; None for 64 MiB, and on a TPU for each gradient by itself,
+        as the compiler merges them there.
       clip_global_norm: bound on the norm of the whole gradient: the reduced mean, without the loss scale. Bind at most
         one of the four bounds.
       clip_value: bound on the absolute value of each element of the gradient.
@@ -118,7 +119,7 @@ class Recipe:
     sinks: Sequence[Any] = ()
     loss_scale: Any = "auto"
     wire_dtype: str = "auto"
-    bucket_bytes: int = gradients.DEFAULT_BUCKET_BYTES
+    bucket_bytes: int | None = None
     clip_global_norm: float | None = None
     clip_value: float | None = None
     clip_layer_norm: float | None = None
@@ -161,7 +162,7 @@ class Recipe:
             raise UsageError(
                 f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
             )
-        self._check_positive("global_batch_size", "steps_per_loop", "log_every", "bucket_bytes")
+        self._check_positive("global_batch_size", "steps_per_loop", "log_every")
         if self.microbatches != "auto":
             self._check_positive("microbatches")
         self._check_positive("keep_checkpoints", "max_skips_at_floor")
@@ -177,7 +178,7 @@ class Recipe:
             raise UsageError(
                 f"train.save_model = {self.save_model!r}: must be one of {', '.join(map(repr, SAVE_MODEL))}"
             )
-        for name in ("steps", "epochs", "eval_batch_size", "price_per_hour"):
+        for name in ("steps", "epochs", "eval_batch_size", "price_per_hour", "bucket_bytes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"train.{name} = {value}: must be more than 0")

@@ -234,11 +234,12 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
         microbatches=plan.microbatches,
         nominal_weight=recipe.global_batch_size * per_example,
         wire_dtype=plan.wire_dtype,
-        bucket_bytes=recipe.bucket_bytes,
+        bucket_bytes=plan.bucket_bytes,
         clipping=_clipping(recipe.clipping, optimizer),
         ema_decay=recipe.ema_decay,
         penalty=recipe.penalty,
         jit_compile=plan.jit_compile,
+        compiled=plan.jit_compile or plan.strategy.accelerator == "tpu",
         seed=plan.seed,
         has_limits=recipe.spikes is not None and recipe.spikes.action == "skip",
     )

@@ -16,6 +16,8 @@ import tensorflow as tf
 from launcher.machine.as_written import as_written
 
 DEFAULT_BUCKET_BYTES = 64 * 2**20
+# Each tensor alone: XLA merges collectives by itself, and to flatten a tensor is a copy on a TPU.
+TPU_BUCKET_BYTES = 1
 
 
 class Judged(NamedTuple):
@@ -89,6 +91,10 @@ def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCK
     sizes = [tensor.shape.num_elements() for tensor in tensors]
     reduced: list[tf.Tensor] = list(tensors)
     for bucket in plan_buckets(sizes, [tensor.dtype for tensor in tensors], bucket_bytes):
+        if len(bucket) == 1:  # as it is: XLA would copy a large one into another layout
+            (index,) = bucket
+            reduced[index] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors[index])
+            continue
         flat = tf.concat([tf.reshape(tensors[index], [-1]) for index in bucket], axis=0)
         total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
         parts = tf.split(total, [sizes[index] for index in bucket])

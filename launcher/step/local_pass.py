@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from launcher.data.pipeline import Batch
 from launcher.errors import UsageError
+from launcher.machine import xla
 from launcher.machine.as_written import as_written
 from launcher.step import gradients
 from launcher.step.moving_statistics import is_moving, seed_states
@@ -171,7 +172,8 @@ class LocalPass:
             for variable in variables:
                 tape.watch(variable)
             sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
-            loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
+            with xla.compiling(self._config.compiled):
+                loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
             if self._model.losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.
                 loss += weight * tf.add_n([tf.cast(extra, tf.float32) for extra in self._model.losses])

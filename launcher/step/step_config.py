@@ -24,6 +24,7 @@ class StepConfig:
       penalty: penalty on weights by layer type, or None.
       ema_decay: decay of the moving average of weights and moving statistics, or None for no average.
       jit_compile: compile the replica-local forward and backward pass with XLA.
+      compiled: whether XLA compiles that pass: by `jit_compile`, or because a TPU runs nothing else.
       seed: base of all random numbers drawn inside the model.
       has_limits: whether steps are skipped whose loss or gradient norm is above what `Trainer.limit` says.
     """
@@ -37,5 +38,6 @@ class StepConfig:
     ema_decay: float | None
     penalty: Penalty | None = None
     jit_compile: bool
+    compiled: bool = False
     seed: int
     has_limits: bool = False

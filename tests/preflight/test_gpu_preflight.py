@@ -78,6 +78,7 @@ def test_gpus_and_tpus_stand_in_one_table(preflight):
     assert {"v5e peak flops", "t4 network"} <= {line.split("  ")[0] for line in done.out.splitlines()}
 
 
+@pytest.mark.heavy
 def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(preflight):
     recipe = (
         "--gin_file=mlp_fashion.gin",
@@ -209,6 +210,7 @@ def by_hand(model: keras.Model) -> int:
     return total
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("recipe", "model"),
     [
@@ -256,3 +258,38 @@ def test_the_gpu_compiler_alone_makes_jax_log_no_traceback():
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_gradient_of_a_loop_turns_as_often_as_the_loop_has():
+    """Its end is what the loop before has counted to, which stands nowhere as a number."""
+
+    def loop(name: str, end: str) -> str:
+        return (
+            f"%{name}_body (s: (s32[], s32[], f32[8,8])) -> (s32[], s32[], f32[8,8]) {{\n"
+            "  %s = (s32[], s32[], f32[8,8]{1,0}) parameter(0)\n  %i = s32[] get-tuple-element(%s), index=0\n"
+            "  %n = s32[] get-tuple-element(%s), index=1\n  %x = f32[8,8]{1,0} get-tuple-element(%s), index=2\n"
+            "  %one = s32[] constant(1)\n  %next = s32[] add(%i, %one)\n"
+            "  %y = f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
+            "  ROOT %t = (s32[], s32[], f32[8,8]{1,0}) tuple(%next, %n, %y)\n}\n\n"
+            f"%{name}_condition (c: (s32[], s32[], f32[8,8])) -> pred[] {{\n"
+            "  %c = (s32[], s32[], f32[8,8]{1,0}) parameter(0)\n  %k = s32[] get-tuple-element(%c), index=0\n"
+            f"  %m = s32[] {end}\n  ROOT %less = pred[] compare(%k, %m), direction=LT\n}}\n\n"
+        )
+
+    def turned(name: str, state: str) -> str:
+        return f"  %{name} = {state} while(%{name}_in), condition=%{name}_condition, body=%{name}_body\n"
+
+    state = "(s32[], s32[], f32[8,8]{1,0})"
+    text = (
+        "HloModule m\n\n"
+        + loop("forward", "constant(7)")
+        + loop("backward", "get-tuple-element(%c), index=1")
+        + "ENTRY %main (a: f32[8,8]) -> f32[8,8] {\n  %a = f32[8,8]{1,0} parameter(0)\n  %zero = s32[] constant(0)\n"
+        f"  %forward_in = {state} tuple(%zero, %zero, %a)\n{turned('forward', state)}"
+        "  %count = s32[] get-tuple-element(%forward), index=0\n"
+        f"  %backward_in = {state} tuple(%zero, %count, %a)\n{turned('backward', state)}"
+        "  ROOT %out = f32[8,8]{1,0} get-tuple-element(%backward), index=2\n}\n"
+    )
+    module = hlo.parse(text)
+    counted = gpu_program.count(module, None)
+    assert (counted.flops, counted.unknown_loops) == (2 * 7 * 2 * 8**3, 0)

@@ -69,12 +69,12 @@ def session(replicas: int | None, make_model=model, **options):
 
 def planned(made) -> Counter:
     """How many collectives of which dtype and size one replica should take part in a step."""
-    recipe, wire = made.plan.recipe, made.plan.wire_dtype
+    wire = made.plan.wire_dtype
     weights = [variable.value.shape.num_elements() for variable in made.model.trainable_variables]
     moving = [variable.value.shape.num_elements() for variable in filter(is_moving, made.trainer.statistics)]
     sizes = [*weights, *moving, *[1] * (2 + METRICS)]
     dtypes = [wire] * len(weights) + [tf.float32] * (len(sizes) - len(weights))
-    buckets = gradients.plan_buckets(sizes, dtypes, recipe.bucket_bytes)
+    buckets = gradients.plan_buckets(sizes, dtypes, made.plan.bucket_bytes)
     return Counter((dtypes[bucket[0]].name, sum(sizes[index] for index in bucket)) for bucket in buckets)
 
 

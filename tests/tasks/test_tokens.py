@@ -12,6 +12,8 @@ import tensorflow as tf
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.pairs import TextPairs
 from launcher.errors import UsageError
+from launcher.machine import xla
+from launcher.tasks.cross_entropy import token_losses
 from launcher.tasks.language_modelling import LanguageModelling
 from launcher.tasks.text import token_sums
 from launcher.tasks.translation import Translation
@@ -55,6 +57,33 @@ def test_the_loss_is_the_smoothed_cross_entropy_of_real_tokens(smoothing):
     expected = oracle(logits, targets, weight, smoothing)
     np.testing.assert_allclose([loss, total, metrics["accuracy"]], expected, rtol=1e-5)
     assert loss.dtype == total.dtype == metrics["accuracy"].dtype == tf.float32
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_compiled_by_xla_losses_and_gradients_are_those_of_the_kernels_and_of_numpy(smoothing):
+    logits, targets, _ = batch()
+    logits[0, 0] = 3.0  # all equal: the first one counts as the highest
+    targets[0, 0] = 0
+
+    @tf.function
+    def found(compiled):
+        given = tf.constant(logits)
+        with xla.compiling(compiled), tf.GradientTape() as tape:
+            tape.watch(given)
+            losses, right = token_losses(given, tf.constant(targets), smoothing)
+            total = tf.reduce_sum(losses * tf.constant(factors))
+        return losses, right, tape.gradient(total, given)
+
+    factors = np.linspace(-1, 2, targets.size).reshape(targets.shape).astype("float32")
+    scores = logits.astype("float64")
+    share = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    target = (1 - smoothing) * np.eye(SIZE)[targets] + smoothing / SIZE
+    losses, gradient = -(target * np.log(share)).sum(-1), (share - target) * factors[..., np.newaxis]
+    right = scores.argmax(-1) == targets
+    assert right[0, 0]
+    for compiled in (False, True):
+        for value, expected in zip(found(compiled), (losses, right, gradient), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-6, err_msg=f"compiled={compiled}")
 
 
 class Source:
