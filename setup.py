@@ -43,7 +43,7 @@ setup(
     packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs"],
     package_data={
         "gin_configs": ["**/*.gin"],
-        "launcher.preflight": ["tpu_slices.txt"],
+        "launcher.preflight": ["published_rates.txt", "tpu_slices.txt"],
         "launcher.reporting": ["web/**/*"],
     },
     entry_points={"console_scripts": ["launcher=launcher.main:command", "launcher-jobs=launcher.launch:command"]},

@@ -10,7 +10,6 @@ The gin file says what to train, the flags where and how. Without --gin_file, th
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import traceback
@@ -23,7 +22,7 @@ from launcher import modes
 from launcher.config import gin_bindings
 from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, failures, user_code
 from launcher.machine import farewell, installation
-from launcher.machine.tensorflow_import import import_tensorflow
+from launcher.machine.tensorflow_import import require_tensorflow
 from launcher.reporting import summary
 from launcher.supervised import drill, preemption, progress
 
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         trains = mode.trains and not request.dry_run
         with preemption.before_training() if trains else contextlib.nullcontext():
             if mode.needs_tensorflow:
-                _import_tensorflow()  # takes seconds, and may be missing
+                require_tensorflow()  # takes seconds, and may be missing
             return modes.run(request)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -97,22 +96,6 @@ def _recipe_list() -> str:
     lines = ["Recipes (python -m launcher.main --gin_file=NAME):"]
     lines += [f"  {name:<{width}}  {purpose}" for name, purpose in recipes]
     return "\n".join(lines)
-
-
-def _import_tensorflow() -> None:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    if os.environ["KERAS_BACKEND"] != "tensorflow":
-        raise UsageError(f"KERAS_BACKEND={os.environ['KERAS_BACKEND']}: Launcher needs KERAS_BACKEND=tensorflow")
-    try:
-        import_tensorflow()
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "tensorflow":
-            raise
-        raise UsageError(
-            f"TensorFlow is not installed. Choose the extra for this machine: {installation.tensorflow_command()}"
-        ) from None
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
 def command() -> NoReturn:

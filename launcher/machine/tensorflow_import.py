@@ -8,13 +8,38 @@ them before its first step. Seen with TensorFlow 2.21 and Keras 3.15; `benchmark
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from launcher.errors import UsageError
+from launcher.machine import installation
 from launcher.machine.stderr_filter import without_early_log
 
 _OPTIONAL = ("sklearn", "matplotlib", "jax")
+
+
+def require_tensorflow() -> None:
+    """Imports both, with little in the log.
+
+    Raises:
+        UsageError: TensorFlow is not installed, or Keras is told to use another backend.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        raise UsageError(f"KERAS_BACKEND={os.environ['KERAS_BACKEND']}: Launcher needs KERAS_BACKEND=tensorflow")
+    try:
+        import_tensorflow()
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "tensorflow":
+            raise
+        raise UsageError(
+            f"TensorFlow is not installed. Choose the extra for this machine: {installation.tensorflow_command()}"
+        ) from None
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
 def import_tensorflow() -> None:

@@ -164,6 +164,9 @@ class PreflightRequest(Request):
         None,
         "where results are kept. Default: launcher/preflight in $XDG_CACHE_HOME or ~/.cache.",
     )
+    preflight_fresh: bool = flag(
+        flags.DEFINE_bool, False, "make the report anew, also where one is kept that nothing has changed since."
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,6 +274,7 @@ MODES: dict[str, Mode] = {
                 ("strategy", "replicas", "tpu"),
                 "compiles for what --tpu_type and --gpu_type name, whatever this machine has; leave it out",
             ),
+            needs_tensorflow=False,  # only for a report that is not kept
             shows_plan=True,
         ),
         Mode(

@@ -34,6 +34,7 @@ def advise(costs: Costs, hbm: HbmUse, where: Target, *, policy: str, bounds: Roo
         *_host_transfers(costs),
         *_dynamic_shapes(costs),
         *_unknown_loops(costs),
+        *_kernels(costs),
     )
 
 
@@ -109,4 +110,12 @@ def _unknown_loops(costs: Costs) -> Iterator[str]:
         yield (
             f"the compiler does not know how often {costs.unknown_loops} loops turn; they are counted as one turn in "
             "the estimates"
+        )
+
+
+def _kernels(costs: Costs) -> Iterator[str]:
+    if costs.kernels:
+        yield (
+            f"{costs.kernels} operations are kernels of their own (Pallas): their arithmetic is in no estimate, and "
+            "they are taken to read all that they are given"
         )

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.preflight.compiler import Compilation
+from launcher.preflight.costs import Costs
+from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.hbm import HbmUse
+from launcher.preflight.kept_reports import Recorder
 from launcher.preflight.largest_batch import LargestBatch, batch_size
 from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
-from launcher.reporting.console import Console
-from launcher.reporting.tables import show_table
 from launcher.reporting.units import amount, bytes_text, milliseconds
 from launcher.step_program.op_source import short_name
 
@@ -53,7 +54,7 @@ def verdict(finding: SliceFinding) -> str:
     return "fits" if finding.fits else "does not fit"
 
 
-def show(reported: CaseReport, console: Console) -> None:
+def show(reported: CaseReport, console: Recorder) -> None:
     """Prints everything about one case."""
     finding = reported.finding
     console.plan(_summary(finding))
@@ -63,19 +64,22 @@ def show(reported: CaseReport, console: Console) -> None:
         console.plan(_hbm_lines(finding.hbm))
         if finding.hbm.buffers:
             console.note("")
-            show_table(_buffer_rows(finding), console)
+            console.table(_buffer_rows(finding))
     if finding.roofline is not None:
         console.note("")
         console.note("Time of a step, at least")
         console.plan(_roofline_lines(finding))
+        published = _forecast(finding)
+        if published is not None:
+            console.note("")
+            console.table(published.rows())
     if finding.costs is not None and finding.costs.collectives:
         console.note("")
-        show_table(_collective_rows(finding), console)
+        console.table(_collective_rows(finding))
     if finding.costs is not None and finding.costs.kernels_by_kind:
         console.note("")
-        show_table(
-            [["kernels", "a step"], *([kind, str(count)] for kind, count in finding.costs.kernels_by_kind.items())],
-            console,
+        console.table(
+            [["kernels", "a step"], *([kind, str(count)] for kind, count in finding.costs.kernels_by_kind.items())]
         )
     if finding.advice:
         console.note("")
@@ -85,12 +89,12 @@ def show(reported: CaseReport, console: Console) -> None:
     if reported.tried:
         console.note("")
         console.note("Knobs, measured")
-        show_table(_tried_rows(reported), console)
+        console.table(_tried_rows(reported))
 
     if reported.largest:
         console.note("")
         console.note("The largest batch")
-        show_table(_batch_rows(reported.largest), console)
+        console.table(_batch_rows(reported.largest))
         console.note(largest_text(reported.largest))
 
 
@@ -109,7 +113,7 @@ def largest_text(found: LargestBatch) -> str:
     return f"{largest}, of those that were compiled; {refused} and does not fit, what lies between was not compiled"
 
 
-def show_constants(findings: Sequence[SliceFinding], console: Console) -> None:
+def show_constants(findings: Sequence[SliceFinding], console: Recorder) -> None:
     """Prints what the estimates stand on, with the source of each number."""
     console.note("")
     console.note("Constants of the estimates")
@@ -142,6 +146,7 @@ def _summary(finding: SliceFinding) -> dict[str, str]:
         **{f"note {number}": note for number, note in notes},
         "compiler": f"compiled in {_seconds(compilation)}",
         "verdict": outcome if finding.refusal is None else f"{outcome}: {finding.refusal}",
+        **_unread(finding),
     }
 
 
@@ -196,13 +201,44 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
         for name, seconds in times.items()
     }
     if told := where.cost_model(costs):
-        lines["cost model"] = f"{milliseconds(told[0])}: no bound but the compiler's own estimate, {told[1]}"
+        lines["cost model"] = (
+            f"{milliseconds(told[0])}: no bound but the compiler's own estimate, {told[1]}{_without_estimate(costs)}"
+        )
+    elif costs.unestimated:
+        lines["cost model"] = f"no total{_without_estimate(costs)}, and they may be most of the step"
+    if where.accelerator == "tpu":
+        published = _forecast(finding)
+        lines["forecast"] = str(published) if published else "none: no published rate of a comparable step is known"
     lines["MFU"] = f"at most {bounds.mfu:.1%}"
     lines["throughput"] = f"at most {bounds.examples_per_second:,.0f} examples/s in all" + (
         f", {bounds.tokens_per_second:,.0f} tokens/s" if bounds.tokens_per_second is not None else ""
     )
     lines["the whole run"] = f"at least {_hours(bounds.hours)} for {plan.total_steps:,} steps, training alone"
     return lines
+
+
+def _forecast(finding: SliceFinding) -> Forecast | None:
+    """What published runs say of the bound; they were all on TPUs."""
+    if finding.roofline is None or finding.case.where.accelerator != "tpu":
+        return None
+    return forecast(finding.model.kind, finding.roofline)
+
+
+def _without_estimate(costs: Costs) -> str:
+    """What the compiler's cost model leaves out."""
+    if not costs.unestimated:
+        return ""
+    return f"; the compiler has no estimate for {_counted(costs.unestimated, 'operation')}"
+
+
+def _unread(finding: SliceFinding) -> dict[str, str]:
+    """That the compiled program was not read whole, and what follows."""
+    if not finding.unread:
+        return {}
+    return {
+        "not read": f"{_counted(len(finding.unread), 'part')} of the compiled program, so nothing is said of its time "
+        f"and FLOPs; memory is the compiler's own figure. First: {finding.unread[0]}. Please report it"
+    }
 
 
 def _counted(count: int, what: str) -> str:
@@ -271,7 +307,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
     """The same for a program; sizes in bytes, times in seconds."""
     finding = reported.finding
     plan, hbm, costs, bounds = finding.plan, finding.hbm, finding.costs, finding.roofline
-    where = finding.case.where
+    where, published = finding.case.where, _forecast(finding)
     return {
         "accelerator_type": where.name,
         "topology": where.topology_name,
@@ -291,6 +327,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "parameters": finding.model.parameters,
         "compile_seconds": finding.compilation.seconds,
         "from_cache": finding.compilation.cached,
+        "unread": list(finding.unread),
         "hbm": None if hbm is None else _hbm_json(hbm),
         "costs": None
         if costs is None
@@ -305,10 +342,13 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
             ],
             "host_transfers": len(costs.host_transfers),
             "dynamic_shapes": len(costs.dynamic),
+            "operations_without_estimate": costs.unestimated,
+            "custom_kernels": costs.kernels,
             "kernels_by_kind": dict(costs.kernels_by_kind),
             "recomputed": len(costs.recomputed),
         },
         "roofline": None if bounds is None else {**dataclasses.asdict(bounds), "step_seconds": bounds.step_seconds},
+        "forecast": None if published is None else published.as_json(),
         "advice": list(finding.advice),
         "suggestions": [_tried_json(one) for one in reported.tried],
         "largest_batch": None if reported.largest is None else _largest_json(reported.largest),

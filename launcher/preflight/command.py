@@ -10,15 +10,13 @@ from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
 from launcher.preflight import case_report, comparison, gpus, largest_batch, slices, suggestions
 from launcher.preflight.case_report import CaseReport, Tried
-from launcher.preflight.compiler import Compiler, require_versions
+from launcher.preflight.compiler import Compiler, OutOfTimeError, require_versions
+from launcher.preflight.kept_reports import Recorder
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.preflight.suggestions import Suggestion
 from launcher.preflight.targets import Target
-from launcher.reporting import report, run_folder, strict_json
-from launcher.reporting.console import Console, make_console
 from launcher.reporting.progress_line import ProgressLine
 from launcher.reporting.summary import versions as run_versions
-from launcher.reporting.tables import show_table
 from launcher.reporting.units import bytes_text
 
 
@@ -61,7 +59,7 @@ class CompileRequest:
         return [Case(where=where, changes=change) for where in wanted for change in changes]
 
 
-def run(request: CompileRequest, *, dry_run: bool = False) -> int:
+def run(request: CompileRequest, console: Recorder, *, dry_run: bool = False) -> int:
     """Examines the cases, prints what was found and writes it down.
 
     Returns:
@@ -70,16 +68,16 @@ def run(request: CompileRequest, *, dry_run: bool = False) -> int:
     Raises:
       UsageError: the request or the recipe is wrong, or the step compiles or fits nowhere.
     """
-    return Preflight(request).run(dry_run=dry_run)
+    return Preflight(request, console).run(dry_run=dry_run)
 
 
 class Preflight:
     """One request, about to be examined; see `run`."""
 
-    def __init__(self, request: CompileRequest):
+    def __init__(self, request: CompileRequest, console: Recorder):
         self._request = request
-        self._console: Console = make_console(total_steps=1)
-        self._line = ProgressLine(self._console)
+        self._console = console
+        self._line = ProgressLine(console.shown)
         self._cases = request.cases()
         self._versions = {
             name: version
@@ -113,6 +111,7 @@ class Preflight:
                 if len(self._cases) == 1:
                     raise
                 not_applicable.append((case.name, str(error)))
+                self._judge_lasting(error)
             finally:
                 self._line.close()
             if reports and reports[-1].finding.case == case:
@@ -120,7 +119,7 @@ class Preflight:
                 self._console.note("")
         findings = [one.finding for one in reports]
         if len(self._cases) > 1:
-            show_table(comparison.rows(findings, not_applicable), self._console)
+            self._console.table(comparison.rows(findings, not_applicable))
         case_report.show_constants(findings, self._console)
         self._write(reports, not_applicable)
         return self._judge(reports, not_applicable)
@@ -168,6 +167,7 @@ class Preflight:
         for knob in suggestions.knobs(finding):
             for suggestion in knob:
                 if not search and time.monotonic() - started > self._request.timeout_seconds:
+                    self._console.lasting = False
                     return
                 one = self._compiled(suggestion)
                 yield one
@@ -182,12 +182,15 @@ class Preflight:
         try:
             return Tried(suggestion=suggestion, finding=self._examiner.examine(suggestion.case))
         except LauncherError as error:  # what has been found so far is worth more than the error
+            self._judge_lasting(error)
             return Tried(suggestion=suggestion, refused=str(error))
 
+    def _judge_lasting(self, error: LauncherError) -> None:
+        """What this machine had no time or memory for may be different the next time."""
+        if not isinstance(error, UsageError) or isinstance(error, OutOfTimeError):
+            self._console.lasting = False
+
     def _write(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> None:
-        model_dir = self._request.model_dir
-        if model_dir is None:
-            return
         content = {
             "recipe": list(self._request.gin_files),
             "gin_params": list(self._request.gin_params),
@@ -195,9 +198,7 @@ class Preflight:
             "not_applicable": [{"case": name, "why": why} for name, why in not_applicable],
             "versions": {**run_versions(), **self._versions},
         }
-        written = report.write_result(model_dir, run_folder.PREFLIGHT, strict_json.dumps(content, indent=2))
-        self._console.note("")
-        self._console.note(f"written: {written}")
+        self._console.write(content)
 
     def _judge(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> int:
         fitting = [one.finding for one in reports if one.finding.fits]

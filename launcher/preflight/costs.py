@@ -26,6 +26,12 @@ _FREE = {
 _HOST = {"infeed", "outfeed"}
 _HOST_ALWAYS_TARGETS = ("callback", "HostExecute", "SendToHost", "RecvFromHost")
 _PARTIAL_READS = ("dynamic-slice", "slice", "gather")
+_CALLS = (
+    "branch_computations", "true_computation", "false_computation", "to_apply", "calls", "called_computations",
+)  # fmt: skip
+_KERNEL = "tpu_custom_call"  # Pallas and Mosaic
+# Shares of the HBM traffic: of an operation without an estimate that is told, and of all of them that hide the total.
+_WORTH_NAMING, _MUCH = 0.001, 0.1
 _LANES, _SUBLANES = 128, 8
 
 
@@ -91,7 +97,10 @@ class Costs:
     Attributes:
       flops: of matrix products and convolutions.
       hbm_bytes: read from and written to HBM, padding included; what stays on the chip is not counted.
-      cycles: clock cycles in the compiler's own cost model, operations one after another; 0 when it tells none.
+      cycles: clock cycles in the compiler's own cost model, operations one after another; 0 when it tells none, or
+        none for operations that matter.
+      unestimated: operations worth mentioning that its cost model has no cycles for, collectives left out.
+      kernels: operations that are programs of their own, written for the TPU: their arithmetic is not seen.
       matrix_ops, collectives: the parts.
       host_transfers: instructions that wait for the host.
       dynamic: instructions whose shape is not known before they run.
@@ -108,6 +117,8 @@ class Costs:
     host_transfers: tuple[Instruction, ...]
     dynamic: tuple[Instruction, ...]
     unknown_loops: int
+    unestimated: int = 0
+    kernels: int = 0
     kernels_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
     recomputed: tuple[Instruction, ...] = ()
 
@@ -118,16 +129,22 @@ class Costs:
 
 
 def count(module: Module) -> Costs:
-    """Counts a whole module."""
+    """Counts a whole module, of which all was read."""
     matrix_ops: list[MatrixOp] = []
     collectives: list[Collective] = []
     host: list[Instruction] = []
     dynamic: list[Instruction] = []
-    unknown_loops = hbm_bytes = cycles = 0
+    unknown_loops = hbm_bytes = cycles = kernels = 0
+    unestimated: list[tuple[Instruction, int]] = []
     for computation, times in executed(module):
         for one in computation.instructions.values():
-            hbm_bytes += times * _hbm_bytes(module, computation, one)
-            cycles += times * one.cycles
+            moved = times * _hbm_bytes(module, computation, one)
+            hbm_bytes += moved
+            kernels += _is_kernel(one)
+            if one.cycles is not None:
+                cycles += times * one.cycles
+            elif _should_be_estimated(one):
+                unestimated.append((one, moved))
             unknown_loops += one.opcode == "while" and turns(module, computation, one) is None
         for inner, one in _with_fused(module, computation):
             if one.opcode in ("convolution", "dot"):
@@ -138,16 +155,35 @@ def count(module: Module) -> Costs:
                 host.append(one)
             if any(shape.dynamic for shape in one.shapes) and one.opcode != "get-tuple-element":
                 dynamic.append(one)
+    weighty = [(one, moved) for one, moved in unestimated if _matters(one) or moved > _WORTH_NAMING * hbm_bytes]
+    hidden = any(_matters(one) for one, _ in weighty) or sum(moved for _, moved in weighty) > _MUCH * hbm_bytes
     return Costs(
         flops=sum(one.flops for one in matrix_ops),
         hbm_bytes=hbm_bytes,
-        cycles=cycles,
+        cycles=0 if hidden else cycles,
+        unestimated=len(weighty) if cycles else 0,
+        kernels=kernels,
         matrix_ops=tuple(matrix_ops),
         collectives=tuple(collectives),
         host_transfers=tuple(host),
         dynamic=tuple(dynamic),
         unknown_loops=unknown_loops,
     )
+
+
+def _is_kernel(one: Instruction) -> bool:
+    return one.opcode == "custom-call" and one.attribute("custom_call_target") == _KERNEL
+
+
+def _should_be_estimated(one: Instruction) -> bool:
+    """Whether the cost model has cycles for operations like it: none for those that are free or run beside others."""
+    moves = one.opcode.removesuffix("-start").removesuffix("-done") in _COLLECTIVES
+    return one.opcode not in _FREE and not moves and not one.opcode.endswith(("-start", "-done"))
+
+
+def _matters(one: Instruction) -> bool:
+    """Whether an operation may take any time, however little it reads."""
+    return _is_kernel(one) or one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.attributes
 
 
 def executed(module: Module) -> Iterator[tuple[Computation, int]]:
@@ -165,7 +201,7 @@ def _executed(module: Module, computation: Computation, times: int) -> Iterator[
         if one.opcode == "while":
             inside, kinds = times * (turns(module, computation, one) or 1), ("body", "condition")
         elif one.opcode in ("conditional", "call", "async-start"):
-            inside, kinds = times, ("branch_computations", "to_apply", "calls", "called_computations")
+            inside, kinds = times, _CALLS
         else:
             continue
         for name in itertools.chain.from_iterable(one.called.get(kind, ()) for kind in kinds):

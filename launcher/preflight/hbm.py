@@ -232,7 +232,8 @@ def _sources(module: Module | None) -> dict[str, str]:
 
 
 def _result_name(module: Module, name: str, result_names: Sequence[str]) -> str | None:
-    operands = module.entry.root.operands
+    root = next((one for one in module.entry.instructions.values() if one.is_root), None)
+    operands = root.operands if root else ()
     if name in operands and len(operands) == len(result_names):
         return result_names[operands.index(name)]
     return None

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from launcher.preflight.hlo_text import QUOTED, Kind, closing, statements, without_comments
 
 HBM = 0
 """Memory space that a layout without `S(n)` means."""
@@ -17,16 +20,25 @@ HOST = 5
 """Memory space of the host, XLA's Layout::kHostMemorySpace."""
 
 _BITS = {
-    "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32,
-    "s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
+    "pred": 8, "s1": 1, "u1": 1, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32,
+    "u32": 32, "s64": 64, "u64": 64, "f4e2m1fn": 4, "f8e3m4": 8, "f8e4m3": 8, "f8e4m3b11fnuz": 8, "f8e4m3fn": 8,
+    "f8e4m3fnuz": 8, "f8e5m2": 8, "f8e5m2fnuz": 8, "f8e8m0fnu": 8, "f16": 16, "bf16": 16, "f32": 32, "f64": 64,
+    "c64": 64, "c128": 128, "token": 0, "opaque": 0,
 }  # fmt: skip
-_ARRAY = re.compile(r"([a-z]+[a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+# What the compiler writes for an operation that its cost model does not know.
+_UNKNOWN_CYCLES = 2**63 - 1
+_ARRAY = re.compile(r"([a-z]+[a-z0-9]*)\[([\d\s,<=]*)\](?:\{([^}]*)\})?")
+_INSTRUCTION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)", re.DOTALL)
+_COMPUTATION = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
-_CALLED = re.compile(r"(calls|body|condition|to_apply|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.\-]+)")
-_OP_NAME = re.compile(r'metadata=\{[^}]*?op_name="([^"]*)"')
+_CALLED = re.compile(
+    rf"{QUOTED}|\b(calls|body|condition|to_apply|branch_computations|called_computations|true_computation|"
+    r"false_computation|select|scatter)=(\{[^}]*\}|%?[\w.\-]+)",
+    re.DOTALL,
+)
+_OP_NAME = re.compile(rf"metadata=\{{(?:{QUOTED}|[^\"}}])*?op_name=({QUOTED})", re.DOTALL)
 _TILE = re.compile(r"\(([\d,*]+)\)")
+_SHOWN = 80
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +68,7 @@ class Array:
     @property
     def bytes(self) -> int:
         """Without padding."""
-        return -(-self.elements * _BITS.get(self.dtype, 32) // 8)
+        return -(-self.elements * _bits(self.dtype) // 8)
 
     @property
     def padded_bytes(self) -> int:
@@ -69,7 +81,7 @@ class Array:
             if place <= len(physical):
                 physical[-place] = -(-physical[-place] // size) * size
         missing = math.prod(tile[: max(0, len(tile) - len(physical))])
-        return -(-math.prod(physical) * missing * _BITS.get(self.dtype, 32) // 8)
+        return -(-math.prod(physical) * missing * _bits(self.dtype) // 8)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
@@ -112,10 +124,10 @@ class Instruction:
     is_root: bool
 
     @property
-    def cycles(self) -> int:
-        """Clock cycles that the TPU compiler's own cost model gives it; 0 where it says nothing."""
+    def cycles(self) -> int | None:
+        """Clock cycles that the TPU compiler's own cost model gives it; None where it says nothing or does not know."""
         match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
-        return int(match[1]) if match else 0
+        return int(match[1]) if match and int(match[1]) < _UNKNOWN_CYCLES else None
 
     @property
     def trip_count(self) -> int | None:
@@ -124,9 +136,16 @@ class Instruction:
         return int(match[1]) if match else None
 
     def attribute(self, name: str) -> str:
-        """Text of one attribute without braces, such as "window"; "" without it."""
-        match = re.search(rf"\b{name}=(?:\{{([^}}]*)\}}|([^\s,]+))", self.attributes)
-        return (match[1] or match[2] or "") if match else ""
+        """Text of one attribute without braces or quotes, such as "window"; "" without it."""
+        for match in _attribute_pattern(name).finditer(self.attributes):
+            if match[1] is not None:
+                return match[1].strip('{}"')
+        return ""
+
+
+@functools.cache
+def _attribute_pattern(name: str) -> re.Pattern[str]:
+    return re.compile(rf"\b{name}=(\{{[^}}]*\}}|{QUOTED}|[^\s,]+)|{QUOTED}", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,70 +177,127 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
+    """A program.
+
+    Attributes:
+      computations: by name.
+      entry: the one that the device begins with; has no instructions when the text has none.
+      unread: what of the text was not understood, a phrase each. Unless it is empty, nothing can be counted in the
+        module: what is missing may be most of it.
+    """
+
     computations: Mapping[str, Computation]
     entry: Computation
+    unread: tuple[str, ...] = ()
 
 
 def parse(text: str, line_of: Callable[[str], str] = lambda op_name: "") -> Module:
-    """Reads a module.
+    """Reads a module, and says what of it could not be read.
 
     Args:
       text: as XLA prints it.
       line_of: "file:line" of the user's code that an operation is from, by its name; "" where it is not known.
-
-    Raises:
-      ValueError: there is no entry computation.
     """
     computations: dict[str, Computation] = {}
     entry = None
+    unread: list[str] = []
     line_of = functools.cache(line_of)
-    current: dict[str, Instruction] | None = None
-    for line in text.splitlines():
-        if current is None:
-            match = _COMPUTATION.match(line)
-            if match:
-                current = {}
-                computations[match[2]] = Computation(match[2], current)
-                entry = computations[match[2]] if match[1] else entry
-        elif line.startswith("}"):
-            current = None
-        else:
-            instruction = _instruction(line, line_of)
-            if instruction is not None:
+    current: dict[str, Instruction] = {}
+    for kind, statement in statements(text):
+        if kind is Kind.OPENS:
+            match = _COMPUTATION.match(statement)
+            assert match is not None
+            current = {}
+            computations[match[2]] = Computation(match[2], current)
+            entry = computations[match[2]] if match[1] else entry
+        elif kind is Kind.INSIDE:
+            instruction = _instruction(statement, line_of)
+            if instruction is None or instruction.name in current:
+                unread.append(f"the line {_shown(statement)}")
+            else:
                 current[instruction.name] = instruction
+        elif kind is Kind.CUT_OFF:
+            unread.append(f"the end, after {_shown(statement)}")
+        elif kind is Kind.OUTSIDE and _instruction(statement, line_of) is not None:
+            unread.append(f"the line {_shown(statement)} outside of a computation")
     if entry is None:
-        raise ValueError("the text has no ENTRY computation, so it is no HLO module")
-    return Module(computations, entry)
+        unread.append("where the program begins")
+    unread += [what for computation in computations.values() for what in _missing(computation, computations)]
+    return Module(computations, entry or Computation("", {}), tuple(unread))
 
 
-def _instruction(line: str, line_of: Callable[[str], str]) -> Instruction | None:
-    match = _INSTRUCTION.match(line)
+def _shown(statement: str) -> str:
+    words = " ".join(statement.split())
+    return repr(words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…")
+
+
+def _missing(computation: Computation, computations: Mapping[str, Computation]) -> Iterator[str]:
+    """What a computation needs and was not read."""
+    if not any(one.is_root for one in computation.instructions.values()):
+        yield f"the result of computation {computation.name}"
+    for one in computation.instructions.values():
+        for shape in one.shapes:
+            if shape.dtype not in _BITS:
+                yield f"the dtype {shape.dtype} of {one.name}"
+        for called in itertools.chain.from_iterable(one.called.values()):
+            if called not in computations:
+                yield f"computation {called}, which {one.name} calls"
+        if one.opcode not in ("constant", "parameter"):
+            for operand in one.operands:
+                if operand not in computation.instructions:
+                    yield f"the operand {operand} of {one.name}"
+
+
+def _instruction(statement: str, line_of: Callable[[str], str]) -> Instruction | None:
+    match = _INSTRUCTION.fullmatch(statement)
     if match is None:
         return None
     rest = match[3]
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else _array_end(rest)
+    end = _shape_end(rest)
     opcode = _OPCODE.match(rest, end)
-    if opcode is None:
+    shapes = _shapes(rest[:end])
+    if opcode is None or shapes is None:
         return None
-    close = _closing(rest, opcode.end() - 1)
+    close = closing(rest, opcode.end() - 1)
+    if close < 0:
+        return None
     inside, attributes = rest[opcode.end() : close], rest[close + 1 :]
-    operands = tuple(re.findall(r"%([\w.\-]+)", inside)) or tuple(
-        part.strip() for part in inside.split(",") if part.strip()
-    )
-    called = {
-        kind: tuple(name.strip().lstrip("%") for name in names.strip("{}").split(","))
-        for kind, names in _CALLED.findall(attributes)
-    }
     return Instruction(
         name=match[2],
         opcode=opcode[1],
-        shapes=arrays(rest[:end]),
-        operands=operands,
-        called=called,
+        shapes=shapes,
+        operands=_operands(without_comments(inside)),
+        called={
+            kind: tuple(name.strip().lstrip("%") for name in names.strip("{}").split(",") if name.strip())
+            for kind, names in _CALLED.findall(attributes)
+            if kind
+        },
         attributes=attributes,
         source=_source(attributes, line_of),
         is_root=bool(match[1]),
     )
+
+
+def _operands(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"%([\w.\-]+)", text)) or tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _shape_end(text: str) -> int:
+    if text.startswith("("):
+        return closing(text, 0) + 1
+    match = _ARRAY.match(text)
+    return match.end() if match else text.find(" ")
+
+
+@functools.lru_cache(maxsize=8192)
+def _shapes(text: str) -> tuple[Array, ...] | None:
+    """Arrays of a whole shape; None when there is something else in it."""
+    text = without_comments(text)
+    return None if re.sub(r"[\s(),]", "", _ARRAY.sub("", text)) else arrays(text)
+
+
+def _bits(dtype: str) -> int:
+    return _BITS.get(dtype, 32)
 
 
 def arrays(text: str) -> tuple[Array, ...]:
@@ -251,21 +327,6 @@ def _array(match: re.Match[str]) -> Array:
     return _array_of(match[1], match[2], match[3] or "")
 
 
-def _array_end(text: str) -> int:
-    match = _ARRAY.match(text)
-    return match.end() if match else text.find(" ")
-
-
-def _closing(text: str, start: int) -> int:
-    """Index of the parenthesis that closes the one at `start`."""
-    depth = 0
-    for match in re.compile(r"[()]").finditer(text, start):
-        depth += 1 if match[0] == "(" else -1
-        if depth == 0:
-            return match.start()
-    return len(text) - 1
-
-
 def _source(attributes: str, line_of: Callable[[str], str]) -> OpSource:
     name = _OP_NAME.search(attributes)
-    return OpSource(op_name=name[1], line=line_of(name[1])) if name else OpSource()
+    return OpSource(op_name=name[1][1:-1], line=line_of(name[1][1:-1])) if name else OpSource()

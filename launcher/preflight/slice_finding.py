@@ -65,6 +65,7 @@ class ModelFacts:
       rematerialize: bindings that make the model compute its activations twice, and do not yet.
       tokens_per_example: None where examples are no sequences.
       notes: what the task says of its model on such devices.
+      kind: its name and the size of its images, as published rates have it.
     """
 
     parameters: int
@@ -73,6 +74,7 @@ class ModelFacts:
     rematerialize: tuple[str, ...]
     tokens_per_example: float | None
     notes: tuple[str, ...]
+    kind: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,7 @@ class SliceFinding:
       refusal: why it does not compile, in words; None when it does, or when all it lacks is memory.
       hbm, costs, roofline: None when it does not compile; the last two, too, when it does not fit.
       advice: what could be better, a sentence each.
+      unread: what of the compiled program was not understood; then nothing is counted in it.
     """
 
     case: Case
@@ -97,6 +100,7 @@ class SliceFinding:
     costs: Costs | None
     roofline: Roofline | None
     advice: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -179,7 +183,9 @@ class Examiner:
                 found, refusal=explain_refusal(compilation.error, module, case.where.accelerator)
             )
         before = hlo.parse(compilation.before_libraries, line_of) if compilation.before_libraries else None
-        costs = None if module is None else case.where.count(module, before)
+        # Of a program that was not read whole, the compiler's own figures are all that can be told.
+        unread = tuple(what for one in (module, before) if one is not None for what in one.unread)
+        costs = None if module is None or unread else case.where.count(module, before)
         accounted = hbm.account(
             compilation,
             module,
@@ -188,7 +194,7 @@ class Examiner:
             available=case.where.memory_bytes.value,
             reserved=functools.partial(case.where.reserved, costs),
         )
-        return _measured(found, accounted, costs)
+        return _measured(dataclasses.replace(found, unread=unread), accounted, costs)
 
 
 def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs | None) -> SliceFinding:
@@ -238,7 +244,14 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
         rematerialize=gin_used.used_as("rematerialize", False),
         tokens_per_example=None if weight is None else float(weight),
         notes=() if task_notes is None else tuple(task_notes(model, resolved.strategy.accelerator)),
+        kind=_kind(model),
     )
+
+
+def _kind(model: keras.Model) -> str:
+    shape = model.input_shape
+    size = f" {shape[1]}x{shape[2]}" if isinstance(shape, tuple) and len(shape) == 4 else ""
+    return f"{model.name}{size}"
 
 
 def explain_refusal(error: str, module: Module | None, accelerator: str = "tpu") -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hlo_oracle
 import pytest
 
 from launcher import main as entry
@@ -26,6 +27,26 @@ def compiled(made_once: Callable[..., Path]) -> Callable[[str, str], Compilation
     """compiled(stablehlo, name): what the compiler for a TPU slice, or for GPUs as "h100:2", makes of a program."""
     compiler = Compiler(cache_dir=str(made_once("compilations")), timeout_seconds=300)
     return lambda text, name: compiler.compile(text, gpus.find(name) if ":" in name else slices.find(name))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _every_program_is_read_whole() -> Iterator[None]:
+    """Whatever a test compiles, its optimised program is read to the last instruction."""
+    compile_, seen = Compiler.compile, set()
+
+    def checked(self: Compiler, *args: object, **kwargs: object) -> Compilation:
+        found = compile_(self, *args, **kwargs)
+        if found.hlo not in seen:
+            seen.add(found.hlo)
+            if found.hlo.startswith("HloModule"):
+                hlo_oracle.check_read(found.hlo)
+            if found.before_libraries.startswith("HloModule"):
+                hlo_oracle.check_read(found.before_libraries)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Compiler, "compile", checked)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import tensorflow as tf
 from report_page import Page
@@ -9,13 +11,14 @@ from report_page import Page
 from launcher import main as entry
 from launcher.errors import EXIT_DONE, EXIT_USAGE
 from launcher.preflight import advice, costs, hbm, hlo, roofline, slice_finding, slices
+from launcher.preflight.compiler import Compiler
 from launcher.step_program import op_source
 
 CASE_KEYS = {
     "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
     "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "wire_dtype", "steps", "parameters",
-    "compile_seconds", "from_cache", "hbm", "costs", "roofline", "advice", "suggestions", "largest_batch",
-    "constants",
+    "compile_seconds", "from_cache", "hbm", "costs", "roofline", "advice", "suggestions", "constants", "unread",
+    "forecast", "largest_batch",
 }  # fmt: skip
 """Of a case in preflight.json, which programs of others read."""
 
@@ -57,6 +60,24 @@ def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
         "the step compiles and",
     ):
         assert words in done.out
+
+
+def test_a_program_that_was_not_read_whole_is_given_memory_and_no_time(preflight, monkeypatch):
+    compile_ = Compiler.compile
+
+    def with_a_strange_line(self, *args):
+        found = compile_(self, *args)
+        return dataclasses.replace(found, hlo=found.hlo.replace("\n  ROOT ", "\n  what is this\n  ROOT ", 1))
+
+    monkeypatch.setattr(Compiler, "compile", with_a_strange_line)
+    done = preflight("--tpu_type=v5litepod-4")
+    assert done.code == EXIT_DONE, done.err
+    (case,) = done.report["cases"]
+    assert (case["verdict"], case["costs"], case["roofline"]) == ("fits", None, None)
+    assert case["unread"] == ["the line 'what is this'"]
+    assert case["hbm"]["needed"] > 0
+    assert "1 part of the compiled program, so nothing is said of its time and FLOPs" in done.out
+    assert "Time of a step" not in done.out
 
 
 def test_several_slices_and_batches_become_a_table_and_a_section_of_the_report(preflight):

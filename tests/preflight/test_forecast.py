@@ -1,0 +1,41 @@
+"""What published runs say of a bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.preflight import costs, roofline, slices
+from launcher.preflight.forecast import forecast, published_rates
+
+
+def bounds(*, flops: float = 1e12, hbm_bytes: float = 45e9) -> roofline.Roofline:
+    """Of a step on a v3-8, whose cores have 450 GB/s of HBM and 61.5 TFLOP/s each."""
+    found = costs.Costs(
+        flops=flops, hbm_bytes=int(hbm_bytes), cycles=0, matrix_ops=(), collectives=(), host_transfers=(), dynamic=(),
+        unknown_loops=0,
+    )  # fmt: skip
+    return roofline.estimate(found, slices.find("v3-8"), global_batch_size=8, tokens_per_example=None, steps=1)
+
+
+def test_every_published_rate_has_a_slice_and_a_source():
+    assert published_rates()
+    for rate in published_rates():
+        assert slices.find(rate.accelerator_type)
+        assert rate.source.startswith("https://")
+        assert rate.examples_per_second > 0
+        assert 0.3 < rate.share < 1.2, rate
+
+
+def test_a_forecast_is_the_range_that_published_runs_span_and_names_each():
+    found = forecast("resnet50 224x224", bounds())
+    shares = [rate.examples_per_second / rate.bound for rate in found.rates]
+    assert len(shares) > 1
+    assert found.step_seconds == (pytest.approx(0.1 / max(shares)), pytest.approx(0.1 / min(shares)))
+    assert f"{min(shares):.0%} to {max(shares):.0%}" in str(found)
+    assert [row[-1] for row in found.rows()[1:]] == [rate.source for rate in found.rates]
+
+
+def test_nothing_is_said_of_a_model_that_nobody_published_nor_of_a_step_bound_otherwise():
+    assert forecast("mlp 28x28", bounds()) is None
+    assert forecast("resnet50 32x32", bounds()) is None
+    assert forecast("resnet50 224x224", bounds(flops=1e14)) is None
