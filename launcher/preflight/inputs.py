@@ -65,7 +65,7 @@ def key(flags: Mapping[str, Any], data_dir: str) -> str | None:
         os.getcwd(),
         sorted(_environment().items()),
         [platform.python_version(), os.cpu_count()],
-        sorted({name for folder in sys.path for name in _names(folder) if name.endswith((".dist-info", ".egg-info"))}),
+        sorted(_packages()),
         _own_sources(),
         data,
     ]
@@ -75,6 +75,12 @@ def key(flags: Mapping[str, Any], data_dir: str) -> str | None:
 def _environment() -> dict[str, str]:
     environ = {**_SET_HERE, **os.environ}
     return {name: value for name, value in environ.items() if name not in _NOISE and not name.startswith(_NOISY)}
+
+
+def _packages() -> set[str]:
+    """Names with versions of what is installed; the sources of what is not are looked at where they are read."""
+    folders = [folder for folder in sys.path if any(part in folder + os.sep for part in _INSTALLED)]
+    return {name for folder in folders for name in _names(folder) if name.endswith((".dist-info", ".egg-info"))}
 
 
 @functools.cache
