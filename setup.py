@@ -22,8 +22,8 @@ PREFLIGHT = [
     "jax>=0.10.2; python_version >= '3.11'",
     "libtpu>=0.0.51; python_version >= '3.11' and sys_platform == 'linux' and platform_machine == 'x86_64'",
 ]
-# The GPU compiler, which needs no GPU, driver or CUDA. It must be of jaxlib's version and does not require that itself, so
-# all three are the ones that were tried; preflight says where they differ.
+# The GPU compiler, which needs no GPU, driver or CUDA. It must be of the version of jaxlib and does not ask for it, so
+# all three are those that were tried; preflight says where they differ.
 GPU_PREFLIGHT = [
     "jax==0.10.2; python_version >= '3.11'",
     "jaxlib==0.10.2; python_version >= '3.11'",
