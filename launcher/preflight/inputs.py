@@ -79,7 +79,7 @@ def _environment() -> dict[str, str]:
 
 def _packages() -> set[str]:
     """Names with versions of what is installed; the sources of what is not are looked at where they are read."""
-    folders = [folder for folder in sys.path if any(part in folder + os.sep for part in _INSTALLED)]
+    folders = [folder for folder in sys.path if (folder + os.sep).endswith(_INSTALLED)]
     return {name for folder in folders for name in _names(folder) if name.endswith((".dist-info", ".egg-info"))}
 
 
