@@ -249,7 +249,7 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
 
 
 def _kind(model: keras.Model) -> str:
-    shape = model.input_shape
+    shape = getattr(model, "input_shape", None)  # of a functional model
     size = f" {shape[1]}x{shape[2]}" if isinstance(shape, tuple) and len(shape) == 4 else ""
     return f"{model.name}{size}"
 

@@ -98,6 +98,19 @@ def test_several_slices_and_batches_become_a_table_and_a_section_of_the_report(p
     assert "use a multiple of 4, such as 508 or 512" in page.section("Preflight")
 
 
+@pytest.mark.parametrize("target", ["--tpu_type=v5litepod-1", "--gpu_type=l4"])
+def test_a_model_that_is_a_class_is_examined_with_its_tokens(preflight, target):
+    small = ("text_corpus.vocab_size = 512", "language_model.layers = 1", "language_model.width = 96")
+    compiled = ("train.jit_compile = True", "train.precision = 'mixed_bfloat16'")
+    recipe = ("--gin_file=lm_cpu.gin", *(f"--gin_param={binding}" for binding in (*small, *compiled)))
+    done = preflight(target, recipe=recipe)
+    assert done.code == EXIT_DONE, done.err
+    (case,) = done.report["cases"]
+    assert case["verdict"] == "fits"
+    bounds = case["roofline"]
+    assert bounds["tokens_per_second"] > bounds["examples_per_second"] > 0
+
+
 def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(preflight):
     recipe = (
         "--gin_file=mlp_fashion.gin",
