@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.preflight.compiler import Compilation
+from launcher.preflight.compilation import Compilation
 from launcher.preflight.costs import Costs
 from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.hbm import HbmUse

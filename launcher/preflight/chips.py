@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from launcher.preflight.targets import Constant
+from launcher.preflight.constants import Constant
 from launcher.reporting.units import GIB
 
 _DOCS = "https://cloud.google.com/tpu/docs"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import hashlib
 import importlib.metadata
@@ -24,6 +23,7 @@ from typing import Any
 import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
 from launcher.machine import child_process, installation
+from launcher.preflight.compilation import Compilation
 from launcher.preflight.compile_child import DUMP, LOG, OUTCOME, PROGRAM, REQUEST
 from launcher.preflight.targets import Target
 
@@ -39,33 +39,6 @@ _ABANDONED_SECONDS = 86400.0
 _TAIL_LINES = 12
 # Of the environment, what changes a compilation.
 _DECIDING = ("LIBTPU_INIT_ARGS",)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compilation:
-    """What the compiler made of a program.
-
-    Attributes:
-      error: why it refuses the program, in its own words; None when it compiled.
-      memory: bytes a device: "argument", "output", "alias" (outputs that take an argument's memory), "temp" and
-        "generated_code"; empty when refused.
-      cost: XLA's own count: "flops" and "bytes accessed" a device; empty when refused.
-      hlo: the optimised program, text; may be empty when refused.
-      buffer_assignment, live_ranges: where its buffers lie and when they live, XLA's dumps; may be empty.
-      seconds: what the compilation took when it was done.
-      cached: whether that was before this call.
-      before_libraries: the program before its convolutions and products became calls of libraries; may be empty.
-    """
-
-    error: str | None
-    memory: Mapping[str, int]
-    cost: Mapping[str, float]
-    hlo: str
-    buffer_assignment: str
-    live_ranges: str
-    seconds: float
-    cached: bool
-    before_libraries: str = ""
 
 
 class OutOfTimeError(UsageError):

@@ -10,7 +10,7 @@ import dataclasses
 import re
 
 from launcher.machine.devices import BFLOAT16_CAPABILITY
-from launcher.preflight.targets import Constant
+from launcher.preflight.constants import Constant
 from launcher.reporting.units import GIB
 
 _XLA = "XLA's own description of the card, xla/backends/gpu/target_config/specs"

@@ -16,11 +16,12 @@ from launcher.errors import UsageError, nearest
 from launcher.machine.devices import GpuOptions
 from launcher.machine.strategy import StrategyPlan
 from launcher.preflight import gpu_advice, gpu_program
+from launcher.preflight.constants import Constant
 from launcher.preflight.costs import Collective, Costs
 from launcher.preflight.gpu_cards import CARDS, Card
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
-from launcher.preflight.targets import CROSSINGS, Constant
+from launcher.preflight.targets import CROSSINGS
 from launcher.preflight.xla_compiler import DUMP_BEFORE_LIBRARIES
 from launcher.reporting.units import amount, plural
 from launcher.run.plan import RunPlan

@@ -6,9 +6,9 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.preflight.compiler import Compilation
+from launcher.preflight.compilation import Compilation
+from launcher.preflight.constants import Constant
 from launcher.preflight.hlo import Array, Module, arrays
-from launcher.preflight.targets import Constant
 
 _OUT_OF_HBM = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")

@@ -12,7 +12,8 @@ import keras
 
 from launcher.config import gin_used
 from launcher.preflight import advice, hbm, hlo, roofline
-from launcher.preflight.compiler import Compilation, Compiler
+from launcher.preflight.compilation import Compilation
+from launcher.preflight.compiler import Compiler
 from launcher.preflight.costs import Costs
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module

@@ -19,10 +19,11 @@ from launcher.machine.strategy import StrategyPlan
 from launcher.preflight import costs as costs_lib
 from launcher.preflight import tpu_advice
 from launcher.preflight.chips import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip
+from launcher.preflight.constants import Constant
 from launcher.preflight.costs import Collective, Costs
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
-from launcher.preflight.targets import CROSSINGS, Constant
+from launcher.preflight.targets import CROSSINGS
 from launcher.reporting.units import amount
 from launcher.run.plan import RunPlan
 

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
+
+from launcher.preflight.constants import Constant
 
 if TYPE_CHECKING:
     from launcher.machine.strategy import StrategyPlan
@@ -19,15 +20,6 @@ if TYPE_CHECKING:
 # How often the bytes of a collective cross a device's links at least, for n devices times (n - 1) / n: a sum over all
 # is scattered and then gathered (Patarasuk and Yuan 2009).
 CROSSINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Constant:
-    """One number, its unit and where it is from."""
-
-    value: float
-    unit: str
-    source: str
 
 
 class Target(Protocol):

@@ -12,7 +12,8 @@ import pytest
 
 from launcher import main as entry
 from launcher.preflight import gpus, slices
-from launcher.preflight.compiler import Compilation, Compiler
+from launcher.preflight.compilation import Compilation
+from launcher.preflight.compiler import Compiler
 
 SMALL = (
     "--gin_file=mlp_fashion.gin",
