@@ -26,6 +26,7 @@ class StepConfig:
       jit_compile: compile the replica-local forward and backward pass with XLA.
       compiled: whether XLA compiles that pass: by `jit_compile`, or because a TPU runs nothing else.
       seed: base of all random numbers drawn inside the model.
+      shards: replicas among which the optimizer's state is shared out; 1 where each holds all of it.
       has_limits: whether steps are skipped whose loss or gradient norm is above what `Trainer.limit` says.
     """
 
@@ -40,4 +41,5 @@ class StepConfig:
     jit_compile: bool
     compiled: bool = False
     seed: int
+    shards: int = 1
     has_limits: bool = False

@@ -3,8 +3,8 @@
     loss sum -> / nominal weight -> * scale -> differentiate -> add up microbatches in float32
     -> reduce -> judge -> update weights, slots and moving statistics, or nothing at all
 
-The step runs in replica context. Its only collectives are those of `gradients.reduce_sum`, outside every
-conditional; whatever depends on the judgement is local.
+The step runs in replica context. Its only collectives are those of `gradients.reduce_sum` and, where the optimizer's
+state is shared out, of `gradients.gather`: outside every conditional. Whatever depends on the judgement is local.
 """
 
 from __future__ import annotations
@@ -185,26 +185,41 @@ class ReplicaStep:
         learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
         parts = num_replicas() * config.microbatches
 
-        def apply() -> tf.Tensor:
+        shared = {index: part for index in used if (part := self._optimizer.parts[index]) is not None}
+
+        def apply() -> list[tf.Tensor]:
             weights = [tf.cast(self._weights[index].value, tf.float32) for index in used]
             clipped = config.clipping.apply(judged.gradients, judged.norm, weights)
             of_used = dict(zip(used, clipped, strict=True))
+            of_used |= {index: part.of(of_used[index]) for index, part in shared.items()}
             of_all = [of_used.get(index) for index in range(len(self._weights))]
-            self._optimizer.apply(of_all, tf.cast(step, tf.float32))
+            new_parts = self._optimizer.apply(of_all, tf.cast(step, tf.float32))
+            if not shared:
+                follow()
+            return [tf.zeros([overflow.num_scalars(len(self._weights))]), *new_parts]
+
+        def follow() -> None:
             for variable, delta in zip(self._pass.moving, moving_deltas, strict=True):
                 old = tf.convert_to_tensor(variable.value)
                 new = old + delta / parts
                 # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever.
                 variable.value.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, old))
             self._ema.update(step - tf.convert_to_tensor(self._counters.skipped))
-            return tf.zeros([overflow.num_scalars(len(self._weights))])
 
-        def name() -> tf.Tensor:
+        def name() -> list[tf.Tensor]:
             by_index = dict(zip(used, judged.gradients, strict=True))
-            return overflow.pack(overflow.flags([by_index.get(i, tf.zeros([])) for i in range(len(self._weights))]))
+            flags = overflow.flags([by_index.get(i, tf.zeros([])) for i in range(len(self._weights))])
+            return [overflow.pack(flags), *(part.taken().value for part in shared.values())]
 
-        # Looked at only where nothing is applied, so that a finite step pays nothing for it.
-        non_finite = tf.cond(judged.applied, apply, name)
+        # Flags are looked at only where nothing is applied, so that a finite step pays nothing for them.
+        non_finite, *new_parts = tf.cond(judged.applied, apply, name)
+        if shared:
+            # Outside of the conditional, as collectives have to be: after a skipped step, of the weights as they are.
+            axes = [part.axis for part in shared.values()]
+            whole = gradients.gather(new_parts, axes, bucket_bytes=config.bucket_bytes)
+            for part, value in zip(shared.values(), whole, strict=True):
+                part.whole.value.assign(value)
+            tf.cond(judged.applied, lambda: (follow(), tf.constant(True))[1], lambda: tf.constant(False))
         for variable, gained in zip(self._pass.counts, local.counts, strict=True):
             # Counted once a microbatch so far; a step counts once, a skipped one not at all.
             counted = gained // config.microbatches
