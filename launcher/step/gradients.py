@@ -8,7 +8,7 @@ and one judgement after all of them, so replicas can neither disagree nor wait f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -153,6 +153,7 @@ def judge(
     scale: tf.Tensor,
     nominal_weight: float,
     true_weight: tf.Tensor,
+    parts: Collection[int] = (),
 ) -> Judged:
     """Unscales reduced gradients, corrects them to the true weight and tests them once.
 
@@ -161,12 +162,20 @@ def judge(
       scale: float32 scalar, the loss scale they were computed with.
       nominal_weight: the static weight the loss was divided by before differentiation.
       true_weight: float32 scalar, sum of the real examples' weights over all replicas.
+      parts: places of those of which each replica has another part; the norm is that of the wholes.
     """
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
     gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
-    norm = tf.linalg.global_norm(gradients)
+    norm = _norm(gradients, parts) if parts else tf.linalg.global_norm(gradients)
     finite, empty = tf.math.is_finite(norm), tf.equal(true_weight, 0.0)
     return Judged(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)))
+
+
+def _norm(gradients: Sequence[tf.Tensor], parts: Collection[int]) -> tf.Tensor:
+    """The global norm of gradients of which the replicas have parts, by one small reduction."""
+    squares = [tf.reduce_sum(tf.square(gradient)) for gradient in gradients]
+    (of_parts,) = reduce_sum([tf.add_n([squares[index] for index in parts])])
+    return tf.sqrt(tf.add_n([of_parts, *(one for index, one in enumerate(squares) if index not in parts)]))
 
 
 @as_written

@@ -102,15 +102,17 @@ class Trainer:
             optimizer.build(model.trainable_variables, total_steps, rate_multipliers, config.shards)
             self.counters = _make_counters(loss_scale.initial(), has_limits=config.has_limits)
             moving = filter(moving_statistics.is_moving, self.statistics)
-            self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay)
+            self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay, config.shards)
             self.ema.build()
             self._is_multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
             self._own_time = OwnTime() if measure_input_wait and self._is_multi_worker else None
-        self._parts = {id(slot): part for slot, part in optimizer.slot_parts}
+        self._parts = {id(held): part for held, part in [*optimizer.slot_parts, *self.ema.parts]}
         self._replicas = _local_replicas(strategy) if self._parts else []
         for slot, weight in optimizer.copies():
             if self.part_of(slot) is not None:  # which Keras could not copy
                 self._put(slot, weight.numpy())
+        for average, part in self.ema.parts:
+            self._put(average, part.whole.numpy().astype(np.float32))
         self.task, self._loss_scale = task, loss_scale
         self.replica_step = self.step_of(model)
         self._traced: tf.types.experimental.ConcreteFunction | None = None
