@@ -21,8 +21,7 @@ from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written, call_converted
 from launcher.optimizers import own_settings
-from launcher.optimizers import parts as parts_lib
-from launcher.optimizers.parts import Part
+from launcher.optimizers.parts import Part, check_element_wise, part_of
 from launcher.optimizers.schedules import Schedule
 
 # Biases and normalisation parameters, by the end of their path.
@@ -117,7 +116,8 @@ class Optimizer:
           total_steps: length of the run, for the schedule.
           rate_multipliers: what multiplies the learning rate of each variable, and with it all that the optimizer does
             by the rate: decoupled weight decay is multiplied, too. None for 1 everywhere.
-          shards: replicas among which the slots are shared out; 1 for all slots on every replica.
+          shards: replicas among which the slots are shared out; 1 for all slots on every replica. The optimizer must be
+            one that `check_shardable` lets through.
 
         Raises:
           UsageError: a variable, the optimizer or the schedule cannot be used on replicas.
@@ -130,7 +130,7 @@ class Optimizer:
                     "gradients are reduced already"
                 )
         self._updated = list(variables)
-        self.parts = [parts_lib.part_of(variable, shards) for variable in variables]
+        self.parts = [part_of(variable, shards) for variable in variables]
         self._build_keras()
         self._decays = [
             0.0 if any(re.search(pattern, variable.path) for pattern in self._exclude) else self._weight_decay or own
@@ -142,11 +142,14 @@ class Optimizer:
         if rate.shape.rank != 0:
             raise UsageError(f"{self._keras.name}: the schedule must return a scalar, got shape {rate.shape}")
 
+    def check_shardable(self) -> None:
+        """Raises UsageError where the state cannot be shared out; see `launcher.optimizers.parts`."""
+        check_element_wise(self._keras)
+
     def _build_keras(self) -> None:
         if not any(self.parts):
             self._keras.build(self._updated)
             return
-        parts_lib.check_element_wise(self._keras)
         keras_add = self._keras.add_variable_from_reference
 
         def add(reference_variable: object, name: str = "var", initializer: object = "zeros") -> keras.Variable:

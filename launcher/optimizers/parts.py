@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 
-# Elements below which a weight stays whole: a collective would cost more than its state.
+# Elements below which a weight stays whole: a collective would cost more than its state. Vectors do, too: of their sum
+# XLA for TPUs would move the whole.
 SMALLEST = 1024
 # Keras's optimizers whose update treats each element of a weight by itself.
 _ELEMENT_WISE = (
@@ -106,9 +107,11 @@ def part_of(variable: keras.Variable, count: int) -> Part | None:
     """How a variable is divided among so many replicas: along its first dimension that they divide.
 
     Returns:
-      None where it stays whole: it is small, no dimension can be divided, or a constraint is on the whole of it.
+      None where it stays whole: it is small or a vector, no dimension can be divided, or a constraint is on the whole
+      of it.
     """
-    if count == 1 or math.prod(variable.shape) < SMALLEST or variable.constraint is not None:
+    small = len(variable.shape) < 2 or math.prod(variable.shape) < SMALLEST
+    if count == 1 or small or variable.constraint is not None:
         return None
     axes = [axis for axis, size in enumerate(variable.shape) if size % count == 0]
     return Part(variable, axes[0], count) if axes else None
@@ -133,6 +136,6 @@ def check_element_wise(optimizer: keras.optimizers.Optimizer) -> None:
     )
 
 
-def holds(variables: Sequence[tf.Variable | keras.Variable]) -> int:
-    """Bytes of the variables on one replica."""
+def bytes_of(variables: Sequence[Part | keras.Variable]) -> int:
+    """Bytes of the variables, or parts of them, together."""
     return sum(math.prod(one.shape) * tf.dtypes.as_dtype(one.dtype).size for one in variables)

@@ -39,8 +39,8 @@ class StepReport(NamedTuple):
       finite: 1 when the update was applied, 0 when it was skipped.
       loss_scale: the scale this step used.
       learning_rate: of this step.
-      non_finite: which variables' reduced gradients are not finite, as `overflow.pack` tells; zeros after an update, and
-        where the step `selects`: there, flags would read every gradient at every step.
+      non_finite: which variables' reduced gradients are not finite, as `overflow.pack` tells; zeros after an update,
+        and where the step `selects`: there, flags would read every gradient at every step.
     """
 
     loss: tf.Tensor
@@ -100,7 +100,10 @@ def _clock_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _selected(
-    applied: tf.Tensor, change: Callable[[], list[tf.Tensor]], variables: Sequence[tf.Variable], old: Sequence[tf.Tensor]
+    applied: tf.Tensor,
+    change: Callable[[], list[tf.Tensor]],
+    variables: Sequence[tf.Variable],
+    old: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
     """Makes a change and, unless it is to be applied, takes it back; for devices that compute both branches anyway.
 

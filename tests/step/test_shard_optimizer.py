@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -15,7 +16,9 @@ from small_run import GivenTask, build, copies, train
 from launcher import optimizers
 from launcher.errors import UsageError
 from launcher.optimizers.parts import part_of
+from launcher.run import session
 from launcher.step import gradients
+from launcher.step.diagnosis import Diagnosis
 
 STEPS, BATCH, FEATURES = 3, 16, 33
 KERAS = {
@@ -109,6 +112,25 @@ def test_whatever_else_a_step_does_stays_the_same(replicas, microbatches, recipe
     records, _ = assert_same_bits(adamw, replicas=replicas, microbatches=microbatches, **recipe)
     bad = recipe.get("bad_step")
     assert [bool(one) for one in records.finite] == [step != bad for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_a_step_that_selects_trains_as_one_that_branches(monkeypatch, shard):
+    """As on a TPU, where both branches of a conditional are computed."""
+    settings = {"shard": shard, "bad_step": 1, "ema_decay": 0.9}
+    expected, branching = run(adamw, **settings)
+    step_config = session.step_config
+    monkeypatch.setattr(session, "step_config", lambda *args: dataclasses.replace(step_config(*args), selects=True))
+    records, selecting = run(adamw, **settings)
+    np.testing.assert_array_equal(records.loss, expected.loss)
+    np.testing.assert_allclose(records.gradient_norm[records.finite > 0], expected.gradient_norm[expected.finite > 0])
+    assert records.finite.tolist() == [1, 0, 1]
+    state = selecting.trainer.snapshot()
+    for name, value in branching.trainer.snapshot().items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+    found = Diagnosis(selecting.trainer, selecting.plan.data).non_finite_gradients(step=2)
+    assert "second/kernel" in found and "on replica 0" in found
+    assert selecting.trainer.step == STEPS
 
 
 def test_a_replica_holds_its_part_of_the_slots_and_all_of_what_cannot_be_divided():
