@@ -18,16 +18,19 @@ class PodReplica(tf.distribute.ReplicaContext):
     """Any one of the replicas of a pod, for tracing a step that is compiled and not run here.
 
     Inside `with PodReplica(...)`, `tf.distribute.get_replica_context()` is this context. A reduction becomes the custom
-    call `ALL_REDUCE`, what puts parts together `ALL_GATHER`, the replica's number the custom call `REPLICA_ID`.
+    call `ALL_REDUCE`, what puts parts together `ALL_GATHER`, and the replica's number the custom call `REPLICA_ID`.
 
     Args:
       strategy: under which the variables were made; of one device, so that variables are plain ones.
       num_replicas: of the pod.
+      for_tpu: put parts together as TPUStrategy does, whose `all_gather` is a sum over replicas that each have zeros in
+        place of the others' parts (TensorFlow 2.21).
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, num_replicas: int):
+    def __init__(self, strategy: tf.distribute.Strategy, num_replicas: int, *, for_tpu: bool = False):
         super().__init__(strategy, replica_id_in_sync_group=0)
         self._num_replicas = num_replicas
+        self._for_tpu = for_tpu
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -66,6 +69,10 @@ class PodReplica(tf.distribute.ReplicaContext):
     def _all_gather_one(self, tensor: tf.Tensor, axis: int) -> tf.Tensor:
         shape = tensor.shape.as_list()
         shape[axis] *= self._num_replicas
+        if self._for_tpu:
+            mine = tf.one_hot(self.replica_id_in_sync_group, self._num_replicas, dtype=tensor.dtype)
+            mine = tf.reshape(mine, [self._num_replicas if place == axis else 1 for place in range(len(shape) + 1)])
+            return tf.reshape(self._all_reduce_one(tf.expand_dims(tensor, axis) * mine, mean=False), shape)
         return custom_call(f"{ALL_GATHER}{axis}", [tensor], tf.TensorSpec(shape, tensor.dtype))
 
 
