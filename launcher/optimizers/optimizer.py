@@ -21,7 +21,7 @@ from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written, call_converted
 from launcher.optimizers import own_settings
-from launcher.optimizers.parts import Part, check_element_wise, part_of
+from launcher.optimizers.parts import Part, check_shardable, part_of, takes_norms
 from launcher.optimizers.schedules import Schedule
 
 # Biases and normalisation parameters, by the end of their path.
@@ -144,7 +144,12 @@ class Optimizer:
 
     def check_shardable(self) -> None:
         """Raises UsageError where the state cannot be shared out; see `launcher.optimizers.parts`."""
-        check_element_wise(self._keras)
+        check_shardable(self._keras)
+
+    @property
+    def reduces_parts(self) -> bool:
+        """Whether `apply` reduces over the replicas where variables are in parts, and cannot stand in a conditional."""
+        return takes_norms(self._keras)
 
     def _build_keras(self) -> None:
         if not any(self.parts):
@@ -220,7 +225,7 @@ class Optimizer:
         return tf.cast(call_converted(self._schedule, step, self._total_steps), tf.float32)
 
     def apply(self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor) -> list[tf.Tensor]:
-        """Updates this replica's weights; in replica context, also inside `tf.cond`.
+        """Updates this replica's weights; in replica context, also inside `tf.cond` unless it `reduces_parts`.
 
         Args:
           gradients: one for each variable given to `build`; reduced, unscaled and clipped float32 tensors, equal on

@@ -117,7 +117,21 @@ def part_of(variable: keras.Variable, count: int) -> Part | None:
     return Part(variable, axes[0], count) if axes else None
 
 
-def check_element_wise(optimizer: keras.optimizers.Optimizer) -> None:
+def norms(variable: keras.Variable | Part, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The norms of tensors of a variable's shape; of a part those of the whole, by one small reduction."""
+    if not isinstance(variable, Part):
+        return [tf.norm(tensor) for tensor in tensors]
+    squares = tf.stack([tf.reduce_sum(tf.square(tensor)) for tensor in tensors])
+    of_all = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, squares)
+    return tf.unstack(tf.sqrt(of_all))
+
+
+def takes_norms(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether its update takes `norms`, and so must not stand in a conditional where weights are in parts."""
+    return getattr(type(optimizer), "takes_norms_of_parts", False)
+
+
+def check_shardable(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuses to share out the state of an optimizer that has to see a weight as a whole.
 
     Raises:
@@ -126,12 +140,12 @@ def check_element_wise(optimizer: keras.optimizers.Optimizer) -> None:
     kind = type(optimizer)
     if kind in [getattr(keras.optimizers, name, None) for name in _ELEMENT_WISE]:
         return
-    if getattr(kind, "element_wise", False):
+    if getattr(kind, "element_wise", False) or takes_norms(optimizer):
         return
     raise UsageError(
         f"train.shard_optimizer = True: {kind.__name__} {optimizer.name!r} is not known to update each element of a "
-        "weight by itself, as its replicas would see only their parts of the weights. Use one that does "
-        f"({', '.join(_ELEMENT_WISE)}), leave train.shard_optimizer out, or, if it is your own and its update_step "
+        "weight by itself, and its replicas would see only their parts of the weights. Use LAMB, LARS or one of "
+        f"{', '.join(_ELEMENT_WISE)}; leave train.shard_optimizer out, or, if it is your own and its update_step "
         "does so, say element_wise = True in its class"
     )
 

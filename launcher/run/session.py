@@ -243,7 +243,7 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
         jit_compile=plan.jit_compile,
         compiled=plan.jit_compile or plan.strategy.accelerator == "tpu",
         seed=plan.seed,
-        selects=plan.strategy.accelerator == "tpu",
+        selects=plan.strategy.accelerator == "tpu" or (recipe.shard_optimizer and optimizer.reduces_parts),
         shards=plan.strategy.num_replicas if recipe.shard_optimizer else 1,
         has_limits=recipe.spikes is not None and recipe.spikes.action == "skip",
     )

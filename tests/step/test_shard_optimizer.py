@@ -180,6 +180,20 @@ def test_an_optimizer_that_sees_weights_as_a_whole_is_refused():
     assert "element_wise = True" in str(refusal.value)
 
 
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_norms_of_whole_weights_are_taken_of_their_parts(name):
+    def optimizer():
+        return getattr(optimizers, name)(learning_rate=0.01, weight_decay=0.1)
+
+    settings = {"bad_step": 1, "clip_layer_norm": 0.5}
+    (records, made), (expected, whole) = (run(optimizer, shard=shard, **settings) for shard in (True, False))
+    assert records.finite.tolist() == [1, 0, 1]
+    np.testing.assert_allclose(records.loss, expected.loss, rtol=1e-6)
+    state = made.trainer.snapshot()
+    for key, value in whole.trainer.snapshot().items():
+        np.testing.assert_allclose(state[key], value, rtol=1e-5, atol=1e-7, err_msg=key)
+
+
 class Descent(keras.optimizers.Optimizer):
     """An optimizer of a user's own."""
 
