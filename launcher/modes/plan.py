@@ -87,9 +87,10 @@ def _shared_state(resolved: RunPlan, model: keras.Model) -> str:
     parts = [(variable, part_of(variable, replicas)) for variable in model.trainable_variables]
     whole = bytes_of([variable for variable, _ in parts])
     held = bytes_of([variable if part is None else part for variable, part in parts])
+    divided = bytes_of([variable for variable, part in parts if part is not None])
     return (
         f"shared out over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for every slot and "
-        "average of the weights"
+        f"average of the weights; {bytes_text(divided)} of weights are put together a step"
     )
 
 

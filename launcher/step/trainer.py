@@ -310,10 +310,12 @@ class Trainer:
 
     def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every array of a snapshot, by name."""
-        whole = {name: self.part_of(v).whole if self.part_of(v) else v for name, v in self.variables().items()}
-        return {
-            name: (tuple(whole[name].shape), tf.dtypes.as_dtype(v.dtype).name) for name, v in self.variables().items()
-        }
+        found = {}
+        for name, variable in self.variables().items():
+            part = self.part_of(variable)
+            shape = variable.shape if part is None else part.whole.shape
+            found[name] = tuple(shape), tf.dtypes.as_dtype(variable.dtype).name
+        return found
 
     def part_of(self, variable: tf.Variable | keras.Variable) -> Part | None:
         """Of which part of a weight a replica's copy of the variable is the state; None where all copies are equal."""
