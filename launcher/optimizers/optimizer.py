@@ -224,7 +224,9 @@ class Optimizer:
             return tf.cast(tf.convert_to_tensor(self._rate), tf.float32)
         return tf.cast(call_converted(self._schedule, step, self._total_steps), tf.float32)
 
-    def apply(self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor) -> list[tf.Tensor]:
+    def apply(
+        self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor, rate: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
         """Updates this replica's weights; in replica context, also inside `tf.cond` unless it `reduces_parts`.
 
         Args:
@@ -232,13 +234,14 @@ class Optimizer:
             every replica; of a variable with a part in `parts`, this replica's part of it. None leaves the variable
             and its slots alone, as Keras does: no update and no decay.
           step: as in `learning_rate`.
+          rate: what `learning_rate` returned for it, if that is known: a conditional would compute it once more.
 
         Returns:
           The new value of this replica's part of each variable that has parts and a gradient, in their order. Those
           variables are not changed: that is for the caller, with the parts of all replicas.
         """
         new: list[tf.Tensor] = []
-        common_rate = self.learning_rate(step)
+        common_rate = self.learning_rate(step) if rate is None else rate
         if isinstance(self._keras, keras.optimizers.Nadam):
             self._advance_nadam(self._keras)
         for gradient, whole, part, coefficient, multiplier in zip(
@@ -247,14 +250,14 @@ class Optimizer:
             if gradient is None:
                 continue
             variable = whole if part is None else part.taken()
-            rate = common_rate if multiplier == 1.0 else common_rate * multiplier
+            own_rate = common_rate if multiplier == 1.0 else common_rate * multiplier
             if coefficient:
                 decay = coefficient * tf.convert_to_tensor(variable)
                 if self._decoupled:
-                    self._keras.assign_sub(variable, rate * decay)
+                    self._keras.assign_sub(variable, own_rate * decay)
                 else:
                     gradient += decay
-            self._keras.update_step(gradient, variable, rate)
+            self._keras.update_step(gradient, variable, own_rate)
             if part is not None:
                 new.append(variable.value)
             elif whole.constraint is not None:

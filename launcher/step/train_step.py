@@ -52,9 +52,13 @@ class StepReport(NamedTuple):
     learning_rate: tf.Tensor
     non_finite: tuple[tf.Tensor, ...]
 
-    def flat(self) -> list[tf.Tensor]:
-        """All of it as float32 vectors, to be concatenated; see `ReplicaStep.report_names`."""
-        return [tf.reshape(value, [-1]) for value in tf.nest.flatten(self)]
+    def flat(self, *more: tf.Tensor) -> tf.Tensor:
+        """All of it as one float32 vector, see `ReplicaStep.report_names`, and `more` float32 scalars after it."""
+        values = [*tf.nest.flatten(self), *more]
+        # Small operations are what a small model's step costs: no reshape where nothing needs one.
+        if all(value.shape.rank == 0 for value in values):
+            return tf.stack(values)
+        return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,7 +229,7 @@ class ReplicaStep:
             if not early:
                 of_used |= {index: part.of(of_used[index]) for index, part in shared.items()}
             of_all = [of_used.get(index) for index in range(len(self._weights))]
-            return self._optimizer.apply(of_all, tf.cast(step, tf.float32))
+            return self._optimizer.apply(of_all, tf.cast(step, tf.float32), learning_rate)
 
         def follow() -> list[tf.Tensor]:
             for variable, delta in zip(self._pass.moving, moving_deltas, strict=True):

@@ -218,8 +218,8 @@ class Trainer:
           Every step's record; fetching it waits for the steps to end.
         """
         first_step = self.step + 1
-        table, waits = self._run_steps(batches, tf.constant(num_steps, tf.int32))
-        columns = _columns(self.replica_step.report_names, table.numpy().astype(np.float64))
+        table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy().astype(np.float64)
+        columns = _columns((*self.replica_step.report_names, "waited"), table)
 
         def within(field: str) -> dict[str, np.ndarray]:
             return {name.partition("/")[2]: part for name, part in columns.items() if name.startswith(f"{field}/")}
@@ -236,7 +236,7 @@ class Trainer:
             loss_scale=columns["loss_scale"],
             learning_rate=columns["learning_rate"],
             non_finite=overflow.unpack(packed, len(self.model.trainable_variables)),
-            input_wait_seconds=waits.numpy(),
+            input_wait_seconds=columns["waited"],
         )
 
     def _sum_in_graph(self, value: tf.Tensor) -> Any:
@@ -245,28 +245,27 @@ class Trainer:
     def _gather_in_graph(self, value: Any) -> Any:
         return self.strategy.run(_stack_of_replicas, args=(value,))
 
-    def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tf.Tensor:
+        """float32 [steps, report names + 1]: the report of each step, and how long it waited for its batch."""
+
         def one_step(
-            index: tf.Tensor, rows: tf.TensorArray, waits: tf.TensorArray, previous: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.TensorArray, tf.TensorArray, tf.Tensor]:
+            index: tf.Tensor, rows: tf.TensorArray, previous: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
             # The clock starts when the previous step has ended, so that only real waiting is counted.
             with tf.control_dependencies([previous]):
                 started = self._clock()
             with tf.control_dependencies([started]):
                 batch = next(batches)
             with tf.control_dependencies(tf.nest.flatten(self.strategy.experimental_local_results(batch))):
-                waits = waits.write(index, self._clock() - started)
+                waited = tf.cast(self._clock() - started, tf.float32)
             report = self.strategy.run(self.replica_step, args=(batch,))
-            row = tf.concat(tf.nest.map_structure(self._of_first_replica, report).flat(), axis=0)
-            return index + 1, rows.write(index, row), waits, row[0]
+            row = tf.nest.map_structure(self._of_first_replica, report).flat(waited)
+            return index + 1, rows.write(index, row), row[0]
 
         rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)
-        waits = tf.TensorArray(tf.float64, size=num_steps, element_shape=[])
-        start = (tf.constant(0), rows, waits, tf.constant(0.0))
-        _, rows, waits, _ = tf.while_loop(
-            lambda index, *_: index < num_steps, one_step, start, maximum_iterations=num_steps
-        )
-        return rows.stack(), waits.stack()
+        start = (tf.constant(0), rows, tf.constant(0.0))
+        _, rows, _ = tf.while_loop(lambda index, *_: index < num_steps, one_step, start, maximum_iterations=num_steps)
+        return rows.stack()
 
     def _of_first_replica(self, value: Any) -> tf.Tensor:
         return self.strategy.experimental_local_results(value)[0]

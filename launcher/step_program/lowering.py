@@ -147,7 +147,7 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
         with PodReplica(session.strategy, num_replicas, for_tpu=for_tpu):
             report = trainer.replica_step(dict(zip(spec, batch, strict=True)))
             # In one tensor, lest a scalar that is known already, such as a constant rate, be no result at all.
-            scalars = tf.unstack(tf.concat(report.flat(), axis=0))
+            scalars = tf.unstack(report.flat())
         return scalars, [variable.read_value() for variable in variables]
 
     function = tf.function(step, jit_compile=True, autograph=False)
