@@ -13,7 +13,7 @@ import keras
 from launcher.config import gin_bindings
 from launcher.modes import Request
 from launcher.reporting.run_folder import Change, RunRecord
-from launcher.run import loading
+from launcher.run import attention, loading
 from launcher.run.early_stopping import LOW_IS_BEST
 from launcher.run.plan import RunPlan
 from launcher.step import freezing, layer_policies, wire_error
@@ -59,6 +59,7 @@ def describe(
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
     if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = layer_policies.describe(overrides)
+    lines |= attention.describe(resolved, model)
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
