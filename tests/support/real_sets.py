@@ -1,4 +1,4 @@
-"""Tiny ImageNet, CIFAR-10, WMT 2014, lm1b and PG-19: prepared by TFDS's own builders, from archives in their real formats.
+"""Tiny ImageNet, CIFAR-10, WMT 2014, lm1b and PG-19: prepared by TFDS's own builders, from files in their formats.
 
 Only what is in the archives is made up, and nothing is downloaded: the download manager hands over a folder.
 """
