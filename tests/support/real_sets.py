@@ -132,10 +132,10 @@ def _write_lm1b(folder: Path) -> None:
 
 def _write_pg19(folder: Path) -> None:
     """Books, each a file named by its number."""
-    lines, books = sentences("en", 170), {"train": range(1, 7), "validation": [7], "test": [8, 9]}
+    lines, books = sentences("en", 170), {"train": range(1, 5), "validation": range(5, 8), "test": range(8, 11)}
     for split, numbers in books.items():
         (folder / split).mkdir(parents=True)
         for number in numbers:
-            (folder / split / f"{number}.txt").write_text("\n".join(lines[number * 15 : number * 15 + 25]) + "\n")
+            (folder / split / f"{number}.txt").write_text("\n".join(lines[number * 14 : number * 14 + 25]) + "\n")
     every = [number for numbers in books.values() for number in numbers]
     (folder / "metadata.csv").write_text("".join(f"{number},Title,1900,http://book\n" for number in every))
