@@ -276,10 +276,8 @@ def _backward(
             by_values.write(at_key, by_values.read(at_key) + by_value),
         )
 
-    stores = [
-        _store(count, shape, turn.sums).unstack(turn.zeros(count, *shape))
-        for count, *shape in (key.shape.as_list(), value.shape.as_list())
-    ]
+    # What was not yet written is read as zeros.
+    stores = [_store(each.shape[0], each.shape[1:], turn.sums) for each in (key, value)]
     state = (turn.zeros(*query.shape[1:]), _store(query.shape[0], query.shape[1:], query.dtype), *stores)
     _, by_query, by_key, by_value = turn.loop(body, state)
     return by_query.stack(), by_key.stack(), by_value.stack()
