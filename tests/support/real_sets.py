@@ -5,6 +5,7 @@ Only what is in the archives is made up, and nothing is downloaded: the download
 
 from __future__ import annotations
 
+import importlib
 import io
 import itertools
 import tarfile
@@ -56,7 +57,8 @@ def prepare(folder: Path) -> None:
             "download_and_extract",
             lambda self, urls: tf.nest.map_structure(lambda _: str(source), urls),
         )
-        patch.setattr("tensorflow_datasets.datasets.pg19.pg19_dataset_builder._DATA_DIR", str(source / "pg19"))
+        books = importlib.import_module("tensorflow_datasets.datasets.pg19.pg19_dataset_builder")
+        patch.setattr(books, "_DATA_DIR", str(source / "pg19"))
         for name in ("imagenet2012", "cifar10", "wmt14_translate/de-en", "lm1b", "pg19"):
             tfds.builder(name, data_dir=folder, try_gcs=False).download_and_prepare(
                 download_config=tfds.download.DownloadConfig(manual_dir=source, num_shards=3, try_download_gcs=False)
