@@ -16,7 +16,7 @@ STEPS = 12
 SCHEDULES = {
     # Adam divides by the root of tiny second moments at first, where summation order shows: a gentle rate.
     "translation": ("transformer.dropout = 0.0", "cosine.peak = 1e-3", "translation.decode = 'never'"),
-    "language_modelling": ("language_model.dropout = 0.0", "cosine.peak = 1e-3"),
+    "language_modelling": ("language_model.dropout = 0.0", "cosine.peak = 1e-3", "train.attention = 'blocks'"),
 }
 RECIPES = {"translation": "transformer_cpu.gin", "language_modelling": "lm_cpu.gin"}
 

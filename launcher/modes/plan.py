@@ -15,7 +15,7 @@ from launcher.modes import Request
 from launcher.optimizers.parts import bytes_of, part_of
 from launcher.reporting.run_folder import Change, RunRecord
 from launcher.reporting.units import bytes_text
-from launcher.run import loading
+from launcher.run import attention, loading
 from launcher.run.early_stopping import LOW_IS_BEST
 from launcher.run.plan import RunPlan
 from launcher.step import freezing, layer_policies, wire_error
@@ -61,6 +61,7 @@ def describe(
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
     if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = layer_policies.describe(overrides)
+    lines |= attention.describe(resolved, model)
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     if held := _shared_state(resolved, model):
         lines["optimizer state"] = held

@@ -8,7 +8,18 @@ from typing import Any
 from launcher.reporting import attempts, strict_json
 from launcher.reporting.units import clock
 
-_WHERE = ("cluster", "strategy", "shown for", "preflight", "batch", "policy", "layer policies", "loss scale", "wire")
+_WHERE = (
+    "cluster",
+    "strategy",
+    "shown for",
+    "preflight",
+    "batch",
+    "policy",
+    "layer policies",
+    "attention",
+    "loss scale",
+    "wire",
+)
 _RESULTS = ("results",)
 
 Rows = list[tuple[str, str]]

@@ -25,6 +25,7 @@ from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import check_task
 from launcher.watch.precision_watch import PrecisionWatch
+from models.transformer.attention_form import FORMS
 
 SAVE_MODEL = ("best", "last", "none")
 
@@ -48,6 +49,8 @@ class Recipe:
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
       precision_overrides: policies of single layers by a regular expression on their path, such as
         {'stage3_.*': 'float32'}; see `launcher.step.layer_policies.apply`.
+      attention: "plain" for the scores of all positions at once, "blocks" for attention whose memory does not grow with
+        the square of the length, "auto" for blocks where rows are long enough for them; of transformers.
       precision_watch: `@PrecisionWatch()` to sample what float16 does to the gradients during training, or None.
       sinks: where events go besides the console, metrics.jsonl and TensorBoard: `[@WandbSink()]`, `[@MlflowSink()]` or
         your own; see `launcher.reporting.sinks.Sink`.
@@ -117,6 +120,7 @@ class Recipe:
     strategy: str = "auto"
     precision: str = "auto"
     precision_overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    attention: str = "auto"
     precision_watch: PrecisionWatch | None = None
     sinks: Sequence[Any] = ()
     loss_scale: Any = "auto"
@@ -205,6 +209,8 @@ class Recipe:
                 "train.early_stopping needs evaluations while training goes on, and train.evaluate_every = 0: bind "
                 "it to the steps between two"
             )
+        if self.attention not in FORMS:
+            raise UsageError(f"train.attention = {self.attention!r}: must be one of {', '.join(map(repr, FORMS))}")
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
         checked_patterns(start_comparison.ALLOW, self.start_allow)

@@ -17,6 +17,7 @@ from launcher.data.pipeline import Shard
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer
+from launcher.run import attention
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
@@ -131,6 +132,7 @@ def float32_model(session: Session) -> keras.Model:
 def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) -> keras.Model:
     """The task's model under the plan's policy and seed, in the current strategy scope; see `model_of`."""
     model = model_of(plan.recipe, policy=plan.policy, seed=plan.seed, note=note)
+    attention.apply(model, plan.recipe.attention, plan.strategy.accelerator)
     if getattr(plan.recipe.task, "statistics_over_global_batch", False):
         layers = [layer for layer, *_ in walk(model) if isinstance(layer, keras.layers.BatchNormalization)]
         for layer in layers if plan.num_parts > 1 else ():

@@ -27,7 +27,8 @@ def count(function: tf.types.experimental.ConcreteFunction, loops: Sequence[int]
 
     Args:
       function: traced, with static shapes.
-      loops: how often its loops turn, by their depth; matrix products in deeper ones cannot be counted.
+      loops: how often its loops turn, by their depth. Those that count from 0 to a constant tell that themselves;
+        matrix products in deeper ones that do not cannot be counted.
 
     Returns:
       The FLOPs; None where they cannot be counted: a shape is not static, a loop's turns are not known.
@@ -51,9 +52,10 @@ def _of_nodes(nodes: Iterable, arguments: Mapping[str, _Shape], library: Mapping
         called += [one.name for value in node.attr.values() for one in value.list.func]
         inner = [_of_function(library[name], library, loops[node.op in _LOOPS :]) for name in called if name in library]
         if node.op in _LOOPS and any(flops > 0 for flops in inner):
-            if not loops:
+            turns = _turns(node, nodes, library) or next(iter(loops), None)
+            if turns is None:
                 raise _NotCountable
-            inner = [flops * loops[0] for flops in inner]
+            inner = [flops * turns for flops in inner]
         total += sum(inner)
     return total
 
@@ -64,6 +66,39 @@ def _of_function(function: Any, library: Mapping[str, Any], loops: tuple) -> flo
         told = function.arg_attr[place].attr["_output_shapes"].list.shape if place in function.arg_attr else []
         arguments[argument.name] = _shape(told[0]) if told else None
     return _of_nodes(function.node_def, arguments, library, loops)
+
+
+def _turns(loop: Any, nodes: Sequence[Any], library: Mapping[str, Any]) -> int | None:
+    """How often a loop turns that counts from 0 to a constant in steps of 1; None for any other."""
+    condition, body = (library[loop.attr[name].func.name] for name in ("cond", "body"))
+    compare = _made_by(condition.ret[condition.signature.output_arg[0].name], condition.node_def)
+    names = [argument.name for argument in condition.signature.input_arg]
+    if compare is None or compare.op != "Less" or compare.input[0] not in names:
+        return None
+    place = names.index(compare.input[0])
+    add = _made_by(body.ret[body.signature.output_arg[place].name], body.node_def)
+    counter = body.signature.input_arg[place].name
+    if add is None or not add.op.startswith("Add") or add.input[0] != counter:
+        return None
+    first, step = _integer(loop.input[place], nodes), _integer(add.input[1], body.node_def)
+    return _integer(compare.input[1], condition.node_def) if (first, step) == (0, 1) else None
+
+
+def _made_by(output: str, nodes: Iterable[Any]) -> Any:
+    """The node that an output is of, past those that only hand it on; None for an argument of the function."""
+    by_name = {node.name: node for node in nodes}
+    node = by_name.get(output.partition(":")[0])
+    while node is not None and node.op == "Identity":
+        node = by_name.get(node.input[0].partition(":")[0])
+    return node
+
+
+def _integer(output: str, nodes: Iterable[Any]) -> int | None:
+    node = _made_by(output, nodes)
+    if node is None or node.op != "Const":
+        return None
+    value = tf.make_ndarray(node.attr["value"].tensor)
+    return int(value) if value.shape == () else None
 
 
 def _of_node(node: Any, inputs: list[_Shape]) -> float:

@@ -180,7 +180,8 @@ class LocalPass:
             if self._config.penalty is not None:
                 loss += weight * self._config.penalty(self._model)
             scaled = loss / self._config.nominal_weight * scale
-        found, watched = tape.gradient(scaled, (variables, sources))
+        with xla.compiling(self._config.compiled):
+            found, watched = tape.gradient(scaled, (variables, sources))
         self.metric_names = tuple(sorted(metrics))
         self.metric_sizes = tuple(metrics[name].shape.num_elements() for name in self.metric_names)
         self.unused = frozenset(index for index, gradient in enumerate(found) if gradient is None)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, which positions see which, and the multi-head layer with its cache."""
+"""Scaled dot-product attention and the multi-head layer with its cache."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from models.transformer.attention_form import Form
+from models.transformer.blockwise_attention import attend_in_blocks, product
 from models.transformer.layers import Dropout, projection, sizes
 from models.transformer.positions import rotate
+from models.transformer.visibility import Visibility
 
 Cache = dict[str, tf.Tensor]
 
@@ -21,8 +24,9 @@ def attend(
     *,
     allowed: tf.Tensor | None = None,
     drop: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    unrounded: bool = False,
 ) -> tf.Tensor:
-    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), the only place where it is computed.
+    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1) of all positions at once.
 
     TensorFlow has no fused kernel to call: `keras.ops.dot_product_attention` refuses `flash_attention` on its backend
     and is plain products too, which in float16 overflow before the scale and copy shared keys. So these are plain
@@ -39,6 +43,7 @@ def attend(
         allowed: bool, broadcast to [batch, queries, keys]: where a query may look; None is everywhere. A query that
             may look nowhere gets zeros.
         drop: Dropout of the attention weights [batch, key heads, heads a key head, queries, keys], or None.
+        unrounded: Whether 16-bit scores are not rounded before the softmax, which only XLA can compile.
 
     Returns:
         [batch, queries, heads, width] in the dtype of `value`.
@@ -49,7 +54,9 @@ def attend(
     # Batches of plain matrix products: einsum over the same axes took longer on a CPU, most of all in float16.
     grouped = tf.reshape(query * width**-0.5, [batch, queries, groups, shared, width])
     grouped = tf.reshape(tf.transpose(grouped, [0, 2, 3, 1, 4]), [batch, groups, shared * queries, width])
-    scores = tf.matmul(grouped, tf.cast(tf.transpose(key, [0, 2, 1, 3]), grouped.dtype), transpose_b=True)
+    turned = tf.cast(tf.transpose(key, [0, 2, 1, 3]), grouped.dtype)
+    in_float32 = unrounded and grouped.dtype.size == 2
+    scores = _unrounded(grouped, turned) if in_float32 else tf.matmul(grouped, turned, transpose_b=True)
     scores = tf.cast(tf.reshape(scores, [batch, groups, shared, queries, keys]), tf.float32)
     if allowed is not None:
         scores = tf.where(allowed[:, None, None, :, :], scores, _FAR_BELOW)
@@ -69,16 +76,15 @@ def attend(
 _FAR_BELOW = -1e30  # of any float32 score; its exponential is 0
 
 
-def same_segment(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:
-    """bool [batch, queries, keys]: whether both belong to one segment; segment 0 is padding and belongs to nothing."""
-    query_segments, key_segments = query_segments[:, :, None], key_segments[:, None, :]
-    return (query_segments == key_segments) & (key_segments != 0)
+@tf.custom_gradient
+def _unrounded(query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    """float32 scores of 16-bit queries and keys, as XLA sums them; their gradient is the one of rounded scores."""
 
+    def gradients(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        by_score = tf.cast(upstream, query.dtype)
+        return tf.matmul(by_score, key), tf.matmul(by_score, query, transpose_a=True)
 
-def no_later(length: int | tf.Tensor) -> tf.Tensor:
-    """bool [1, length, length]: whether the key stands no later in the row than the query (a causal mask)."""
-    places = tf.range(length)
-    return (places[:, None] >= places[None, :])[None]
+    return product(query, key, compiling=True, transpose_b=True), gradients
 
 
 class Attention(keras.layers.Layer):
@@ -95,6 +101,9 @@ class Attention(keras.layers.Layer):
             an earlier occurrence of a token is then found by one layer, where it else takes two, and text is copied
             from its context much earlier in training (Olsson et al. 2022, arXiv 2209.11895). Needs positions.
         name: Name of the layer.
+
+    Attributes:
+        form: How `call` computes; whoever trains the model may set another one before it is traced.
     """
 
     def __init__(
@@ -110,6 +119,7 @@ class Attention(keras.layers.Layer):
         name: str,
     ) -> None:
         super().__init__(name=name)
+        self.form = Form()
         self._heads, self._kv_heads, self._head_width = heads, kv_heads or heads, width // heads
         self._width, self._rotary, self._smeared = width, rotary, smeared_keys
         self.query = projection(heads * self._head_width, name="query")
@@ -130,18 +140,32 @@ class Attention(keras.layers.Layer):
         self,
         inputs: tf.Tensor,
         memory: tf.Tensor,
-        allowed: tf.Tensor,
+        *,
+        visible: Visibility,
         positions: tf.Tensor | None = None,
         seed: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Attends from `inputs` [batch, queries, width] to `memory` [batch, keys, width] where `allowed` says so."""
+        """Attends from `inputs` [batch, queries, width] to what is visible of `memory` [batch, keys, width]."""
         query = self._split(self.query(inputs), self._heads)
         cache = self.keys_and_values(memory, positions)
         if self._rotary:
             query = rotate(query, positions)
-        return self._join(
-            attend(query, cache["key"], cache["value"], allowed=allowed, drop=self.dropout.with_seed(seed))
-        )
+        parts, compiling = (query, cache["key"], cache["value"]), self.form.compiling()
+        batch, queries, heads, _ = query.shape
+        keys = cache["key"].shape[1]
+        blocks = self.form.blocks(batch=batch, queries=queries, keys=keys, heads=heads, causal=visible.causal)
+        if blocks is None:
+            drop = self.dropout.with_seed(seed)
+            # A GPU would write the float32 scores to memory: more of it, and slower (a fifth and 9% of lm_gpu.gin).
+            unrounded = compiling and self.form.accelerator != "gpu"
+            attended = attend(*parts, allowed=visible.allowed(), drop=drop, unrounded=unrounded)
+        else:
+            attended = attend_in_blocks(*parts, visible, blocks, rate=self.dropout.rate, seed=seed, compiling=compiling)
+        return self._join(attended)
+
+    def form_for(self, batch: int, queries: int, keys: int) -> str:
+        """The form in which `call` computes for such sizes, as a person reads it."""
+        return self.form.describe(batch=batch, queries=queries, keys=keys, heads=self._heads)
 
     def keys_and_values(self, memory: tf.Tensor, positions: tf.Tensor | None = None) -> Cache:
         """Keys and values [batch, keys, key heads, head width] of `memory` [batch, keys, width]."""

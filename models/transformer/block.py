@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from models.transformer.attention import Attention, Cache
 from models.transformer.layers import NORMALIZATIONS, Dropout, FeedForward
+from models.transformer.visibility import Visibility
 
 Change = Callable[[tf.Tensor], tf.Tensor]
 
@@ -84,20 +85,21 @@ class Block(keras.layers.Layer):
     def call(
         self,
         inputs: tf.Tensor,
-        allowed: tf.Tensor,
+        *,
+        visible: Visibility,
         positions: tf.Tensor | None = None,
         memory: tf.Tensor | None = None,
-        memory_allowed: tf.Tensor | None = None,
+        memory_visible: Visibility | None = None,
         training: bool = False,
     ) -> tf.Tensor:
         """Features [batch, length, width] to features.
 
         Args:
             inputs: Features.
-            allowed: bool, broadcast to [batch, length, length]: which positions see which.
+            visible: Which positions see which.
             positions: Integers [batch, length] for rotary positions.
             memory: [batch, memory length, width].
-            memory_allowed: bool, broadcast to [batch, length, memory length].
+            memory_visible: Which positions see which of the memory's.
             training: Whether to drop.
         """
 
@@ -108,10 +110,10 @@ class Block(keras.layers.Layer):
             return self._sublayers(
                 features,
                 lambda features: self.attention(
-                    features, features, allowed, positions=positions, seed=seeds["attention_weights"]
+                    features, features, visible=visible, positions=positions, seed=seeds["attention_weights"]
                 ),
                 lambda features: self.memory_attention(
-                    features, *of_memory, memory_allowed, seed=seeds["memory_weights"]
+                    features, *of_memory, visible=memory_visible, seed=seeds["memory_weights"]
                 ),
                 seeds,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gin
@@ -9,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from models.saving import SavedByArguments
-from models.transformer.attention import no_later, same_segment
 from models.transformer.block import Block
 from models.transformer.dimensions import (
     at_least,
@@ -23,6 +23,7 @@ from models.transformer.dimensions import (
 )
 from models.transformer.layers import NORMALIZATIONS, Dropout, Embedding, projection, sizes
 from models.transformer.positions import layout, sinusoids
+from models.transformer.visibility import Visibility
 
 
 @gin.configurable
@@ -173,6 +174,11 @@ class LanguageModel(SavedByArguments):
         """Sizes that matrix products run over, for `dimension_notes`."""
         return dict(self._dimensions)
 
+    def attended_lengths(self, batch: Mapping[str, Any]) -> dict[str, tuple[int | None, int | None]]:
+        """Queries and keys of each kind of attention for a batch of such shapes."""
+        length = batch["tokens"].shape[1]
+        return {"tokens": (length, length)}
+
     def build(self, input_shape: Any = None) -> None:
         del input_shape
         for layer in self.layers:
@@ -184,9 +190,9 @@ class LanguageModel(SavedByArguments):
         check_length(tokens, self._max_length)
         segments, positions = layout(tokens, batch.get("segments"), batch.get("positions"))
         features = self.dropout(self._embed(tokens, positions), training=training)
-        allowed = same_segment(segments, segments) & no_later(sizes(tokens)[1])
+        visible = Visibility(query_segments=segments, key_segments=segments, causal=True)
         for block in self.blocks:
-            features = block(features, allowed, positions=positions, training=training)
+            features = block(features, visible=visible, positions=positions, training=training)
         return self._logits(features)
 
     def start_decoding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gin
@@ -9,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from models.saving import SavedByArguments
-from models.transformer.attention import no_later, same_segment
 from models.transformer.block import Block
 from models.transformer.dimensions import (
     at_least,
@@ -23,6 +23,7 @@ from models.transformer.dimensions import (
 )
 from models.transformer.layers import Dropout, Embedding, LayerNormalization, sizes
 from models.transformer.positions import layout, sinusoids
+from models.transformer.visibility import Visibility
 
 
 @gin.configurable
@@ -152,6 +153,11 @@ class EncoderDecoder(SavedByArguments):
         """Sizes that matrix products run over, for `dimension_notes`."""
         return dict(self._dimensions)
 
+    def attended_lengths(self, batch: Mapping[str, Any]) -> dict[str, tuple[int | None, int | None]]:
+        """Queries and keys of each kind of attention for a batch of such shapes."""
+        source, target = (batch[name].shape[1] for name in ("source", "target_in"))
+        return {"source": (source, source), "target": (target, target), "target to source": (target, source)}
+
     def build(self, input_shape: Any = None) -> None:
         del input_shape
         for layer in self.layers:
@@ -165,10 +171,12 @@ class EncoderDecoder(SavedByArguments):
         check_length(tokens, self._max_length)
         features = self._embed(self.target_embedding, tokens, positions)
         features = self.target_dropout(features, training=training)
-        allowed = same_segment(segments, segments) & no_later(sizes(tokens)[1])
-        memory_allowed = same_segment(segments, source_segments)
+        seen = {
+            "visible": Visibility(query_segments=segments, key_segments=segments, causal=True),
+            "memory_visible": Visibility(query_segments=segments, key_segments=source_segments),
+        }
         for block in self.decoder:
-            features = block(features, allowed, memory=memory, memory_allowed=memory_allowed, training=training)
+            features = block(features, memory=memory, **seen, training=training)
         return self._logits(features)
 
     def start_decoding(
@@ -222,9 +230,9 @@ class EncoderDecoder(SavedByArguments):
         check_length(tokens, self._max_length)
         features = self._embed(self.source_embedding, tokens, positions)
         features = self.source_dropout(features, training=training)
-        allowed = same_segment(segments, segments)
+        visible = Visibility(query_segments=segments, key_segments=segments)
         for block in self.encoder:
-            features = block(features, allowed, training=training)
+            features = block(features, visible=visible, training=training)
         return (features if self.encoder_norm is None else self.encoder_norm(features)), segments
 
     def _embed(self, embedding: Embedding, tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:

@@ -61,6 +61,7 @@ _LANGUAGE = (
     "language_model.kv_heads = 1",
     "language_model.hidden = 32",
 )
+_LONG = (*_LANGUAGE, "train.global_batch_size = 8", "train.attention = 'blocks'")
 _TWO_LAYERS = (  # in place of some of the ResNets: the set is the point
     "train.epochs = 0.375",
     "image_classification.model = @mlp",
@@ -82,6 +83,8 @@ RECIPES = {
     "transformer_tpu": _TRANSLATION,
     "lm_gpu": _LANGUAGE,
     "lm_tpu": _LANGUAGE,
+    "lm_long_gpu": _LONG,
+    "lm_long_tpu": _LONG,
 }
 ONE, MIRRORED, WORKERS = "one device", "two mirrored replicas", "two workers"
 TOPOLOGIES = {
@@ -208,6 +211,8 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
         ("transformer_tpu", ONE, 0, ""),
         ("lm_gpu", ONE, 0, "resume"),
         ("lm_tpu", MIRRORED, 7, "compare"),
+        ("lm_long_tpu", ONE, 0, ""),
+        pytest.param("lm_long_gpu", MIRRORED, 7, "", marks=pytest.mark.exhaustive),  # the same data
     ],
 )
 def test_a_recipe_trains_and_evaluates_on_its_prepared_set(train, tmp_path, recipe, topology, seed, more):

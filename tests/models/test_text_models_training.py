@@ -72,6 +72,12 @@ def assert_near(actual, expected, atol):
         np.testing.assert_allclose(actual[path], value, atol=atol, err_msg=path)
 
 
+@pytest.mark.parametrize("kind", ["transformer", "language_model"])
+def test_both_forms_of_attention_train_the_same_weights(kind):
+    plain, _ = trained_plainly(kind)
+    assert_near(trained(kind, model={"dropout": 0.0}, attention="blocks")[0], plain, 1e-5)
+
+
 @pytest.mark.parametrize("kind", ["transformer", "language_model", pytest.param("lstm", marks=pytest.mark.exhaustive)])
 def test_topologies_train_the_same_weights(kind):
     one, made = trained_plainly(kind)
@@ -82,10 +88,11 @@ def test_topologies_train_the_same_weights(kind):
         assert np.abs(weight.numpy() - one[weight.path]).max() > 1e-4, f"{weight.path} did not train"
 
 
-def test_dropout_does_not_depend_on_how_the_batch_is_divided():
+@pytest.mark.parametrize("attention", ["plain", "blocks"])
+def test_dropout_does_not_depend_on_how_the_batch_is_divided(attention):
     dropout = {"dropout": 0.5, "attention_dropout": 0.5}
-    replicas, _ = trained("transformer", 2, model=dropout)
-    assert_near(trained("transformer", 1, 2, model=dropout)[0], replicas, 1e-5)
+    replicas, _ = trained("transformer", 2, model=dropout, attention=attention)
+    assert_near(trained("transformer", 1, 2, model=dropout, attention=attention)[0], replicas, 1e-5)
     without, _ = trained_plainly("transformer")
     assert any(np.abs(without[path] - value).max() > 1e-3 for path, value in replicas.items())
 
@@ -105,11 +112,13 @@ def test_16_bits_train_near_float32(precision):
     assert_near(actual, expected, 0.1)
 
 
-@pytest.mark.parametrize(("kind", "topology"), [("transformer", (1, 2)), ("language_model", (2, 1))])
-def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology):
+@pytest.mark.parametrize(
+    ("kind", "topology", "attention"), [("transformer", (1, 2), "plain"), ("language_model", (2, 1), "blocks")]
+)
+def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology, attention):
     dropout = {"dropout": 0.3, "attention_dropout": 0.3}
-    kept, _ = trained(kind, *topology, model=dropout)
-    recomputed, _ = trained(kind, *topology, model={**dropout, "rematerialize": True})
+    kept, _ = trained(kind, *topology, model=dropout, attention=attention)
+    recomputed, _ = trained(kind, *topology, model={**dropout, "rematerialize": True}, attention=attention)
     assert_near(recomputed, kept, 1e-6)
 
 

@@ -52,8 +52,22 @@ def test_what_is_not_known_before_it_runs_is_not_guessed():
     def loop(a):
         return tf.while_loop(lambda b: tf.reduce_sum(b) < 9.0, lambda b: (tf.matmul(b, b),), (a,))
 
+    def steps_of_two(a):
+        return tf.while_loop(lambda i, b: i < 6, lambda i, b: (i + 2, tf.matmul(b, b)), (0, a))
+
     assert count(loop, [3, 3]) is None
+    assert count(steps_of_two, [3, 3]) is None
     assert count(loop, [3, 3], loops=(4,)) == 4 * 2 * 27
+
+
+def test_loops_that_count_to_a_constant_tell_how_often_they_turn():
+    def loop(a):
+        def inner(b):
+            return tf.while_loop(lambda i, c: i < 3, lambda i, c: (i + 1, tf.matmul(c, c)), (0, b))[1]
+
+        return tf.while_loop(lambda i, b: i < 5, lambda i, b: (i + 1, inner(b)), (0, a))
+
+    assert count(loop, [2, 2]) == 5 * 3 * 2 * 8
 
 
 def test_a_runs_events_tell_flops_per_second_and_without_a_known_peak_no_share_of_it(tmp_path):

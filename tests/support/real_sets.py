@@ -1,10 +1,11 @@
-"""Tiny ImageNet, CIFAR-10, WMT 2014 and lm1b: prepared by TFDS's own builders, from archives in their real formats.
+"""Tiny ImageNet, CIFAR-10, WMT 2014, lm1b and PG-19: prepared by TFDS's own builders, from files in their formats.
 
 Only what is in the archives is made up, and nothing is downloaded: the download manager hands over a folder.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import itertools
 import tarfile
@@ -40,7 +41,7 @@ def sentences(language: str, count: int) -> list[str]:
 
 
 def prepare(folder: Path) -> None:
-    """Prepares imagenet2012, cifar10, wmt14_translate/de-en and lm1b in `folder`, in several files a split."""
+    """Prepares imagenet2012, cifar10, wmt14_translate/de-en, lm1b and pg19 in `folder`, in several files a split."""
     import tensorflow_datasets as tfds
 
     source = folder / "source"
@@ -48,6 +49,7 @@ def prepare(folder: Path) -> None:
     _write_cifar(source / "cifar-10-batches-bin")
     _write_wmt(source)
     _write_lm1b(source / "1-billion-word-language-modeling-benchmark-r13output")
+    _write_pg19(source / "pg19")
     tfds.disable_progress_bar()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -55,7 +57,9 @@ def prepare(folder: Path) -> None:
             "download_and_extract",
             lambda self, urls: tf.nest.map_structure(lambda _: str(source), urls),
         )
-        for name in ("imagenet2012", "cifar10", "wmt14_translate/de-en", "lm1b"):
+        books = importlib.import_module("tensorflow_datasets.datasets.pg19.pg19_dataset_builder")
+        patch.setattr(books, "_DATA_DIR", str(source / "pg19"))
+        for name in ("imagenet2012", "cifar10", "wmt14_translate/de-en", "lm1b", "pg19"):
             tfds.builder(name, data_dir=folder, try_gcs=False).download_and_prepare(
                 download_config=tfds.download.DownloadConfig(manual_dir=source, num_shards=3, try_download_gcs=False)
             )
@@ -126,3 +130,14 @@ def _write_lm1b(folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True)
         path.write_text("\n".join(part) + "\n")
+
+
+def _write_pg19(folder: Path) -> None:
+    """Books, each a file named by its number."""
+    lines, books = sentences("en", 170), {"train": range(1, 5), "validation": range(5, 8), "test": range(8, 11)}
+    for split, numbers in books.items():
+        (folder / split).mkdir(parents=True)
+        for number in numbers:
+            (folder / split / f"{number}.txt").write_text("\n".join(lines[number * 14 : number * 14 + 25]) + "\n")
+    every = [number for numbers in books.values() for number in numbers]
+    (folder / "metadata.csv").write_text("".join(f"{number},Title,1900,http://book\n" for number in every))

@@ -1,0 +1,84 @@
+"""Which form attention is computed in: the scores of all positions at once ("plain"), or in blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from models.transformer.blockwise_attention import Blocks
+
+FORMS = ("auto", "plain", "blocks")
+
+# The length from which blocks are chosen, queries and keys alike. CPU: they are faster from about there on, and slower
+# at 512. TPU, by the compiler: at 512 they need a fifth fewer cycles and half the memory. Not measured on GPUs.
+_FROM = {"cpu": 1024, "gpu": 2048, "tpu": 512}
+# Longest block, and bytes of the scores of one. On a TPU, more than 32 MiB leave its vector memory; on a CPU, longer
+# blocks gained nothing.
+_LONGEST, _BYTES = {"cpu": 512, "gpu": 1024, "tpu": 1024}, {"cpu": 2**24, "gpu": 2**25, "tpu": 2**25}
+_UNIT = 128  # what a block's length is a multiple of, unless it is the whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """How an attention layer computes its outputs; those of both forms are equal up to rounding.
+
+    Attributes:
+        requested: "plain", "blocks", or "auto" for what suits the shapes.
+        accelerator: "cpu", "gpu" or "tpu".
+        compiling: Tells while a model is called whether XLA compiles that.
+    """
+
+    requested: str = "plain"
+    accelerator: str = "cpu"
+    compiling: Callable[[], bool] = bool  # False
+
+    def blocks(self, *, batch: Any, queries: Any, keys: Any, heads: int, causal: bool = False) -> Blocks | None:
+        """The blocks for scores [batch, heads, queries, keys]; None for all at once.
+
+        Blocks need shapes that are known when a graph is made: without them, as in an exported model, it is plain.
+        """
+        shape = (batch, queries, keys)
+        if self.requested == "plain" or not all(isinstance(size, int) and size > 0 for size in shape):
+            return None
+        if self.requested == "auto" and queries * keys < _FROM[self.accelerator] ** 2:
+            return None
+        longest, most = _LONGEST[self.accelerator], _BYTES[self.accelerator]
+        while longest > _UNIT and 4 * heads * longest**2 > most:
+            longest //= 2
+        sizes = [_evenly(length, longest) for length in (queries, keys)]
+        rows = max(1, most // (4 * heads * sizes[0] * sizes[1]))
+        if self.accelerator == "tpu" and sizes == [queries, keys]:
+            rows = batch  # XLA then drops the loop, which is faster; only the second computation is left
+        rows = max(one for one in range(1, batch + 1) if batch % one == 0 and one <= rows)
+        return Blocks(
+            batch=batch,
+            queries=queries,
+            keys=keys,
+            rows=rows,
+            query_block=sizes[0],
+            key_block=sizes[1],
+            causal=causal,
+        )
+
+    def describe(self, *, batch: int, queries: int, keys: int, heads: int) -> str:
+        """The form chosen for scores [batch, heads, queries, keys], as a person reads it."""
+        found = self.blocks(batch=batch, queries=queries, keys=keys, heads=heads)
+        if found is None:
+            return "plain"
+        rows = "1 row" if found.rows == 1 else f"{found.rows} rows"
+        return f"blocks of {found.query_block} x {found.key_block} tokens, {rows} at a time"
+
+    @property
+    def why(self) -> str:
+        """The reason for what is chosen."""
+        if self.requested != "auto":
+            return "train.attention"
+        least = f"{_FROM[self.accelerator]:,}"
+        return f"auto: blocks from {least} x {least} tokens on a {self.accelerator.upper()}"
+
+
+def _evenly(length: int, longest: int) -> int:
+    """The length of the fewest equal blocks, none longer than `longest`, rounded up."""
+    count = -(-length // longest)
+    return length if count == 1 else -(-length // (count * _UNIT)) * _UNIT
