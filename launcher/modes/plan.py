@@ -18,6 +18,7 @@ from launcher.run.early_stopping import LOW_IS_BEST
 from launcher.run.plan import RunPlan
 from launcher.step import freezing, layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving
+from launcher.tasks import text
 
 
 def resolve(request: Request, *, connect: bool = True) -> RunPlan:
@@ -60,6 +61,8 @@ def describe(
     if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = layer_policies.describe(overrides)
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
+    if shape := getattr(resolved.recipe.task, "logits_shape", None):
+        lines["loss"] = text.describe_loss(resolved.loss_pieces, model, resolved.microbatch_size, shape)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
     lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)

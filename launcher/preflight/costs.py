@@ -319,9 +319,9 @@ def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> in
         if operand is None or operand.opcode == "constant":
             continue
         whole = sum(shape.padded_bytes for shape in _in_hbm(operand.shapes))
-        read += min(whole, _read_by(fused[0], place)) if fused and whole else whole
+        read += min(whole, _read_by(module, fused[0], place)) if fused and whole else whole
         if fused and whole and _updated_in_place(fused[0], place):
-            written -= whole - _read_by(fused[0], place)
+            written -= whole - _read_by(module, fused[0], place)
     return read + max(written, 0)
 
 
@@ -329,7 +329,7 @@ def _in_hbm(shapes: Sequence[Array]) -> list[Array]:
     return [shape for shape in shapes if shape.space == HBM]
 
 
-def _read_by(fused: Computation, place: int) -> int:
+def _read_by(module: Module, fused: Computation, place: int) -> int:
     """Bytes of a fusion's operand that it reads, when all it does is to take parts of it; else more than there are."""
     parameter = fused.parameters.get(place)
     users = fused.users.get(parameter.name, []) if parameter else []
@@ -338,6 +338,11 @@ def _read_by(fused: Computation, place: int) -> int:
         return everything
     total = 0
     for user in users:
+        if user.opcode == "fusion":
+            (inner,) = (module.computations[name] for name in user.called["calls"])
+            places = [index for index, name in enumerate(user.operands) if name == parameter.name]  # type: ignore[union-attr]
+            total += sum(_read_by(module, inner, index) for index in places)
+            continue
         if user.operands[0] != parameter.name:  # type: ignore[union-attr]
             return everything
         if user.opcode in _PARTIAL_READS:
