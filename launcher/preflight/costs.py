@@ -340,8 +340,11 @@ def _read_by(module: Module, fused: Computation, place: int) -> int:
     for user in users:
         if user.opcode == "fusion":
             (inner,) = (module.computations[name] for name in user.called["calls"])
-            places = [index for index, name in enumerate(user.operands) if name == parameter.name]  # type: ignore[union-attr]
-            total += sum(_read_by(module, inner, index) for index in places)
+            total += sum(
+                _read_by(module, inner, place)
+                for place, name in enumerate(user.operands)
+                if name == parameter.name  # type: ignore[union-attr]
+            )
             continue
         if user.operands[0] != parameter.name:  # type: ignore[union-attr]
             return everything

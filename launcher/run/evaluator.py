@@ -40,14 +40,14 @@ class Evaluator:
         data: Data,
         global_batch_size: int,
         jit_compile: bool = False,
-        loss_pieces: pieces.LossPieces | None = None,
+        loss_pieces: pieces.LossPieces = pieces.WHOLE,
     ):
         self._strategy = strategy
         self._task = task
         self._model = model
         self._data = data
         self._global_batch_size = global_batch_size
-        self._loss_pieces = loss_pieces or pieces.LossPieces()
+        self._loss_pieces = loss_pieces
         self._metric_names: tuple[str, ...] = ()
         self._metric_sizes: list[int] = []
         self._forward = tf.function(self._sums, jit_compile=True, autograph=False) if jit_compile else self._sums

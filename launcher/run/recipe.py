@@ -173,8 +173,8 @@ class Recipe:
             self._check_positive("loss_pieces")
             if not hasattr(self.task, "logits_shape"):
                 raise UsageError(
-                    f"train.loss_pieces = {self.loss_pieces}: {type(self.task).__name__} has no loss over a vocabulary, "
-                    "such as the tasks of text have; leave it out"
+                    f"train.loss_pieces = {self.loss_pieces}: {type(self.task).__name__} has no loss over a "
+                    "vocabulary, as the tasks of text have; leave it out"
                 )
         self._check_positive("keep_checkpoints", "max_skips_at_floor")
         never = ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes", "keep_checkpoint_every_hours")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
-from launcher.tasks.loss_pieces import LossPieces
+from launcher.tasks.loss_pieces import WHOLE, LossPieces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,6 @@ class StepConfig:
     penalty: Penalty | None = None
     jit_compile: bool
     compiled: bool = False
-    loss_pieces: LossPieces = LossPieces()
+    loss_pieces: LossPieces = WHOLE
     seed: int
     has_limits: bool = False

@@ -99,8 +99,8 @@ def _of_vocabulary(vocab_size: int, tokens: int) -> int:
     return -(-vocab_size // most)
 
 
-_WHOLE = LossPieces()
-_present: contextvars.ContextVar[LossPieces] = contextvars.ContextVar("loss_pieces", default=_WHOLE)
+WHOLE = LossPieces()
+_present: contextvars.ContextVar[LossPieces] = contextvars.ContextVar("loss_pieces", default=WHOLE)
 
 
 @contextlib.contextmanager

@@ -162,7 +162,14 @@ def test_hbm_traffic_leaves_out_what_stays_on_the_chip_and_what_a_slice_does_not
   ROOT %row = f32[8,128]{1,0:T(8,128)} dynamic-slice(%t, %i, %zero), dynamic_slice_sizes={8,128}
 }
 
-ENTRY %main (table: f32[1024,128], i: s32[]) -> f32[8,128] {
+%taking_inside (t: f32[1024,128], i: s32[]) -> f32[8,128] {
+  %t = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  %row = f32[8,128]{1,0:T(8,128)} fusion(%t, %i), kind=kLoop, calls=%taking
+  ROOT %twice = f32[8,128]{1,0:T(8,128)} add(%row, %row)
+}
+
+ENTRY %main (table: f32[1024,128], i: s32[]) -> (f32[8,128], f32[8,128]) {
   %table = f32[1024,128]{1,0:T(8,128)} parameter(0)
   %i = s32[]{:T(128)S(6)} parameter(1)
   %start = ((f32[1024,128]{1,0:T(8,128)}), f32[16,128]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%table)
@@ -170,12 +177,14 @@ ENTRY %main (table: f32[1024,128], i: s32[]) -> f32[8,128] {
   %onchip = f32[16,128]{1,0:T(8,128)S(1)} add(%done, %done)
   %back = (f32[16,128]{1,0:T(8,128)}, f32[16,128]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%onchip)
   %kept = f32[16,128]{1,0:T(8,128)} copy-done(%back)
-  ROOT %rows = f32[8,128]{1,0:T(8,128)} fusion(%table, %i), kind=kLoop, calls=%taking
+  %rows = f32[8,128]{1,0:T(8,128)} fusion(%table, %i), kind=kLoop, calls=%taking
+  %twice = f32[8,128]{1,0:T(8,128)} fusion(%table, %i), kind=kOutput, calls=%taking_inside
+  ROOT %both = (f32[8,128], f32[8,128]) tuple(%rows, %twice)
 }
 """
     row = 4 * 128
-    read = 16 * row + 8 * row  # the slice, and the rows that the fusion takes of the table
-    written = 16 * row + 8 * row  # the copy back, and the fusion's result
+    read = 16 * row + 2 * 8 * row  # the slice, and the rows that the fusions take of the table
+    written = 16 * row + 2 * 8 * row  # the copy back, and the fusions' results
     assert costs.count(hlo.parse(text)).hbm_bytes == read + written
 
 
