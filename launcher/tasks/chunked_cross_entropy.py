@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from launcher.tasks.cross_entropy import token_losses
-from launcher.tasks.loss_pieces import Split
+from launcher.tasks.loss_pieces import LANES, Split
 
 _LOWEST = -1e30
 
@@ -129,6 +129,8 @@ def _by_words(
     dtype, (tokens, width), size = head.matrix.dtype, features.shape, head.matrix.shape[0]
     rows, count = split.tokens, split.vocabulary
     words = -(-size // count)
+    if (count - 1) * _whole_lanes(words) < size:
+        words = _whole_lanes(words)
     part, in_parts = _parts(tokens, rows)
     targets, weight = in_parts(targets), in_parts(weight)
     zeros = tf.zeros([part], dtype)
@@ -177,11 +179,11 @@ def _by_words(
         log_sums = logs.stack()
 
         def gradient(by_loss: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
-            def backward(row: tf.Tensor, by_features: tf.TensorArray, *totals: tf.Tensor) -> list[tf.Tensor]:
+            def backward(row: tf.Tensor, by_features: tf.TensorArray, *totals: tf.TensorArray) -> list:
                 x, target, log_sum = tf.cast(xs[row], dtype), targets[row][:, tf.newaxis], log_sums[row][:, tf.newaxis]
                 factor = (weight[row] * by_loss)[:, tf.newaxis]
 
-                def turn(index: tf.Tensor, by_x: tf.Tensor, *parts: tf.TensorArray) -> list[tf.Tensor]:
+                def turn(index: tf.Tensor, by_x: tf.Tensor, *totals: tf.TensorArray) -> list:
                     logits, places, real = piece(x, index)
                     by_logits = tf.exp(logits - log_sum) - tf.where(places == target, certain, 0.0)
                     if label_smoothing:
@@ -189,24 +191,32 @@ def _by_words(
                     by_logits *= factor
                     found = [tf.matmul(by_logits, x, transpose_a=True), tf.reduce_sum(by_logits, axis=0)]
                     if rows > 1:
-                        found = [one + total[index] for one, total in zip(found, totals, strict=False)]
+                        found = [one + total.read(index) for one, total in zip(found, totals, strict=False)]
                     by_x += tf.matmul(by_logits, matrices[index])
-                    return [by_x, *(part.write(index, one) for part, one in zip(parts, found, strict=False))]
+                    return [by_x, *(total.write(index, one) for total, one in zip(totals, found, strict=False))]
 
-                empty = [tf.TensorArray(dtype, size=count, element_shape=[words, *one.shape[1:]]) for one in tensors]
-                by_x, *parts = _turns(count, turn, [tf.zeros([part, width], dtype), *empty])
-                return [by_features.write(row, by_x), *(part.stack() for part in parts)]
+                by_x, *totals = _turns(count, turn, [tf.zeros([part, width], dtype), *totals])
+                return [by_features.write(row, by_x), *totals]
 
             by_features = tf.TensorArray(dtype, size=rows, element_shape=[part, width])
-            start = [tf.zeros([count, words, *one.shape[1:]], dtype) for one in tensors]
+            start = [_array(count, [words, *one.shape[1:]], dtype, filled=rows > 1) for one in tensors]
             by_features, *found = _turns(rows, backward, [by_features, *start])
             by_features = tf.reshape(by_features.stack(), [-1, width])[:tokens]
-            found = [tf.reshape(one, [count * words, *one.shape[2:]])[:size] for one in found]
+            found = [tf.reshape(one.stack(), [count * words, *one.element_shape[1:]])[:size] for one in found]
             return [tf.cast(by_features, features.dtype), *found]
 
         return (loss, right), gradient
 
     return sums(features, *_tensors(head))
+
+
+def _whole_lanes(size: int) -> int:
+    return -(-size // LANES) * LANES
+
+
+def _array(size: int, shape: list[int], dtype: tf.DType, *, filled: bool) -> tf.TensorArray:
+    array = tf.TensorArray(dtype, size=size, element_shape=shape, clear_after_read=False)
+    return array.unstack(tf.zeros([size, *shape], dtype)) if filled else array
 
 
 def _tensors(head: Head) -> list[tf.Tensor]:

@@ -16,7 +16,7 @@ _PIECE_BYTES = 64 << 20
 # logits of one piece.
 _FEATURES = 6_400_000
 _TILE_BYTES = 20 << 20
-_LANES = 128
+LANES = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +92,8 @@ def _mib(tokens: int, vocab_size: int) -> str:
 
 def _of_vocabulary(vocab_size: int, tokens: int) -> int:
     """The fewest pieces whose logits fit a tile; equal ones of whole lanes, if there are any of half that size."""
-    most = max(_LANES, _TILE_BYTES // (4 * tokens) // _LANES * _LANES)
-    for size in range(most, most // 2, -_LANES):
+    most = max(LANES, _TILE_BYTES // (4 * tokens) // LANES * LANES)
+    for size in range(most, most // 2, -LANES):
         if vocab_size % size == 0:
             return vocab_size // size
     return -(-vocab_size // most)
