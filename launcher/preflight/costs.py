@@ -320,8 +320,8 @@ def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> in
             continue
         whole = sum(shape.padded_bytes for shape in _in_hbm(operand.shapes))
         read += min(whole, _read_by(module, fused[0], place)) if fused and whole else whole
-        if fused and whole and _updated_in_place(fused[0], place):
-            written -= whole - _read_by(module, fused[0], place)
+        if fused and whole and (part := _updated_in_place(fused[0], place)):
+            written -= whole - part
     return read + max(written, 0)
 
 
@@ -357,14 +357,19 @@ def _read_by(module: Module, fused: Computation, place: int) -> int:
     return total
 
 
-def _updated_in_place(fused: Computation, place: int) -> bool:
+def _updated_in_place(fused: Computation, place: int) -> int:
+    """Bytes of the part of a fusion's operand that it writes where the rest stays as it is; 0 if it does not."""
     parameter = fused.parameters.get(place)
     users = fused.users.get(parameter.name, []) if parameter else []
-    if parameter is None or len(users) != 1:
-        return False
-    (user,) = users
+    # What was in the part may be read for what comes there.
+    updates = [user for user in users if user.opcode not in _PARTIAL_READS]
+    if parameter is None or len(updates) != 1:
+        return 0
+    (user,) = updates
     # The operand may also be the part that is written into something else.
-    return user.opcode == "dynamic-update-slice" and user.is_root and user.operands[0] == parameter.name
+    if user.opcode != "dynamic-update-slice" or not user.is_root or user.operands[0] != parameter.name:
+        return 0
+    return _operand(fused, user, 1).padded_bytes
 
 
 # --------------------------------------------------------------------------------------- between devices, and the host

@@ -14,7 +14,7 @@ _WHOLE_BYTES = 256 << 20
 _PIECE_BYTES = 64 << 20
 # On a TPU, what a turn of the loop reads and writes is to stay in the vector memory: features, their gradients and the
 # logits of one piece.
-_FEATURES = 6_400_000
+_FEATURES = 8_500_000
 _TILE_BYTES = 20 << 20
 LANES = 128
 

@@ -199,6 +199,16 @@ def test_hbm_traffic_of_an_update_in_place_is_the_part_alone_and_of_a_copy_into_
   ROOT %updated = f32[1024,128]{1,0:T(8,128)} dynamic-update-slice(%t, %rows, %i, %zero)
 }
 
+%added_in_place (t: f32[1024,128], rows: f32[8,128], i: s32[]) -> f32[1024,128] {
+  %t = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  %rows = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %i = s32[]{:T(128)} parameter(2)
+  %zero = s32[]{:T(128)} constant(0)
+  %there = f32[8,128]{1,0:T(8,128)} dynamic-slice(%t, %i, %zero), dynamic_slice_sizes={8,128}
+  %sum = f32[8,128]{1,0:T(8,128)} add(%there, %rows)
+  ROOT %updated = f32[1024,128]{1,0:T(8,128)} dynamic-update-slice(%t, %sum, %i, %zero)
+}
+
 %into_a_new_one (rows: f32[8,128], i: s32[]) -> f32[16,128] {
   %rows = f32[8,128]{1,0:T(8,128)} parameter(0)
   %i = s32[]{:T(128)} parameter(1)
@@ -208,16 +218,18 @@ def test_hbm_traffic_of_an_update_in_place_is_the_part_alone_and_of_a_copy_into_
   ROOT %filled = f32[16,128]{1,0:T(8,128)} dynamic-update-slice(%empty, %rows, %i, %zero)
 }
 
-ENTRY %main (table: f32[1024,128], rows: f32[8,128], i: s32[]) -> (f32[1024,128], f32[16,128]) {
+ENTRY %main (table: f32[1024,128], rows: f32[8,128], i: s32[]) -> (f32[1024,128], f32[16,128], f32[1024,128]) {
   %table = f32[1024,128]{1,0:T(8,128)} parameter(0)
   %rows = f32[8,128]{1,0:T(8,128)} parameter(1)
   %i = s32[]{:T(128)S(6)} parameter(2)
   %updated = f32[1024,128]{1,0:T(8,128)} fusion(%table, %rows, %i), kind=kLoop, calls=%in_place
   %filled = f32[16,128]{1,0:T(8,128)} fusion(%rows, %i), kind=kLoop, calls=%into_a_new_one
-  ROOT %out = (f32[1024,128], f32[16,128]) tuple(%updated, %filled)
+  %added = f32[1024,128]{1,0:T(8,128)} fusion(%updated, %rows, %i), kind=kLoop, calls=%added_in_place
+  ROOT %out = (f32[1024,128], f32[16,128], f32[1024,128]) tuple(%updated, %filled, %added)
 }
 """
     row = 4 * 128
     in_place = 8 * row + 8 * row + 8 * row  # reads the rows and what they replace, writes them
     into_a_new_one = 8 * row + 16 * row
-    assert costs.count(hlo.parse(text)).hbm_bytes == in_place + into_a_new_one
+    added_in_place = in_place + 8 * row  # what is there is read as well
+    assert costs.count(hlo.parse(text)).hbm_bytes == in_place + into_a_new_one + added_in_place
