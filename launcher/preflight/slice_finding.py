@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 
 import keras
+import tensorflow as tf
 
 from launcher.config import gin_used
 from launcher.preflight import advice, hbm, hlo, roofline
@@ -226,7 +227,11 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     facts = _facts(resolved, session.model)
     facts = dataclasses.replace(facts, notes=(*facts.notes, *lowered.notes))
     found = lowered.program, facts, op_source.user_lines(lowered.graph)
-    # A model of the size of a chip's memory must not stay while the compiler needs this machine's.
+    # A model of the size of a chip's memory must not stay while the compiler needs this machine's. TensorFlow keeps a
+    # graph with a custom gradient for good, and with it the variables: their values go by themselves.
+    for variable in lowered.variables.values():
+        nothing = tf.zeros([0], variable.dtype)
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
     del session, lowered
     keras.utils.clear_session()
     gc.collect()

@@ -63,7 +63,7 @@ def attend(
     if allowed is None:
         return outputs
     # All keys forbidden, the softmax was even over them: finite, as its gradients are, and not to be used.
-    return tf.where(tf.reduce_any(allowed, axis=-1)[:, :, None, None], outputs, tf.zeros_like(outputs))
+    return tf.where(tf.reduce_any(allowed, axis=-1)[:, :, None, None], outputs, tf.zeros([], outputs.dtype))
 
 
 _FAR_BELOW = -1e30  # of any float32 score; its exponential is 0
