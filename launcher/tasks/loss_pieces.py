@@ -8,10 +8,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
+from launcher.reporting.units import bytes_text
+
 # Logits of up to so many bytes are computed whole: pieces would save little, and a small loop costs time.
 _WHOLE_BYTES = 256 << 20
-# A piece of the tokens has at most so many bytes of logits.
-_PIECE_BYTES = 64 << 20
+# A piece of the tokens has at most so many bytes of logits; on a GPU so many times the matrix's, if that is more. Each
+# piece reads the matrix and adds to its gradient, about five passes over it, where its logits take six or seven.
+_PIECE_BYTES, _MATRICES = 64 << 20, 4
 # On a TPU, what a turn of the loop reads and writes is to stay in the vector memory: features, their gradients and the
 # logits of one piece.
 _FEATURES = 8_500_000
@@ -66,8 +69,9 @@ class LossPieces:
         if self.pieces == 1 or (self.pieces == "auto" and logits_bytes <= _WHOLE_BYTES):
             return None
         if self.accelerator != "tpu":
-            count = -(-logits_bytes // _PIECE_BYTES) if self.pieces == "auto" else self.pieces
-            return Split(tokens=min(count, tokens))
+            most = max(_PIECE_BYTES, _MATRICES * vocab_size * width * 4 if self.accelerator == "gpu" else 0)
+            count = -(-logits_bytes // most) if self.pieces == "auto" else self.pieces
+            return Split(tokens=min(count, tokens)) if count > 1 else None
         rows = -(-tokens * width // _FEATURES)
         count = _of_vocabulary(vocab_size, -(-tokens // rows)) if self.pieces == "auto" else self.pieces
         return Split(tokens=rows, vocabulary=min(count, vocab_size))
@@ -78,16 +82,13 @@ class LossPieces:
         Args:
           has_features: whether the model gives features and the matrix that makes logits of them.
         """
-        split, why = self.split(tokens, vocab_size, width), f"the logits of a microbatch are {_mib(tokens, vocab_size)}"
+        split = self.split(tokens, vocab_size, width)
+        why = f"the logits of a microbatch are {bytes_text(tokens * vocab_size * 4)}"
         if self.pieces != "auto":
             why = f"train.loss_pieces; {why}"
         if split is not None and not has_features:
             split, why = None, f"{why}; the model gives nothing else"
         return f"from whole logits ({why})" if split is None else f"in {split} ({why})"
-
-
-def _mib(tokens: int, vocab_size: int) -> str:
-    return f"{tokens * vocab_size * 4 / 2**20:,.0f} MiB"
 
 
 def _of_vocabulary(vocab_size: int, tokens: int) -> int:
