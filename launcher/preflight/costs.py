@@ -320,8 +320,8 @@ def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> in
             continue
         whole = sum(shape.padded_bytes for shape in _in_hbm(operand.shapes))
         read += min(whole, _read_by(module, fused[0], place)) if fused and whole else whole
-        if fused and whole and (part := _updated_in_place(fused[0], place)):
-            written -= whole - part
+        if fused and whole and (updated := _updated_in_place(fused[0], place)):
+            written -= whole - updated
     return read + max(written, 0)
 
 
@@ -341,9 +341,9 @@ def _read_by(module: Module, fused: Computation, place: int) -> int:
         if user.opcode == "fusion":
             (inner,) = (module.computations[name] for name in user.called["calls"])
             total += sum(
-                _read_by(module, inner, place)
-                for place, name in enumerate(user.operands)
-                if name == parameter.name  # type: ignore[union-attr]
+                _read_by(module, inner, index)
+                for index, name in enumerate(user.operands)
+                if parameter is not None and name == parameter.name
             )
             continue
         if user.operands[0] != parameter.name:  # type: ignore[union-attr]

@@ -195,12 +195,12 @@ def _by_words(
                     by_x += tf.matmul(by_logits, matrices[index])
                     return [by_x, *(total.write(index, one) for total, one in zip(totals, found, strict=False))]
 
-                by_x, *totals = _turns(count, turn, [tf.zeros([part, width], dtype), *totals])
-                return [by_features.write(row, by_x), *totals]
+                by_x, *added = _turns(count, turn, [tf.zeros([part, width], dtype), *totals])
+                return [by_features.write(row, by_x), *added]
 
             by_features = tf.TensorArray(dtype, size=rows, element_shape=[part, width])
-            start = [_array(count, [words, *one.shape[1:]], dtype, filled=rows > 1) for one in tensors]
-            by_features, *found = _turns(rows, backward, [by_features, *start])
+            empty = [_array(count, [words, *one.shape[1:]], dtype, filled=rows > 1) for one in tensors]
+            by_features, *found = _turns(rows, backward, [by_features, *empty])
             by_features = tf.reshape(by_features.stack(), [-1, width])[:tokens]
             found = [tf.reshape(one.stack(), [count * words, *one.element_shape[1:]])[:size] for one in found]
             return [tf.cast(by_features, features.dtype), *found]

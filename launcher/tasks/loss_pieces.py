@@ -70,9 +70,9 @@ class LossPieces:
             return None
         if self.accelerator != "tpu":
             most = max(_PIECE_BYTES, _MATRICES * vocab_size * width * 4 if self.accelerator == "gpu" else 0)
-            count = -(-logits_bytes // most) if self.pieces == "auto" else self.pieces
+            count = _of_tokens(tokens, -(-logits_bytes // most)) if self.pieces == "auto" else self.pieces
             return Split(tokens=min(count, tokens)) if count > 1 else None
-        rows = -(-tokens * width // _FEATURES)
+        rows = _of_tokens(tokens, -(-tokens * width // _FEATURES))
         count = _of_vocabulary(vocab_size, -(-tokens // rows)) if self.pieces == "auto" else self.pieces
         return Split(tokens=rows, vocabulary=min(count, vocab_size))
 
@@ -89,6 +89,11 @@ class LossPieces:
         if split is not None and not has_features:
             split, why = None, f"{why}; the model gives nothing else"
         return f"from whole logits ({why})" if split is None else f"in {split} ({why})"
+
+
+def _of_tokens(tokens: int, least: int) -> int:
+    """So many pieces, or somewhat more that are equal."""
+    return next((count for count in range(least, 2 * least) if tokens % count == 0), least)
 
 
 def _of_vocabulary(vocab_size: int, tokens: int) -> int:

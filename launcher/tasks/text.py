@@ -66,7 +66,7 @@ def model_sums(
             f"train.loss_pieces = {pieces.pieces}: the model gives logits only; it needs output_matrix(), and logits = "
             "False among the arguments of its call(). Bind 'auto', or 1 for whole logits"
         )
-    if split is None:
+    if head is None or split is None:
         logits = model(batch, training=training)
         return token_sums(logits, targets, batch["weight"], label_smoothing=label_smoothing)
     features = model(batch, training=training, logits=False)

@@ -201,10 +201,10 @@ def test_a_head_that_computes_in_16_bits_makes_its_logits_itself():
     ("pieces", "tokens", "vocab_size", "width", "expected"),
     [
         (LossPieces(pieces="auto", accelerator="cpu"), 4096, 2048, 192, None),
-        (LossPieces(pieces="auto", accelerator="gpu"), 32_768, 32_000, 768, Split(tokens=11)),
-        (LossPieces(pieces="auto", accelerator="cpu"), 2048 + 256, 32_000, 256, Split(tokens=5)),
+        (LossPieces(pieces="auto", accelerator="gpu"), 32_768, 32_000, 768, Split(tokens=16)),
+        (LossPieces(pieces="auto", accelerator="cpu"), 2048 + 256, 32_000, 256, Split(tokens=6)),
         (LossPieces(pieces="auto", accelerator="gpu"), 4096, 32_000, 1024, None),
-        (LossPieces(pieces="auto", accelerator="tpu"), 32_768, 32_000, 768, Split(tokens=3, vocabulary=125)),
+        (LossPieces(pieces="auto", accelerator="tpu"), 32_768, 32_000, 768, Split(tokens=4, vocabulary=50)),
         (LossPieces(pieces="auto", accelerator="tpu"), 8192, 32_000, 768, Split(vocabulary=50)),
         (LossPieces(pieces=1, accelerator="tpu"), 8192, 32_000, 768, None),
         (LossPieces(pieces=4, accelerator="cpu"), 96, 1000, 8, Split(tokens=4)),
