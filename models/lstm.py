@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from models.saving import SavedByArguments
 from models.transformer.dimensions import at_least, check_share
-from models.transformer.layers import Dropout, Embedding, projection, sizes
+from models.transformer.layers import Dropout, Embedding, output_matrix, projection, sizes
 from models.transformer.positions import layout
 
 State = dict[str, tf.Tensor]
@@ -84,14 +84,18 @@ class LstmLanguageModel(SavedByArguments):
             layer.build((None, None, self._width))
         self.built = True
 
-    def call(self, batch: dict[str, tf.Tensor], training: bool = False) -> tf.Tensor:
+    def call(self, batch: dict[str, tf.Tensor], training: bool = False, logits: bool = True) -> tf.Tensor:
         tokens = batch["tokens"]
         segments, _ = layout(tokens, batch.get("segments"), batch.get("positions"))
         before = tf.pad(segments[:, :-1], [[0, 0], [1, 0]])
         features = self.dropout(self.embedding(tokens), training=training)
         for lstm, dropout in zip(self.lstms, self.dropouts, strict=True):
             features = dropout(lstm(features, starts=segments != before), training=training)
-        return self._logits(features)
+        return self._logits(features) if logits else features
+
+    def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None] | None:
+        """See `models.transformer.LanguageModel`."""
+        return output_matrix(self.embedding, self.head)
 
     def start_decoding(
         self, batch: dict[str, tf.Tensor] | None, rows: int | tf.Tensor, max_length: int

@@ -37,9 +37,10 @@ def recipe(request, tmp_path_factory):
         yield RECIPES[request.param], [*bindings, *SCHEDULES[request.param], *best], folder
 
 
-def curve_and_state(recipe, replicas=1, microbatches=1):
+def curve_and_state(recipe, replicas=1, microbatches=1, pieces=1):
     file, bindings, _ = recipe
-    made = build_session(file, [*bindings, f"train.microbatches = {microbatches}"], replicas)
+    settings = [f"train.microbatches = {microbatches}", f"train.loss_pieces = {pieces}"]
+    made = build_session(file, [*bindings, *settings], replicas)
     made.plan.data.check()
     records = made.trainer.train(made.trainer.batches(made.plan.data), STEPS)
     return records.loss / records.weight, made.trainer.snapshot(), made.evaluator.evaluate()
@@ -59,11 +60,19 @@ def assert_same_run(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("replicas", "microbatches"),
-    [(2, 2), pytest.param(2, 1, marks=pytest.mark.exhaustive), pytest.param(4, 2, marks=pytest.mark.exhaustive)],
+    ("replicas", "microbatches", "pieces"),
+    [
+        (2, 2, 1),
+        (1, 1, 3),
+        pytest.param(2, 1, 3, marks=pytest.mark.exhaustive),
+        pytest.param(4, 2, 1, marks=pytest.mark.exhaustive),
+    ],
 )
-def test_every_topology_trains_and_evaluates_as_one_replica_does(recipe, one_replica, replicas, microbatches):
-    found = curve_and_state(recipe, replicas, microbatches)
+def test_every_topology_and_any_pieces_of_the_loss_train_and_evaluate_as_one_replica_does(
+    recipe, one_replica, replicas, microbatches, pieces
+):
+    found = curve_and_state(recipe, replicas, microbatches, pieces)
+    np.testing.assert_allclose(found[0][0], one_replica[0][0], rtol=1e-6)
     assert one_replica[0][-1] < 0.98 * one_replica[0][0], "nothing was learned, so nothing is compared"
     assert_same_run(found, one_replica)
     assert found[2].keys() == one_replica[2].keys()
@@ -74,7 +83,8 @@ def test_every_topology_trains_and_evaluates_as_one_replica_does(recipe, one_rep
 @pytest.mark.heavy
 def test_two_worker_processes_train_to_the_weights_of_one_replica(recipe, one_replica, run_workers, tmp_path):
     file, bindings, folder = recipe
-    params = [f"--gin_param={binding}" for binding in bindings]
+    # In pieces, against whole logits.
+    params = [f"--gin_param={binding}" for binding in (*bindings, "train.loss_pieces = 3")]
     workers = run_workers(
         2, f"--gin_file={file}", "--mode=train", f"--data_dir={folder}/data", f"--model_dir={tmp_path}/run", *params
     )

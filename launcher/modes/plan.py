@@ -20,6 +20,7 @@ from launcher.run.early_stopping import LOW_IS_BEST
 from launcher.run.plan import RunPlan
 from launcher.step import freezing, layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving
+from launcher.tasks import text
 
 
 def resolve(request: Request, *, connect: bool = True) -> RunPlan:
@@ -65,6 +66,8 @@ def describe(
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     if held := _shared_state(resolved, model):
         lines["optimizer state"] = held
+    if shape := getattr(resolved.recipe.task, "logits_shape", None):
+        lines["loss"] = text.describe_loss(resolved.loss_pieces, model, resolved.microbatch_size, shape)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
     lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)

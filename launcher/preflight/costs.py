@@ -322,9 +322,9 @@ def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> in
         if operand is None or operand.opcode == "constant":
             continue
         whole = sum(shape.padded_bytes for shape in _in_hbm(operand.shapes))
-        read += min(whole, _read_by(fused[0], place)) if fused and whole else whole
-        if fused and whole and _updated_in_place(fused[0], place):
-            written -= whole - _read_by(fused[0], place)
+        read += min(whole, _read_by(module, fused[0], place)) if fused and whole else whole
+        if fused and whole and (updated := _updated_in_place(fused[0], place)):
+            written -= whole - updated
     return read + max(written, 0)
 
 
@@ -332,7 +332,7 @@ def _in_hbm(shapes: Sequence[Array]) -> list[Array]:
     return [shape for shape in shapes if shape.space == HBM]
 
 
-def _read_by(fused: Computation, place: int) -> int:
+def _read_by(module: Module, fused: Computation, place: int) -> int:
     """Bytes of a fusion's operand that it reads, when all it does is to take parts of it; else more than there are."""
     parameter = fused.parameters.get(place)
     users = fused.users.get(parameter.name, []) if parameter else []
@@ -341,6 +341,14 @@ def _read_by(fused: Computation, place: int) -> int:
         return everything
     total = 0
     for user in users:
+        if user.opcode == "fusion":
+            (inner,) = (module.computations[name] for name in user.called["calls"])
+            total += sum(
+                _read_by(module, inner, index)
+                for index, name in enumerate(user.operands)
+                if parameter is not None and name == parameter.name
+            )
+            continue
         if user.operands[0] != parameter.name:  # type: ignore[union-attr]
             return everything
         if user.opcode in _PARTIAL_READS:
@@ -352,14 +360,19 @@ def _read_by(fused: Computation, place: int) -> int:
     return total
 
 
-def _updated_in_place(fused: Computation, place: int) -> bool:
+def _updated_in_place(fused: Computation, place: int) -> int:
+    """Bytes of the part of a fusion's operand that it writes where the rest stays as it is; 0 if it does not."""
     parameter = fused.parameters.get(place)
     users = fused.users.get(parameter.name, []) if parameter else []
-    if parameter is None or len(users) != 1:
-        return False
-    (user,) = users
+    # What was in the part may be read for what comes there.
+    updates = [user for user in users if user.opcode not in _PARTIAL_READS]
+    if parameter is None or len(updates) != 1:
+        return 0
+    (user,) = updates
     # The operand may also be the part that is written into something else.
-    return user.opcode == "dynamic-update-slice" and user.is_root and user.operands[0] == parameter.name
+    if user.opcode != "dynamic-update-slice" or not user.is_root or user.operands[0] != parameter.name:
+        return 0
+    return _operand(fused, user, 1).padded_bytes
 
 
 # --------------------------------------------------------------------------------------- between devices, and the host

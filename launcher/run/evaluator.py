@@ -14,6 +14,7 @@ from launcher.data.pipeline import Batch, Data, Shard
 from launcher.errors import UsageError
 from launcher.machine.as_written import call_converted
 from launcher.step import gradients
+from launcher.tasks import loss_pieces as pieces
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, loss_sums, metric_results
 
 
@@ -27,6 +28,7 @@ class Evaluator:
       data: the task's data, opened once.
       global_batch_size: examples of one evaluation batch over all replicas.
       jit_compile: compile the replica-local forward pass with XLA.
+      loss_pieces: whether a loss over a vocabulary is computed in pieces.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class Evaluator:
         data: Data,
         global_batch_size: int,
         jit_compile: bool = False,
+        loss_pieces: pieces.LossPieces = pieces.WHOLE,
     ):
         self._strategy = strategy
         self._task = task
         self._model = model
         self._data = data
         self._global_batch_size = global_batch_size
+        self._loss_pieces = loss_pieces
         self._metric_names: tuple[str, ...] = ()
         self._metric_sizes: list[int] = []
         self._forward = tf.function(self._sums, jit_compile=True, autograph=False) if jit_compile else self._sums
@@ -126,7 +130,8 @@ class Evaluator:
         return gradients.reduce_sum([self._forward(batch)])[0]
 
     def _sums(self, batch: Batch) -> tf.Tensor:
-        loss, weight, metrics = loss_sums(self._task, self._model, batch, False)
+        with pieces.using(self._loss_pieces):
+            loss, weight, metrics = loss_sums(self._task, self._model, batch, False)
         self._metric_names = tuple(sorted(metrics))
         flat = [tf.reshape(metrics[name], [-1]) for name in self._metric_names]
         self._metric_sizes = [part.shape.num_elements() for part in flat]

@@ -16,6 +16,7 @@ from launcher.reporting.units import plural
 from launcher.run.recipe import Recipe
 from launcher.step import gradients, precision, wire_error
 from launcher.tasks.base import open_data
+from launcher.tasks.loss_pieces import LossPieces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,10 @@ class RunPlan:
     def jit_compile(self) -> bool:
         """Whether to have parts of the step compiled with XLA; on a TPU all of it is in any case, as one program."""
         return self.recipe.jit_compile and self.strategy.accelerator != "tpu"
+
+    @property
+    def loss_pieces(self) -> LossPieces:
+        return LossPieces(pieces=self.recipe.loss_pieces, accelerator=self.strategy.accelerator)
 
     @property
     def bucket_bytes(self) -> int:

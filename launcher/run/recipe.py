@@ -82,6 +82,9 @@ class Recipe:
         no average.
       evaluate_ema: evaluate the averaged weights, when there are any.
       jit_compile: compile each replica's forward and backward pass with XLA.
+      loss_pieces: pieces that a loss over a vocabulary is computed in, one after another, instead of from whole logits:
+        of the vocabulary on a TPU, of the tokens elsewhere. 1 for whole logits; "auto" for pieces where the logits of a
+        microbatch are more than 256 MiB and the model can give features instead.
       spikes: what is done about spikes of loss or gradient norm, `@Spikes()`, or None; see
         `launcher.run.spikes.Spikes`.
       early_stopping: `@EarlyStopping()` to end a run that no longer gets better, or None; see
@@ -142,6 +145,7 @@ class Recipe:
     ema_decay: float | None = None
     evaluate_ema: bool = True
     jit_compile: bool = False
+    loss_pieces: int | Literal["auto"] = "auto"
     spikes: Spikes | None = None
     early_stopping: EarlyStopping | None = None
     leave_out: Sequence[Sequence[int]] = ()
@@ -172,6 +176,13 @@ class Recipe:
         self._check_positive("global_batch_size", "steps_per_loop", "log_every")
         if self.microbatches != "auto":
             self._check_positive("microbatches")
+        if self.loss_pieces != "auto":
+            self._check_positive("loss_pieces")
+            if not hasattr(self.task, "logits_shape"):
+                raise UsageError(
+                    f"train.loss_pieces = {self.loss_pieces}: {type(self.task).__name__} has no loss over a "
+                    "vocabulary, as the tasks of text have; leave it out"
+                )
         self._check_positive("keep_checkpoints", "max_skips_at_floor")
         never = ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes", "keep_checkpoint_every_hours")
         for name in never:

@@ -94,6 +94,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         data=plan.data,
         global_batch_size=plan.eval_batch_size,
         jit_compile=plan.jit_compile,
+        loss_pieces=plan.loss_pieces,
     )
     return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, notes=tuple(notes))
 
@@ -243,6 +244,7 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
         ema_decay=recipe.ema_decay,
         penalty=recipe.penalty,
         jit_compile=plan.jit_compile,
+        loss_pieces=plan.loss_pieces,
         compiled=plan.jit_compile or plan.strategy.accelerator == "tpu",
         seed=plan.seed,
         selects=plan.strategy.accelerator == "tpu" or (recipe.shard_optimizer and optimizer.reduces_parts),

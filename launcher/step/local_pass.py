@@ -21,6 +21,7 @@ from launcher.machine.as_written import as_written
 from launcher.step import gradients
 from launcher.step.moving_statistics import is_moving, seed_states
 from launcher.step.step_config import StepConfig
+from launcher.tasks import loss_pieces
 from launcher.tasks.base import Task, loss_sums
 
 Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
@@ -172,7 +173,7 @@ class LocalPass:
             for variable in variables:
                 tape.watch(variable)
             sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
-            with xla.compiling(self._config.compiled):
+            with xla.compiling(self._config.compiled), loss_pieces.using(self._config.loss_pieces):
                 loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
             if self._model.losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.

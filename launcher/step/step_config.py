@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
+from launcher.tasks.loss_pieces import WHOLE, LossPieces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class StepConfig:
       ema_decay: decay of the moving average of weights and moving statistics, or None for no average.
       jit_compile: compile the replica-local forward and backward pass with XLA.
       compiled: whether XLA compiles that pass: by `jit_compile`, or because a TPU runs nothing else.
+      loss_pieces: whether a loss over a vocabulary is computed in pieces.
       seed: base of all random numbers drawn inside the model.
       selects: whether `tf.where` keeps what a skipped step must not change, instead of `tf.cond`: on a TPU, where both
         branches of a conditional are computed, and where the update has collectives of its own.
@@ -42,6 +44,7 @@ class StepConfig:
     penalty: Penalty | None = None
     jit_compile: bool
     compiled: bool = False
+    loss_pieces: LossPieces = WHOLE
     seed: int
     selects: bool = False
     shards: int = 1

@@ -25,6 +25,8 @@ class Task(Protocol):
     - `nominal_weight_per_example`, a number (default 1.0): about how much weight one example carries, e.g. the tokens
       of a sentence. It only keeps scaled gradients near the middle of their range; the true weight is what the mean is
       taken over.
+    - `logits_shape`, (tokens of an example, size of the vocabulary) of a loss that can be computed in pieces: see
+      `launcher.tasks.loss_pieces`.
     - `check()`: raises UsageError when something it needs is missing; called before anything is written.
     - `notes(model, accelerator) -> list[str]`: what a person should know, printed with the plan. The accelerator is
       "cpu", "gpu" or "tpu".

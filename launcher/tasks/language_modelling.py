@@ -18,7 +18,7 @@ from launcher.decoding import greedy, sample, without
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
 from launcher.tasks.base import Assets, Served, check_builder
-from launcher.tasks.text import VOCABULARY, Sums, model_notes, read_vocabulary, rows_of, token_sums
+from launcher.tasks.text import VOCABULARY, Sums, model_notes, model_sums, read_vocabulary, rows_of
 
 
 @gin.configurable(name_or_fn="language_modelling")
@@ -71,6 +71,7 @@ class LanguageModelling:
         self._top_p = top_p
         self._sampling_seed = sampling_seed
         self.nominal_weight_per_example = float(data.length)
+        self.logits_shape = (data.length, data.vocab_size)
         self.evaluation_metrics = ("bits_per_byte", "perplexity")
 
     def data(self) -> TextCorpus:
@@ -84,10 +85,11 @@ class LanguageModelling:
 
     @as_written
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
-        loss, weight, metrics = token_sums(
-            model(batch, training=training),
+        loss, weight, metrics = model_sums(
+            model,
+            batch,
             batch["targets"],
-            batch["weight"],
+            training=training,
             label_smoothing=self._label_smoothing if training else 0.0,
         )
         if not training:

@@ -7,8 +7,11 @@ import tensorflow as tf
 
 from launcher.data.text.vocabulary import PADDING, Vocabulary
 from launcher.errors import UsageError
+from launcher.tasks import loss_pieces
 from launcher.tasks.base import Assets
+from launcher.tasks.chunked_cross_entropy import Head, chunked_sums
 from launcher.tasks.cross_entropy import token_losses
+from launcher.tasks.loss_pieces import LossPieces
 from models.transformer import dimension_notes
 
 VOCABULARY = "vocabulary.model"
@@ -29,8 +32,74 @@ def token_sums(logits: tf.Tensor, targets: tf.Tensor, row_weight: tf.Tensor, *, 
       (sum of losses in nats, weight of the real tokens, {"accuracy": weight of those that had the highest logit}).
     """
     losses, right = token_losses(tf.cast(logits, tf.float32), targets, label_smoothing)
-    weight = tf.cast(targets != PADDING, tf.float32) * row_weight[:, tf.newaxis]
+    weight = _token_weight(targets, row_weight)
     return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), {"accuracy": tf.reduce_sum(right * weight)}
+
+
+def model_sums(
+    model: keras.Model,
+    batch: dict[str, tf.Tensor],
+    targets: tf.Tensor,
+    *,
+    training: bool,
+    label_smoothing: float = 0.0,
+) -> Sums:
+    """The same of what a model makes of a batch, in the pieces that `train.loss_pieces` has the loss computed in.
+
+    Args:
+      model: called with the batch, gives logits. One that has `output_matrix()`, see
+        `models.transformer.layers.output_matrix`, and takes `logits=False` to give features instead, may be asked for
+        these.
+      batch: with "weight".
+      targets, label_smoothing: see `token_sums`.
+      training: see `Task.loss`.
+
+    Raises:
+      UsageError: the recipe asks for pieces of a model that gives logits only.
+    """
+    pieces, head = loss_pieces.present(), _head(model)
+    split = None
+    if head is not None and targets.shape.is_fully_defined():
+        split = pieces.split(targets.shape.num_elements(), *head.matrix.shape)
+    elif pieces.forced:
+        raise UsageError(
+            f"train.loss_pieces = {pieces.pieces}: the model gives logits only; it needs output_matrix(), and logits = "
+            "False among the arguments of its call(). Bind 'auto', or 1 for whole logits"
+        )
+    if head is None or split is None:
+        logits = model(batch, training=training)
+        return token_sums(logits, targets, batch["weight"], label_smoothing=label_smoothing)
+    features = model(batch, training=training, logits=False)
+    weight = _token_weight(targets, batch["weight"])
+    loss, right = chunked_sums(
+        tf.reshape(features, [-1, features.shape[-1]]),
+        head,
+        tf.reshape(targets, [-1]),
+        tf.reshape(weight, [-1]),
+        split=split,
+        label_smoothing=label_smoothing,
+        training=training,
+    )
+    return loss, tf.reduce_sum(weight), {"accuracy": right}
+
+
+def describe_loss(pieces: LossPieces, model: keras.Model, rows: int, logits_shape: tuple[int, int]) -> str:
+    """What the plan says of the loss of a microbatch of `rows` examples; for `logits_shape`, see `Task`."""
+    # Traced, as only the shape is asked for.
+    head = tf.function(lambda: _head(model), autograph=False).get_concrete_function().structured_outputs
+    length, vocab_size = logits_shape
+    width = head.matrix.shape[1] if head is not None else 1
+    return pieces.describe(rows * length, vocab_size, width, has_features=head is not None)
+
+
+def _head(model: keras.Model) -> Head | None:
+    output_matrix = getattr(model, "output_matrix", None)
+    found = None if output_matrix is None else output_matrix()
+    return None if found is None else Head(*found)
+
+
+def _token_weight(targets: tf.Tensor, row_weight: tf.Tensor) -> tf.Tensor:
+    return tf.cast(targets != PADDING, tf.float32) * row_weight[:, tf.newaxis]
 
 
 def read_vocabulary(assets: Assets, size: int, binding: str) -> Vocabulary:

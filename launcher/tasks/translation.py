@@ -19,7 +19,7 @@ from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
 from launcher.tasks import bleu
 from launcher.tasks.base import Assets, Score, Served, check_builder
-from launcher.tasks.text import VOCABULARY, Sums, model_notes, read_vocabulary, rows_of, token_sums
+from launcher.tasks.text import VOCABULARY, Sums, model_notes, model_sums, read_vocabulary, rows_of
 
 DECODE = ("always", "end", "never")
 _SAMPLES = 10
@@ -78,6 +78,7 @@ class Translation:
         self._decode_examples = decode_examples
         # Rows of several pairs are nearly full, rows of one are perhaps half full.
         self.nominal_weight_per_example = data.row_length * (1.0 if data.packed else 0.5)
+        self.logits_shape = (data.row_length, data.vocab_size)
         self.evaluation_metrics = ("bleu", "exact_match") if decode == "always" else ()
 
     def data(self) -> TextPairs:
@@ -96,10 +97,11 @@ class Translation:
 
     @as_written
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
-        return token_sums(
-            model(batch, training=training),
+        return model_sums(
+            model,
+            batch,
             batch["target_out"],
-            batch["weight"],
+            training=training,
             # Smoothing regularises training; evaluation reports the plain cross-entropy, comparable between recipes.
             label_smoothing=self._label_smoothing if training else 0.0,
         )

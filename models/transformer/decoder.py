@@ -21,7 +21,7 @@ from models.transformer.dimensions import (
     dimensions,
     one_of,
 )
-from models.transformer.layers import NORMALIZATIONS, Dropout, Embedding, projection, sizes
+from models.transformer.layers import NORMALIZATIONS, Dropout, Embedding, output_matrix, projection, sizes
 from models.transformer.positions import layout, sinusoids
 from models.transformer.visibility import Visibility
 
@@ -128,7 +128,7 @@ class LanguageModel(SavedByArguments):
     is one segment of its tokens that are not 0. Other keys are ignored.
 
     Returns float32 logits [batch, length, vocab_size] under any dtype policy; those of place t are for the token after
-    the one at t.
+    the one at t. With `logits=False`, the features that they are made of, [batch, length, width].
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class LanguageModel(SavedByArguments):
             layer.build((None, None, self._width))
         self.built = True
 
-    def call(self, batch: dict[str, tf.Tensor], training: bool = False) -> tf.Tensor:
+    def call(self, batch: dict[str, tf.Tensor], training: bool = False, logits: bool = True) -> tf.Tensor:
         tokens = batch["tokens"]
         check_length(tokens, self._max_length)
         segments, positions = layout(tokens, batch.get("segments"), batch.get("positions"))
@@ -193,7 +193,12 @@ class LanguageModel(SavedByArguments):
         visible = Visibility(query_segments=segments, key_segments=segments, causal=True)
         for block in self.blocks:
             features = block(features, visible=visible, positions=positions, training=training)
-        return self._logits(features)
+        features = self.norm(features)
+        return self._logits(features) if logits else features
+
+    def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None] | None:
+        """What makes logits of the features that the model gives with `logits=False`, see `layers.output_matrix`."""
+        return output_matrix(self.embedding, self.head)
 
     def start_decoding(
         self, batch: dict[str, tf.Tensor] | None, rows: int | tf.Tensor, max_length: int
@@ -230,7 +235,7 @@ class LanguageModel(SavedByArguments):
         for block, part in zip(self.blocks, cache["blocks"], strict=True):
             features, part = block.step(features, index, part)
             blocks.append(part)
-        return self._logits(features)[:, 0], {"blocks": blocks}
+        return self._logits(self.norm(features))[:, 0], {"blocks": blocks}
 
     def _embed(self, tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         vectors = self.embedding(tokens)
@@ -241,5 +246,4 @@ class LanguageModel(SavedByArguments):
         return vectors
 
     def _logits(self, features: tf.Tensor) -> tf.Tensor:
-        features = self.norm(features)
         return self.embedding.scores(features) if self.head is None else self.head(features)

@@ -21,7 +21,7 @@ from models.transformer.dimensions import (
     dimensions,
     one_of,
 )
-from models.transformer.layers import Dropout, Embedding, LayerNormalization, sizes
+from models.transformer.layers import Dropout, Embedding, LayerNormalization, output_matrix, sizes
 from models.transformer.positions import layout, sinusoids
 from models.transformer.visibility import Visibility
 
@@ -105,7 +105,8 @@ class EncoderDecoder(SavedByArguments):
     shapes. Tokens attend within their segment only, to the source segment of the same number too; segment 0 is padding.
     Without them, a row is one segment of its tokens that are not 0. Other keys are ignored.
 
-    Returns float32 logits [batch, length, vocab_size] under any dtype policy.
+    Returns float32 logits [batch, length, vocab_size] under any dtype policy; with `logits=False`, the features that
+    they are made of, [batch, length, width].
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class EncoderDecoder(SavedByArguments):
             layer.build((None, None, self._width))
         self.built = True
 
-    def call(self, batch: dict[str, tf.Tensor], training: bool = False) -> tf.Tensor:
+    def call(self, batch: dict[str, tf.Tensor], training: bool = False, logits: bool = True) -> tf.Tensor:
         memory, source_segments = self._encode(batch, training)
         tokens = batch["target_in"]
         segments, positions = layout(tokens, batch.get("target_segments"), batch.get("target_positions"))
@@ -177,7 +178,12 @@ class EncoderDecoder(SavedByArguments):
         }
         for block in self.decoder:
             features = block(features, memory=memory, **seen, training=training)
-        return self._logits(features)
+        features = self._normed(features)
+        return self.output_embedding.scores(features) if logits else features
+
+    def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None] | None:
+        """What makes logits of the features that the model gives with `logits=False`, see `layers.output_matrix`."""
+        return output_matrix(self.output_embedding, None)
 
     def start_decoding(
         self, batch: dict[str, tf.Tensor], rows: int | tf.Tensor | None, max_length: int
@@ -222,7 +228,7 @@ class EncoderDecoder(SavedByArguments):
         for block, part in zip(self.decoder, cache["blocks"], strict=True):
             features, part = block.step(features, index, part, cache["memory_allowed"])
             blocks.append(part)
-        return self._logits(features)[:, 0], {**cache, "blocks": blocks}
+        return self.output_embedding.scores(self._normed(features))[:, 0], {**cache, "blocks": blocks}
 
     def _encode(self, batch: dict[str, tf.Tensor], training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         tokens = batch["source"]
@@ -239,5 +245,5 @@ class EncoderDecoder(SavedByArguments):
         vectors = embedding(tokens)
         return vectors + tf.cast(sinusoids(positions, self._width), vectors.dtype)
 
-    def _logits(self, features: tf.Tensor) -> tf.Tensor:
-        return self.output_embedding.scores(features if self.decoder_norm is None else self.decoder_norm(features))
+    def _normed(self, features: tf.Tensor) -> tf.Tensor:
+        return features if self.decoder_norm is None else self.decoder_norm(features)

@@ -55,6 +55,25 @@ class Embedding(keras.layers.Layer):
         return tf.reshape(logits, [*sizes(features)[:-1], self._shape[0]])
 
 
+def output_matrix(embedding: Embedding, head: Any | None) -> tuple[tf.Tensor, tf.Tensor | None] | None:
+    """What makes logits of a model's features, for a loss that does so in pieces.
+
+    Args:
+        embedding: Whose matrix is used where there is no head.
+        head: A dense layer, or None.
+
+    Returns:
+        (matrix float32 [vocab_size, width], bias [vocab_size] or None); None where the head computes in 16 bits, which
+        only the layer itself does as it would.
+    """
+    if head is None:
+        return tf.convert_to_tensor(embedding.embeddings), None
+    if head.compute_dtype != "float32":
+        return None
+    bias = None if head.bias is None else tf.convert_to_tensor(head.bias)
+    return tf.transpose(tf.convert_to_tensor(head.kernel)), bias
+
+
 class LayerNormalization(keras.layers.Layer):
     """Layer normalisation (Ba et al. 2016, arXiv 1607.06450) with float32 statistics and weights under any policy."""
 

@@ -169,7 +169,14 @@ def test_hbm_traffic_leaves_out_what_stays_on_the_chip_and_what_a_slice_does_not
   ROOT %row = f32[8,128]{1,0:T(8,128)} dynamic-slice(%t, %i, %zero), dynamic_slice_sizes={8,128}
 }
 
-ENTRY %main (table: f32[1024,128], i: s32[]) -> f32[8,128] {
+%taking_inside (t: f32[1024,128], i: s32[]) -> f32[8,128] {
+  %t = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  %row = f32[8,128]{1,0:T(8,128)} fusion(%t, %i), kind=kLoop, calls=%taking
+  ROOT %twice = f32[8,128]{1,0:T(8,128)} add(%row, %row)
+}
+
+ENTRY %main (table: f32[1024,128], i: s32[]) -> (f32[8,128], f32[8,128]) {
   %table = f32[1024,128]{1,0:T(8,128)} parameter(0)
   %i = s32[]{:T(128)S(6)} parameter(1)
   %start = ((f32[1024,128]{1,0:T(8,128)}), f32[16,128]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%table)
@@ -177,12 +184,14 @@ ENTRY %main (table: f32[1024,128], i: s32[]) -> f32[8,128] {
   %onchip = f32[16,128]{1,0:T(8,128)S(1)} add(%done, %done)
   %back = (f32[16,128]{1,0:T(8,128)}, f32[16,128]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%onchip)
   %kept = f32[16,128]{1,0:T(8,128)} copy-done(%back)
-  ROOT %rows = f32[8,128]{1,0:T(8,128)} fusion(%table, %i), kind=kLoop, calls=%taking
+  %rows = f32[8,128]{1,0:T(8,128)} fusion(%table, %i), kind=kLoop, calls=%taking
+  %twice = f32[8,128]{1,0:T(8,128)} fusion(%table, %i), kind=kOutput, calls=%taking_inside
+  ROOT %both = (f32[8,128], f32[8,128]) tuple(%rows, %twice)
 }
 """
     row = 4 * 128
-    read = 16 * row + 8 * row  # the slice, and the rows that the fusion takes of the table
-    written = 16 * row + 8 * row  # the copy back, and the fusion's result
+    read = 16 * row + 2 * 8 * row  # the slice, and the rows that the fusions take of the table
+    written = 16 * row + 2 * 8 * row  # the copy back, and the fusions' results
     assert costs.count(hlo.parse(text)).hbm_bytes == read + written
 
 
@@ -197,6 +206,16 @@ def test_hbm_traffic_of_an_update_in_place_is_the_part_alone_and_of_a_copy_into_
   ROOT %updated = f32[1024,128]{1,0:T(8,128)} dynamic-update-slice(%t, %rows, %i, %zero)
 }
 
+%added_in_place (t: f32[1024,128], rows: f32[8,128], i: s32[]) -> f32[1024,128] {
+  %t = f32[1024,128]{1,0:T(8,128)} parameter(0)
+  %rows = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %i = s32[]{:T(128)} parameter(2)
+  %zero = s32[]{:T(128)} constant(0)
+  %there = f32[8,128]{1,0:T(8,128)} dynamic-slice(%t, %i, %zero), dynamic_slice_sizes={8,128}
+  %sum = f32[8,128]{1,0:T(8,128)} add(%there, %rows)
+  ROOT %updated = f32[1024,128]{1,0:T(8,128)} dynamic-update-slice(%t, %sum, %i, %zero)
+}
+
 %into_a_new_one (rows: f32[8,128], i: s32[]) -> f32[16,128] {
   %rows = f32[8,128]{1,0:T(8,128)} parameter(0)
   %i = s32[]{:T(128)} parameter(1)
@@ -206,16 +225,18 @@ def test_hbm_traffic_of_an_update_in_place_is_the_part_alone_and_of_a_copy_into_
   ROOT %filled = f32[16,128]{1,0:T(8,128)} dynamic-update-slice(%empty, %rows, %i, %zero)
 }
 
-ENTRY %main (table: f32[1024,128], rows: f32[8,128], i: s32[]) -> (f32[1024,128], f32[16,128]) {
+ENTRY %main (table: f32[1024,128], rows: f32[8,128], i: s32[]) -> (f32[1024,128], f32[16,128], f32[1024,128]) {
   %table = f32[1024,128]{1,0:T(8,128)} parameter(0)
   %rows = f32[8,128]{1,0:T(8,128)} parameter(1)
   %i = s32[]{:T(128)S(6)} parameter(2)
   %updated = f32[1024,128]{1,0:T(8,128)} fusion(%table, %rows, %i), kind=kLoop, calls=%in_place
   %filled = f32[16,128]{1,0:T(8,128)} fusion(%rows, %i), kind=kLoop, calls=%into_a_new_one
-  ROOT %out = (f32[1024,128], f32[16,128]) tuple(%updated, %filled)
+  %added = f32[1024,128]{1,0:T(8,128)} fusion(%updated, %rows, %i), kind=kLoop, calls=%added_in_place
+  ROOT %out = (f32[1024,128], f32[16,128], f32[1024,128]) tuple(%updated, %filled, %added)
 }
 """
     row = 4 * 128
     in_place = 8 * row + 8 * row + 8 * row  # reads the rows and what they replace, writes them
     into_a_new_one = 8 * row + 16 * row
-    assert costs.count(hlo.parse(text)).hbm_bytes == in_place + into_a_new_one
+    added_in_place = in_place + 8 * row  # what is there is read as well
+    assert costs.count(hlo.parse(text)).hbm_bytes == in_place + into_a_new_one + added_in_place
