@@ -10,8 +10,9 @@ from typing import Literal
 
 from launcher.reporting.units import bytes_text
 
-# Logits of up to so many bytes are computed whole: pieces would save little, and a small loop costs time.
-_WHOLE_BYTES = 256 << 20
+# Logits of up to so many bytes are computed whole: pieces would save little, and a small loop costs time. On a GPU pieces
+# cost time always, for memory that a card of 40 GB and more has.
+_WHOLE_BYTES = {"cpu": 256 << 20, "gpu": 4 << 30, "tpu": 256 << 20}
 # A piece of the tokens has at most so many bytes of logits; on a GPU so many times the matrix's, if that is more. Each
 # piece reads the matrix and adds to its gradient, about five passes over it, where its logits take six or seven.
 _PIECE_BYTES, _MATRICES = 64 << 20, 4
@@ -66,7 +67,7 @@ class LossPieces:
           width: elements of a token's features.
         """
         logits_bytes = tokens * vocab_size * 4
-        if self.pieces == 1 or (self.pieces == "auto" and logits_bytes <= _WHOLE_BYTES):
+        if self.pieces == 1 or (self.pieces == "auto" and logits_bytes <= _WHOLE_BYTES[self.accelerator]):
             return None
         if self.accelerator != "tpu":
             most = max(_PIECE_BYTES, _MATRICES * vocab_size * width * 4 if self.accelerator == "gpu" else 0)

@@ -144,7 +144,9 @@ def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
     apply = optimizer.apply
 
     @as_written
-    def rounded(gradients: Sequence[tf.Tensor | None], step: tf.Tensor) -> list[tf.Tensor]:
+    def rounded(
+        gradients: Sequence[tf.Tensor | None], step: tf.Tensor, rate: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
         changed: list[tf.Tensor | None] = []
         for index, gradient in enumerate(gradients):
             if gradient is None:  # of a weight that the loss does not depend on
@@ -155,7 +157,7 @@ def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
             )
             error = tf.random.stateless_uniform(tf.shape(gradient), pair, -unit, unit)
             changed.append(gradient * (1.0 + error))
-        return apply(changed, step)
+        return apply(changed, step, rate)
 
     optimizer.apply = rounded  # type: ignore[method-assign]
 

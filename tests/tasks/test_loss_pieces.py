@@ -201,7 +201,8 @@ def test_a_head_that_computes_in_16_bits_makes_its_logits_itself():
     ("pieces", "tokens", "vocab_size", "width", "expected"),
     [
         (LossPieces(pieces="auto", accelerator="cpu"), 4096, 2048, 192, None),
-        (LossPieces(pieces="auto", accelerator="gpu"), 32_768, 32_000, 768, Split(tokens=16)),
+        (LossPieces(pieces="auto", accelerator="gpu"), 32_768, 32_000, 768, None),
+        (LossPieces(pieces="auto", accelerator="gpu"), 65_536, 32_000, 768, Split(tokens=32)),
         (LossPieces(pieces="auto", accelerator="cpu"), 2048 + 256, 32_000, 256, Split(tokens=6)),
         (LossPieces(pieces="auto", accelerator="gpu"), 4096, 32_000, 1024, None),
         (LossPieces(pieces="auto", accelerator="tpu"), 32_768, 32_000, 768, Split(tokens=4, vocabulary=50)),
