@@ -113,6 +113,56 @@ def test_four_workers_interrupted_go_on_as_two_and_as_one_with_the_same_losses(
             np.testing.assert_allclose(state[key], value, rtol=0, atol=1e-5, err_msg=f"{key} on {name}")
 
 
+@pytest.mark.heavy
+def test_two_workers_killed_with_their_state_shared_out_go_on_on_other_topologies_and_without_sharing(
+    start_launcher, run_workers, free_ports, recipe, tmp_path
+):
+    killed, undisturbed, sharing = (
+        tmp_path / "killed",
+        tmp_path / "undisturbed",
+        "--gin_param=train.shard_optimizer = True",
+    )
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    workers = [
+        start_launcher(
+            recipe, sharing, f"--model_dir={killed}", "--mode=train", "--gin_param=train.steps = 100000",
+            env={"TF_CONFIG": json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})},
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    store = CheckpointStore(str(killed / "checkpoints"))
+    workers[0].wait_until(lambda: len(store.steps()) >= 1)
+    for worker in workers:
+        worker.send(signal.SIGKILL)
+    for worker in workers:
+        worker.wait()
+    total = store.latest() + MORE_STEPS
+    to_the_end = (recipe, f"--gin_param=train.steps = {total}", "--mode=train")
+
+    def one_process(model_dir: Path, *flags: str) -> None:
+        assert entry.main(["launcher", *to_the_end, f"--model_dir={model_dir}", *flags]) == 0
+
+    def two_workers(model_dir: Path) -> None:
+        ended = run_workers(2, *to_the_end, f"--model_dir={model_dir}", sharing)
+        assert [worker.returncode for worker in ended] == [0, 0], ended[0].stderr
+
+    one_process(undisturbed, "--strategy=one_device")
+    expected = CheckpointStore(str(undisturbed / "checkpoints")).read(total)
+    resumptions = {
+        "two workers": two_workers,
+        "two replicas without sharing": lambda model_dir: one_process(model_dir, "--replicas=2"),
+        "four replicas": lambda model_dir: one_process(model_dir, "--replicas=4", sharing),
+        "one replica": lambda model_dir: one_process(model_dir, "--strategy=one_device", sharing),
+    }
+    for name, resume in resumptions.items():
+        shutil.copytree(killed, tmp_path / name)
+        resume(tmp_path / name)
+        state = CheckpointStore(str(tmp_path / name / "checkpoints")).read(total)
+        assert state.keys() == expected.keys()
+        for key, value in expected.items():
+            np.testing.assert_allclose(state[key], value, rtol=0, atol=1e-5, err_msg=f"{key} on {name}")
+
+
 def test_another_order_of_examples_is_refused_and_nothing_is_touched(recipe, tmp_path, capsys):
     flags = ("launcher", recipe, f"--model_dir={tmp_path}/run", "--mode=train")
     assert entry.main([*flags, "--gin_param=train.steps = 3", "--seed=5"]) == 0

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from launcher.optimizers.parts import Part, norms
+
 
 class LAMB(keras.optimizers.Optimizer):
     """Layer-wise adaptive moments (You et al. 2019, arXiv 1904.00962, algorithm 2, with phi the identity).
@@ -28,6 +30,8 @@ class LAMB(keras.optimizers.Optimizer):
       exclude: regular expressions searched for in variables' paths.
       name: prefix of the slots' names.
     """
+
+    takes_norms_of_parts = True
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class LAMB(keras.optimizers.Optimizer):
         self._adapted = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
         self._first, self._second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
 
-    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable | Part, learning_rate: tf.Tensor) -> None:
         """Updates one variable and its moments."""
         index = self._get_variable_index(variable)
         first, second = self._first[index], self._second[index]
@@ -69,7 +73,7 @@ class LAMB(keras.optimizers.Optimizer):
         update = unbiased_first / (tf.sqrt(unbiased_second) + self.epsilon)
         if self._adapted[index]:
             update += self.layer_decay * weight
-            update *= _trust_ratio(tf.norm(weight), tf.norm(update))
+            update *= _trust_ratio(*norms(variable, weight, update))
         self.assign(first, new_first)
         self.assign(second, new_second)
         self.assign_sub(variable, tf.cast(learning_rate, weight.dtype) * update)

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from launcher.optimizers.parts import Part, norms
+
 
 class LARS(keras.optimizers.Optimizer):
     """Layer-wise adaptive rate scaling (You et al. 2017, arXiv 1708.03888, algorithm 1).
@@ -32,6 +34,8 @@ class LARS(keras.optimizers.Optimizer):
       exclude: regular expressions searched for in variables' paths.
       name: prefix of the slots' names.
     """
+
+    takes_norms_of_parts = True
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class LARS(keras.optimizers.Optimizer):
         self._adapted = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
         self._velocities = self.add_optimizer_variables(variables, "velocity")
 
-    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable | Part, learning_rate: tf.Tensor) -> None:
         """Updates one variable and its velocity."""
         index = self._get_variable_index(variable)
         velocity = self._velocities[index]
@@ -69,7 +73,7 @@ class LARS(keras.optimizers.Optimizer):
         gradient = tf.cast(gradient, weight.dtype)
         rate = tf.cast(learning_rate, weight.dtype)
         if self._adapted[index]:
-            rate *= self._trust(tf.norm(weight), tf.norm(gradient))
+            rate *= self._trust(*norms(variable, weight, gradient))
             gradient += self.layer_decay * weight
         step = rate * gradient
         new_velocity = self.momentum * tf.convert_to_tensor(velocity) + step

@@ -21,6 +21,7 @@ from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written, call_converted
 from launcher.optimizers import own_settings
+from launcher.optimizers.parts import Part, check_shardable, part_of, takes_norms
 from launcher.optimizers.schedules import Schedule
 
 # Biases and normalisation parameters, by the end of their path.
@@ -51,6 +52,11 @@ class Optimizer:
         `NO_DECAY`, or for nothing where the Keras optimizer's own weight decay is kept.
       settable_rate: whether the learning rate may be set while training, see `set_learning_rate`. It is the Keras
         optimizer's own then, a number, and part of a checkpoint.
+
+    Attributes:
+      parts: of each variable that `build` was given, the part that a replica updates; None of one that each updates as
+        a whole.
+      slot_parts: slots of which a replica holds a part, each with the part of the variable.
 
     Raises:
       UsageError: an argument is out of range, or the Keras optimizer relies on what `apply_gradients` does.
@@ -93,9 +99,15 @@ class Optimizer:
         self._decays: list[float] = []
         self._multipliers: list[float] = []
         self._total_steps = 0
+        self.parts: list[Part | None] = []
+        self.slot_parts: list[tuple[keras.Variable, Part]] = []
 
     def build(
-        self, variables: Sequence[keras.Variable], total_steps: int, rate_multipliers: Sequence[float] | None = None
+        self,
+        variables: Sequence[keras.Variable],
+        total_steps: int,
+        rate_multipliers: Sequence[float] | None = None,
+        shards: int = 1,
     ) -> None:
         """Creates the slots; under the strategy's scope.
 
@@ -104,6 +116,8 @@ class Optimizer:
           total_steps: length of the run, for the schedule.
           rate_multipliers: what multiplies the learning rate of each variable, and with it all that the optimizer does
             by the rate: decoupled weight decay is multiplied, too. None for 1 everywhere.
+          shards: replicas among which the slots are shared out; 1 for all slots on every replica. The optimizer must be
+            one that `check_shardable` lets through.
 
         Raises:
           UsageError: a variable, the optimizer or the schedule cannot be used on replicas.
@@ -116,7 +130,8 @@ class Optimizer:
                     "gradients are reduced already"
                 )
         self._updated = list(variables)
-        self._keras.build(self._updated)
+        self.parts = [part_of(variable, shards) for variable in variables]
+        self._build_keras()
         self._decays = [
             0.0 if any(re.search(pattern, variable.path) for pattern in self._exclude) else self._weight_decay or own
             for variable, own in zip(variables, own_settings.weight_decays(self._keras, variables), strict=True)
@@ -126,6 +141,38 @@ class Optimizer:
         rate = self.learning_rate(tf.constant(0.0))
         if rate.shape.rank != 0:
             raise UsageError(f"{self._keras.name}: the schedule must return a scalar, got shape {rate.shape}")
+
+    def check_shardable(self) -> None:
+        """Raises UsageError where the state cannot be shared out; see `launcher.optimizers.parts`."""
+        check_shardable(self._keras)
+
+    @property
+    def reduces_parts(self) -> bool:
+        """Whether `apply` reduces over the replicas where variables are in parts, and cannot stand in a conditional."""
+        return takes_norms(self._keras)
+
+    def _build_keras(self) -> None:
+        if not any(self.parts):
+            self._keras.build(self._updated)
+            return
+        keras_add = self._keras.add_variable_from_reference
+
+        def add(reference_variable: object, name: str = "var", initializer: object = "zeros") -> keras.Variable:
+            if not isinstance(reference_variable, Part):
+                return keras_add(reference_variable, name=name, initializer=initializer)
+            slot = self._keras.add_variable(
+                shape=reference_variable.shape,
+                initializer=initializer,
+                dtype=reference_variable.dtype,
+                # Keras's own name for it, so that checkpoints are the same with whole slots.
+                name=f"{reference_variable.path.replace('/', '_')}_{name}",
+            )
+            self.slot_parts.append((slot, reference_variable))
+            return slot
+
+        self._keras.add_variable_from_reference = add
+        self._keras.build([part or variable for part, variable in zip(self.parts, self._updated, strict=True)])
+        del self._keras.add_variable_from_reference
 
     @property
     def clipping(self) -> dict[str, float]:
@@ -177,36 +224,49 @@ class Optimizer:
             return tf.cast(tf.convert_to_tensor(self._rate), tf.float32)
         return tf.cast(call_converted(self._schedule, step, self._total_steps), tf.float32)
 
-    def apply(self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor) -> None:
-        """Updates this replica's weights; in replica context, also inside `tf.cond`.
+    def apply(
+        self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor, rate: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
+        """Updates this replica's weights; in replica context, also inside `tf.cond` unless it `reduces_parts`.
 
         Args:
           gradients: one for each variable given to `build`; reduced, unscaled and clipped float32 tensors, equal on
-            every replica. None leaves the variable and its slots alone, as Keras does: no update and no decay.
+            every replica; of a variable with a part in `parts`, this replica's part of it. None leaves the variable
+            and its slots alone, as Keras does: no update and no decay.
           step: as in `learning_rate`.
+          rate: what `learning_rate` returned for it, if that is known: a conditional would compute it once more.
+
+        Returns:
+          The new value of this replica's part of each variable that has parts and a gradient, in their order. Those
+          variables are not changed: that is for the caller, with the parts of all replicas.
         """
-        common_rate = self.learning_rate(step)
+        new: list[tf.Tensor] = []
+        common_rate = self.learning_rate(step) if rate is None else rate
         if isinstance(self._keras, keras.optimizers.Nadam):
             self._advance_nadam(self._keras)
-        for gradient, variable, coefficient, multiplier in zip(
-            gradients, self._updated, self._decays, self._multipliers, strict=True
+        for gradient, whole, part, coefficient, multiplier in zip(
+            gradients, self._updated, self.parts, self._decays, self._multipliers, strict=True
         ):
             if gradient is None:
                 continue
-            rate = common_rate if multiplier == 1.0 else common_rate * multiplier
+            variable = whole if part is None else part.taken()
+            own_rate = common_rate if multiplier == 1.0 else common_rate * multiplier
             if coefficient:
                 decay = coefficient * tf.convert_to_tensor(variable)
                 if self._decoupled:
-                    self._keras.assign_sub(variable, rate * decay)
+                    self._keras.assign_sub(variable, own_rate * decay)
                 else:
                     gradient += decay
-            self._keras.update_step(gradient, variable, rate)
-            if variable.constraint is not None:
-                self._keras.assign(variable, call_converted(variable.constraint, tf.convert_to_tensor(variable)))
+            self._keras.update_step(gradient, variable, own_rate)
+            if part is not None:
+                new.append(variable.value)
+            elif whole.constraint is not None:
+                self._keras.assign(whole, call_converted(whole.constraint, tf.convert_to_tensor(whole)))
         iterations = self._keras.iterations
         # Keras gives the count an aggregation, for which `assign_add` would call into the cross-replica context: not
         # allowed in a conditional. Every replica counts the same, so each adds to its own copy.
         tf.raw_ops.AssignAddVariableOp(resource=iterations.value.handle, value=tf.ones([], iterations.dtype))
+        return new
 
     def _advance_nadam(self, nadam: keras.optimizers.Nadam) -> None:
         """Advances the product of momentum factors, which Keras does once a step outside of `update_step`."""

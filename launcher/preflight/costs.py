@@ -18,6 +18,8 @@ from launcher.preflight.hlo import HBM, HOST, Array, Computation, Instruction, M
 from launcher.preflight.trip_counts import turns
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# A TPU's reduction of which each replica keeps a part: a fusion of an all-reduce and of what takes the part.
+_REDUCE_SCATTER = "all-reduce-scatter"
 # Names and views of what is already there, and bodies that are counted themselves.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
@@ -178,6 +180,7 @@ def _is_kernel(one: Instruction) -> bool:
 def _should_be_estimated(one: Instruction) -> bool:
     """Whether the cost model has cycles for operations like it: none for those that are free or run beside others."""
     moves = one.opcode.removesuffix("-start").removesuffix("-done") in _COLLECTIVES
+    moves = moves or any(name.startswith(_REDUCE_SCATTER) for name in one.called.get("calls", ()))
     return one.opcode not in _FREE and not moves and not one.opcode.endswith(("-start", "-done"))
 
 
@@ -370,6 +373,8 @@ def _collective(computation: Computation, one: Instruction, times: int) -> Colle
         arrays = list(one.shapes[len(one.shapes) // 2 if one.opcode.endswith("-start") else 0 :])
     else:
         arrays = [_operand(computation, one, place) for place in range(len(one.operands))]
+    if computation.name.startswith(_REDUCE_SCATTER):
+        kind = "reduce-scatter"
     return Collective(
         kind=kind,
         bytes=sum(array.bytes for array in arrays),

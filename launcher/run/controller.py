@@ -207,13 +207,13 @@ class Controller:
         answers = [action.before_saving(step) for action in self._actions]
         if any(answers):
             self._total_steps, last = step, True
-        if event and (best := self._new_best(event)):
-            self._save(step, event, best)
-            return
+        best = self._new_best(event) if event else None
         minutes = (time.monotonic() - self._saved_at) / 60
-        by_clock = recipe.checkpoint_every_minutes and minutes >= recipe.checkpoint_every_minutes
-        if last or by_clock or _due(step, recipe.checkpoint_every):
-            self._save(step, {})
+        by_clock = bool(recipe.checkpoint_every_minutes) and minutes >= recipe.checkpoint_every_minutes
+        saves = best is not None or last or by_clock or _due(step, recipe.checkpoint_every)
+        # By their own clocks workers would not save at the same step.
+        if self._trainer.any_worker(saves) if self._trainer.snapshots_together else saves:
+            self._save(step, event if best else {}, best)
 
     def _tell_after_steps(self, step: int) -> None:
         started = time.monotonic()
@@ -236,7 +236,11 @@ class Controller:
     def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
         with self._phase("checkpoint"):
             self._reporter.flush()
-            self._saver.save(step, self._snapshot, metrics=metrics, best=best)
+            snapshot = self._snapshot
+            if self._trainer.snapshots_together:  # also where the saver would not call it
+                state = snapshot()
+                snapshot = lambda: state  # noqa: E731
+            self._saver.save(step, snapshot, metrics=metrics, best=best)
         self._saved_at = time.monotonic()
 
     def _snapshot(self) -> dict[str, np.ndarray]:

@@ -63,6 +63,8 @@ class Recipe:
       clip_value: bound on the absolute value of each element of the gradient.
       clip_layer_norm: bound on the norm of each variable's gradient.
       clip_adaptive: bound on the norm of a unit's gradient relative to that of its weights (Brock et al. 2021).
+      shard_optimizer: share the optimizer's state out over the replicas: each keeps the state of its part of every
+        large weight, updates that part, and all put the parts together. Trains to the same weights.
       penalty: penalty on weights by layer type, `@penalty()`, or None.
       start_from: weights that a run starts with when it starts anew: a `.keras`, `.weights.h5` or `.safetensors` file,
         or the model_dir of another run. Names tell which weight is which. None for initial weights.
@@ -128,6 +130,7 @@ class Recipe:
     clip_value: float | None = None
     clip_layer_norm: float | None = None
     clip_adaptive: float | None = None
+    shard_optimizer: bool = False
     penalty: Penalty | None = None
     start_from: str | None = None
     start_which: str = "best"

@@ -210,16 +210,18 @@ def build_optimizer(plan: RunPlan) -> Optimizer:
     """The recipe's optimizer; a plain Keras optimizer is wrapped.
 
     Raises:
-      UsageError: the builder gave something else.
+      UsageError: the builder gave something else, or its state cannot be shared out, and the recipe asks for that.
     """
     optimizer = (plan.recipe.optimizer or plan.recipe.task.optimizer)()
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        return Optimizer(optimizer)
+        optimizer = Optimizer(optimizer)
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
             "train.optimizer must build a launcher Optimizer or a keras.optimizers.Optimizer, "
             f"got {type(optimizer).__name__}"
         )
+    if plan.recipe.shard_optimizer:
+        optimizer.check_shardable()
     return optimizer
 
 
@@ -243,6 +245,8 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
         jit_compile=plan.jit_compile,
         compiled=plan.jit_compile or plan.strategy.accelerator == "tpu",
         seed=plan.seed,
+        selects=plan.strategy.accelerator == "tpu" or (recipe.shard_optimizer and optimizer.reduces_parts),
+        shards=plan.strategy.num_replicas if recipe.shard_optimizer else 1,
         has_limits=recipe.spikes is not None and recipe.spikes.action == "skip",
     )
 

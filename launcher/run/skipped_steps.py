@@ -71,7 +71,11 @@ class SkippedSteps(Action):
                 what = "gradients were not finite"
                 # Where the scale falls, gradients overflow now and then on good data.
                 why = [] if moved else self._look_for_cause(step)
-                why.append(f"not finite: {overflow.describe(paths, records.non_finite[offset])}")
+                if not self._trainer.config.selects:
+                    why.append(f"not finite: {overflow.describe(paths, records.non_finite[offset])}")
+                elif self._looks_left:  # the step did not look
+                    self._looks_left -= 1
+                    why.append(f"not finite: {self._diagnosis.non_finite_gradients(step, before)}")
             else:
                 what, why = "the loss was not finite", self._look_for_cause(step, otherwise=_MADE_BY_THE_MODEL)
             self._note("; ".join([f"step {step} skipped: {what}", *moved, *why]))

@@ -126,7 +126,7 @@ def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bo
 def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
     if start_from is None:
         return StartingPoint(), {}
-    slots = {name: variable for name, variable in trainer.variables().items() if name.startswith(OPTIMIZER)}
+    slots = {name: tf.TensorSpec(*spec) for name, spec in trainer.specs().items() if name.startswith(OPTIMIZER)}
     found = start_weights.read(start_from, trainer.model, slots)
     state = trainer.started(found.weights, found.slots)
     return StartingPoint(notes=(found.note,), listing=found.listing), state

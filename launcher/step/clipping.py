@@ -44,6 +44,11 @@ class Clipping:
             given = ", ".join(f"train.clip_{name} = {bound}" for name, bound in bounds.items())
             raise UsageError(f"gradients are clipped one way, not several: {given}; bind one of them")
 
+    @property
+    def needs_wholes(self) -> bool:
+        """Whether more of a gradient must be known than each element and the norm of all."""
+        return self.layer_norm is not None or self.adaptive is not None
+
     @as_written
     def apply(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Bounds the gradients.

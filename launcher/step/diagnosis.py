@@ -31,16 +31,21 @@ class Diagnosis:
         self._non_finite_rows = tf.function(self._non_finite_rows_in_graph, autograph=False)
         self._weights = tf.function(self._weights_in_graph, autograph=False)
 
-    def non_finite_gradients(self) -> str:
-        """Says which layers' gradients are not finite on the batch of the last step, and on which replica.
+    def non_finite_gradients(self, step: int | None = None, scale: float | None = None) -> str:
+        """Says which layers' gradients are not finite on the batch of a step, and on which replica.
 
-        That step must have been skipped, so that the weights are still those it saw.
+        Args:
+          step: that was skipped; None for the last one, since which the weights have not changed.
+          scale: the loss scale that it used; None for the present one.
         """
-        counters = self._trainer.counters
-        batch = self._batch_of(self._trainer.step)
-        counters.step.assign_sub(1)
+        counters, last, present = self._trainer.counters, self._trainer.step, self._trainer.loss_scale
+        step = last if step is None else step
+        batch = self._batch_of(step)
+        counters.step.assign(step - 1)
+        counters.scale.scale.assign(present if scale is None else scale)
         table = self._non_finite(batch)
-        counters.step.assign_add(1)
+        counters.step.assign(last)
+        counters.scale.scale.assign(present)
         rows = self._on_host(table)
         names = [variable.path for variable in self._trainer.model.trainable_variables]
         for replica, row in enumerate(rows):

@@ -2,13 +2,13 @@
 
     cast to wire dtype -> bucket -> reduce (SUM) -> float32 -> unscale and weight -> judge
 
-Everything here runs in replica context. There is one reduction a bucket, none of them inside a conditional,
+Everything here runs in replica context. There is one collective a bucket, none of them inside a conditional,
 and one judgement after all of them, so replicas can neither disagree nor wait for each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -105,12 +105,55 @@ def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCK
 
 
 @as_written
+def gather(
+    parts: Sequence[tf.Tensor], axes: Sequence[int], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+) -> list[tf.Tensor]:
+    """Puts together tensors of which each replica holds a part, one collective a bucket.
+
+    Args:
+      parts: this replica's, of static shapes, the same ones on all replicas.
+      axes: the dimension of each along which the parts lie in the order of the replicas.
+      bucket_bytes: upper bound on what one collective puts together.
+
+    Returns:
+      The whole tensors, equal on every replica.
+    """
+    context = tf.distribute.get_replica_context()
+    count = context.num_replicas_in_sync
+    sizes = [part.shape.num_elements() for part in parts]
+    whole: list[tf.Tensor] = list(parts)
+    for bucket in plan_buckets(sizes, [part.dtype for part in parts], max(1, bucket_bytes // count)):
+        if len(bucket) == 1:  # in its own shape: XLA would copy a large one into another layout
+            (index,) = bucket
+            shape = parts[index].shape.as_list()
+            shape[axes[index]] *= count
+            gathered = context.all_gather(tf.identity(parts[index]), axis=axes[index])
+            whole[index] = tf.reshape(gathered, shape)
+            continue
+        flat = tf.concat([tf.reshape(parts[index], [-1]) for index in bucket], axis=0)
+        of_all = tf.reshape(context.all_gather(flat, axis=0), [count, -1])
+        for index, of_one in zip(bucket, tf.split(of_all, [sizes[index] for index in bucket], axis=1), strict=True):
+            whole[index] = _side_by_side(tf.reshape(of_one, [count, *parts[index].shape]), axes[index])
+    return whole
+
+
+def _side_by_side(stacked: tf.Tensor, axis: int) -> tf.Tensor:
+    """Parts that are stacked, [parts, ...], as one tensor in which they follow one another along a dimension."""
+    count, *shape = stacked.shape
+    order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
+    return tf.reshape(
+        tf.transpose(stacked, order), [size * count if place == axis else size for place, size in enumerate(shape)]
+    )
+
+
+@as_written
 def judge(
     reduced: Sequence[tf.Tensor],
     *,
     scale: tf.Tensor,
     nominal_weight: float,
     true_weight: tf.Tensor,
+    parts: Collection[int] = (),
 ) -> Judged:
     """Unscales reduced gradients, corrects them to the true weight and tests them once.
 
@@ -119,12 +162,20 @@ def judge(
       scale: float32 scalar, the loss scale they were computed with.
       nominal_weight: the static weight the loss was divided by before differentiation.
       true_weight: float32 scalar, sum of the real examples' weights over all replicas.
+      parts: places of those of which each replica has another part; the norm is that of the wholes.
     """
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
     gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
-    norm = tf.linalg.global_norm(gradients)
+    norm = _norm(gradients, parts) if parts else tf.linalg.global_norm(gradients)
     finite, empty = tf.math.is_finite(norm), tf.equal(true_weight, 0.0)
     return Judged(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)))
+
+
+def _norm(gradients: Sequence[tf.Tensor], parts: Collection[int]) -> tf.Tensor:
+    """The global norm of gradients of which the replicas have parts, by one small reduction."""
+    squares = [tf.reduce_sum(tf.square(gradient)) for gradient in gradients]
+    (of_parts,) = reduce_sum([tf.add_n([squares[index] for index in parts])])
+    return tf.sqrt(tf.add_n([of_parts, *(one for index, one in enumerate(squares) if index not in parts)]))
 
 
 @as_written

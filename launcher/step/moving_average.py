@@ -9,6 +9,8 @@ import keras
 import tensorflow as tf
 
 from launcher.machine.as_written import as_written
+from launcher.optimizers.parts import Part, part_of
+from launcher.step import gradients
 
 
 class MovingAverage:
@@ -20,20 +22,22 @@ class MovingAverage:
     Args:
       variables: what is averaged; float32.
       decay: in (0, 1), or None for no average.
+      shards: replicas among which the averages are shared out, as the optimizer's state is.
     """
 
-    def __init__(self, variables: Sequence[keras.Variable], decay: float | None):
+    def __init__(self, variables: Sequence[keras.Variable], decay: float | None, shards: int = 1):
         self._decay = decay
         self._sources = list(variables) if decay is not None else []
+        self._parts = [part_of(source, shards) for source in self._sources]
         self._averages: list[tf.Variable] = []
 
     def build(self) -> None:
-        """Makes the averages, equal to the weights; under the strategy's scope."""
-        for source in self._sources:
+        """Makes the averages, equal to the weights, those of `parts` zero; under the strategy's scope."""
+        for source, part in zip(self._sources, self._parts, strict=True):
             self._averages.append(
                 # Assigned by every replica to its own copy, as the weights are.
                 tf.Variable(
-                    tf.cast(source.value, tf.float32),
+                    tf.cast(source.value, tf.float32) if part is None else tf.zeros(part.shape),
                     trainable=False,
                     name="ema",
                     aggregation=tf.VariableAggregation.NONE,
@@ -44,6 +48,11 @@ class MovingAverage:
     def variables(self) -> list[tuple[keras.Variable, tf.Variable]]:
         """What is averaged, with its average."""
         return list(zip(self._sources, self._averages, strict=True))
+
+    @property
+    def parts(self) -> list[tuple[tf.Variable, Part]]:
+        """The averages of which a replica holds a part, each with the part of the weight."""
+        return [(mine, part) for mine, part in zip(self._averages, self._parts, strict=True) if part is not None]
 
     @as_written
     def update(self, updates: tf.Tensor) -> None:
@@ -56,8 +65,9 @@ class MovingAverage:
             return
         count = tf.cast(updates, tf.float32)
         decay = tf.minimum(tf.constant(self._decay, tf.float32), (1.0 + count) / (10.0 + count))
-        for source, average in zip(self._sources, self._averages, strict=True):
-            average.assign_add((tf.cast(source.value, tf.float32) - average) * (1.0 - decay))
+        for source, part, average in zip(self._sources, self._parts, self._averages, strict=True):
+            weight = source if part is None else part.taken()
+            average.assign_add((tf.cast(weight.value, tf.float32) - average) * (1.0 - decay))
 
     @contextlib.contextmanager
     def in_place_of_weights(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
@@ -89,9 +99,11 @@ class MovingAverage:
         return tf.function(swap, autograph=False)
 
     def _swap(self) -> None:
-        for source, average in zip(self._sources, self._averages, strict=True):
+        for source, part, average in zip(self._sources, self._parts, self._averages, strict=True):
             # A weight of fewer bits comes back as it was; one of more bits, as float32 holds it.
             # Both are read before either is written: tf.cast to a variable's own dtype would give the variable itself.
             weight, averaged = tf.cast(tf.identity(source.value), tf.float32), tf.identity(average)
+            if part is not None:
+                weight, (averaged,) = part.of(weight), gradients.gather([averaged], [part.axis])
             source.value.assign(tf.cast(averaged, source.value.dtype))
             average.assign(weight)

@@ -26,6 +26,9 @@ class StepConfig:
       jit_compile: compile the replica-local forward and backward pass with XLA.
       compiled: whether XLA compiles that pass: by `jit_compile`, or because a TPU runs nothing else.
       seed: base of all random numbers drawn inside the model.
+      selects: whether `tf.where` keeps what a skipped step must not change, instead of `tf.cond`: on a TPU, where both
+        branches of a conditional are computed, and where the update has collectives of its own.
+      shards: replicas among which the optimizer's state is shared out; 1 where each holds all of it.
       has_limits: whether steps are skipped whose loss or gradient norm is above what `Trainer.limit` says.
     """
 
@@ -40,4 +43,6 @@ class StepConfig:
     jit_compile: bool
     compiled: bool = False
     seed: int
+    selects: bool = False
+    shards: int = 1
     has_limits: bool = False

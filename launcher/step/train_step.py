@@ -3,14 +3,14 @@
     loss sum -> / nominal weight -> * scale -> differentiate -> add up microbatches in float32
     -> reduce -> judge -> update weights, slots and moving statistics, or nothing at all
 
-The step runs in replica context. Its only collectives are those of `gradients.reduce_sum`, outside every
-conditional; whatever depends on the judgement is local.
+The step runs in replica context. Its only collectives are those of `gradients.reduce_sum` and, where the optimizer's
+state is shared out, of `gradients.gather`: outside every conditional. Whatever depends on the judgement is local.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import keras
@@ -19,6 +19,7 @@ import tensorflow as tf
 from launcher.data.pipeline import Batch
 from launcher.machine.as_written import call_converted
 from launcher.optimizers import Optimizer
+from launcher.optimizers.parts import Part
 from launcher.step import gradients, overflow
 from launcher.step.local_pass import LocalPass, LocalSums, Watch, num_replicas
 from launcher.step.moving_average import MovingAverage
@@ -38,7 +39,8 @@ class StepReport(NamedTuple):
       finite: 1 when the update was applied, 0 when it was skipped.
       loss_scale: the scale this step used.
       learning_rate: of this step.
-      non_finite: which variables' reduced gradients are not finite, as `overflow.pack` tells; zeros after an update.
+      non_finite: which variables' reduced gradients are not finite, as `overflow.pack` tells; zeros after an update,
+        and where the step `selects`: there, flags would read every gradient at every step.
     """
 
     loss: tf.Tensor
@@ -50,9 +52,13 @@ class StepReport(NamedTuple):
     learning_rate: tf.Tensor
     non_finite: tuple[tf.Tensor, ...]
 
-    def flat(self) -> list[tf.Tensor]:
-        """All of it as float32 vectors, to be concatenated; see `ReplicaStep.report_names`."""
-        return [tf.reshape(value, [-1]) for value in tf.nest.flatten(self)]
+    def flat(self, *more: tf.Tensor) -> tf.Tensor:
+        """All of it as one float32 vector, see `ReplicaStep.report_names`, and `more` float32 scalars after it."""
+        values = [*tf.nest.flatten(self), *more]
+        # Small operations are what a small model's step costs: no reshape where nothing needs one.
+        if all(value.shape.rank == 0 for value in values):
+            return tf.stack(values)
+        return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +101,28 @@ class OwnTime:
 def _clock_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     with tf.device("CPU:0"), tf.control_dependencies([tf.identity(tensor) for tensor in tensors]):
         return tf.timestamp()
+
+
+def _selected(
+    applied: tf.Tensor,
+    change: Callable[[], list[tf.Tensor]],
+    variables: Sequence[tf.Variable],
+    old: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Makes a change and, unless it is to be applied, takes it back; for devices that compute both branches anyway.
+
+    Args:
+      applied: bool scalar.
+      change: assigns some of `variables` and returns tensors.
+      variables: what it may assign.
+      old: in place of what it returns, where it is not applied.
+    """
+    before = [tf.identity(variable) for variable in variables]
+    new = change()
+    for variable, value in zip(variables, before, strict=True):
+        # Not `assign`, which for the optimizer's count of updates would call into the cross-replica context.
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.where(applied, tf.identity(variable), value))
+    return [tf.where(applied, one, other) for one, other in zip(new, old, strict=True)]
 
 
 class ReplicaStep:
@@ -172,11 +200,20 @@ class ReplicaStep:
         moving_deltas, sums = rest[: len(local.moving)], rest[len(local.moving) :]
         loss, weight, metrics = sums[0], sums[1], tuple(sums[2:])
 
+        shared = {index: part for index in used if (part := self._optimizer.parts[index]) is not None}
+        # Of a sum that is used as a whole nowhere, a TPU's compiler reduces each replica's part alone.
+        early = config.selects and not config.clipping.needs_wholes
+        if early:
+            reduced_wire = [
+                shared[index].of(gradient) if index in shared else gradient
+                for index, gradient in zip(used, reduced_wire, strict=True)
+            ]
         judged = gradients.judge(
             reduced_wire,
             scale=scale,
             nominal_weight=config.nominal_weight,
             true_weight=weight,
+            parts=[place for place, index in enumerate(used) if index in shared] if early else (),
         )
         if counters.limits is not None:
             judged = gradients.within(
@@ -185,26 +222,49 @@ class ReplicaStep:
         learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
         parts = num_replicas() * config.microbatches
 
-        def apply() -> tf.Tensor:
+        def apply() -> list[tf.Tensor]:
             weights = [tf.cast(self._weights[index].value, tf.float32) for index in used]
             clipped = config.clipping.apply(judged.gradients, judged.norm, weights)
             of_used = dict(zip(used, clipped, strict=True))
+            if not early:
+                of_used |= {index: part.of(of_used[index]) for index, part in shared.items()}
             of_all = [of_used.get(index) for index in range(len(self._weights))]
-            self._optimizer.apply(of_all, tf.cast(step, tf.float32))
+            return self._optimizer.apply(of_all, tf.cast(step, tf.float32), learning_rate)
+
+        def follow() -> list[tf.Tensor]:
             for variable, delta in zip(self._pass.moving, moving_deltas, strict=True):
                 old = tf.convert_to_tensor(variable.value)
                 new = old + delta / parts
                 # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever.
                 variable.value.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, old))
             self._ema.update(step - tf.convert_to_tensor(self._counters.skipped))
-            return tf.zeros([overflow.num_scalars(len(self._weights))])
+            return []
 
         def name() -> tf.Tensor:
             by_index = dict(zip(used, judged.gradients, strict=True))
             return overflow.pack(overflow.flags([by_index.get(i, tf.zeros([])) for i in range(len(self._weights))]))
 
-        # Looked at only where nothing is applied, so that a finite step pays nothing for it.
-        non_finite = tf.cond(judged.applied, apply, name)
+        nothing = tf.zeros([overflow.num_scalars(len(self._weights))])
+        if config.selects:
+            changes = [self._weights[index].value for index in used if index not in shared]
+            changes += [variable.value for variable in self._optimizer.variables]
+            new_parts = _selected(judged.applied, apply, changes, [part.taken().value for part in shared.values()])
+            self._put_together(list(shared.values()), new_parts)
+            changes = [variable.value for variable in self._pass.moving]
+            _selected(judged.applied, follow, [*changes, *(average for _, average in self._ema.variables)], [])
+            non_finite = nothing
+        elif shared:
+            # Collectives stand outside of the conditionals: after a skipped step, for the weights as they are.
+            non_finite, *new_parts = tf.cond(
+                judged.applied,
+                lambda: [nothing, *apply()],
+                lambda: [name(), *(part.taken().value for part in shared.values())],
+            )
+            self._put_together(list(shared.values()), new_parts)
+            tf.cond(judged.applied, lambda: (follow(), tf.constant(True))[1], lambda: tf.constant(False))
+        else:
+            # Flags are looked at only where nothing is applied, so that a finite step pays nothing for them.
+            non_finite = tf.cond(judged.applied, lambda: (apply(), follow(), tf.identity(nothing))[2], name)
         for variable, gained in zip(self._pass.counts, local.counts, strict=True):
             # Counted once a microbatch so far; a step counts once, a skipped one not at all.
             counted = gained // config.microbatches
@@ -221,6 +281,15 @@ class ReplicaStep:
             learning_rate=learning_rate,
             non_finite=tuple(tf.unstack(non_finite)),
         )
+
+    def _put_together(self, parts: Sequence[Part], new: Sequence[tf.Tensor]) -> None:
+        """Makes weights of all replicas' new parts of them."""
+        if not parts:
+            return
+        axes = [part.axis for part in parts]
+        whole = gradients.gather(new, axes, bucket_bytes=self._config.bucket_bytes)
+        for part, value in zip(parts, whole, strict=True):
+            part.whole.value.assign(value)
 
     def first_microbatch(self, batch: Batch, *, scale: tf.Tensor) -> LocalSums:
         """The forward and backward pass of this replica's first microbatch of the step after `counters.step`.

@@ -17,6 +17,7 @@ from launcher.data.pipeline import Data
 from launcher.errors import PeerError
 from launcher.machine import farewell
 from launcher.optimizers import Optimizer
+from launcher.optimizers.parts import Part
 from launcher.step import flops, initial_values, moving_statistics, overflow, precision
 from launcher.step.local_pass import Watch
 from launcher.step.moving_average import MovingAverage
@@ -98,19 +99,27 @@ class Trainer:
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         with initial_values.scope(strategy):
-            optimizer.build(model.trainable_variables, total_steps, rate_multipliers)
+            optimizer.build(model.trainable_variables, total_steps, rate_multipliers, config.shards)
             self.counters = _make_counters(loss_scale.initial(), has_limits=config.has_limits)
             moving = filter(moving_statistics.is_moving, self.statistics)
-            self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay)
+            self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay, config.shards)
             self.ema.build()
-            multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-            self._own_time = OwnTime() if measure_input_wait and multi_worker else None
+            self._is_multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+            self._own_time = OwnTime() if measure_input_wait and self._is_multi_worker else None
+        self._parts = {id(held): part for held, part in [*optimizer.slot_parts, *self.ema.parts]}
+        self._replicas = _local_replicas(strategy) if self._parts else []
+        for slot, weight in optimizer.copies():
+            if self.part_of(slot) is not None:  # which Keras could not copy
+                self._put(slot, weight.numpy())
+        for average, part in self.ema.parts:
+            self._put(average, part.whole.numpy().astype(np.float32))
         self.task, self._loss_scale = task, loss_scale
         self.replica_step = self.step_of(model)
         self._traced: tf.types.experimental.ConcreteFunction | None = None
         self._run_steps = tf.function(self._run_steps_in_graph, autograph=False)
         # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
         self._sum = tf.function(self._sum_in_graph, autograph=False)
+        self._gather = tf.function(self._gather_in_graph, autograph=False)
 
     def step_of(self, model: keras.Model, watch: Watch | None = None) -> ReplicaStep:
         """This run's step on a model of the same task; see `ReplicaStep`. Only the run's own model can be trained."""
@@ -209,8 +218,8 @@ class Trainer:
           Every step's record; fetching it waits for the steps to end.
         """
         first_step = self.step + 1
-        table, waits = self._run_steps(batches, tf.constant(num_steps, tf.int32))
-        columns = _columns(self.replica_step.report_names, table.numpy().astype(np.float64))
+        table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy().astype(np.float64)
+        columns = _columns((*self.replica_step.report_names, "waited"), table)
 
         def within(field: str) -> dict[str, np.ndarray]:
             return {name.partition("/")[2]: part for name, part in columns.items() if name.startswith(f"{field}/")}
@@ -227,34 +236,36 @@ class Trainer:
             loss_scale=columns["loss_scale"],
             learning_rate=columns["learning_rate"],
             non_finite=overflow.unpack(packed, len(self.model.trainable_variables)),
-            input_wait_seconds=waits.numpy(),
+            input_wait_seconds=columns["waited"],
         )
 
     def _sum_in_graph(self, value: tf.Tensor) -> Any:
         return self.strategy.run(_sum_over_replicas, args=(value,))
 
-    def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _gather_in_graph(self, value: Any) -> Any:
+        return self.strategy.run(_stack_of_replicas, args=(value,))
+
+    def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tf.Tensor:
+        """float32 [steps, report names + 1]: the report of each step, and how long it waited for its batch."""
+
         def one_step(
-            index: tf.Tensor, rows: tf.TensorArray, waits: tf.TensorArray, previous: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.TensorArray, tf.TensorArray, tf.Tensor]:
+            index: tf.Tensor, rows: tf.TensorArray, previous: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
             # The clock starts when the previous step has ended, so that only real waiting is counted.
             with tf.control_dependencies([previous]):
                 started = self._clock()
             with tf.control_dependencies([started]):
                 batch = next(batches)
             with tf.control_dependencies(tf.nest.flatten(self.strategy.experimental_local_results(batch))):
-                waits = waits.write(index, self._clock() - started)
+                waited = tf.cast(self._clock() - started, tf.float32)
             report = self.strategy.run(self.replica_step, args=(batch,))
-            row = tf.concat(tf.nest.map_structure(self._of_first_replica, report).flat(), axis=0)
-            return index + 1, rows.write(index, row), waits, row[0]
+            row = tf.nest.map_structure(self._of_first_replica, report).flat(waited)
+            return index + 1, rows.write(index, row), row[0]
 
         rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)
-        waits = tf.TensorArray(tf.float64, size=num_steps, element_shape=[])
-        start = (tf.constant(0), rows, waits, tf.constant(0.0))
-        _, rows, waits, _ = tf.while_loop(
-            lambda index, *_: index < num_steps, one_step, start, maximum_iterations=num_steps
-        )
-        return rows.stack(), waits.stack()
+        start = (tf.constant(0), rows, tf.constant(0.0))
+        _, rows, _ = tf.while_loop(lambda index, *_: index < num_steps, one_step, start, maximum_iterations=num_steps)
+        return rows.stack()
 
     def _of_first_replica(self, value: Any) -> tf.Tensor:
         return self.strategy.experimental_local_results(value)[0]
@@ -297,12 +308,56 @@ class Trainer:
         return precision.could_have_left(self._loss_scale, ScaleState(**fields), int(state["counters/skipped"]))
 
     def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of every variable of the state, by name."""
-        return {name: (tuple(v.shape), tf.dtypes.as_dtype(v.dtype).name) for name, v in self.variables().items()}
+        """Shape and dtype of every array of a snapshot, by name."""
+        found = {}
+        for name, variable in self.variables().items():
+            part = self.part_of(variable)
+            shape = variable.shape if part is None else part.whole.shape
+            found[name] = tuple(shape), tf.dtypes.as_dtype(variable.dtype).name
+        return found
+
+    def part_of(self, variable: tf.Variable | keras.Variable) -> Part | None:
+        """Of which part of a weight a replica's copy of the variable is the state; None where all copies are equal."""
+        return self._parts.get(id(variable))
+
+    @property
+    def snapshots_together(self) -> bool:
+        """Whether all workers have to call `snapshot` together, because each holds a part of the state."""
+        return bool(self._parts) and self._is_multi_worker
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """The state as host arrays, copied: training may go on while they are written."""
-        return {name: np.array(variable.numpy()) for name, variable in self.variables().items()}
+        """The state as host arrays, copied: training may go on while they are written.
+
+        What is shared out is put together, so that the state is the same on any number of replicas.
+        """
+        return {name: self._whole(variable) for name, variable in self.variables().items()}
+
+    def _whole(self, variable: tf.Variable | keras.Variable) -> np.ndarray:
+        part = self.part_of(variable)
+        if part is None:
+            return np.array(variable.numpy())
+        copies = self._copies(variable)
+        if not self._is_multi_worker:
+            return np.concatenate([one.numpy() for one in copies], part.axis)
+        first = self._replicas[0]
+        mine = self.strategy.experimental_distribute_values_from_function(
+            lambda context: copies[context.replica_id_in_sync_group - first].read_value()
+        )
+        stacked = self.strategy.experimental_local_results(self._gather(mine))[0].numpy()
+        return np.concatenate(list(stacked), part.axis)
+
+    def _put(self, variable: tf.Variable | keras.Variable, value: np.ndarray) -> None:
+        part = self.part_of(variable)
+        if part is None:
+            variable.assign(value)
+            return
+        for replica, one in zip(self._replicas, self._copies(variable), strict=True):
+            one.assign(part.of_replica(value, replica))
+
+    def _copies(self, variable: tf.Variable | keras.Variable) -> Sequence[tf.Variable]:
+        """The copies of this worker's replicas."""
+        value = variable.value if isinstance(variable, keras.Variable) else variable
+        return self.strategy.experimental_local_results(value)
 
     def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The snapshot of a run that starts with other weights than the initial ones; changes nothing.
@@ -323,7 +378,7 @@ class Trainer:
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Puts a snapshot into every replica's variables; names and shapes have been checked by the caller."""
         for name, variable in self.variables().items():
-            variable.assign(state[name])
+            self._put(variable, state[name])
 
     def check_agreement(self) -> None:
         """Checks that all workers are at the same step and leave out the same, after each restored what it saw on disk.
@@ -357,7 +412,7 @@ class Trainer:
 
     def _sum_over_replicas(self, value: int) -> int:
         """Sums what each replica's worker says; a collective only where there are several workers."""
-        if not isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        if not self._is_multi_worker:
             return value * self.strategy.num_replicas_in_sync
         summed = self._sum(tf.constant(value, tf.int64))
         return int(self.strategy.experimental_local_results(summed)[0].numpy())
@@ -366,6 +421,22 @@ class Trainer:
 def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
     # Without the copy, a value that was not made inside the replica cannot be reduced.
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+
+
+def _stack_of_replicas(value: tf.Tensor) -> tf.Tensor:
+    return tf.distribute.get_replica_context().all_gather(value[None], axis=0)
+
+
+def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
+    """The numbers of this worker's replicas, in the order of its copies of a variable."""
+    numbers: list[int] = []
+
+    def note(context: Any) -> int:
+        numbers.append(context.replica_id_in_sync_group)
+        return context.replica_id_in_sync_group
+
+    strategy.experimental_distribute_values_from_function(note)
+    return numbers
 
 
 def _columns(names: Sequence[str], table: np.ndarray) -> dict[str, np.ndarray]:

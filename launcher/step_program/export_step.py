@@ -61,10 +61,15 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
       num_batches: global batches to write, of consecutive steps.
 
     Raises:
-      UsageError: the folder is not empty or cannot be written, the batch cannot be divided, JAX is missing, or the
-        checkpoint is of another recipe.
+      UsageError: the folder is not empty or cannot be written, the batch cannot be divided, the optimizer's state is
+        shared out, JAX is missing, or the checkpoint is of another recipe.
     """
     _check_folder(export_dir)
+    if plan.recipe.shard_optimizer:
+        raise UsageError(
+            "train.shard_optimizer = True: an exported step has the same variables on every replica; export it with "
+            "--gin_param='train.shard_optimizer = False', which trains to the same weights"
+        )
     built = lowering.build(plan, num_replicas)
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
     starting_point.restore(store, built.trainer, same_order=False, start_from=plan.recipe.start)

@@ -131,7 +131,8 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
     """Lowers the step of a session that `build` made; for errors, see `lower`.
 
     Args:
-      for_tpu: draw random numbers as TensorFlow does on a TPU; otherwise as on CPUs and GPUs, the same everywhere.
+      for_tpu: draw random numbers and put parts together as TensorFlow does on a TPU; otherwise as on CPUs and GPUs,
+        the same everywhere.
     """
     jax, trainer = jax_parts.load(), session.trainer
     num_replicas = session.plan.strategy.num_replicas
@@ -143,10 +144,10 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
     spec = dict(sorted(batch_spec.of_one_replica(session.plan.data, whole_shard(session.plan)).items()))
 
     def step(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        with PodReplica(session.strategy, num_replicas):
+        with PodReplica(session.strategy, num_replicas, for_tpu=for_tpu):
             report = trainer.replica_step(dict(zip(spec, batch, strict=True)))
             # In one tensor, lest a scalar that is known already, such as a constant rate, be no result at all.
-            scalars = tf.unstack(tf.concat(report.flat(), axis=0))
+            scalars = tf.unstack(report.flat())
         return scalars, [variable.read_value() for variable in variables]
 
     function = tf.function(step, jit_compile=True, autograph=False)

@@ -11,7 +11,7 @@ import numpy as np
 
 from launcher.step_program import tpu_random
 from launcher.step_program.jax_parts import JaxParts
-from launcher.step_program.pod_replica import ALL_REDUCE, REPLICA_ID
+from launcher.step_program.pod_replica import ALL_GATHER, ALL_REDUCE, REPLICA_ID
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,20 +126,28 @@ def _fold_copies(jax: JaxParts, module: Any) -> None:
 def _insert_collectives(jax: JaxParts, module: Any, num_replicas: int) -> None:
     for call in _operations(jax, module, "stablehlo.custom_call"):
         target = jax.ir.StringAttr(call.attributes["call_target_name"]).value
-        if target not in (ALL_REDUCE, REPLICA_ID):
+        if target not in (ALL_REDUCE, REPLICA_ID) and not target.startswith(ALL_GATHER):
             continue
         with jax.ir.InsertionPoint(call), call.location:
             if target == ALL_REDUCE:
                 value = _all_reduce_sum(jax, call.operands[0], num_replicas)
+            elif target.startswith(ALL_GATHER):
+                axis = int(target.removeprefix(ALL_GATHER))
+                value = jax.stablehlo.all_gather(
+                    [call.results[0].type], [call.operands[0]], axis, _one_group(jax, num_replicas)
+                )
             else:
                 value = jax.stablehlo.convert(call.results[0].type, jax.stablehlo.replica_id())
         call.results[0].replace_all_uses_with(value)
         call.erase()
 
 
+def _one_group(jax: JaxParts, num_replicas: int) -> Any:
+    return jax.ir.DenseElementsAttr.get(np.arange(num_replicas, dtype=np.int64)[np.newaxis])
+
+
 def _all_reduce_sum(jax: JaxParts, operand: Any, num_replicas: int) -> Any:
-    groups = jax.ir.DenseElementsAttr.get(np.arange(num_replicas, dtype=np.int64)[np.newaxis])
-    reduce = jax.stablehlo.AllReduceOp([operand.type], [operand], groups)
+    reduce = jax.stablehlo.AllReduceOp([operand.type], [operand], _one_group(jax, num_replicas))
     scalar = jax.ir.RankedTensorType.get([], operand.type.element_type)
     block = reduce.regions[0].blocks.append(scalar, scalar)
     with jax.ir.InsertionPoint(block):

@@ -10,6 +10,7 @@ from launcher.errors import UsageError
 from launcher.step_program.custom_call import custom_call
 
 ALL_REDUCE = "launcher.all_reduce_sum"
+ALL_GATHER = "launcher.all_gather_"  # and the dimension
 REPLICA_ID = "launcher.replica_id"
 
 
@@ -17,16 +18,19 @@ class PodReplica(tf.distribute.ReplicaContext):
     """Any one of the replicas of a pod, for tracing a step that is compiled and not run here.
 
     Inside `with PodReplica(...)`, `tf.distribute.get_replica_context()` is this context. A reduction becomes the custom
-    call `ALL_REDUCE`, the replica's number the custom call `REPLICA_ID`.
+    call `ALL_REDUCE`, what puts parts together `ALL_GATHER`, and the replica's number the custom call `REPLICA_ID`.
 
     Args:
       strategy: under which the variables were made; of one device, so that variables are plain ones.
       num_replicas: of the pod.
+      for_tpu: put parts together as TPUStrategy does, whose `all_gather` is a sum over replicas that each have zeros in
+        place of the others' parts (TensorFlow 2.21).
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, num_replicas: int):
+    def __init__(self, strategy: tf.distribute.Strategy, num_replicas: int, *, for_tpu: bool = False):
         super().__init__(strategy, replica_id_in_sync_group=0)
         self._num_replicas = num_replicas
+        self._for_tpu = for_tpu
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -58,9 +62,18 @@ class PodReplica(tf.distribute.ReplicaContext):
         """Refused: there are no other replicas to merge with."""
         raise UsageError(_refusal("merge_call"))
 
-    def all_gather(self, value: Any, axis: Any, options: Any = None) -> NoReturn:
-        """Refused: Launcher's step has no use for it."""
-        raise UsageError(_refusal("all_gather"))
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """As in `tf.distribute.ReplicaContext`, but not differentiable; one custom call a tensor."""
+        return tf.nest.map_structure(lambda part: self._all_gather_one(tf.convert_to_tensor(part), axis), value)
+
+    def _all_gather_one(self, tensor: tf.Tensor, axis: int) -> tf.Tensor:
+        shape = tensor.shape.as_list()
+        shape[axis] *= self._num_replicas
+        if self._for_tpu:
+            mine = tf.one_hot(self.replica_id_in_sync_group, self._num_replicas, dtype=tensor.dtype)
+            mine = tf.reshape(mine, [self._num_replicas if place == axis else 1 for place in range(len(shape) + 1)])
+            return tf.reshape(self._all_reduce_one(tf.expand_dims(tensor, axis) * mine, mean=False), shape)
+        return custom_call(f"{ALL_GATHER}{axis}", [tensor], tf.TensorSpec(shape, tensor.dtype))
 
 
 def _refusal(method: str) -> str:

@@ -144,15 +144,18 @@ def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
     apply = optimizer.apply
 
     @as_written
-    def rounded(gradients: Sequence[tf.Tensor], step: tf.Tensor) -> None:
-        changed = []
+    def rounded(gradients: Sequence[tf.Tensor | None], step: tf.Tensor) -> list[tf.Tensor]:
+        changed: list[tf.Tensor | None] = []
         for index, gradient in enumerate(gradients):
+            if gradient is None:  # of a weight that the loss does not depend on
+                changed.append(None)
+                continue
             pair = tf.random.experimental.stateless_fold_in(
                 tf.stack([tf.constant(seed & 0x7FFFFFFF), tf.constant(index)]), tf.cast(step, tf.int32)
             )
             error = tf.random.stateless_uniform(tf.shape(gradient), pair, -unit, unit)
             changed.append(gradient * (1.0 + error))
-        apply(changed, step)
+        return apply(changed, step)
 
     optimizer.apply = rounded  # type: ignore[method-assign]
 

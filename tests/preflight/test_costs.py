@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_step import convolution_step, dense_step, looped_product
+from toy_step import convolution_step, dense_step, looped_product, part_of_a_sum
 
 from launcher.preflight import costs, hbm, hlo, roofline, slices
 from launcher.preflight.costs import valid_positions
@@ -46,6 +46,13 @@ def test_a_dense_step_costs_what_its_formulas_say(compiled):
     assert not counted.host_transfers
     assert not counted.dynamic
     assert counted.cycles > 0
+
+
+def test_a_sum_of_which_each_replica_keeps_a_part_is_one_reduce_scatter(compiled):
+    counted = costs.count(hlo.parse(compiled(part_of_a_sum(4, rows=1024, columns=512), "v5litepod-4").hlo))
+    (reduction,) = counted.collectives
+    assert (reduction.kind, reduction.times, reduction.bytes) == ("reduce-scatter", 1, 4 * 1024 * 512)
+    assert not counted.unestimated
 
 
 @pytest.mark.parametrize(("kernel", "stride", "channels"), [(3, 1, 32), (3, 2, 16), (7, 2, 3), (1, 1, 64)])

@@ -109,6 +109,24 @@ def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_s
     assert "loss_scale/scale" not in updated, "float32 has no loss scale to move"
 
 
+@pytest.mark.parametrize("for_tpu", [False, True])
+def test_state_that_is_shared_out_is_an_argument_of_a_replicas_part(for_tpu):
+    params = [*pods.SMALL_RESNET, "train.shard_optimizer = True", "train.ema_decay = 0.9"]
+    built = lowering.build(pods.plan_of("resnet_cpu.gin", params), 4)
+    program = lowering.lower_session(built, for_tpu=for_tpu).program
+    shapes = {argument.name: argument.shape for argument in program.arguments if argument.kind == "variable"}
+    whole = {name: shape for name, (shape, _) in built.trainer.specs().items()}
+    divided = {name for name, shape in shapes.items() if shape != whole[name]}
+    assert divided and all(name.startswith(("optimizer/", "ema/")) for name in divided)
+    assert all(4 * np.prod(shapes[name]) == np.prod(whole[name]) for name in divided)
+    # A TPU's all_gather is a reduction.
+    gathers = [
+        path for one, path in Module(program.stablehlo).operations if one.operation.name == "stablehlo.all_gather"
+    ]
+    assert bool(gathers) != for_tpu
+    assert set(gathers) <= {("builtin.module", "func.func")}
+
+
 def test_a_recipe_is_lowered_for_a_pod_without_its_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
     program = lowering.lower(pods.plan_of("resnet_tpu.gin", ["resnet.depth = 8", "train.global_batch_size = 4096"]), 64)

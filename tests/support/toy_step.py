@@ -30,6 +30,30 @@ module @step attributes {{mhlo.num_replicas = {num_replicas} : i32, mhlo.num_par
 """
 
 
+def part_of_a_sum(num_replicas: int, *, rows: int, columns: int) -> str:
+    """The part of a matrix, summed over all replicas, that a replica keeps: its share of the rows."""
+    whole, part = f"tensor<{rows}x{columns}xf32>", f"tensor<{rows // num_replicas}x{columns}xf32>"
+    return f"""
+module @step attributes {{mhlo.num_replicas = {num_replicas} : i32, mhlo.num_partitions = 1 : i32}} {{
+  func.func @main(%x: {whole}) -> {part} {{
+    %r = "stablehlo.all_reduce"(%x) <{{replica_groups = {_groups(num_replicas)}}}> ({{
+      ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+        %s = stablehlo.add %a, %b : tensor<f32>
+        stablehlo.return %s : tensor<f32>
+    }}) : ({whole}) -> {whole}
+    %id = stablehlo.replica_id : tensor<ui32>
+    %i = stablehlo.convert %id : (tensor<ui32>) -> tensor<i32>
+    %rows = stablehlo.constant dense<{rows // num_replicas}> : tensor<i32>
+    %begin = stablehlo.multiply %i, %rows : tensor<i32>
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %p = stablehlo.dynamic_slice %r, %begin, %zero, sizes = [{rows // num_replicas}, {columns}]
+       : ({whole}, tensor<i32>, tensor<i32>) -> {part}
+    return %p : {part}
+  }}
+}}
+"""
+
+
 def _groups(num_replicas: int) -> str:
     return f"dense<[{list(range(num_replicas))}]> : tensor<1x{num_replicas}xi64>"
 

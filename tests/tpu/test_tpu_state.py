@@ -47,6 +47,23 @@ def test_a_snapshot_reads_one_replica_and_a_restore_writes_all(made):
             np.testing.assert_array_equal(copy, changed[name], err_msg=name)
 
 
+def test_state_that_is_shared_out_is_put_together_in_a_snapshot_and_divided_by_a_restore():
+    bindings = [*BINDINGS, "train.precision = 'float32'", "train.shard_optimizer = True"]
+    made = made_up_tpu.build(made_up_tpu.with_copies(4), made_up_tpu.resolve(RECIPE, bindings, 4))
+    expected = build_session(RECIPE, BINDINGS).trainer.snapshot()
+    before = made.trainer.snapshot()
+    assert list(before) == list(expected)
+    for name, value in expected.items():  # averages begin as the weights
+        np.testing.assert_array_equal(before[name], value, err_msg=name)
+    numbers = np.random.default_rng(0)
+    changed = {name: numbers.uniform(1, 99, value.shape).astype(value.dtype) for name, value in before.items()}
+    made.trainer.restore(changed)
+    for name, value in made.trainer.snapshot().items():
+        np.testing.assert_array_equal(value, changed[name], err_msg=name)
+    (slot, part), *_ = made.trainer.optimizer.slot_parts
+    assert [copy.shape for copy in small_run.copies(slot)] == [part.shape] * 4
+
+
 def test_first_values_come_from_the_host_for_a_tpu_and_from_the_device_elsewhere():
     computed_on = []
 

@@ -107,6 +107,20 @@ def test_the_step_of_every_recipe_is_one_program_with_one_reduction_a_bucket(rec
     assert_fit_for_a_tpu(recipe, fewer(recipe), 8)
 
 
+def test_a_step_whose_optimizer_state_is_shared_out_is_one_program_without_conditionals_around_collectives():
+    recipe = "lm_cpu.gin"
+    params = [*fewer(recipe), "train.shard_optimizer = True", "train.ema_decay = 0.9", "train.eval_batch_size = None"]
+    resolved = made_up_tpu.resolve(recipe, [*params, f"train.global_batch_size = {_EXAMPLES * 8}"], 8)
+    with made_up_tpu.strategy(8) as strategy:
+        made = made_up_tpu.build(strategy, resolved)
+        found = replicated.operations(made_up_tpu.training(made, made_up_tpu.training_shapes(resolved)))
+    assert replicated.faults(found) == []
+    assert not [one for one in found if set(one.path) & {"If.then_branch", "If.else_branch"}]
+    sums = replicated.reductions(found)
+    for _, part in made.trainer.optimizer.slot_parts:  # the gradient, and the parts put together
+        assert sums["float32", part.whole.value.shape.num_elements()] >= 2, part.path
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "recipe", repeated_but(list(_WHOLE), [one for one in RECIPES if not one.startswith("experiment_")])

@@ -1,0 +1,168 @@
+"""All that is compared with what a user would pick instead, measured and written to benchmarks/RESULTS.md.
+
+    python benchmarks/results.py                  # everything: about an hour on two quiet cores
+    python benchmarks/results.py --only=steps     # one part; the others stay as they are
+
+A part's figures are kept in benchmarks/results.json, from which the page is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE, FIGURES = HERE / "RESULTS.md", HERE / "results.json"
+PARTS: dict[str, list[list[str]]] = {
+    "steps": [
+        ["peers.py", "--gin_file=mlp_fashion.gin", "--steps=500", "--gin_param=mlp.units = 64",
+         "--gin_param=image_data.name = 'digits'"],
+        ["peers.py", "--gin_file=resnet_cpu.gin", "--steps=10"],
+    ],
+    "start": [["start_up.py", "--pairs=5"]],
+    "twins": [
+        ["twins.py", model, f"--on={where}", "--layers=1"]
+        for where in ("v5litepod-4", "h100:4")
+        for model in ("resnet", "lm", "transformer")
+    ],
+}  # fmt: skip
+# Of the libraries that are compared, and of what they stand on.
+_VERSIONS = ("tensorflow", "keras", "tf-models-official", "jax", "libtpu", "jax-cuda12-pjrt", "flax", "optax")
+_TWIN_ROWS = {
+    "matrix_tflop": "matrix TFLOP",
+    "memory_gb": "memory traffic, GB",
+    "cost_model_mcycles": "cost model, Mcycles",
+    "peak_mib": "peak memory, MiB",
+    "collective_mb": "reduced over replicas, MB",
+    "copies": "copies",
+    "compile_seconds": "compile, s",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=PARTS, help="may repeat")
+    options = parser.parse_args()
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    for part in options.only or PARTS:
+        runs = []
+        for number, command in enumerate(PARTS[part], start=1):
+            print(f"{part} {number}/{len(PARTS[part])}: {' '.join(command)}", file=sys.stderr, flush=True)
+            runs.append({"command": _shown(command), **measured(command)})
+        figures[part] = {"date": datetime.date.today().isoformat(), "versions": versions(), "runs": runs}
+        FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    PAGE.write_text(page(figures))
+
+
+def measured(command: list[str]) -> dict[str, Any]:
+    """What one benchmark prints."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, str(HERE / command[0]), *command[1:]], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    if done.returncode:
+        raise SystemExit(f"{_shown(command)}: exit code {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def versions() -> str:
+    """Of what is installed, in a line."""
+    found = []
+    for name in _VERSIONS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def page(figures: Mapping[str, Any]) -> str:
+    """The page, of the parts that were measured."""
+    writers = {"steps": _steps, "start": _start, "twins": _twins}
+    parts = [writers[name](figures[name]) for name in PARTS if name in figures]
+    return "\n\n".join([_HEAD, *parts]) + "\n"
+
+
+_HEAD = """# Launcher beside what a user would pick instead
+
+Written by `python benchmarks/results.py`; the figures are in `results.json`. Each part names its commands, its day and
+the versions. Where Launcher loses, the ratio says so."""
+
+
+def _steps(part: Mapping[str, Any]) -> str:
+    lines = [
+        _title("Time of a step, in turns in one process on one CPU device", part),
+        "The other's time divided by Launcher's in the same round, median and range of the rounds: above 1, Launcher "
+        "is faster.\nThe batch stays in memory. CPU ratios are of processor seconds, which other programs disturb less.",
+    ]
+    for run in part["runs"]:
+        lines += [
+            f"\n    python benchmarks/{run['command']}\n",
+            "| | ms a step | ratio | CPU ratio |",
+            "|---|---|---|---|",
+        ]
+        names = [name for name, of in run.items() if isinstance(of, dict)]
+        lines += [
+            f"| {name} | {run[name]['milliseconds']['median']} | {_range(run[name]['ratio'])} | "
+            f"{_range(run[name]['cpu_ratio'])} |"
+            for name in names
+        ]
+    return "\n".join(lines)
+
+
+def _start(part: Mapping[str, Any]) -> str:
+    (run,) = part["runs"]
+    return "\n".join(
+        [
+            _title("Start: TensorFlow and Keras imported", part),
+            f"`python benchmarks/{run['command']}`: {run['cpu_seconds_launcher']} CPU seconds as Launcher does it, "
+            f"{run['cpu_seconds_plain']} as Python does: ratio {run['ratio']} (below 1, Launcher is faster).",
+        ]
+    )
+
+
+def _twins(part: Mapping[str, Any]) -> str:
+    lines = [
+        _title("The compiled step beside the same work in Flax", part),
+        "By the same compiler, without a TPU or GPU, four replicas, one layer of the text models (as many rows as the "
+        "commands\nsay by default). Launcher / Flax and their ratio: below 1, Launcher's is less.",
+    ]
+    for where in dict.fromkeys(run["on"] for run in part["runs"]):
+        runs = [run for run in part["runs"] if run["on"] == where]
+        lines += ["", *(f"    python benchmarks/{run['command']}" for run in runs), ""]
+        lines += [f"| {where} | {' | '.join(run['model'] for run in runs)} |", "|---" * (len(runs) + 1) + "|"]
+        lines += [
+            f"| {words} | {' | '.join(_pair(run, name) for run in runs)} |"
+            for name, words in _TWIN_ROWS.items()
+            if any(run["launcher"][name] for run in runs)
+        ]
+    return "\n".join(lines)
+
+
+def _pair(run: Mapping[str, Any], name: str) -> str:
+    ratio = run["ratios"].get(name)
+    return f"{run['launcher'][name]} / {run['flax'][name]}" + (f": **{ratio}**" if ratio is not None else "")
+
+
+def _range(spread: Mapping[str, float]) -> str:
+    return f"**{spread['median']}** ({spread['least']} to {spread['most']})"
+
+
+def _title(words: str, part: Mapping[str, Any]) -> str:
+    return f"## {words}\n\n{part['date']}, {part['versions']}.\n"
+
+
+def _shown(command: list[str]) -> str:
+    return " ".join(f'"{word}"' if " " in word else word for word in command)
+
+
+if __name__ == "__main__":
+    main()

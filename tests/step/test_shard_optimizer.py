@@ -1,0 +1,240 @@
+"""`train.shard_optimizer`: each replica holds its part of the optimizer's state, and trains to the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import repeated_but
+from small_run import GivenTask, build, copies, train
+
+from launcher import optimizers
+from launcher.errors import UsageError
+from launcher.optimizers.parts import part_of
+from launcher.run import session
+from launcher.step import gradients
+from launcher.step.diagnosis import Diagnosis
+
+STEPS, BATCH, FEATURES = 3, 16, 33
+KERAS = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {"weight_decay": 0.1},
+    "Adadelta": {},
+    "Adagrad": {},
+    "Adamax": {},
+    "Nadam": {},
+    "Ftrl": {"l1_regularization_strength": 0.01},
+    "Lion": {},
+    "ScheduleFreeAdamW": {"weight_decay": 0.1},
+}
+
+
+def batches(bad_step: int | None) -> dict[str, np.ndarray]:
+    source = np.random.default_rng(1)
+    x = source.normal(size=(STEPS, BATCH, FEATURES)).astype(np.float32)
+    if bad_step is not None:
+        x[bad_step, 3, 5] = np.inf
+    return {"x": x, "y": source.normal(size=(STEPS, BATCH, 4)).astype(np.float32), "weight": np.ones((STEPS, BATCH))}
+
+
+def network() -> keras.Model:
+    """Weights divided along their first dimension, along their second, and by nothing; and small ones."""
+    return keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(64, "gelu", name="second"),
+            keras.layers.Dense(35, "gelu", name="first"),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.Dense(35, "gelu", name="nothing"),
+            keras.layers.Dense(32, "gelu", name="constrained", kernel_constraint=keras.constraints.NonNeg()),
+            keras.layers.Dense(4, name="small"),
+        ]
+    )
+
+
+def squared_error(model, batch, training):
+    weight = tf.cast(batch["weight"], tf.float32)
+    outputs = tf.cast(model(batch["x"], training=training), tf.float32)
+    errors = tf.reduce_sum(tf.square(outputs - batch["y"]), -1)
+    return tf.reduce_sum(errors * weight), tf.reduce_sum(weight), {}
+
+
+def run(optimizer, *, shard: bool, replicas: int = 2, microbatches: int = 1, bad_step: int | None = None, **recipe):
+    task = GivenTask(batches(bad_step), network, squared_error)
+    made = build(task, replicas, microbatches, optimizer=optimizer, shard_optimizer=shard, **recipe)
+    return train(made), made
+
+
+def assert_same_bits(optimizer, **settings):
+    (records, made), (expected, whole) = (run(optimizer, shard=shard, **settings) for shard in (True, False))
+    assert made.trainer.optimizer.slot_parts, "nothing is shared out, so nothing is compared"
+    for field in ("loss", "gradient_norm", "finite", "non_finite", "loss_scale"):
+        np.testing.assert_array_equal(getattr(records, field), getattr(expected, field), err_msg=field)
+    state, wanted = made.trainer.snapshot(), whole.trainer.snapshot()
+    assert list(state) == list(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+    assert made.trainer.specs() == whole.trainer.specs()
+    for weight in made.model.weights:
+        np.testing.assert_array_equal(*copies(weight)[:2], err_msg=weight.path)
+    return records, made
+
+
+def adamw():
+    return optimizers.adamw(learning_rate=0.01, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("name", repeated_but(["SGD", "Nadam", "ScheduleFreeAdamW"], KERAS))
+def test_every_element_wise_optimizer_of_keras_trains_to_the_same_bits(name):
+    assert_same_bits(lambda: getattr(keras.optimizers, name)(learning_rate=0.01, **KERAS[name]))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "recipe"),
+    [
+        (4, 1, {}),
+        (2, 2, {"bad_step": 1, "ema_decay": 0.9}),
+        (2, 1, {"bad_step": 0, "clip_global_norm": 0.5, "rate_multipliers": {"first/.*": 0.5}}),
+        (2, 1, {"clip_adaptive": 0.01, "freeze": ("nothing",)}),
+        pytest.param(2, 2, {"jit_compile": True}, marks=pytest.mark.exhaustive),
+        pytest.param(4, 1, {"bad_step": 1, "bucket_bytes": 1, "clip_layer_norm": 0.1}, marks=pytest.mark.exhaustive),
+        pytest.param(2, 1, {"precision": "mixed_float16"}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_whatever_else_a_step_does_stays_the_same(replicas, microbatches, recipe):
+    records, _ = assert_same_bits(adamw, replicas=replicas, microbatches=microbatches, **recipe)
+    bad = recipe.get("bad_step")
+    assert [bool(one) for one in records.finite] == [step != bad for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_a_step_that_selects_trains_as_one_that_branches(monkeypatch, shard):
+    """As on a TPU, where both branches of a conditional are computed."""
+    settings = {"shard": shard, "bad_step": 1, "ema_decay": 0.9}
+    expected, branching = run(adamw, **settings)
+    step_config = session.step_config
+    monkeypatch.setattr(session, "step_config", lambda *args: dataclasses.replace(step_config(*args), selects=True))
+    records, selecting = run(adamw, **settings)
+    np.testing.assert_array_equal(records.loss, expected.loss)
+    np.testing.assert_allclose(records.gradient_norm[records.finite > 0], expected.gradient_norm[expected.finite > 0])
+    assert records.finite.tolist() == [1, 0, 1]
+    state = selecting.trainer.snapshot()
+    for name, value in branching.trainer.snapshot().items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+    found = Diagnosis(selecting.trainer, selecting.plan.data).non_finite_gradients(step=2)
+    assert "second/kernel" in found and "on replica 0" in found
+    assert selecting.trainer.step == STEPS
+
+
+def test_a_replica_holds_its_part_of_the_slots_and_all_of_what_cannot_be_divided():
+    _, made = run(adamw, shard=True, replicas=4)
+    kernels = [slot for slot in made.trainer.optimizer.variables if slot.name.endswith("kernel_velocity")]
+    assert [tuple(slot.shape) for slot in kernels] == [(33, 16), (16, 35), (35, 35), (35, 32), (32, 4)]
+    slot, part = made.trainer.optimizer.slot_parts[0]
+    stored = made.trainer.snapshot()[f"optimizer/{slot.path}"]
+    np.testing.assert_array_equal(np.concatenate(copies(slot), part.axis), stored)
+    assert stored.shape == tuple(part.whole.shape)
+
+
+def test_a_snapshot_goes_on_with_any_number_of_parts():
+    _, first = run(adamw, shard=True, replicas=2, ema_decay=0.9)
+    state = first.trainer.snapshot()
+    for replicas, shard in ((4, True), (2, False)):
+        _, second = run(adamw, shard=shard, replicas=replicas, ema_decay=0.9)
+        second.trainer.restore(state)
+        for name, value in second.trainer.snapshot().items():
+            np.testing.assert_array_equal(value, state[name], err_msg=name)
+
+
+def test_weights_that_the_loss_does_not_depend_on_are_left_alone():
+    def with_unused():
+        inputs = keras.Input((FEATURES,))
+        unused = keras.layers.Dense(64, name="unused")(inputs)
+        used = keras.layers.Dense(64, name="used")(inputs)
+        return keras.Model(inputs, [keras.layers.Dense(4, name="end")(used), unused])
+
+    def loss(model, batch, training):
+        errors = tf.reduce_sum(tf.square(model(batch["x"], training=training)[0] - batch["y"]), -1)
+        return tf.reduce_sum(errors), tf.reduce_sum(tf.cast(batch["weight"], tf.float32)), {}
+
+    made = build(GivenTask(batches(None), with_unused, loss), 2, optimizer=adamw, shard_optimizer=True)
+    before = made.trainer.snapshot()
+    train(made)
+    after = made.trainer.snapshot()
+    changed = {name for name in after if not np.array_equal(before[name], after[name])}
+    assert "model/used/kernel" in changed
+    assert not [name for name in changed if "unused" in name]
+
+
+def test_an_optimizer_that_sees_weights_as_a_whole_is_refused():
+    with pytest.raises(UsageError, match=re.escape("Adafactor")) as refusal:
+        run(lambda: optimizers.adafactor(learning_rate=0.01), shard=True)
+    assert "train.shard_optimizer" in str(refusal.value)
+    assert "element_wise = True" in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_norms_of_whole_weights_are_taken_of_their_parts(name):
+    def optimizer():
+        return getattr(optimizers, name)(learning_rate=0.01, weight_decay=0.1)
+
+    settings = {"bad_step": 1, "clip_layer_norm": 0.5}
+    (records, made), (expected, whole) = (run(optimizer, shard=shard, **settings) for shard in (True, False))
+    assert records.finite.tolist() == [1, 0, 1]
+    np.testing.assert_allclose(records.loss, expected.loss, rtol=1e-6)
+    state = made.trainer.snapshot()
+    for key, value in whole.trainer.snapshot().items():
+        np.testing.assert_allclose(state[key], value, rtol=1e-5, atol=1e-7, err_msg=key)
+
+
+class Descent(keras.optimizers.Optimizer):
+    """An optimizer of a user's own."""
+
+    element_wise = True
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.sums = self.add_optimizer_variables(variables, "sum")
+
+    def update_step(self, gradient, variable, learning_rate):
+        total = self.sums[self._get_variable_index(variable)]
+        self.assign_add(total, gradient)
+        self.assign_sub(variable, learning_rate * total)
+
+
+def test_an_optimizer_of_ones_own_may_say_that_it_is_element_wise():
+    assert_same_bits(lambda: Descent(learning_rate=0.01))
+
+
+def test_parts_that_travel_together_come_out_as_those_that_travel_alone():
+    shapes, axes = [(6, 4), (5, 8), (2, 3, 4)], [0, 1, 2]
+    source = np.random.default_rng(0)
+    whole = [source.normal(size=shape).astype(np.float32) for shape in shapes]
+    parts = [[np.split(one, 2, axis)[replica] for one, axis in zip(whole, axes, strict=True)] for replica in (0, 1)]
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def replica(bucket_bytes):
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        mine = [tf.where(number == 0, *pair) for pair in zip(*parts, strict=True)]
+        return gradients.gather(mine, axes, bucket_bytes=bucket_bytes)
+
+    for bucket_bytes in (1, 2**20):
+        found = tf.function(lambda size=bucket_bytes: strategy.run(replica, args=(size,)), autograph=False)()
+        for one, value in zip(found, whole, strict=True):
+            for copy in strategy.experimental_local_results(one):
+                np.testing.assert_array_equal(copy, value)
+
+
+def test_small_weights_and_one_replica_have_no_parts():
+    kernel, small = (keras.Variable(np.zeros(shape, np.float32)) for shape in ((64, 64), (8, 8)))
+    assert part_of(kernel, 1) is None
+    assert part_of(small, 2) is None
+    assert math.prod(part_of(kernel, 4).shape) == 64 * 64 / 4
