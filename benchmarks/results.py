@@ -100,8 +100,8 @@ the versions. Where Launcher loses, the ratio says so."""
 def _steps(part: Mapping[str, Any]) -> str:
     lines = [
         _title("Time of a step, in turns in one process on one CPU device", part),
-        "The other's time divided by Launcher's in the same round, median and range of the rounds: above 1, Launcher is\n"
-        "faster. The batch stays in memory. CPU ratios are of processor seconds, which others disturb less.",
+        "The other's time divided by Launcher's in the same round, median and range: above 1, Launcher is faster.\n"
+        "The batch stays in memory. CPU ratios are of processor seconds, which others disturb less.",
     ]
     for run in part["runs"]:
         lines += [

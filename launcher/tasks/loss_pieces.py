@@ -10,8 +10,8 @@ from typing import Literal
 
 from launcher.reporting.units import bytes_text
 
-# Logits of up to so many bytes are computed whole: pieces would save little, and a small loop costs time. On a GPU pieces
-# cost time always, for memory that a card of 40 GB and more has.
+# Logits of up to so many bytes are computed whole: pieces would save little, and a small loop costs time. On a GPU
+# pieces cost time always, for memory that a card of 40 GB and more has.
 _WHOLE_BYTES = {"cpu": 256 << 20, "gpu": 4 << 30, "tpu": 256 << 20}
 # A piece of the tokens has at most so many bytes of logits; on a GPU so many times the matrix's, if that is more. Each
 # piece reads the matrix and adds to its gradient, about five passes over it, where its logits take six or seven.
