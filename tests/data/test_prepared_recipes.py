@@ -85,6 +85,8 @@ RECIPES = {
     "lm_tpu": _LANGUAGE,
     "lm_long_gpu": _LONG,
     "lm_long_tpu": _LONG,
+    "lm_1b_gpu": _LONG,
+    "lm_1b_tpu": _LONG,
 }
 ONE, MIRRORED, WORKERS = "one device", "two mirrored replicas", "two workers"
 TOPOLOGIES = {
@@ -213,6 +215,8 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
         ("lm_tpu", MIRRORED, 7, "compare"),
         ("lm_long_tpu", ONE, 0, ""),
         pytest.param("lm_long_gpu", MIRRORED, 7, "", marks=pytest.mark.exhaustive),  # the same data
+        ("lm_1b_gpu", MIRRORED, 0, "resume"),
+        pytest.param("lm_1b_tpu", ONE, 7, "", marks=pytest.mark.exhaustive),  # the same data
     ],
 )
 def test_a_recipe_trains_and_evaluates_on_its_prepared_set(train, tmp_path, recipe, topology, seed, more):
