@@ -12,6 +12,8 @@ import keras
 import tensorflow as tf
 
 from launcher.config import gin_used
+from launcher.errors import UsageError
+from launcher.optimizers.parts import bytes_of
 from launcher.preflight import advice, hbm, hlo, roofline
 from launcher.preflight.compilation import Compilation
 from launcher.preflight.compiler import Compiler
@@ -22,7 +24,9 @@ from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
 from launcher.run import loading
 from launcher.run.plan import RunPlan
+from launcher.run.session import Session
 from launcher.step.layers import group_size, walk
+from launcher.step.trainer import Trainer
 from launcher.step_program import lowering, op_source
 from launcher.step_program.lowering import StepProgram
 
@@ -67,6 +71,8 @@ class ModelFacts:
       rematerialize: bindings that make the model compute its activations twice, and do not yet.
       tokens_per_example: None where examples are no sequences.
       notes: what the task says of its model on such devices.
+      shareable_bytes: of the optimizer's state and the averages, which `train.shard_optimizer` would share out; 0 where
+        it does already or cannot.
       kind: its name and the size of its images, as published rates have it.
     """
 
@@ -76,6 +82,7 @@ class ModelFacts:
     rematerialize: tuple[str, ...]
     tokens_per_example: float | None
     notes: tuple[str, ...]
+    shareable_bytes: int = 0
     kind: str = ""
 
 
@@ -224,7 +231,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     """The program, what its model is like, and the line of user code that each operation is from."""
     session = lowering.build(resolved, num_replicas)
     lowered = lowering.lower_session(session, for_tpu=resolved.strategy.accelerator == "tpu")
-    facts = _facts(resolved, session.model)
+    facts = _facts(resolved, session)
     facts = dataclasses.replace(facts, notes=(*facts.notes, *lowered.notes))
     found = lowered.program, facts, op_source.user_lines(lowered.graph)
     # A model of the size of a chip's memory must not stay while the compiler needs this machine's. TensorFlow keeps a
@@ -238,7 +245,8 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     return found
 
 
-def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
+def _facts(resolved: RunPlan, session: Session) -> ModelFacts:
+    model = session.model
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     groups = {size for layer, *_ in walk(model) if (size := group_size(layer))}
     weight = getattr(resolved.recipe.task, "nominal_weight_per_example", None)
@@ -250,8 +258,17 @@ def _facts(resolved: RunPlan, model: keras.Model) -> ModelFacts:
         rematerialize=gin_used.used_as("rematerialize", False),
         tokens_per_example=None if weight is None else float(weight),
         notes=() if task_notes is None else tuple(task_notes(model, resolved.strategy.accelerator)),
+        shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),
         kind=_kind(model),
     )
+
+
+def _shareable_bytes(trainer: Trainer) -> int:
+    try:
+        trainer.optimizer.check_shardable()
+    except UsageError:
+        return 0
+    return bytes_of([*trainer.optimizer.variables, *(average for _, average in trainer.ema.variables)])
 
 
 def _kind(model: keras.Model) -> str:

@@ -38,6 +38,7 @@ def knobs(finding: SliceFinding) -> Iterator[Iterator[Suggestion]]:
     """
     if finding.hbm is not None:
         yield _precision(finding)
+        yield _shared_state(finding)
         yield _microbatches(finding)
         yield _rematerialization(finding)
         yield _more_devices(finding)
@@ -57,6 +58,19 @@ def _precision(finding: SliceFinding) -> Iterator[Suggestion]:
             finding,
             f"train.precision = {half!r}",
             "activations of half the size, products at the full speed of the matrix units",
+        )
+
+
+def _shared_state(finding: SliceFinding) -> Iterator[Suggestion]:
+    """The optimizer's state shared out, where so much of it leaves each device that the step could fit."""
+    assert finding.hbm is not None
+    shared, replicas = finding.model.shareable_bytes, finding.plan.strategy.num_replicas
+    if replicas > 1 and shared and shared * (1 - 1 / replicas) >= finding.hbm.excess:
+        yield _binding(
+            finding,
+            "train.shard_optimizer = True",
+            "each replica keeps the optimizer's state of its part of the weights alone; the same training, with one "
+            "more collective",
         )
 
 

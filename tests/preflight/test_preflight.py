@@ -169,6 +169,7 @@ def test_search_compiles_with_each_knob(preflight):
     bfloat16 = tried["--gin_param=\"train.precision = 'mixed_bfloat16'\""]
     assert bfloat16["verdict"] == "fits"
     assert bfloat16["hbm_bytes"] > 0
+    assert tried['--gin_param="train.shard_optimizer = True"']["hbm_bytes"] < case["hbm"]["needed"]
     assert "Knobs, measured" in done.out
     assert any("train.precision = 'mixed_bfloat16'" in line for line in case["advice"])
 
