@@ -35,7 +35,17 @@ PARTS: dict[str, list[list[str]]] = {
     ],
 }  # fmt: skip
 # Of the libraries that are compared, and of what they stand on.
-_VERSIONS = ("tensorflow", "keras", "tf-models-official", "jax", "libtpu", "jax-cuda12-pjrt", "flax", "optax")
+_VERSIONS = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "tf-models-official",
+    "jax",
+    "libtpu",
+    "jax-cuda12-pjrt",
+    "flax",
+    "optax",
+)
 _TWIN_ROWS = {
     "matrix_tflop": "matrix TFLOP",
     "memory_gb": "memory traffic, GB",
