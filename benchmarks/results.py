@@ -53,7 +53,6 @@ _TWIN_ROWS = {
     "peak_mib": "peak memory, MiB",
     "collective_mb": "reduced over replicas, MB",
     "copies": "copies",
-    "compile_seconds": "compile, s",
 }
 
 
