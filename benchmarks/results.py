@@ -1,6 +1,6 @@
 """All that is compared with what a user would pick instead, measured and written to benchmarks/RESULTS.md.
 
-    python benchmarks/results.py                  # everything: about an hour on two quiet cores
+    python benchmarks/results.py                  # everything, most of it compiling; on a quiet machine
     python benchmarks/results.py --only=steps     # one part; the others stay as they are
 
 A part's figures are kept in benchmarks/results.json, from which the page is written.
@@ -141,8 +141,8 @@ def _start(part: Mapping[str, Any]) -> str:
 def _twins(part: Mapping[str, Any]) -> str:
     lines = [
         _title("The compiled step beside the same work in Flax", part),
-        "By the same compiler, without a TPU or GPU, four replicas, one layer of the text models (as many rows as the "
-        "commands\nsay by default). Launcher / Flax and their ratio: below 1, Launcher's is less.",
+        "By the same compiler, without a TPU or GPU, four replicas, 64 images or 16 rows of text on each, the text\n"
+        "models with one layer. Launcher / Flax and their ratio: below 1, Launcher's is less.",
     ]
     for where in dict.fromkeys(run["on"] for run in part["runs"]):
         runs = [run for run in part["runs"] if run["on"] == where]
