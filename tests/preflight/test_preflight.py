@@ -102,7 +102,7 @@ def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_told(preflight):
     done = preflight("--tpu_type=v5litepod-4,v5litepod-16", "--gin_param=train.shard_optimizer = True")
     assert done.code == EXIT_DONE, done.err
     small, large = done.report["cases"]
-    # What is put together on a TPU is a sum; over 4x4, libtpu makes no reduce-scatter of the other one.
+    # What is put together on a TPU is a sum; over 4x4, libtpu makes no reduce-scatter either.
     weights = 4 * 784 * 256
     kinds = [{one["kind"] for one in case["costs"]["collectives"]} for case in (small, large)]
     assert "reduce-scatter" in kinds[0] and "reduce-scatter" not in kinds[1]
