@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -22,7 +22,7 @@ from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
-from launcher.run import loading
+from launcher.run import computed, loading
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.step.layers import group_size, walk
@@ -74,6 +74,7 @@ class ModelFacts:
       shareable_bytes: of the optimizer's state and the averages, which `train.shard_optimizer` would share out; 0 where
         it does already or cannot.
       kind: its name and the size of its images, as published rates have it.
+      computed: the plan's lines on how a step computes attention, loss and optimizer state.
     """
 
     parameters: int
@@ -84,6 +85,7 @@ class ModelFacts:
     notes: tuple[str, ...]
     shareable_bytes: int = 0
     kind: str = ""
+    computed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,7 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs | None) -> Sl
     if costs is None:
         return dataclasses.replace(found, hbm=accounted)
     where, recipe = found.case.where, found.plan.recipe
+    gradient_bytes = found.model.trained_parameters * found.plan.wire_dtype.size
     bounds = roofline.estimate(
         costs,
         where,
@@ -223,7 +226,14 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs | None) -> Sl
         hbm=accounted,
         costs=costs,
         roofline=bounds if accounted.fits else None,
-        advice=advice.advise(costs, accounted, where, policy=found.plan.policy, bounds=bounds),
+        advice=advice.advise(
+            costs,
+            accounted,
+            where,
+            policy=found.plan.policy,
+            bounds=bounds,
+            shared_gradient_bytes=gradient_bytes if recipe.shard_optimizer else 0,
+        ),
     )
 
 
@@ -260,6 +270,7 @@ def _facts(resolved: RunPlan, session: Session) -> ModelFacts:
         notes=() if task_notes is None else tuple(task_notes(model, resolved.strategy.accelerator)),
         shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),
         kind=_kind(model),
+        computed=computed.describe(resolved, model),
     )
 
 
