@@ -81,8 +81,8 @@ def settled(plan: RunPlan, setting: Setting, before: Sequence[Setting], failed: 
         why = f"auto: {fewer} {failed}" if fewer else "auto: they need no more"
         plan = dataclasses.replace(plan, microbatches=setting.microbatches, microbatches_why=why)
     if setting.rematerialize is not None:
-        without = "every number of microbatches" if setting.microbatches is not None else "the step"
-        why = f"auto: without, {without} {failed}" if setting.rematerialize else "auto: the step fits without"
+        without = "all numbers of microbatches" if setting.microbatches is not None else "the step"
+        why = f"auto: without it, {without} {failed}" if setting.rematerialize else "auto: the step fits without"
         plan = dataclasses.replace(plan, rematerialize=setting.rematerialize, rematerialize_why=why)
     return plan
 
