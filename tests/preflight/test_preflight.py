@@ -18,7 +18,7 @@ CASE_KEYS = {
     "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
     "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "wire_dtype", "steps", "parameters",
     "compile_seconds", "from_cache", "hbm", "costs", "roofline", "advice", "suggestions", "constants", "unread",
-    "forecast", "largest_batch",
+    "forecast", "largest_batch", "rematerialize",
 }  # fmt: skip
 """Of a case in preflight.json, which programs of others read."""
 

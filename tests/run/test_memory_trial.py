@@ -26,7 +26,7 @@ class Computed(keras.layers.Dense):
 
     def call(self, inputs, training=False):
         computed = super().call
-        return tf.recompute_grad(computed)(inputs) if self.rematerialize and training else computed(inputs)
+        return keras.remat(computed)(inputs) if self.rematerialize and training else computed(inputs)
 
 @gin.configurable
 class Bounded:
