@@ -6,6 +6,7 @@ import dataclasses
 
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
+from launcher.preflight.suggestions import in_groups
 from launcher.run import memory_trial
 from launcher.run.memory_trial import Setting
 
@@ -29,6 +30,8 @@ def examine(examiner: Examiner, case: Case) -> SliceFinding:
     refused: dict[Setting, HbmUse] = {}
     for place, setting in enumerate(settings):
         if any(_is_too_much(setting, one, used) for one, used in refused.items()):
+            continue
+        if found is not None and not in_groups(found, found.plan.per_replica_batch_size // (setting.microbatches or 1)):
             continue
         found = examiner.examine(dataclasses.replace(case, changes=(*case.changes, *setting.bindings)))
         plan = memory_trial.settled(found.plan, setting, settings[:place], "did not fit")

@@ -80,7 +80,7 @@ def _microbatches(finding: SliceFinding) -> Iterator[Suggestion]:
     last = now
     for count in range(now + 1, per_replica + 1):
         size, rest = divmod(per_replica, count)
-        if count < max(2 * last, now * finding.hbm.least_parts) or rest or not _in_groups(finding, size):
+        if count < max(2 * last, now * finding.hbm.least_parts) or rest or not in_groups(finding, size):
             continue
         last = count
         yield _binding(
@@ -125,10 +125,11 @@ def _divides(finding: SliceFinding, num_replicas: int) -> bool:
         check_batches(plan)
     except UsageError:
         return False
-    return _in_groups(finding, plan.microbatch_size)
+    return in_groups(finding, plan.microbatch_size)
 
 
-def _in_groups(finding: SliceFinding, microbatch_size: int) -> bool:
+def in_groups(finding: SliceFinding, microbatch_size: int) -> bool:
+    """Whether a microbatch of so many examples is whole groups of those that normalisation layers take together."""
     return not any(microbatch_size % group for group in finding.model.group_sizes)
 
 
@@ -139,7 +140,7 @@ def _smaller_batch(finding: SliceFinding) -> Iterator[Suggestion]:
     batch = recipe.global_batch_size
     while batch % 2 == 0 and batch // 2 >= parts:
         batch //= 2
-        if batch % parts or not _in_groups(finding, batch // parts):
+        if batch % parts or not in_groups(finding, batch // parts):
             return
         if batch * _least(finding) <= recipe.global_batch_size:
             yield _binding(

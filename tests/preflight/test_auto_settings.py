@@ -24,8 +24,9 @@ MICROBATCHES, REMATERIALIZE = "train.microbatches = 'auto'", "train.rematerializ
 class Compiled:
     """An examiner of 16 examples on a device of 16 GiB, by variables and temporaries of so many."""
 
-    def __init__(self, bindings, variables, kept, computed_again):
+    def __init__(self, bindings, variables, kept, computed_again, groups=()):
         self._bindings, self._variables, self._temporaries = bindings, variables, (kept, computed_again)
+        self._groups = groups
         self.changes = []
 
     def resolve(self, case):
@@ -43,7 +44,7 @@ class Compiled:
             code=0, fits=needed <= 16 * GIB, buffers=(),
         )  # fmt: skip
         facts = ModelFacts(
-            parameters=1, trained_parameters=1, group_sizes=(), keeps_activations=not plan.rematerialize,
+            parameters=1, trained_parameters=1, group_sizes=self._groups, keeps_activations=not plan.rematerialize,
             tokens_per_example=None, notes=(),
         )  # fmt: skip
         return SliceFinding(
@@ -77,6 +78,12 @@ def test_what_cannot_fit_is_not_compiled(bindings, sizes, compiled):
     assert examiner.changes == compiled
     assert found.case.changes == compiled[-1]
     assert found.fits == (sizes[0] < 16 and bool(bindings))
+
+
+def test_microbatches_are_whole_groups_of_a_normalisation_layer():
+    examiner = Compiled([MICROBATCHES], 8, 60, 4, groups=(4,))
+    assert not auto_settings.examine(examiner, CASE).fits
+    assert examiner.changes == [changes(None, 1)], "of 8 microbatches, each would be half a group"
 
 
 def test_the_report_says_what_was_chosen_and_why():

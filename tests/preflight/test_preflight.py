@@ -137,6 +137,11 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     assert done.report["cases"][0]["verdict"] == "fits"
     assert done.report["cases"][0]["hbm"]["needed"] == suggestion["hbm_bytes"]
     assert case["hbm"]["needed"] > done.report["cases"][0]["hbm"]["needed"]
+    # Left to preflight, it finds the same.
+    found = preflight("--tpu_type=v5litepod-4", recipe=(*recipe, "--gin_param=train.microbatches = 'auto'"))
+    assert found.code == EXIT_DONE, found.err
+    assert found.report["cases"][0]["changes"] == done.report["cases"][0]["changes"] + [follow.split("=", 1)[1]]
+    assert "(auto: 1 did not fit)" in found.out
 
 
 @pytest.mark.heavy
