@@ -11,9 +11,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +23,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from launcher.config import gin_bindings
-from launcher.errors import EXIT_DONE, UsageError
+from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from launcher.machine import child_process
 from launcher.machine import strategy as strategy_lib
 from launcher.run import session
@@ -29,7 +31,12 @@ from launcher.run.loading import Machine
 from launcher.run.plan import RunPlan
 
 _STEPS = 2  # the second has the optimizer's state beside it
-_OUT_OF_MEMORY = 12  # ENOMEM
+# TensorFlow's own allocations fail with an error of its own, Python's with another, those of XLA, cuDNN and cuBLAS with
+# any code, and those of C++ end the process at once. What they say is all that they have in common.
+_OUT_OF_MEMORY = re.compile(
+    r"ResourceExhausted|RESOURCE_EXHAUSTED|MemoryError|bad_alloc|out of memory|ALLOC_FAILED|Cannot allocate memory",
+    re.IGNORECASE,
+)
 
 
 class Setting(NamedTuple):
@@ -165,8 +172,9 @@ def _fits(request: dict[str, object]) -> bool:
         command = [sys.executable, "-m", "launcher.run.memory_trial", str(path)]
         with child_process.running(command, log=log, environ=environ) as process:
             code = process.wait()
+        ended_by = log.read_text("utf-8", errors="replace")
     # Any other mistake comes again in the run itself, which tells of it.
-    return code not in (_OUT_OF_MEMORY, -signal.SIGKILL)
+    return code == EXIT_DONE or not (code == -signal.SIGKILL or _OUT_OF_MEMORY.search(ended_by))
 
 
 def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setting | None]:
@@ -193,7 +201,7 @@ def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setti
 
 
 def main(argv: Sequence[str]) -> int:
-    """Takes the steps of a request; the exit code says whether memory ran out."""
+    """Takes the steps of a request; what ends it before they are done is printed."""
     child_process.follow_parent()
     request = json.loads(Path(argv[1]).read_text("utf-8"))
     recipe = request.pop("gin_files"), request.pop("gin_params")
@@ -204,17 +212,14 @@ def main(argv: Sequence[str]) -> int:
             batches = trainer.batches(plan.data)
             for _ in range(_STEPS):
                 trainer.train(batches, 1)
-    except (tf.errors.ResourceExhaustedError, MemoryError):
-        return _OUT_OF_MEMORY
-    except tf.errors.OpError as error:
-        # XLA's and cuDNN's own allocations fail with other codes.
-        if "out of memory" in str(error).lower() or "RESOURCE_EXHAUSTED" in str(error):
-            return _OUT_OF_MEMORY
-        raise
+    except Exception:
+        traceback.print_exc()
+        return EXIT_FAILED
     return EXIT_DONE
 
 
 if __name__ == "__main__":
     code = main(sys.argv)
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
