@@ -17,6 +17,7 @@ from launcher.preflight.suggestions import Suggestion
 from launcher.reporting.units import amount, bytes_text, milliseconds
 from launcher.step_program.op_source import short_name
 
+_OF_PLAN = ("task", "data", "batch", "rematerialisation", "policy", "steps")
 _MEASURED = ("verdict", "memory needed", "of it", "step at least", "bound by", "compiled in")
 
 
@@ -140,7 +141,7 @@ def _summary(finding: SliceFinding) -> dict[str, str]:
         "where": finding.case.where.describe(),
         **({"figures of": finding.case.where.figures_of} if finding.case.where.figures_of else {}),
         **({"changed": "; ".join(finding.case.changes)} if finding.case.changes else {}),
-        **{name: lines[name] for name in ("task", "data", "batch", "policy", "steps")},
+        **{name: lines[name] for name in _OF_PLAN if name in lines},
         "wire": plan.wire_dtype.name,
         "parameters": f"{model.trained_parameters:,} trained of {model.parameters:,}",
         **model.computed,
@@ -322,6 +323,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "global_batch_size": plan.recipe.global_batch_size,
         "per_replica_batch_size": plan.per_replica_batch_size,
         "microbatches": plan.microbatches,
+        "rematerialize": plan.rematerialize,
         "policy": plan.policy,
         "wire_dtype": plan.wire_dtype.name,
         "steps": plan.total_steps,

@@ -22,7 +22,7 @@ from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
-from launcher.run import computed, loading
+from launcher.run import computed, loading, rematerialization
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.step.layers import group_size, walk
@@ -68,7 +68,7 @@ class ModelFacts:
     Attributes:
       parameters, trained_parameters: numbers of weights.
       group_sizes: numbers of examples that normalisation layers take their statistics over.
-      rematerialize: bindings that make the model compute its activations twice, and do not yet.
+      keeps_activations: whether `train.rematerialize` would have the model keep less of them.
       tokens_per_example: None where examples are no sequences.
       notes: what the task says of its model on such devices.
       shareable_bytes: of the optimizer's state and the averages, which `train.shard_optimizer` would share out; 0 where
@@ -80,7 +80,7 @@ class ModelFacts:
     parameters: int
     trained_parameters: int
     group_sizes: tuple[int, ...]
-    rematerialize: tuple[str, ...]
+    keeps_activations: bool
     tokens_per_example: float | None
     notes: tuple[str, ...]
     shareable_bytes: int = 0
@@ -265,7 +265,7 @@ def _facts(resolved: RunPlan, session: Session) -> ModelFacts:
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
         group_sizes=tuple(sorted(groups)),
-        rematerialize=gin_used.used_as("rematerialize", False),
+        keeps_activations=not all(layer.rematerialize for layer in rematerialization.layers_of(model)),
         tokens_per_example=None if weight is None else float(weight),
         notes=() if task_notes is None else tuple(task_notes(model, resolved.strategy.accelerator)),
         shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),

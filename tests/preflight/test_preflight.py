@@ -18,7 +18,7 @@ CASE_KEYS = {
     "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
     "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "wire_dtype", "steps", "parameters",
     "compile_seconds", "from_cache", "hbm", "costs", "roofline", "advice", "suggestions", "constants", "unread",
-    "forecast", "largest_batch", "computed",
+    "forecast", "largest_batch", "computed", "rematerialize",
 }  # fmt: skip
 """Of a case in preflight.json, which programs of others read."""
 
@@ -166,6 +166,11 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     assert done.report["cases"][0]["verdict"] == "fits"
     assert done.report["cases"][0]["hbm"]["needed"] == suggestion["hbm_bytes"]
     assert case["hbm"]["needed"] > done.report["cases"][0]["hbm"]["needed"]
+    # Left to preflight, it finds the same.
+    found = preflight("--tpu_type=v5litepod-4", recipe=(*recipe, "--gin_param=train.microbatches = 'auto'"))
+    assert found.code == EXIT_DONE, found.err
+    assert found.report["cases"][0]["changes"] == done.report["cases"][0]["changes"] + [follow.split("=", 1)[1]]
+    assert "(auto: 1 did not fit)" in found.out
 
 
 @pytest.mark.heavy
