@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if make is None:
             return _apply(options, job, argv[1:])
         drill = plan.make_plan(options, job)
-        network = _private_network(options, job) if kind.flags == private_network.FLAGS else None  # before any thread
+        network = _private_network(options, job) if "private_network" in kind.flags else None  # before any thread
         if network:
             console.note(network)
         backend = make(options, job, console)

@@ -18,6 +18,7 @@ from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, NotReady, Worker, describe
 from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Trouble, WorkerState
+from launcher.jobs.standby import Spare
 from launcher.machine import child_process
 from launcher.machine.cluster import without_peers
 from launcher.machine.peers import START_TIMEOUT
@@ -46,6 +47,7 @@ class LocalBackend:
       environ: what workers inherit.
       make_tee: makes what takes a worker's output; None for the console and the log.
       while_waiting: called again and again while killed workers are waited for.
+      standby: whether spare processes are kept for the next attempt; see `launcher.jobs.standby`.
 
     Raises:
       UsageError: the GPUs of this host cannot be divided among the workers.
@@ -58,12 +60,15 @@ class LocalBackend:
         environ: Mapping[str, str],
         make_tee: Callable[[Command], Tee] | None = None,
         while_waiting: Callable[[], None] = lambda: None,
+        standby: bool = False,
     ):
         self._job = job
         self._console = console
         self._environ = environ
         self._make_tee = make_tee or self._tee_to_console
         self._while_waiting = while_waiting
+        self._standby = standby
+        self._spares: list[Spare] = []
         self._gpus = _divide_gpus(visible_gpus(environ), job.workers)
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
@@ -114,12 +119,13 @@ class LocalBackend:
                     self._make_files(command)
             for command in commands:
                 rank = command.rank
-                # A worker that is told its place must not hear of another one from a scheduler.
-                inherited = without_peers(self._environ) if "TF_CONFIG" in command.environ else self._environ
-                worker = LocalWorker(command, self._make_tee(command), {**inherited, **command.environ})
+                environ = self._all_variables(command)
+                spare = self._spare_process(command, environ)
+                worker = LocalWorker(command, self._make_tee(command), environ, spare)
                 self._workers.append(worker)
                 self._selector.register(worker.output, selectors.EVENT_READ, worker)
                 self._tell_guard()
+            self._drop_spares()
         except OSError as error:
             self.clear()
             program = error.filename or sys.executable
@@ -133,6 +139,8 @@ class LocalBackend:
     def pump(self, timeout_seconds: float) -> None:
         """Passes on what workers print; returns after `timeout_seconds` at the latest."""
         self._replace_guard()
+        if self._standby and not self._spares and self._workers and all(map(_trains, self._workers)):
+            self._make_spares()
         if self._console.is_behind or not self._selector.get_map():
             time.sleep(timeout_seconds)
             return
@@ -141,10 +149,11 @@ class LocalBackend:
                 self._selector.unregister(key.fileobj)
 
     def clear(self) -> None:
-        """Kills what still runs, also processes that left their worker's session."""
+        """Kills what still runs, also processes that left their worker's session; spares that are ready stay."""
         for worker in self._workers:
             worker.kill()
-        guard.kill_marked(self._job.identity)
+        self._drop_spares(but_ready=True)
+        guard.kill_marked(self._job.identity, but=[spare.process.pid for spare in self._spares])
         self._wait_for_death()
         for worker in self._workers:
             if worker.output.fileno() in self._selector.get_map():
@@ -156,6 +165,7 @@ class LocalBackend:
 
     def close(self) -> None:
         """Kills what still runs and lets the guard remove the scratch folder."""
+        self._drop_spares()
         self.clear()
         self._selector.close()
         if self._guard is not None:
@@ -165,6 +175,39 @@ class LocalBackend:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._guard.wait(_GUARD_SECONDS)
             self._guard = None
+
+    def _all_variables(self, command: Command) -> dict[str, str]:
+        # A worker that is told its place must not hear of another one from a scheduler.
+        inherited = without_peers(self._environ) if "TF_CONFIG" in command.environ else self._environ
+        return {**inherited, **command.environ}
+
+    def _make_spares(self) -> None:
+        """Starts one process for each worker, which can take its place in the next attempt."""
+        try:
+            for worker in self._workers:
+                self._spares.append(Spare(worker.command.argv, self._all_variables(worker.command)))
+                self._tell_guard()
+        except OSError as error:
+            self._standby = False
+            self._drop_spares()
+            self._console.note(f"--standby: no spare process can be started: {error}; the job goes on without them")
+
+    def _spare_process(self, command: Command, environ: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+        """A spare that is this worker from now on; None where there is none that can be."""
+        for spare in self._spares:
+            if spare.fits(command.argv, environ) and spare.is_ready():
+                self._spares.remove(spare)
+                with contextlib.suppress(OSError):
+                    return spare.become(environ)
+                break
+        return None
+
+    def _drop_spares(self, *, but_ready: bool = False) -> None:
+        kept = [spare for spare in self._spares if but_ready and spare.is_ready()]
+        for spare in self._spares:
+            if spare not in kept:
+                spare.close()
+        self._spares = kept
 
     def _wait_for_death(self) -> None:
         deadline = time.monotonic() + _DEATH_SECONDS
@@ -227,15 +270,25 @@ class LocalBackend:
         if self._guard is None or self._guard.stdin is None or self._guard.poll() is not None:
             return
         groups = [str(worker.process.pid) for worker in self._workers if worker.exit_code is None]
+        groups += [str(spare.process.pid) for spare in self._spares]
         with contextlib.suppress(OSError):
             self._guard.stdin.write(" ".join(groups).encode() + b"\n")
             self._guard.stdin.flush()
 
 
 class LocalWorker:
-    """A worker process of this host; see `launcher.jobs.job.Worker`."""
+    """A worker process of this host; see `launcher.jobs.job.Worker`.
 
-    def __init__(self, command: Command, tee: Tee, environ: Mapping[str, str]):
+    Args:
+      command: what it runs.
+      tee: where its output goes.
+      environ: all its variables.
+      process: one that has become this worker already; None to start one.
+    """
+
+    def __init__(
+        self, command: Command, tee: Tee, environ: Mapping[str, str], process: subprocess.Popen[bytes] | None = None
+    ):
         self.command = command
         self.tee = tee
         self.exit_code: int | None = None
@@ -243,7 +296,7 @@ class LocalWorker:
         self.report: Report | None = None
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()
-        self.process = child_process.start(
+        self.process = process or child_process.start(
             command.argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -357,6 +410,12 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
         progress_file=reports,
         error_file=errors,
     )
+
+
+def _trains(worker: LocalWorker) -> bool:
+    """Whether it has done a step."""
+    report = worker.report
+    return report is not None and None not in (report.step, report.first_step) and report.step > report.first_step
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:

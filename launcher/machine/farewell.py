@@ -33,19 +33,28 @@ _SILENT_SECONDS = 2.0
 
 _EXIT_UNWRITTEN = 120  # Python's own, for output that could not be flushed
 _kept: list[Any] | None = None
+_codes: list[int] | None = None
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:
     """Runs what this process is for and ends the process with its exit code, once all functions of `atexit` have run.
 
-    Call it before TensorFlow is imported: of those functions, its own is the last.
+    Call it, or `register`, before TensorFlow is imported: of those functions, its own is the last.
     """
     global _kept
     _kept = []
-    codes: list[int] = []
-    atexit.register(_end_with, codes)
+    codes = register()
     codes.append(main())
     sys.exit(codes[0])
+
+
+def register() -> list[int]:
+    """Has this process end without destructors, once; returns the list that its exit code is to be put into."""
+    global _codes
+    if _codes is None:
+        _codes = []
+        atexit.register(_end_with, _codes)
+    return _codes
 
 
 def _end_with(codes: list[int]) -> None:
