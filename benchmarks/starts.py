@@ -5,7 +5,7 @@
 
 `imports`: TensorFlow and Keras imported as Python does it. `run`: ResNet-20 for 30 steps by `fit`, one at a time
 (fit_run.py). `job`: two workers of an MLP by torchrun (torch_job.py), one of which is killed after step 60; left out
-without PyTorch. They take turns. Ratios are the other's seconds divided by Launcher's: above 1, Launcher is faster.
+without PyTorch. With --standby, Launcher's job has spare processes that are ready by then. They take turns. Ratios are the other's seconds divided by Launcher's: above 1, Launcher is faster.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     kinds: dict[str, dict[str, Measure]] = {
         "imports": {"launcher": _import_by_launcher, "python": _import_by_python},
         "run": {"launcher": _launcher_run, "fit": _fit_run},
-        "job": {"launcher": _launcher_job},
+        "job": {"launcher": _launcher_job, "launcher, standby": lambda folder: _launcher_job(folder, "--standby")},
     }
     if options.torch_python:
         kinds["job"]["torchrun"] = lambda folder: _torch_job(folder, options.torch_python)
@@ -111,8 +111,8 @@ def _fit_run(folder: Path) -> dict[str, float]:
     return _to_steps([sys.executable, str(HERE / "fit_run.py"), str(times)], lambda: _times(times))
 
 
-def _launcher_job(folder: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "launcher.launch", "--workers=2", *_JOB, f"--model_dir={folder / 'run'}"]
+def _launcher_job(folder: Path, *flags: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "launcher.launch", "--workers=2", *flags, *_JOB, f"--model_dir={folder / 'run'}"]
 
     def victim() -> int:
         for process in psutil.process_iter():

@@ -145,7 +145,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "standby", False,
         "Keep a spare process for each worker, from the first steps on, which has imported TensorFlow and becomes the "
-        "worker at a restart. Takes 300 to 400 MB of memory each, and a few processor seconds when they are made.",
+        "worker at a restart. Each takes about 250 MB of memory, and two processor seconds when it is made.",
         flag_values=values,
     )  # fmt: skip
     remote_flags.define(values)

@@ -1,0 +1,110 @@
+"""--standby: spare processes become the workers of the next attempt, and none of them outlives the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import psutil
+import pytest
+from launched import fault
+from places import SMALL_DIGITS
+from running import is_running
+
+from launcher import launch as entry
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+ENDLESS = [fault("read_next_batch", rank=rank, attempt=0) for rank in (0, 1)]
+
+
+def spares(job):
+    """The spares that wait: children of the supervisor that are no worker of any attempt."""
+    found = []
+    for child in psutil.Process(job.started.process.pid).children():
+        if "launcher.jobs.standby" in child.cmdline() and child.pid not in job.numbers("pids"):
+            found.append(child.pid)
+    return sorted(found)
+
+
+@pytest.fixture
+def standing_by(launch):
+    """standing_by(*flags): a job whose workers train without an end, and the spares it keeps."""
+
+    def start(*flags, **options):
+        job = launch("--standby", *flags, **{"faults": ENDLESS, **options})
+        job.until(lambda: len(spares(job)) == 2)
+        return job, spares(job)
+
+    return start
+
+
+def test_spares_become_the_workers_of_the_next_attempt_and_others_take_their_place(standing_by):
+    job, first = standing_by("--max_restarts=3", show=["LAUNCHER_RESTARTED"])
+    os.kill(job.numbers("pids")[0], signal.SIGKILL)
+    job.until(lambda: len(job.numbers("pids")) == 4)
+    assert sorted(job.numbers("pids")[2:]) == first
+    for rank in (0, 1):
+        assert job.log(2, rank).splitlines()[0] == "LAUNCHER_RESTARTED=1"
+    job.until(lambda: len(spares(job)) == 2)
+    second = spares(job)
+    os.kill(first[1], signal.SIGKILL)
+    job.until(lambda: len(job.numbers("pids")) == 6)
+    assert sorted(job.numbers("pids")[4:]) == second
+
+
+def test_a_spare_that_has_died_is_not_used(standing_by):
+    job, (dead, left) = standing_by()
+    os.kill(dead, signal.SIGKILL)
+    os.kill(job.numbers("pids")[0], signal.SIGKILL)
+    job.until(lambda: len(job.numbers("pids")) == 4)
+    started = set(job.numbers("pids")[2:])
+    assert dead not in started and left in started
+    assert "[launcher] --standby: spare processes became worker(s) 0\n" in job.started.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_spares_end_with_the_supervisor(standing_by, eventually, number):
+    job, waiting = standing_by()
+    job.started.process.send_signal(number)
+    job.started.process.wait()
+    eventually(lambda: not job.running() and not any(map(is_running, waiting)))
+
+
+def test_spares_end_with_a_job_that_is_preempted(standing_by):
+    job, waiting = standing_by("--grace_period=20", faults=[], steps=100_000, on_sigterm="save")
+    os.kill(job.numbers("pids")[0], signal.SIGTERM)
+    assert job.wait().returncode == 42
+    assert not any(map(is_running, waiting))
+
+
+@pytest.mark.parametrize("backend", ["member", "ssh", "slurm", "kubernetes", "tpu_vm"])
+def test_spares_are_for_workers_of_this_host(capsys, backend):
+    assert entry.main(["launch", f"--backend={backend}", "--standby", "--gin_file=x.gin"]) == 64
+    said = f"error: --standby=True goes with --backend=local, this is --backend={backend}\n"
+    assert capsys.readouterr().err == said
+
+
+TRAINING = (
+    "--workers=2",
+    f"--gin_file={SMALL_DIGITS}",
+    "--gin_param=train.steps = 3000",
+    "--gin_param=train.steps_per_loop = 1",
+    "--gin_param=train.checkpoint_every = 1000",
+    "--gin_param=train.evaluate_every = 0",
+)
+
+
+@pytest.mark.heavy
+def test_a_training_goes_on_in_spares_and_ends_bitwise_as_one_that_nobody_touched(run_launcher, tmp_path):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    finished = run_launcher(*TRAINING, f"--model_dir={undisturbed}", module="launcher.launch")
+    assert finished.returncode == 0, finished.stdout
+    drilled = ("--standby", "--drill=kill", "--drill_step=2000", f"--drill_reference={undisturbed}")
+    finished = run_launcher(*TRAINING, *drilled, f"--model_dir={killed}", module="launcher.launch")
+    assert finished.returncode == 0, finished.stdout
+    assert "--standby: spare processes became worker(s) 0, 1\n" in finished.stdout
+    record = json.loads((killed / "drill.json").read_text())
+    assert record["passed"] and record["difference"] == "" and record["orphans"] == 0
