@@ -5,7 +5,7 @@
 
 `imports`: TensorFlow and Keras imported as Python does it. `run`: ResNet-20 for 30 steps by `fit`, one at a time
 (fit_run.py). `job`: two workers of an MLP by torchrun (torch_job.py), one of which is killed after step 60; left out
-without PyTorch. With --standby, Launcher's job has spare processes that are ready by then. They take turns. Ratios are the other's seconds divided by Launcher's: above 1, Launcher is faster.
+without PyTorch. With --standby, Launcher's job is let alone until its spare processes are ready. They take turns. Ratios are the other's seconds divided by Launcher's: above 1, Launcher is faster.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _launcher_job(folder: Path, *flags: str) -> dict[str, float]:
                     return process.pid
         raise RuntimeError("worker 1 is not there")
 
-    return _killed(command, lambda: _launchers_times(folder), victim)
+    return _killed(command, lambda: _launchers_times(folder), victim, "are ready" if "--standby" in flags else "")
 
 
 def _torch_job(folder: Path, python: str) -> dict[str, float]:
@@ -149,12 +149,13 @@ def _to_steps(command: list[str], times: Callable[[], list[tuple[int, float]]]) 
 
 
 def _killed(
-    command: list[str], times: Callable[[], list[tuple[int, float]]], victim: Callable[[], int]
+    command: list[str], times: Callable[[], list[tuple[int, float]]], victim: Callable[[], int], said: str = ""
 ) -> dict[str, float]:
-    """Seconds to the first step, and from a worker's death to the first step after it."""
+    """Seconds to the first step, and from a worker's death, once the job has said so, to the first step after it."""
     begun = time.time()
     with tempfile.TemporaryFile() as log, _group(command, log) as job:
         _until(job, lambda: any(step >= _KILLED_AFTER for step, _ in times()))
+        _until(job, lambda: said.encode() in os.pread(log.fileno(), 1 << 20, 0))
         pid, before = victim(), times()
         os.kill(pid, signal.SIGKILL)
         killed = time.time()

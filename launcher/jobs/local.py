@@ -69,6 +69,7 @@ class LocalBackend:
         self._while_waiting = while_waiting
         self._standby = standby
         self._spares: list[Spare] = []
+        self._has_told_of_spares = False
         self._gpus = _divide_gpus(visible_gpus(environ), job.workers)
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
@@ -143,8 +144,8 @@ class LocalBackend:
     def pump(self, timeout_seconds: float) -> None:
         """Passes on what workers print; returns after `timeout_seconds` at the latest."""
         self._replace_guard()
-        if self._standby and not self._spares and self._workers and all(map(_trains, self._workers)):
-            self._make_spares()
+        if self._standby:
+            self._keep_spares()
         if self._console.is_behind or not self._selector.get_map():
             time.sleep(timeout_seconds)
             return
@@ -185,8 +186,16 @@ class LocalBackend:
         inherited = without_peers(self._environ) if "TF_CONFIG" in command.environ else self._environ
         return {**inherited, **command.environ}
 
-    def _make_spares(self) -> None:
-        """Starts one process for each worker, which can take its place in the next attempt."""
+    def _keep_spares(self) -> None:
+        """Once all workers train, starts one process for each, which can take its place in the next attempt."""
+        if self._spares:
+            if not self._has_told_of_spares and all(spare.is_ready() for spare in self._spares):
+                self._has_told_of_spares = True
+                self._console.note(f"--standby: {len(self._spares)} spare process(es) are ready")
+            return
+        if not self._workers or not all(map(_trains, self._workers)):
+            return
+        self._has_told_of_spares = False
         try:
             for worker in self._workers:
                 self._spares.append(Spare(worker.command.argv, self._all_variables(worker.command)))

@@ -17,6 +17,7 @@ from launcher import launch as entry
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
+READY = "--standby: 2 spare process(es) are ready"
 ENDLESS = [fault("read_next_batch", rank=rank, attempt=0) for rank in (0, 1)]
 
 
@@ -31,11 +32,11 @@ def spares(job):
 
 @pytest.fixture
 def standing_by(launch):
-    """standing_by(*flags): a job whose workers train without an end, and the spares it keeps."""
+    """standing_by(*flags): a job whose workers train without an end, and the spares that are ready."""
 
     def start(*flags, **options):
         job = launch("--standby", *flags, **{"faults": ENDLESS, **options})
-        job.until(lambda: len(spares(job)) == 2)
+        job.until(lambda: READY in job.started.stdout)
         return job, spares(job)
 
     return start
@@ -48,7 +49,7 @@ def test_spares_become_the_workers_of_the_next_attempt_and_others_take_their_pla
     assert sorted(job.numbers("pids")[2:]) == first
     for rank in (0, 1):
         assert job.log(2, rank).splitlines()[0] == "LAUNCHER_RESTARTED=1"
-    job.until(lambda: len(spares(job)) == 2)
+    job.until(lambda: job.started.stdout.count(READY) == 2)
     second = spares(job)
     os.kill(first[1], signal.SIGKILL)
     job.until(lambda: len(job.numbers("pids")) == 6)
