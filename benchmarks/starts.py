@@ -5,7 +5,8 @@
 
 `imports`: TensorFlow and Keras imported as Python does it. `run`: ResNet-20 for 30 steps by `fit`, one at a time
 (fit_run.py). `job`: two workers of an MLP by torchrun (torch_job.py), one of which is killed after step 60; left out
-without PyTorch. With --standby, Launcher's job is let alone until its spare processes are ready. They take turns. Ratios are the other's seconds divided by Launcher's: above 1, Launcher is faster.
+without PyTorch. With --standby, Launcher's job is left alone until its spare processes are ready. They take turns.
+Ratios are the other's seconds divided by Launcher's: above 1, Launcher is faster.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,10 +11,11 @@ import sys
 import psutil
 import pytest
 from launched import fault
-from places import SMALL_DIGITS
+from places import PYTHONPATH, SMALL_DIGITS
 from running import is_running
 
 from launcher import launch as entry
+from launcher.jobs.drill import files
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -21,13 +23,25 @@ READY = "--standby: 2 spare process(es) are ready"
 ENDLESS = [fault("read_next_batch", rank=rank, attempt=0) for rank in (0, 1)]
 
 
-def spares(job):
-    """The spares that wait: children of the supervisor that are no worker of any attempt."""
+def standing(started):
+    """Children of a supervisor that are spares, or were."""
     found = []
-    for child in psutil.Process(job.started.process.pid).children():
-        if "launcher.jobs.standby" in child.cmdline() and child.pid not in job.numbers("pids"):
-            found.append(child.pid)
-    return sorted(found)
+    for child in psutil.Process(started.process.pid).children():
+        with contextlib.suppress(psutil.Error):  # others come and go
+            found += [child.pid] * ("launcher.jobs.standby" in child.cmdline())
+    return found
+
+
+def spares(job):
+    """The spares that wait: no worker of any attempt is one of them."""
+    return sorted(set(standing(job.started)) - set(job.numbers("pids")))
+
+
+def is_worker(process, rank):
+    with contextlib.suppress(psutil.Error):
+        config = process.environ().get("TF_CONFIG")
+        return config is not None and json.loads(config)["task"]["index"] == rank
+    return False
 
 
 @pytest.fixture
@@ -88,24 +102,33 @@ def test_spares_are_for_workers_of_this_host(capsys, backend):
     assert capsys.readouterr().err == said
 
 
-TRAINING = (
-    "--workers=2",
-    f"--gin_file={SMALL_DIGITS}",
-    "--gin_param=train.steps = 3000",
-    "--gin_param=train.steps_per_loop = 1",
-    "--gin_param=train.checkpoint_every = 1000",
-    "--gin_param=train.evaluate_every = 0",
-)
-
-
 @pytest.mark.heavy
-def test_a_training_goes_on_in_spares_and_ends_bitwise_as_one_that_nobody_touched(run_launcher, tmp_path):
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    finished = run_launcher(*TRAINING, f"--model_dir={undisturbed}", module="launcher.launch")
-    assert finished.returncode == 0, finished.stdout
-    drilled = ("--standby", "--drill=kill", "--drill_step=2000", f"--drill_reference={undisturbed}")
-    finished = run_launcher(*TRAINING, *drilled, f"--model_dir={killed}", module="launcher.launch")
-    assert finished.returncode == 0, finished.stdout
-    assert "--standby: spare processes became worker(s) 0, 1\n" in finished.stdout
-    record = json.loads((killed / "drill.json").read_text())
-    assert record["passed"] and record["difference"] == "" and record["orphans"] == 0
+def test_a_training_goes_on_in_spares_and_ends_bitwise_as_one_that_nobody_touched(start_launcher, tmp_path):
+    go, recipe = tmp_path / "go", tmp_path / "held.gin"
+    bindings = {
+        "image_classification.data": "@slowed.HeldBatches()", "slowed.HeldBatches.data": "@image_data()",
+        "slowed.HeldBatches.first": 8, "slowed.HeldBatches.file": f"'{go}'", "train.steps": 20,
+        "train.steps_per_loop": 1, "train.checkpoint_every": 3, "train.evaluate_every": 0,
+    }  # fmt: skip
+    lines = [f"{name} = {value}" for name, value in bindings.items()]
+    recipe.write_text("\n".join(["import slowed_digits", f"include '{SMALL_DIGITS}'", *lines]))
+    given = ("--workers=2", f"--gin_file={recipe}", "--mode=train")
+
+    def start(name, *flags):
+        flags = (*given, *flags, f"--model_dir={tmp_path / name}")
+        return start_launcher(*flags, module="launcher.launch", env={"PYTHONPATH": PYTHONPATH})
+
+    killed = start("killed", "--standby")
+    killed.wait_until(lambda: READY in killed.stdout, 240)
+    waiting = standing(killed)
+    (victim, *_) = (child for child in psutil.Process(killed.process.pid).children() if is_worker(child, 1))
+    victim.kill()
+    go.touch()
+    assert killed.wait(240).returncode == 0, killed.stdout
+    assert "--standby: spare processes became worker(s) 0, 1\n" in killed.stdout
+    assert "worker 1 was killed by SIGKILL" in killed.stdout
+    assert not any(map(is_running, waiting))
+    undisturbed = start("undisturbed").wait(240)
+    assert undisturbed.returncode == 0, undisturbed.stdout
+    assert files.all_steps(tmp_path / "killed")[-1] == 20
+    assert files.difference(tmp_path / "undisturbed", tmp_path / "killed") == ""

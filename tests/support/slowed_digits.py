@@ -1,7 +1,8 @@
-"""A worker that is slower than the others, for recipes: it sleeps in each step's forward pass, or for each batch."""
+"""Workers that are slow, for recipes: one sleeps in each step's forward pass, or for each batch; or all are held up."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 
@@ -57,3 +58,28 @@ class Batches:
                 return tf.nest.map_structure(tf.identity, batch)
 
         return self._data.train_batches(shard).map(late)
+
+
+@gin.configurable(module="slowed")
+class HeldBatches:
+    """Another data set, whose batches after the first few come when there is a file."""
+
+    def __init__(self, *, data: ImageData, first: int, file: str):
+        self._data, self._first, self._file = data, first, file
+
+    def __getattr__(self, name):
+        return getattr(self._data, name)
+
+    def train_batches(self, shard):
+        numbers = itertools.count()
+
+        def wait() -> np.int32:
+            while next(numbers) >= self._first and not os.path.exists(self._file):
+                time.sleep(0.01)
+            return np.int32(0)
+
+        def held(batch):
+            with tf.control_dependencies([tf.numpy_function(wait, [], tf.int32)]):
+                return tf.nest.map_structure(tf.identity, batch)
+
+        return self._data.train_batches(shard).map(held)
