@@ -335,7 +335,9 @@ class Trainer:
     def _whole(self, variable: tf.Variable | keras.Variable) -> np.ndarray:
         part = self.part_of(variable)
         if part is None:
-            return np.array(variable.numpy())
+            value = variable.value if isinstance(variable, keras.Variable) else variable
+            # The tensor shares the variable's memory, of which `numpy` makes the one copy.
+            return np.asarray(tf.convert_to_tensor(value).numpy())
         copies = self._copies(variable)
         if not self._is_multi_worker:
             return np.concatenate([one.numpy() for one in copies], part.axis)
