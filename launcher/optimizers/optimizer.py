@@ -272,7 +272,7 @@ class Optimizer:
         return new
 
     def _move(self, sgd: keras.optimizers.SGD, index: int, gradient: tf.Tensor, rate: tf.Tensor) -> None:
-        """What `SGD.update_step` does, in one operation and one pass over the weight instead of eight: the same bits."""
+        """What `SGD.update_step` does to the same bits, in one operation and one pass instead of eight."""
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=self._updated[index].value.handle,
             accum=sgd.momentums[index].value.handle,
