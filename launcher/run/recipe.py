@@ -44,7 +44,8 @@ class Recipe:
       epochs: length of the run in passes over the training examples.
       microbatches: parts each replica's batch is split in, to fit a larger batch in the same memory; "auto" for the
         fewest that fit, which are tried on the devices when training starts.
-      steps_per_loop: steps the device takes before the host looks again.
+      steps_per_loop: steps the device takes before the host looks again; "auto" for as many as take about a second,
+        by their time so far, on all workers alike. It changes no number.
       strategy: what `--strategy` means when the flag is not given.
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
       precision_overrides: policies of single layers by a regular expression on their path, such as
@@ -119,7 +120,7 @@ class Recipe:
     steps: int | None = None
     epochs: float | None = None
     microbatches: int | Literal["auto"] = 1
-    steps_per_loop: int = 10
+    steps_per_loop: int | Literal["auto"] = "auto"
     strategy: str = "auto"
     precision: str = "auto"
     precision_overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -173,7 +174,9 @@ class Recipe:
             raise UsageError(
                 f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
             )
-        self._check_positive("global_batch_size", "steps_per_loop", "log_every")
+        self._check_positive("global_batch_size", "log_every")
+        if self.steps_per_loop != "auto":
+            self._check_positive("steps_per_loop")
         if self.microbatches != "auto":
             self._check_positive("microbatches")
         if self.loss_pieces != "auto":

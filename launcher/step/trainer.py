@@ -92,6 +92,8 @@ class Trainer:
         self.optimizer = optimizer
         self.config = config
         self.left_out = left_out
+        # Steps of the last call of `train`, also of one that failed.
+        self.loop_steps = 0
         # Step and loss scale after the last call of `train`, for when the devices are gone.
         self.last_seen: tuple[int, float] | None = None
         self.statistics = moving_statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
@@ -217,7 +219,7 @@ class Trainer:
         Returns:
           Every step's record; fetching it waits for the steps to end.
         """
-        first_step = self.step + 1
+        first_step, self.loop_steps = self.step + 1, num_steps
         table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy().astype(np.float64)
         columns = _columns((*self.replica_step.report_names, "waited"), table)
 
@@ -398,6 +400,14 @@ class Trainer:
     def any_worker(self, flag: bool) -> bool:
         """Whether any worker says so: all call this after the same step and all get the same answer."""
         return self._sum_over_replicas(int(flag)) > 0
+
+    def mean_over_workers(self, values: Sequence[float]) -> list[float]:
+        """The mean of what the workers say: all call this after the same step and all get the same answer."""
+        if not self._is_multi_worker:
+            return list(values)
+        summed = self._sum(tf.constant(values, tf.float64))
+        mean = self.strategy.experimental_local_results(summed)[0].numpy() / self.strategy.num_replicas_in_sync
+        return mean.tolist()
 
     @property
     def own_seconds(self) -> float | None:
