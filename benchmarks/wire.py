@@ -1,4 +1,4 @@
-"""Steps a second of workers between which the network is slow, by wire dtype. Prints JSON; needs root, ip and tc (Linux).
+"""Steps a second of workers with a slow network between them, by wire dtype. Needs root, ip and tc (Linux).
 
     sudo python benchmarks/wire.py                                       # two workers, 1 Gbit/s, three dtypes
     sudo python benchmarks/wire.py --workers=4 --gbits=10

@@ -11,7 +11,9 @@ SHARES = {
     "a line from the refused side": lambda size: 0.1 + size / 30,
     "steps of padding": lambda size: 0.1 + -(-size // 64) * 64 / 900,
     "computing twice before it gives up": lambda size: min(0.1 + size / 200, 0.99) if size <= 500 else size / 500,
-    "computing twice over a long stretch": lambda size: min(size / 4300, 0.9 + size / 1e5) if size <= 7547 else 1 + size / 5e4,
+    "computing twice over a long stretch": lambda size: (
+        min(size / 4300, 0.9 + size / 1e5) if size <= 7547 else 1 + size / 5e4
+    ),
     "more than in proportion": lambda size: 0.05 + (size / 300) ** 2,
     "less than in proportion": lambda size: (size / 5000) ** 0.5,
 }
