@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import tensorflow as tf
+import text_run
 from report_page import Page
 
 from launcher import main as entry
@@ -99,8 +100,9 @@ def test_several_slices_and_batches_become_a_table_and_a_section_of_the_report(p
 
 
 @pytest.mark.parametrize("target", ["--tpu_type=v5litepod-1", "--gpu_type=l4"])
-def test_a_model_that_is_a_class_is_examined_with_its_tokens(preflight, target):
-    small = ("text_corpus.vocab_size = 512", "language_model.layers = 1", "language_model.width = 96")
+def test_a_model_that_is_a_class_is_examined_with_its_tokens(preflight, tmp_path, target):
+    text_run.write_corpus(tmp_path)
+    small = (*text_run.corpus_bindings(tmp_path), "language_model.dropout = 0.0", "language_model.smeared_keys = False")
     compiled = ("train.jit_compile = True", "train.precision = 'mixed_bfloat16'")
     recipe = ("--gin_file=lm_cpu.gin", *(f"--gin_param={binding}" for binding in (*small, *compiled)))
     done = preflight(target, recipe=recipe)
