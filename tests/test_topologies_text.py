@@ -83,8 +83,9 @@ def test_every_topology_and_any_pieces_of_the_loss_train_and_evaluate_as_one_rep
 @pytest.mark.heavy
 def test_two_worker_processes_train_to_the_weights_of_one_replica(recipe, one_replica, run_workers, tmp_path):
     file, bindings, folder = recipe
-    # In pieces, against whole logits.
-    params = [f"--gin_param={binding}" for binding in (*bindings, "train.loss_pieces = 3")]
+    # In pieces, against whole logits; computed again, against kept.
+    settings = ("train.loss_pieces = 3", "train.rematerialize = True")
+    params = [f"--gin_param={binding}" for binding in (*bindings, *settings)]
     workers = run_workers(
         2, f"--gin_file={file}", "--mode=train", f"--data_dir={folder}/data", f"--model_dir={tmp_path}/run", *params
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import Any
 
 import gin
 
@@ -71,16 +70,6 @@ def unused_bindings(*, traced: bool = True) -> list[str]:
 def _is_launchers(selector: str) -> bool:
     module = getattr(internals().registry[selector].wrapped, "__module__", "")
     return module.partition(".")[0] in ("launcher", "models")
-
-
-def used_as(parameter: str, value: Any) -> tuple[str, ...]:
-    """Bindings, such as "resnet.depth", by which the calls so far got `value`, bound or by default."""
-    operative = internals().operative.items()
-    return tuple(
-        sorted(
-            {f"{short_name(selector)}.{parameter}" for (_, selector), args in operative if args.get(parameter) is value}
-        )
-    )
 
 
 def _why_unused(key: Key, operative: Mapping[tuple[str, str], set[str]], used: set[Key]) -> str:

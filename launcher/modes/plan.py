@@ -12,15 +12,12 @@ import keras
 
 from launcher.config import gin_bindings
 from launcher.modes import Request
-from launcher.optimizers.parts import bytes_of, part_of
 from launcher.reporting.run_folder import Change, RunRecord
-from launcher.reporting.units import bytes_text
-from launcher.run import attention, loading
+from launcher.run import computed, loading
 from launcher.run.early_stopping import LOW_IS_BEST
 from launcher.run.plan import RunPlan
 from launcher.step import freezing, layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving
-from launcher.tasks import text
 
 
 def resolve(request: Request, *, connect: bool = True) -> RunPlan:
@@ -62,12 +59,8 @@ def describe(
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
     if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = layer_policies.describe(overrides)
-    lines |= attention.describe(resolved, model)
+    lines |= computed.describe(resolved, model)
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
-    if held := _shared_state(resolved, model):
-        lines["optimizer state"] = held
-    if shape := getattr(resolved.recipe.task, "logits_shape", None):
-        lines["loss"] = text.describe_loss(resolved.loss_pieces, model, resolved.microbatch_size, shape)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
     lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
@@ -76,26 +69,6 @@ def describe(
     for number, note in enumerate((*resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines
-
-
-def _shared_state(resolved: RunPlan, model: keras.Model) -> str:
-    """How the state of the optimizer and the averages are shared out; "" where the recipe does not ask for it.
-
-    Told of state of the size of a weight, of which Adam has two: what an optimizer has is known once it is built.
-    """
-    if not resolved.recipe.shard_optimizer:
-        return ""
-    replicas = resolved.strategy.num_replicas
-    if replicas == 1:
-        return "train.shard_optimizer = True: one replica holds all of it"
-    parts = [(variable, part_of(variable, replicas)) for variable in model.trainable_variables]
-    whole = bytes_of([variable for variable, _ in parts])
-    held = bytes_of([variable if part is None else part for variable, part in parts])
-    divided = bytes_of([variable for variable, part in parts if part is not None])
-    return (
-        f"shared out over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for every slot and "
-        f"average of the weights; {bytes_text(divided)} of weights are put together a step"
-    )
 
 
 def record(resolved: RunPlan, request: Request, described: Mapping[str, str], started: float) -> RunRecord:

@@ -27,7 +27,7 @@ from launcher.reporting.prometheus import Prometheus
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.sinks import Sink
 from launcher.reporting.summary import Stopwatch, make_summary, take_beginning
-from launcher.run import assets, loading, microbatches, programs, session, start_weights, starting_point
+from launcher.run import assets, loading, memory_trial, programs, session, start_weights, starting_point
 from launcher.run.actions import (
     Action,
     DrillFault,
@@ -111,8 +111,8 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
         stopwatch = Stopwatch(started=take_beginning())
         with gin_bindings.usage_errors():
             plan = make_plan()
-            if plan.recipe.microbatches == "auto" and MODES[request.mode].trains:
-                plan = microbatches.decide(plan, gin_files=request.gin_file, gin_params=request.gin_param)
+            if memory_trial.is_open(plan) and MODES[request.mode].trains:
+                plan = memory_trial.decide(plan, gin_files=request.gin_file, gin_params=request.gin_param)
             _check_stopping(request, plan)
             plan.data.check()
             if check_task := getattr(plan.recipe.task, "check", None):

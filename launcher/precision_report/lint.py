@@ -152,8 +152,8 @@ def unseen(model: keras.Model, seen: Iterable[str]) -> Iterator[LintFinding]:
                 path=path,
                 text="the gradient by its outputs did not come to light: the layer is computed again in the backward "
                 "pass, or the loss does not depend on it, or its methods are called instead of the layer itself",
-                fix="turn rematerialisation off for the report; the gradients of the layer's weights are there all the "
-                "same",
+                fix="turn rematerialisation off for the report (train.rematerialize = False); the gradients of the "
+                "layer's weights are there all the same",
             )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.machine.strategy import recommended_policy
-from launcher.preflight.costs import Costs
+from launcher.preflight.costs import Collective, Costs
 from launcher.preflight.hbm import Buffer, HbmUse
+from launcher.preflight.hlo import OpSource
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
 from launcher.reporting.units import bytes_text, milliseconds
@@ -18,16 +19,20 @@ _WORTH_OF_MEMORY = 0.02
 _SHOWN = 3
 
 
-def advise(costs: Costs, hbm: HbmUse, where: Target, *, policy: str, bounds: Roofline) -> tuple[str, ...]:
+def advise(
+    costs: Costs, hbm: HbmUse, where: Target, *, policy: str, bounds: Roofline, shared_gradient_bytes: int = 0
+) -> tuple[str, ...]:
     """A sentence for each thing that costs something.
 
     Args:
       costs, hbm, bounds: of one device.
       where: the devices.
       policy: Keras dtype policy of the run.
+      shared_gradient_bytes: of all gradients, as they are reduced, under `train.shard_optimizer`; else 0.
     """
     return (
         *_reductions(bounds, where),
+        *_sharing(costs, where, bounds, shared_gradient_bytes),
         *where.advice(costs, hbm),
         *_float32(costs, hbm, policy, where),
         *_recomputed(costs),
@@ -45,6 +50,30 @@ def _reductions(bounds: Roofline, where: Target) -> Iterator[str]:
             f"{milliseconds(max(bounds.compute_seconds, bounds.hbm_seconds))}): fewer devices or more examples a "
             "replica would use them better"
         )
+
+
+def _sharing(costs: Costs, where: Target, bounds: Roofline, gradient_bytes: int) -> Iterator[str]:
+    """What `train.shard_optimizer` costs on the wire: nothing is told of its gain, which is in the memory needed."""
+    if not gradient_bytes or where.num_replicas == 1:
+        return
+    whole = Collective(kind="all-reduce", bytes=gradient_bytes, times=1, dtypes=(), source=OpSource())
+    alone = where.wire_seconds(whole)
+    scattered = sum(one.bytes * one.times for one in costs.collectives if one.kind == "reduce-scatter")
+    sums = (
+        "each replica gets the sum of its part alone"
+        if 2 * scattered > gradient_bytes
+        else "every replica gets the whole sum, as without it, for the compiler makes no reduce-scatter here"
+    )
+    gathers = (
+        "TPUStrategy puts the weights together by a sum over all replicas, twice the traffic of an all-gather"
+        if where.accelerator == "tpu"
+        else "an all-gather puts the weights together"
+    )
+    yield (
+        f"train.shard_optimizer = True takes at least {milliseconds(bounds.wire_seconds)} of the {where.wire_name} a "
+        f"step, {bounds.wire_seconds / alone:.1f} times the {milliseconds(alone)} of reducing "
+        f"{bytes_text(gradient_bytes)} of gradients without it: {sums}, and {gathers}"
+    )
 
 
 def _label(buffer: Buffer) -> str:

@@ -17,6 +17,7 @@ from launcher.preflight.suggestions import Suggestion
 from launcher.reporting.units import amount, bytes_text, milliseconds
 from launcher.step_program.op_source import short_name
 
+_OF_PLAN = ("task", "data", "batch", "rematerialisation", "policy", "steps")
 _MEASURED = ("verdict", "memory needed", "of it", "step at least", "bound by", "compiled in")
 
 
@@ -140,9 +141,10 @@ def _summary(finding: SliceFinding) -> dict[str, str]:
         "where": finding.case.where.describe(),
         **({"figures of": finding.case.where.figures_of} if finding.case.where.figures_of else {}),
         **({"changed": "; ".join(finding.case.changes)} if finding.case.changes else {}),
-        **{name: lines[name] for name in ("task", "data", "batch", "policy", "steps")},
+        **{name: lines[name] for name in _OF_PLAN if name in lines},
         "wire": plan.wire_dtype.name,
         "parameters": f"{model.trained_parameters:,} trained of {model.parameters:,}",
+        **model.computed,
         **{f"note {number}": note for number, note in notes},
         "compiler": f"compiled in {_seconds(compilation)}",
         "verdict": outcome if finding.refusal is None else f"{outcome}: {finding.refusal}",
@@ -321,10 +323,12 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "global_batch_size": plan.recipe.global_batch_size,
         "per_replica_batch_size": plan.per_replica_batch_size,
         "microbatches": plan.microbatches,
+        "rematerialize": plan.rematerialize,
         "policy": plan.policy,
         "wire_dtype": plan.wire_dtype.name,
         "steps": plan.total_steps,
         "parameters": finding.model.parameters,
+        "computed": dict(finding.model.computed),
         "compile_seconds": finding.compilation.seconds,
         "from_cache": finding.compilation.cached,
         "unread": list(finding.unread),

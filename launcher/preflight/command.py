@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.preflight import case_report, comparison, gpus, largest_batch, slices, suggestions
+from launcher.preflight import auto_settings, case_report, comparison, gpus, largest_batch, slices, suggestions
 from launcher.preflight.case_report import CaseReport, Tried
 from launcher.preflight.compiler import Compiler, OutOfTimeError, require_versions
 from launcher.preflight.kept_reports import Recorder
@@ -106,17 +106,19 @@ class Preflight:
         reports: list[CaseReport] = []
         for case in possible:
             try:
-                reports.append(self._report(case))
+                report = self._report(case)
             except LauncherError as error:
                 if len(self._cases) == 1:
                     raise
                 not_applicable.append((case.name, str(error)))
                 self._judge_lasting(error)
+            else:
+                self._line.close()
+                reports.append(report)
+                case_report.show(report, self._console)
+                self._console.note("")
             finally:
                 self._line.close()
-            if reports and reports[-1].finding.case == case:
-                case_report.show(reports[-1], self._console)
-                self._console.note("")
         findings = [one.finding for one in reports]
         if len(self._cases) > 1:
             self._console.table(comparison.rows(findings, not_applicable))
@@ -143,9 +145,10 @@ class Preflight:
 
     def _report(self, case: Case) -> CaseReport:
         if self._request.largest_batch:
+            case = auto_settings.for_largest_batch(self._examiner, case)
             largest = largest_batch.find(self._examiner, case, on_try=self._tell_try)
             return CaseReport(finding=largest.fits or largest.tried[-1], largest=largest)
-        finding = self._examiner.examine(case)
+        finding = auto_settings.examine(self._examiner, case)
         return CaseReport(finding=finding, tried=tuple(self._tried(finding)))
 
     def _tell_try(self, finding: SliceFinding) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -70,6 +71,17 @@ class HbmUse:
     def excess(self) -> float:
         """Bytes that are missing; 0 when it fits."""
         return 0.0 if self.fits else max(0.0, self.needed - self.available)
+
+    @property
+    def least_parts(self) -> float:
+        """In how many microbatches as many examples must at least be, for it to fit; infinite where none can be enough.
+
+        No temporary shrinks more than in proportion, and neither variables nor the batch shrink at all.
+        """
+        if self.fits:
+            return 1.0
+        lasting = self.arguments + self.outputs
+        return (self.needed - lasting) / (self.available - lasting) if lasting < self.available else math.inf
 
 
 def refused_for_hbm(error: str | None) -> tuple[float, float] | None:

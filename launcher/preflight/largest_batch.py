@@ -11,6 +11,8 @@ from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 
 # A dozen is usual. More than these need a memory that does not go up with the batch.
 _MOST_TRIES = 24
+# Near the limit a compiler computes again what does not fit, so that memory hardly goes up there and lines mislead.
+_TRIES_BY_LINES = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,8 @@ def find(examiner: Examiner, case: Case, *, on_try: Callable[[SliceFinding], Non
 def next_size(needed: Mapping[int, float], fitting: set[int], *, start: int) -> int | None:
     """The size to try next; None when one fits and the next does not, or not even 1 does.
 
-    Memory is taken to go up in a straight line; where that is wrong twice on the same side, the rest is halved.
+    Memory is taken to go up in a straight line; where that is wrong twice on the same side, the rest is halved, and so it
+    is after some tries.
 
     Args:
       needed: share of the memory there is, by size, in the order of trying.
@@ -104,7 +107,7 @@ def next_size(needed: Mapping[int, float], fitting: set[int], *, start: int) -> 
         return None
     last = list(needed)[-2:]
     stuck = len(last) == 2 and len({size in fitting for size in last}) == 1
-    guess = (low + high) // 2 if stuck else _between(needed, low, high)
+    guess = (low + high) // 2 if stuck or len(needed) > _TRIES_BY_LINES else _between(needed, low, high)
     return min(max(guess, low + 1), high - 1)
 
 

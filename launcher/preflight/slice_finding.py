@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -22,7 +22,7 @@ from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
-from launcher.run import loading
+from launcher.run import computed, loading, rematerialization
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.step.layers import group_size, walk
@@ -68,22 +68,24 @@ class ModelFacts:
     Attributes:
       parameters, trained_parameters: numbers of weights.
       group_sizes: numbers of examples that normalisation layers take their statistics over.
-      rematerialize: bindings that make the model compute its activations twice, and do not yet.
+      keeps_activations: whether `train.rematerialize` would have the model keep less of them.
       tokens_per_example: None where examples are no sequences.
       notes: what the task says of its model on such devices.
       shareable_bytes: of the optimizer's state and the averages, which `train.shard_optimizer` would share out; 0 where
         it does already or cannot.
       kind: its name and the size of its images, as published rates have it.
+      computed: the plan's lines on how a step computes attention, loss and optimizer state.
     """
 
     parameters: int
     trained_parameters: int
     group_sizes: tuple[int, ...]
-    rematerialize: tuple[str, ...]
+    keeps_activations: bool
     tokens_per_example: float | None
     notes: tuple[str, ...]
     shareable_bytes: int = 0
     kind: str = ""
+    computed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,7 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs | None) -> Sl
     if costs is None:
         return dataclasses.replace(found, hbm=accounted)
     where, recipe = found.case.where, found.plan.recipe
+    gradient_bytes = found.model.trained_parameters * found.plan.wire_dtype.size
     bounds = roofline.estimate(
         costs,
         where,
@@ -223,7 +226,14 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs | None) -> Sl
         hbm=accounted,
         costs=costs,
         roofline=bounds if accounted.fits else None,
-        advice=advice.advise(costs, accounted, where, policy=found.plan.policy, bounds=bounds),
+        advice=advice.advise(
+            costs,
+            accounted,
+            where,
+            policy=found.plan.policy,
+            bounds=bounds,
+            shared_gradient_bytes=gradient_bytes if recipe.shard_optimizer else 0,
+        ),
     )
 
 
@@ -255,11 +265,12 @@ def _facts(resolved: RunPlan, session: Session) -> ModelFacts:
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
         group_sizes=tuple(sorted(groups)),
-        rematerialize=gin_used.used_as("rematerialize", False),
+        keeps_activations=not all(layer.rematerialize for layer in rematerialization.layers_of(model)),
         tokens_per_example=None if weight is None else float(weight),
         notes=() if task_notes is None else tuple(task_notes(model, resolved.strategy.accelerator)),
         shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),
         kind=_kind(model),
+        computed=computed.describe(resolved, model),
     )
 
 

@@ -46,7 +46,7 @@ def knobs(finding: SliceFinding) -> Iterator[Iterator[Suggestion]]:
 
 
 def _least(finding: SliceFinding) -> float:
-    """The factor by which microbatches or replicas must at least multiply: no part shrinks more than in proportion."""
+    """The factor by which replicas must at least multiply: no part shrinks more than in proportion."""
     assert finding.hbm is not None
     return 1.0 if finding.fits else finding.hbm.needed / finding.hbm.available
 
@@ -75,11 +75,12 @@ def _shared_state(finding: SliceFinding) -> Iterator[Suggestion]:
 
 
 def _microbatches(finding: SliceFinding) -> Iterator[Suggestion]:
+    assert finding.hbm is not None
     now, per_replica = finding.plan.microbatches, finding.plan.per_replica_batch_size
     last = now
     for count in range(now + 1, per_replica + 1):
         size, rest = divmod(per_replica, count)
-        if count < max(2 * last, now * _least(finding)) or rest or not _in_groups(finding, size):
+        if count < max(2 * last, now * finding.hbm.least_parts) or rest or not in_groups(finding, size):
             continue
         last = count
         yield _binding(
@@ -91,10 +92,10 @@ def _microbatches(finding: SliceFinding) -> Iterator[Suggestion]:
 
 
 def _rematerialization(finding: SliceFinding) -> Iterator[Suggestion]:
-    for binding in finding.model.rematerialize:
+    if finding.model.keeps_activations:
         yield _binding(
             finding,
-            f"{binding} = True",
+            "train.rematerialize = True",
             "activations inside each block are computed again in the backward pass instead of kept, about a third more "
             "arithmetic",
         )
@@ -124,10 +125,11 @@ def _divides(finding: SliceFinding, num_replicas: int) -> bool:
         check_batches(plan)
     except UsageError:
         return False
-    return _in_groups(finding, plan.microbatch_size)
+    return in_groups(finding, plan.microbatch_size)
 
 
-def _in_groups(finding: SliceFinding, microbatch_size: int) -> bool:
+def in_groups(finding: SliceFinding, microbatch_size: int) -> bool:
+    """Whether a microbatch of so many examples is whole groups of those that normalisation layers take together."""
     return not any(microbatch_size % group for group in finding.model.group_sizes)
 
 
@@ -138,7 +140,7 @@ def _smaller_batch(finding: SliceFinding) -> Iterator[Suggestion]:
     batch = recipe.global_batch_size
     while batch % 2 == 0 and batch // 2 >= parts:
         batch //= 2
-        if batch % parts or not _in_groups(finding, batch // parts):
+        if batch % parts or not in_groups(finding, batch // parts):
             return
         if batch * _least(finding) <= recipe.global_batch_size:
             yield _binding(

@@ -36,6 +36,8 @@ class RunPlan:
       deterministic: whether two runs on one topology must be bitwise equal.
       microbatches: parts each replica's batch is split in.
       microbatches_why: reason for their number, where the recipe leaves it open; else "".
+      rematerialize: whether layers that can compute their activations again do so; None for the model's own setting.
+      rematerialize_why: reason for it.
       stands_for: how many workers each one does the work of, in as many times the recipe's microbatches.
       made: the strategy, where it had to be made before the recipe's own modules were imported; else None.
     """
@@ -54,6 +56,8 @@ class RunPlan:
     deterministic: bool = False
     microbatches: int = 1
     microbatches_why: str = ""
+    rematerialize: bool | None = None
+    rematerialize_why: str = ""
     stands_for: int = 1
     made: tf.distribute.Strategy | None = None
 
@@ -115,6 +119,9 @@ class RunPlan:
         split = " x ".join([*(plural(*part) for part in parts), str(self.microbatch_size)])
         why = f" ({self.microbatches_why})" if self.microbatches_why else ""
         examples, details = self.data.num_train_examples, getattr(self.data, "details", "")
+        computed_again = {}
+        if self.rematerialize is not None:
+            computed_again["rematerialisation"] = f"{'on' if self.rematerialize else 'off'} ({self.rematerialize_why})"
         epochs = f", {self.total_steps * recipe.global_batch_size / examples:.1f} epochs" if examples else ""
         return {
             "task": type(recipe.task).__name__,
@@ -123,6 +130,7 @@ class RunPlan:
             "cluster": self.cluster.description,
             "strategy": f"{self.strategy.kind} ({self.strategy.why})",
             "batch": f"{recipe.global_batch_size} examples a step = {split}{why}",
+            **computed_again,
             "policy": f"{self.policy} ({self.policy_why})",
             "loss scale": "none" if self.loss_scale == precision.FixedLossScale(scale=1.0) else str(self.loss_scale),
             "steps": f"{self.total_steps:,}{epochs}",
@@ -155,11 +163,13 @@ def resolve(
     """
     cluster = cluster_lib.resolve(environ)
     stands_for = elastic.microbatch_factor(environ, cluster.num_workers)
-    open_, microbatches = "", 1
-    if recipe.microbatches == "auto":
-        open_ = "auto: how many microbatches fit is tried when training starts"
-    else:
-        microbatches = recipe.microbatches * stands_for
+    microbatches, microbatches_why = 1, "auto: how many fit is found when training starts, or by preflight"
+    if recipe.microbatches != "auto":
+        microbatches, microbatches_why = recipe.microbatches * stands_for, ""
+    rematerialize: bool | None = False
+    rematerialize_why = "auto: whether the step fits without is found when training starts, or by preflight"
+    if recipe.rematerialize != "auto":
+        rematerialize, rematerialize_why = recipe.rematerialize, "train.rematerialize"
     devices = on or strategy_lib.plan(
         requested=strategy or recipe.strategy, replicas=replicas, tpu=tpu, cluster=cluster, environ=environ
     )
@@ -181,7 +191,9 @@ def resolve(
         seed=recipe.seed if seed is None else seed,
         deterministic=deterministic,
         microbatches=microbatches,
-        microbatches_why=open_,
+        microbatches_why=microbatches_why,
+        rematerialize=rematerialize,
+        rematerialize_why=rematerialize_why,
         stands_for=stands_for,
     )
     check_batches(plan)

@@ -44,6 +44,9 @@ class Recipe:
       epochs: length of the run in passes over the training examples.
       microbatches: parts each replica's batch is split in, to fit a larger batch in the same memory; "auto" for the
         fewest that fit, which are tried on the devices when training starts.
+      rematerialize: whether layers that can, such as the blocks of transformers, compute their activations again in the
+        backward pass instead of keeping them: less memory, about a third more arithmetic. None for what the model's own
+        arguments say; "auto" for only if the step does not fit without, tried as for `microbatches`.
       steps_per_loop: steps the device takes before the host looks again.
       strategy: what `--strategy` means when the flag is not given.
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
@@ -119,6 +122,7 @@ class Recipe:
     steps: int | None = None
     epochs: float | None = None
     microbatches: int | Literal["auto"] = 1
+    rematerialize: bool | Literal["auto"] | None = None
     steps_per_loop: int = 10
     strategy: str = "auto"
     precision: str = "auto"
@@ -176,6 +180,8 @@ class Recipe:
         self._check_positive("global_batch_size", "steps_per_loop", "log_every")
         if self.microbatches != "auto":
             self._check_positive("microbatches")
+        if self.rematerialize not in (True, False, None, "auto"):
+            raise UsageError(f"train.rematerialize = {self.rematerialize!r}: must be True, False, 'auto' or None")
         if self.loss_pieces != "auto":
             self._check_positive("loss_pieces")
             if not hasattr(self.task, "logits_shape"):

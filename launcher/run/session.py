@@ -17,7 +17,7 @@ from launcher.data.pipeline import Shard
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer
-from launcher.run import attention
+from launcher.run import attention, rematerialization
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
@@ -134,6 +134,7 @@ def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) 
     """The task's model under the plan's policy and seed, in the current strategy scope; see `model_of`."""
     model = model_of(plan.recipe, policy=plan.policy, seed=plan.seed, note=note)
     attention.apply(model, plan.recipe.attention, plan.strategy.accelerator)
+    rematerialization.apply(model, plan)
     if getattr(plan.recipe.task, "statistics_over_global_batch", False):
         layers = [layer for layer, *_ in walk(model) if isinstance(layer, keras.layers.BatchNormalization)]
         for layer in layers if plan.num_parts > 1 else ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -83,8 +83,7 @@ def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
       UsageError: they cannot be read, or are of another model.
     """
     start, state = _begun(trainer, start_from)
-    if state:
-        trainer.restore(state)
+    trainer.restore(state)
     return start
 
 
@@ -109,8 +108,7 @@ def restore_from_chief(
 
 def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bool) -> None:
     """Gives the trainer the state, and what is left out from here on besides what the recipe leaves out."""
-    if state:
-        trainer.restore(state)
+    trainer.restore(state)
     before = ALL_IN.with_ranges(json.loads(start.host[LEFT_OUT].tobytes()) if LEFT_OUT in start.host else ())
     step, found = start.step or 0, [one["left_out"] for one in start.rewinds]
     trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *found])
@@ -209,9 +207,9 @@ def _hand_out(
         raise
     sizes = {name: len(value) for name, value in start.host.items()}
     told = dataclasses.asdict(dataclasses.replace(start, host={}, listing=""))
-    wire.message({**told, "host": sizes, "has_state": bool(state)})
+    wire.message({**told, "host": sizes, "state": list(state)})
     if state:
-        wire.arrays({**trainer.specs(), **_host_specs(sizes)}, {**state, **start.host})
+        wire.arrays(_specs(trainer, state, sizes), {**state, **start.host})
     return start, state
 
 
@@ -224,12 +222,14 @@ def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
     best = told["best"] and Best(**told["best"])
     rewinds = tuple(told["rewinds"])
     start = StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"]), rewinds=rewinds)
-    if not told["has_state"]:
+    if not told["state"]:
         return start, {}
-    state = wire.arrays({**trainer.specs(), **_host_specs(told["host"])})
+    state = wire.arrays(_specs(trainer, told["state"], told["host"]))
     host = {name: state.pop(name) for name in told["host"]}
     return dataclasses.replace(start, host=host), state
 
 
-def _host_specs(sizes: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: ((size,), "uint8") for name, size in sizes.items()}
+def _specs(trainer: Trainer, names: Iterable[str], host: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Of the arrays that the chief hands out: the named ones of a snapshot, and of what actions had, their bytes."""
+    of_all = trainer.specs()
+    return {**{name: of_all[name] for name in names}, **{name: ((size,), "uint8") for name, size in host.items()}}

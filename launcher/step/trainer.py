@@ -360,25 +360,32 @@ class Trainer:
         return self.strategy.experimental_local_results(value)
 
     def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The snapshot of a run that starts with other weights than the initial ones; changes nothing.
+        """What of a snapshot is another one where a run starts with other weights than the initial ones.
+
+        Changes nothing, and takes no other worker: the rest is as each of them has built it.
 
         Args:
           weights: value by the id of a variable of the model; the others are as they are.
           slots: values of the optimizer's variables, by their names in a checkpoint.
         """
-        state = self.snapshot()
         names = {id(variable): name for name, variable in self.variables().items()}
-        state |= {names[key]: value for key, value in weights.items()}
+        state = {names[key]: value for key, value in weights.items()}
         for source, average in self.ema.variables:
-            state[names[id(average)]] = state[names[id(source)]].astype(np.float32)
+            if id(source) in weights:
+                state[names[id(average)]] = weights[id(source)].astype(np.float32)
         for slot, source in self.optimizer.copies():
-            state[names[id(slot)]] = state[names[id(source)]]
+            if id(source) in weights:
+                state[names[id(slot)]] = weights[id(source)]
         return state | dict(slots)
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Puts a snapshot into every replica's variables; names and shapes have been checked by the caller."""
-        for name, variable in self.variables().items():
-            self._put(variable, state[name])
+        """Puts a snapshot, or a part of one, into every replica's variables.
+
+        Names and shapes have been checked by the caller.
+        """
+        variables = self.variables()
+        for name, value in state.items():
+            self._put(variables[name], value)
 
     def check_agreement(self) -> None:
         """Checks that all workers are at the same step and leave out the same, after each restored what it saw on disk.

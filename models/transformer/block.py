@@ -50,7 +50,7 @@ class Block(keras.layers.Layer):
         super().__init__(name=name)
         norm = NORMALIZATIONS[normalization]
         arguments = {**attention, "width": width, "output_scale": output_scale}
-        self._width, self._norm_first, self._rematerialize = width, norm_first, rematerialize
+        self._width, self._norm_first, self.rematerialize = width, norm_first, rematerialize
         self.attention = Attention(**arguments, name="attention")
         self.attention_norm = norm(name="attention_norm")
         self.attention_dropout = Dropout(dropout, name="attention_dropout")
@@ -118,7 +118,7 @@ class Block(keras.layers.Layer):
                 seeds,
             )
 
-        if self._rematerialize and training:
+        if self.rematerialize and training:
             compute = tf.recompute_grad(compute)
         return compute(inputs) if memory is None else compute(inputs, memory)
 

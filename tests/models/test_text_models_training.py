@@ -12,6 +12,7 @@ import small_run
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.run import rematerialization
 from models.lstm import lstm_language_model
 from models.transformer import language_model, transformer
 
@@ -113,13 +114,23 @@ def test_16_bits_train_near_float32(precision):
 
 
 @pytest.mark.parametrize(
-    ("kind", "topology", "attention"), [("transformer", (1, 2), "plain"), ("language_model", (2, 1), "blocks")]
+    ("kind", "topology", "settings"),
+    [
+        ("transformer", (1, 2), {"attention": "plain"}),
+        ("language_model", (2, 1), {"attention": "blocks"}),
+        pytest.param("language_model", (1, 1), {"jit_compile": True}, marks=pytest.mark.exhaustive),
+    ],
 )
-def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology, attention):
+def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology, settings):
     dropout = {"dropout": 0.3, "attention_dropout": 0.3}
-    kept, _ = trained(kind, *topology, model=dropout, attention=attention)
-    recomputed, _ = trained(kind, *topology, model={**dropout, "rematerialize": True}, attention=attention)
+    kept, _ = trained(kind, *topology, model=dropout, **settings)
+    recomputed, made = trained(kind, *topology, model=dropout, rematerialize=True, **settings)
     assert_near(recomputed, kept, 1e-6)
+    assert all(layer.rematerialize for layer in rematerialization.layers_of(made.model))
+    # The binding goes before the model's own argument.
+    own, made = trained(kind, *topology, model={**dropout, "rematerialize": True}, rematerialize=False, **settings)
+    assert_near(own, kept, 0.0)
+    assert not any(layer.rematerialize for layer in rematerialization.layers_of(made.model))
 
 
 def test_xla_keeps_the_second_computation_of_recomputed_blocks():

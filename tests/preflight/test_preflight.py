@@ -19,7 +19,7 @@ CASE_KEYS = {
     "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
     "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "wire_dtype", "steps", "parameters",
     "compile_seconds", "from_cache", "hbm", "costs", "roofline", "advice", "suggestions", "constants", "unread",
-    "forecast", "largest_batch",
+    "forecast", "largest_batch", "computed", "rematerialize",
 }  # fmt: skip
 """Of a case in preflight.json, which programs of others read."""
 
@@ -99,10 +99,36 @@ def test_several_slices_and_batches_become_a_table_and_a_section_of_the_report(p
     assert "use a multiple of 4, such as 508 or 512" in page.section("Preflight")
 
 
-@pytest.mark.parametrize("target", ["--tpu_type=v5litepod-1", "--gpu_type=l4"])
-def test_a_model_that_is_a_class_is_examined_with_its_tokens(preflight, tmp_path, target):
+def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_told(preflight):
+    done = preflight("--tpu_type=v5litepod-4,v5litepod-16", "--gin_param=train.shard_optimizer = True")
+    assert done.code == EXIT_DONE, done.err
+    small, large = done.report["cases"]
+    # What is put together on a TPU is a sum; over 4x4, libtpu makes no reduce-scatter either.
+    weights = 4 * 784 * 256
+    kinds = [{one["kind"] for one in case["costs"]["collectives"]} for case in (small, large)]
+    assert "reduce-scatter" in kinds[0] and "reduce-scatter" not in kinds[1]
+    summed = sum(one["bytes"] for one in large["costs"]["collectives"] if one["kind"] == "all-reduce")
+    assert 2 * weights < summed < 2.1 * weights
+    for case, times, words in (
+        (small, "1.5 times", "each replica gets the sum of its part alone"),
+        (large, "2.0 times", "every replica gets the whole sum, as without it"),
+    ):
+        (told,) = (line for line in case["advice"] if line.startswith("train.shard_optimizer = True takes at least"))
+        assert times in told and words in told
+        assert case["computed"]["optimizer state"].startswith(f"shared out over {case['replicas']} replicas: ")
+        assert case["computed"]["optimizer state"] in done.out
+
+
+@pytest.mark.parametrize(
+    ("target", "attention"),
+    [
+        ("--tpu_type=v5litepod-1", "blocks of 512 x 512 tokens, 8 rows at a time (auto: blocks from 512 x 512"),
+        ("--gpu_type=l4", "plain (auto: blocks from 2,048 x 2,048"),
+    ],
+)
+def test_a_model_that_is_a_class_is_examined_with_its_tokens_and_forms(preflight, tmp_path, target, attention):
     text_run.write_corpus(tmp_path)
-    small = (*text_run.corpus_bindings(tmp_path), "language_model.dropout = 0.0", "language_model.smeared_keys = False")
+    small = (*text_run.corpus_bindings(tmp_path), "text_corpus.length = 512", "language_model.dropout = 0.0")
     compiled = ("train.jit_compile = True", "train.precision = 'mixed_bfloat16'")
     recipe = ("--gin_file=lm_cpu.gin", *(f"--gin_param={binding}" for binding in (*small, *compiled)))
     done = preflight(target, recipe=recipe)
@@ -111,6 +137,9 @@ def test_a_model_that_is_a_class_is_examined_with_its_tokens(preflight, tmp_path
     assert case["verdict"] == "fits"
     bounds = case["roofline"]
     assert bounds["tokens_per_second"] > bounds["examples_per_second"] > 0
+    assert case["computed"].keys() == {"attention", "loss"}
+    assert case["computed"]["attention"].startswith(attention)
+    assert all(line in done.out for line in case["computed"].values())
 
 
 def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(preflight):
@@ -139,6 +168,11 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     assert done.report["cases"][0]["verdict"] == "fits"
     assert done.report["cases"][0]["hbm"]["needed"] == suggestion["hbm_bytes"]
     assert case["hbm"]["needed"] > done.report["cases"][0]["hbm"]["needed"]
+    # Left to preflight, it finds the same.
+    found = preflight("--tpu_type=v5litepod-4", recipe=(*recipe, "--gin_param=train.microbatches = 'auto'"))
+    assert found.code == EXIT_DONE, found.err
+    assert found.report["cases"][0]["changes"] == done.report["cases"][0]["changes"] + [follow.split("=", 1)[1]]
+    assert "(auto: 1 did not fit)" in found.out
 
 
 @pytest.mark.heavy

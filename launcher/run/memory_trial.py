@@ -1,0 +1,225 @@
+"""`train.microbatches = 'auto'` and `train.rematerialize = 'auto'`: what makes a step fit, tried on the device.
+
+Each worker lets a child process take two steps of the run, with its own replicas alone, at the setting that costs
+least, then at the next. Where memory runs out, only the child ends. All workers then take what is enough for each.
+
+    python -m launcher.run.memory_trial REQUEST
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from launcher.config import gin_bindings
+from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from launcher.machine import child_process
+from launcher.machine import strategy as strategy_lib
+from launcher.run import session
+from launcher.run.loading import Machine
+from launcher.run.plan import RunPlan
+
+_STEPS = 2  # the second has the optimizer's state beside it
+# TensorFlow's own allocations fail with an error of its own, Python's with another, those of XLA, cuDNN and cuBLAS with
+# any code, and those of C++ end the process at once. What they say is all that they have in common.
+_OUT_OF_MEMORY = re.compile(
+    r"ResourceExhausted|RESOURCE_EXHAUSTED|MemoryError|bad_alloc|out of memory|ALLOC_FAILED|Cannot allocate memory",
+    re.IGNORECASE,
+)
+
+
+class Setting(NamedTuple):
+    """Values of the bindings that a recipe leaves to 'auto'; None for those that it does not.
+
+    Attributes:
+      rematerialize: as `train.rematerialize`.
+      microbatches: as `train.microbatches`.
+    """
+
+    rematerialize: bool | None = None
+    microbatches: int | None = None
+
+    @property
+    def bindings(self) -> tuple[str, ...]:
+        """What has a recipe take these values."""
+        return tuple(f"train.{name} = {value}" for name, value in self._asdict().items() if value is not None)
+
+
+def settings(plan: RunPlan) -> list[Setting]:
+    """What to try, the one that costs least time first.
+
+    More microbatches cost little as long as each has rows enough, rematerialisation a third more arithmetic at once: so
+    it comes after all numbers of microbatches, and with it, these begin again at one. Each uses less memory than those
+    before it with no more microbatches.
+    """
+    recipe, size = plan.recipe, plan.per_replica_batch_size
+    counts = [count for count in range(1, size + 1) if size % count == 0] if recipe.microbatches == "auto" else [None]
+    choices = [False, True] if recipe.rematerialize == "auto" else [None]
+    return [Setting(choice, count) for choice in choices for count in counts]
+
+
+def is_open(plan: RunPlan) -> bool:
+    """Whether the recipe leaves anything to be tried."""
+    return "auto" in (plan.recipe.microbatches, plan.recipe.rematerialize)
+
+
+def settled(plan: RunPlan, setting: Setting, before: Sequence[Setting], failed: str) -> RunPlan:
+    """The plan with a setting, and why it is this one.
+
+    Args:
+      plan: of any.
+      setting: what fits.
+      before: what does not, and costs less.
+      failed: what is said of those, such as "ran out of memory".
+    """
+    fewer = ", ".join(str(one.microbatches) for one in before if one.rematerialize == setting.rematerialize)
+    if setting.microbatches is not None:
+        why = f"auto: {fewer} {failed}" if fewer else "auto: they need no more"
+        plan = dataclasses.replace(plan, microbatches=setting.microbatches, microbatches_why=why)
+    if setting.rematerialize is not None:
+        without = "all numbers of microbatches" if setting.microbatches is not None else "the step"
+        why = f"auto: without it, {without} {failed}" if setting.rematerialize else "auto: the step fits without"
+        plan = dataclasses.replace(plan, rematerialize=setting.rematerialize, rematerialize_why=why)
+    return plan
+
+
+def decide(
+    plan: RunPlan, *, gin_files: Sequence[str], gin_params: Sequence[str], say: Callable[[str], None] = print
+) -> RunPlan:
+    """The plan with what the recipe leaves open, such that it fits on every worker.
+
+    Args:
+      plan: of a recipe that `is_open`; nothing has been built on its devices yet.
+      gin_files, gin_params: what it was made of.
+      say: is told what is tried.
+
+    Raises:
+      UsageError: nothing fits; or it cannot be tried: the devices are a TPU's, which no second process can use, or the
+        run is of a `launcher.fit` that no second process can call.
+    """
+    names = [name for name in Setting._fields if getattr(plan.recipe, name) == "auto"]
+    told = " and ".join(f"train.{name} = 'auto'" for name in names)
+    if plan.strategy.accelerator == "tpu":
+        raise UsageError(
+            f"{told}: this tries the step in a process of its own, and a TPU is open to one process only: let "
+            "--mode=preflight find what fits by compiling, and bind that"
+        )
+    if not gin_files:
+        raise UsageError(
+            f"{told}: this tries the step in a process of its own, which cannot make a call of launcher.fit in this "
+            "one: give the program as --gin_file=PROGRAM.py, or a value"
+        )
+    if plan.recipe.shard_optimizer and plan.cluster.num_workers > 1:
+        say(
+            f"{told}: tried with the optimizer's state shared out over this worker's {plan.strategy.local_replicas} of "
+            f"{plan.strategy.num_replicas} replicas, so that it may fit with less"
+        )
+    found = None
+    for setting in settings(plan):
+        say(f"{told}: trying {', '.join(setting.bindings)}")
+        if _fits(_request(plan, setting, gin_files, gin_params)):
+            found = setting
+            break
+    plan, found = _enough_for_all(plan, found)
+    if found is None:
+        raise _nothing_fits(plan)
+    before = settings(plan)
+    return settled(plan, found, before[: before.index(found)], "ran out of memory")
+
+
+def _nothing_fits(plan: RunPlan) -> UsageError:
+    last, devices = settings(plan)[-1], ", ".join(plan.strategy.devices)
+    if last.microbatches is None:
+        what, more = "even with train.rematerialize = True, the step does not fit", "; bind train.microbatches = 'auto'"
+    else:
+        what, more = f"not even {last.microbatches} microbatches of one example fit", ""
+        what += " with train.rematerialize = True" if last.rematerialize else ""
+    size = plan.recipe.global_batch_size
+    return UsageError(f"train.global_batch_size = {size}: {what} in the memory of {devices}{more}")
+
+
+def _request(plan: RunPlan, setting: Setting, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, object]:
+    """What a child needs to take steps of this worker's replicas alone, with the batch of each as it is."""
+    local = plan.strategy.local_replicas
+    batch = plan.per_replica_batch_size * local
+    bindings = (*setting.bindings, f"train.global_batch_size = {batch}", f"train.eval_batch_size = {batch}")
+    return {
+        "gin_files": [*gin_files],
+        "gin_params": [*gin_params, *bindings],
+        "strategy": "mirrored" if local > 1 else "one_device",
+        "replicas": local,
+        "seed": plan.seed,
+        "deterministic": plan.deterministic,
+    }
+
+
+def _fits(request: dict[str, object]) -> bool:
+    environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    with tempfile.TemporaryDirectory() as folder:
+        path, log = Path(folder, "request.json"), Path(folder, "log.txt")
+        path.write_text(json.dumps(request), "utf-8")
+        command = [sys.executable, "-m", "launcher.run.memory_trial", str(path)]
+        with child_process.running(command, log=log, environ=environ) as process:
+            code = process.wait()
+        ended_by = log.read_text("utf-8", errors="replace")
+    # Any other mistake comes again in the run itself, which tells of it.
+    return code == EXIT_DONE or not (code == -signal.SIGKILL or _OUT_OF_MEMORY.search(ended_by))
+
+
+def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setting | None]:
+    """The least that is enough for each worker, and the plan with the strategy that was made to learn it.
+
+    Each value by itself: a worker that needs rematerialisation may do with fewer microbatches than one that does not.
+
+    Args:
+      plan: of this worker.
+      mine: what it needs; None where nothing is enough.
+    """
+    if plan.cluster.num_workers == 1:
+        return plan, mine
+    if plan.deterministic and plan.made is None:
+        tf.config.experimental.enable_op_determinism()
+    strategy = plan.made or strategy_lib.build(plan.strategy, plan.cluster)
+    needs = [mine is None, *(int(value or 0) for value in mine or Setting())]
+    found = strategy.gather(strategy.run(lambda: tf.constant([needs], tf.int32)), axis=0)
+    nothing, *most = tf.reduce_max(found, axis=0).numpy().tolist()
+    plan = dataclasses.replace(plan, made=strategy)
+    if nothing:
+        return plan, None
+    return plan, next(one for one in settings(plan) if [int(value or 0) for value in one] == most)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Takes the steps of a request; what ends it before they are done is printed."""
+    child_process.follow_parent()
+    request = json.loads(Path(argv[1]).read_text("utf-8"))
+    recipe = request.pop("gin_files"), request.pop("gin_params")
+    try:
+        with gin_bindings.usage_errors():
+            plan = Machine(environ={}, **request).resolve(*recipe)
+            trainer = session.build(plan).trainer
+            batches = trainer.batches(plan.data)
+            for _ in range(_STEPS):
+                trainer.train(batches, 1)
+    except Exception:
+        traceback.print_exc()
+        return EXIT_FAILED
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    code = main(sys.argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
