@@ -89,8 +89,8 @@ def find(examiner: Examiner, case: Case, *, on_try: Callable[[SliceFinding], Non
 def next_size(needed: Mapping[int, float], fitting: set[int], *, start: int) -> int | None:
     """The size to try next; None when one fits and the next does not, or not even 1 does.
 
-    Memory is taken to go up in a straight line; where that is wrong twice on the same side, the rest is halved, and so it
-    is after some tries.
+    Memory is taken to go up in a straight line; where that is wrong twice on the same side, the rest is halved, and so
+    it is after some tries.
 
     Args:
       needed: share of the memory there is, by size, in the order of trying.
