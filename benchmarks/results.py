@@ -14,6 +14,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import subprocess
 import sys
@@ -32,6 +33,12 @@ PARTS: dict[str, list[list[str]]] = {
     "starts": [["starts.py", "--rounds=3"]],
     "input": [["photographs.py", "--images=1500", "--rounds=5"]],
     "wire": [["wire.py"], ["wire.py", "--workers=4"], ["wire.py", "--gbits=10"]],
+    "growth": [
+        ["growth.py", "supervisor", "--sizes=8,64,256"],
+        ["growth.py", "replicas", "--sizes=1,2,4,8"],
+        ["growth.py", "examples", "--sizes=10000,100000,1000000,10000000"],
+        ["growth.py", "state", "--sizes=100,400,1600"],
+    ],
     "twins": [
         ["twins.py", model, f"--on={where}", "--layers=1"]
         for where in ("v5litepod-4", "h100:4")
@@ -99,7 +106,7 @@ def versions() -> str:
 
 def page(figures: Mapping[str, Any]) -> str:
     """The page, of the parts that were measured."""
-    writers = {"steps": _steps, "starts": _starts, "input": _input, "wire": _wire, "twins": _twins}
+    writers = {"steps": _steps, "starts": _starts, "input": _input, "wire": _wire, "growth": _growth, "twins": _twins}
     parts = [writers[name](figures[name]) for name in PARTS if name in figures]
     return "\n\n".join([_HEAD, *parts]) + "\n"
 
@@ -186,6 +193,31 @@ def _wire(part: Mapping[str, Any]) -> str:
             for row in run["runs"]
         ]
     return "\n".join(lines)
+
+
+def _growth(part: Mapping[str, Any]) -> str:
+    lines = [
+        _title("How cost grows", part),
+        "With the exponent of the growth from the line before: 1 where cost grows as the size does, 0 where it does not.",
+    ]
+    for run in part["runs"]:
+        names = list(run["rows"][0]["figures"])
+        lines += [f"\n    python benchmarks/{run['command']}\n", f"| {run['kind']} | {' | '.join(names)} |"]
+        lines += ["|---" * (len(names) + 1) + "|"]
+        before = None
+        for row in run["rows"]:
+            lines += [f"| {row['size']:,} | {' | '.join(_grown(name, row, before) for name in names)} |"]
+            before = row
+    return "\n".join(lines)
+
+
+def _grown(name: str, row: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    value = row["figures"][name]
+    shown = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    if before is None:
+        return shown
+    exponent = math.log(value / before["figures"][name]) / math.log(row["size"] / before["size"])
+    return f"{shown} ({exponent:.2f})"
 
 
 def _twins(part: Mapping[str, Any]) -> str:
