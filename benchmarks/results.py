@@ -198,7 +198,7 @@ def _wire(part: Mapping[str, Any]) -> str:
 def _growth(part: Mapping[str, Any]) -> str:
     lines = [
         _title("How cost grows", part),
-        "With the exponent of the growth from the line before: 1 where cost grows as the size does, 0 where it does not.",
+        "With the exponent of the growth from the line before: 1 where cost grows as the size does, 0 where not.",
     ]
     for run in part["runs"]:
         names = list(run["rows"][0]["figures"])
