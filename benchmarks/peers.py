@@ -89,7 +89,13 @@ def launcher(session, batch, steps_a_call: int | None = None) -> Take:
     """Launcher's own step and loop, as `launcher.main` runs it."""
     import tensorflow as tf
 
-    repeated = iter(session.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat()))
+    from launcher.data.distributed import distribute_batches
+
+    def same(shard) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(batch).repeat()
+
+    size = session.trainer.config.global_batch_size
+    repeated = iter(distribute_batches(session.strategy, same, global_batch_size=size))
 
     def take(steps: int) -> None:
         for _ in range(steps // (steps_a_call or steps)):

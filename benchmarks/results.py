@@ -3,6 +3,8 @@
     python benchmarks/results.py                  # everything, most of it compiling; on a quiet machine
     python benchmarks/results.py --only=steps     # one part; the others stay as they are
 
+Orbit, Flax and PyTorch are compared where they are: see peers.py, twins.py and starts.py. "wire" needs root.
+
 A part's figures are kept in benchmarks/results.json, from which the page is written.
 """
 
@@ -12,6 +14,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,7 +30,15 @@ PARTS: dict[str, list[list[str]]] = {
          "--gin_param=image_data.name = 'digits'"],
         ["peers.py", "--gin_file=resnet_cpu.gin", "--steps=10"],
     ],
-    "start": [["start_up.py", "--pairs=5"]],
+    "starts": [["starts.py", "--rounds=3"]],
+    "input": [["photographs.py", "--images=1500", "--rounds=5"]],
+    "wire": [["wire.py"], ["wire.py", "--workers=4"], ["wire.py", "--gbits=10"]],
+    "growth": [
+        ["growth.py", "supervisor", "--sizes=8,64,256"],
+        ["growth.py", "replicas", "--sizes=1,2,4,8"],
+        ["growth.py", "examples", "--sizes=10000,100000,1000000,10000000"],
+        ["growth.py", "state", "--sizes=100,400,1600"],
+    ],
     "twins": [
         ["twins.py", model, f"--on={where}", "--layers=1"]
         for where in ("v5litepod-4", "h100:4")
@@ -95,7 +106,7 @@ def versions() -> str:
 
 def page(figures: Mapping[str, Any]) -> str:
     """The page, of the parts that were measured."""
-    writers = {"steps": _steps, "start": _start, "twins": _twins}
+    writers = {"steps": _steps, "starts": _starts, "input": _input, "wire": _wire, "growth": _growth, "twins": _twins}
     parts = [writers[name](figures[name]) for name in PARTS if name in figures]
     return "\n\n".join([_HEAD, *parts]) + "\n"
 
@@ -127,15 +138,86 @@ def _steps(part: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _start(part: Mapping[str, Any]) -> str:
+def _starts(part: Mapping[str, Any]) -> str:
     (run,) = part["runs"]
-    return "\n".join(
-        [
-            _title("Start: TensorFlow and Keras imported", part),
-            f"`python benchmarks/{run['command']}`: {run['cpu_seconds_launcher']} CPU seconds as Launcher does it, "
-            f"{run['cpu_seconds_plain']} as Python does: ratio {run['ratio']} (below 1, Launcher is faster).",
+    lines = [
+        _title("Until a run trains, and trains again", part),
+        "Seconds from the start of the process, and from kill -9 of one of two workers to the next step; and\n"
+        "the other's divided by Launcher's in the same round: above 1, Launcher is faster.",
+        f"\n    python benchmarks/{run['command']}\n",
+        "| | until | seconds | ratio |",
+        "|---|---|---|---|",
+    ]
+    for kind in ("imports", "run", "job"):
+        lines += [
+            f"| {kind}: {name} | {what} | {figures['seconds']['median']} | {_range(figures['ratio'])} |"
+            for name, of in run[kind].items()
+            for what, figures in of.items()
         ]
-    )
+    return "\n".join(lines)
+
+
+def _input(part: Mapping[str, Any]) -> str:
+    (run,) = part["runs"]
+    lines = [
+        _title("Photographs a second beside plain tf.data", part),
+        "Plain tf.data's time divided by Launcher's in the same round: above 1, Launcher is faster.",
+        f"\n    python benchmarks/{run['command']}\n",
+        "| from | images a second | ratio | CPU ratio |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {_range(run[name]['images_per_second'])} | {_range(run[name]['ratio'])} | "
+        f"{_range(run[name]['cpu_ratio'])} |"
+        for name in ("files", "records")
+    ]
+    return "\n".join(lines)
+
+
+def _wire(part: Mapping[str, Any]) -> str:
+    lines = [
+        _title("Steps over a slow network, by wire dtype", part),
+        "20 million weights and hardly any arithmetic, all workers on one machine. The step rate divided by that of\n"
+        "float32 in the same round: above 1, it is faster.",
+    ]
+    for run in part["runs"]:
+        lines += [
+            f"\n    python benchmarks/{run['command']}\n",
+            f"| {run['workers']} workers, {run['gbits']:g} Gbit/s | seconds a step | sent by each, MB | which takes, "
+            "seconds | rate ratio |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {row['wire_dtype']} | {row['seconds']['median']} | {row['sent_mb']} | {row['sending_seconds']} | "
+            f"{_range(row['rate_ratio'])} |"
+            for row in run["runs"]
+        ]
+    return "\n".join(lines)
+
+
+def _growth(part: Mapping[str, Any]) -> str:
+    lines = [
+        _title("How cost grows", part),
+        "With the exponent of the growth from the line before: 1 where cost grows as the size does, 0 where not.",
+    ]
+    for run in part["runs"]:
+        names = list(run["rows"][0]["figures"])
+        lines += [f"\n    python benchmarks/{run['command']}\n", f"| {run['kind']} | {' | '.join(names)} |"]
+        lines += ["|---" * (len(names) + 1) + "|"]
+        before = None
+        for row in run["rows"]:
+            lines += [f"| {row['size']:,} | {' | '.join(_grown(name, row, before) for name in names)} |"]
+            before = row
+    return "\n".join(lines)
+
+
+def _grown(name: str, row: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    value = row["figures"][name]
+    shown = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    if before is None:
+        return shown
+    exponent = math.log(value / before["figures"][name]) / math.log(row["size"] / before["size"])
+    return f"{shown} ({exponent:.2f})"
 
 
 def _twins(part: Mapping[str, Any]) -> str:

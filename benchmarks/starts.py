@@ -1,7 +1,7 @@
 """Seconds until a run trains, and until a job trains again after kill -9, beside Keras `fit` and torchrun. Prints JSON.
 
     python benchmarks/starts.py --rounds=5
-    python benchmarks/starts.py --rounds=5 --torch_python=/path/to/a/python/with/torch
+    TORCH_PYTHON=/path/to/a/python/with/torch python benchmarks/starts.py --rounds=5
 
 `imports`: TensorFlow and Keras imported as Python does it. `run`: ResNet-20 for 30 steps by `fit`, one at a time
 (fit_run.py). `job`: two workers of an MLP by torchrun (torch_job.py), one of which is killed after step 60; left out
@@ -55,7 +55,6 @@ Measure = Callable[[Path], dict[str, float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--torch_python", help="the Python of an environment with PyTorch")
     options = parser.parse_args()
     os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="2")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
@@ -64,8 +63,8 @@ def main() -> None:
         "run": {"launcher": _launcher_run, "fit": _fit_run},
         "job": {"launcher": _launcher_job, "launcher, standby": lambda folder: _launcher_job(folder, "--standby")},
     }
-    if options.torch_python:
-        kinds["job"]["torchrun"] = lambda folder: _torch_job(folder, options.torch_python)
+    if torch_python := os.environ.get("TORCH_PYTHON"):
+        kinds["job"]["torchrun"] = lambda folder: _torch_job(folder, torch_python)
     print(json.dumps({kind: compare(kind, peers, options.rounds) for kind, peers in kinds.items()}, indent=2))
 
 

@@ -168,7 +168,11 @@ def _run(*command: str) -> None:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": round(statistics.median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
+    return {
+        "median": round(statistics.median(values), 4),
+        "least": round(min(values), 4),
+        "most": round(max(values), 4),
+    }
 
 
 if __name__ == "__main__":

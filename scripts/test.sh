@@ -45,6 +45,7 @@ bin="${VENV:-$root/.venv}/bin"
 
 cd -- "$root"
 export TF_CPP_MIN_LOG_LEVEL=2
+unset PYTHONDONTWRITEBYTECODE # else each of the many processes that tests start compiles Launcher anew
 run "$bin/ruff" check .
 run "$bin/mypy"
 run "$bin/shellcheck" scripts/*.sh scripts/*.bash scripts/slurm.sbatch .ci/run

@@ -92,7 +92,15 @@ _keep_for_oneself(signal.SIGINT)
 
 
 def pytest_collection_finish() -> None:
-    """What all test modules have imported stays: Keras's clear_session, at every session's start, need not walk it."""
+    """What all test modules have imported stays: no collection of garbage need walk it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collected() -> Iterator[None]:
+    """Frees what a module leaves; what TensorFlow keeps for good is not walked again either."""
+    yield
     gc.collect()
     gc.freeze()
 

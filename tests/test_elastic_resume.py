@@ -92,7 +92,6 @@ def test_four_workers_interrupted_go_on_as_two_and_as_one_with_the_same_losses(
     resumptions = {
         "two workers": two_workers,
         "one worker": lambda model_dir: one_process(model_dir, "--strategy=one_device"),
-        "two replicas": lambda model_dir: one_process(model_dir, "--replicas=2"),
         "four replicas in two microbatches": lambda model_dir: one_process(
             model_dir, "--replicas=4", "--gin_param=train.microbatches = 2"
         ),

@@ -18,7 +18,7 @@ BY_DEFAULT = [
     ("transfer_learning", ("--replicas=2",)),
     ("image_classification", ("--replicas=2",)),
     ("text_classification", ()),
-    ("structured_data", ("--workers=2",)),
+    ("structured_data", ("--replicas=2",)),
 ]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.augment import as_dtype, crop_windows, flips, window_numbers
+from launcher.data.augment import crop_windows, flips, window_numbers
 
 _READ_BATCH = 1024
 
@@ -35,7 +35,7 @@ class ImageDecoder:
         """The middle of an image (string []) as uint8 `image_shape`."""
         if not self.scaled:
             return tf.ensure_shape(self._decoded(encoded), self.image_shape)
-        return self._scaled_window(encoded, self._centre_window)
+        return tf.cast(self._scaled_window(encoded, self._centre_window), tf.uint8)
 
     def random_window(self, encoded: tf.Tensor, numbers: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
         """A random window of an image, scaled.
@@ -49,32 +49,56 @@ class ImageDecoder:
           uint8 `image_shape`.
         """
 
-        def window(height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
-            return crop_windows(numbers[tf.newaxis], height[tf.newaxis], width[tf.newaxis])[0]
+        return tf.cast(self._random_window(encoded, numbers, mirrored), tf.uint8)
 
-        image = self._scaled_window(encoded, window)
-        return tf.cond(mirrored, lambda: image[:, ::-1], lambda: image)
-
-    def random_windows(self, encoded: tf.Tensor, seeds: tf.Tensor, *, flip: bool) -> tf.Tensor:
-        """`random_window` of each image of a batch.
+    def random_windows(
+        self, encoded: tf.Tensor, seeds: tf.Tensor, *, flip: bool, finish: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
+        """`random_window` of each image of a batch, finished.
 
         Args:
           encoded: string [n].
           seeds: int32 [n, 2].
           flip: whether to mirror half of them.
+          finish: from float32 [1, *image_shape], the pixels of one image, to what comes out, of the same shape: one by
+            one, while they are in the processor's cache, and never as bytes.
+
+        Returns:
+          float32 [n, *image_shape].
         """
-        return self._each(lambda one: self.random_window(*one), (encoded, window_numbers(seeds), flips(seeds) & flip))
+
+        def cut(one: tuple[tf.Tensor, ...]) -> tf.Tensor:
+            return finish(self._random_window(*one)[tf.newaxis])
+
+        windows = self._each(cut, (encoded, window_numbers(seeds), flips(seeds) & flip), [1, *self.image_shape])
+        return tf.reshape(windows, [-1, *self.image_shape])
 
     def centres(self, encoded: tf.Tensor) -> tf.Tensor:
         """`centre` of each image of a batch, string [n]."""
-        return self._each(self.centre, encoded)
+        return self._each(self.centre, encoded, self.image_shape, tf.uint8)
 
-    def _each(self, cut: Callable[..., tf.Tensor], batch: tf.Tensor | tuple[tf.Tensor, ...]) -> tf.Tensor:
+    def _each(
+        self,
+        cut: Callable[..., tf.Tensor],
+        batch: tf.Tensor | tuple[tf.Tensor, ...],
+        shape: Sequence[int],
+        dtype: tf.DType = tf.float32,
+    ) -> tf.Tensor:
         # One after another: batches are made in parallel, and to overlap images within each halves the speed.
-        signature = tf.TensorSpec(self.image_shape, tf.uint8)
-        return tf.map_fn(cut, batch, fn_output_signature=signature, parallel_iterations=1)
+        return tf.map_fn(cut, batch, fn_output_signature=tf.TensorSpec(shape, dtype), parallel_iterations=1)
+
+    def _random_window(self, encoded: tf.Tensor, numbers: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
+        """`random_window` in float32."""
+
+        def window(height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
+            return crop_windows(numbers[tf.newaxis], height[tf.newaxis], width[tf.newaxis])[0]
+
+        image = self._scaled_window(encoded, window)
+        # Not `image[:, ::-1]`, which takes ten times as long.
+        return tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
 
     def _scaled_window(self, encoded: tf.Tensor, window: Window) -> tf.Tensor:
+        """Whole numbers of 0 to 255, float32 `image_shape`."""
         height, width, channels = self.image_shape
 
         def from_jpeg() -> tf.Tensor:
@@ -89,7 +113,8 @@ class ImageDecoder:
 
         image = tf.cond(tf.io.is_jpeg(encoded), from_jpeg, from_other)
         image = tf.image.resize(tf.ensure_shape(image, [None, None, channels]), [height, width])
-        return as_dtype(tf.ensure_shape(image, self.image_shape), tf.uint8)
+        # Between bytes lies nothing that a byte could not hold.
+        return tf.round(tf.ensure_shape(image, self.image_shape))
 
     def _decoded(self, encoded: tf.Tensor) -> tf.Tensor:
         return tf.io.decode_image(encoded, channels=self.image_shape[2], expand_animations=False)

@@ -18,8 +18,8 @@ def distribute_batches(
     seed: int = 0,
     start_step: int = 0,
     left_out: LeftOut = ALL_IN,
-) -> tf.distribute.DistributedDataset:
-    """An endless distributed data set.
+) -> tf.distribute.DistributedDataset | tf.data.Dataset:
+    """An endless distributed data set; a plain one for a single replica on this machine's CPU.
 
     Args:
       strategy: the strategy whose replicas are fed.
@@ -50,7 +50,18 @@ def distribute_batches(
         # collective in every step.
         return left_out.drop_from(make(shard), first=first, parts=local).repeat()
 
+    if _is_this_cpu(strategy):
+        # What a strategy iterates over calls functions on other devices for each batch, which costs more processor time
+        # than a small model's step, and there is no other device.
+        return host_dataset(tf.distribute.InputContext())
     return strategy.distribute_datasets_from_function(host_dataset)
+
+
+def _is_this_cpu(strategy: tf.distribute.Strategy) -> bool:
+    if not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        return False
+    device = tf.DeviceSpec.from_string(strategy.extended.worker_devices[0])
+    return device.job in (None, "localhost") and device.device_type == "CPU"
 
 
 def _drives_other_hosts(strategy: tf.distribute.Strategy) -> bool:

@@ -42,7 +42,7 @@ def beam_search(
 
     Args:
       step: of the model.
-      cache: before the first step, for rows * beams texts: row i has those from i * beams on.
+      cache: before the first step, for rows * beams texts: row i has those from i * beams on, all alike.
       rows: how many texts are asked for.
       begin: the token before the first one.
       end: the token that ends a text.
@@ -86,7 +86,13 @@ def beam_search(
                 log_probability=tf.maximum(best, NEVER),  # so that what can never be does not become less with time
                 best_ids=tf.where(better[:, None], ended, state.best_ids),
                 best_score=tf.where(better, score, state.best_score),
-                cache=tf.nest.map_structure(lambda part: tf.gather(part, flat), cache),
+                cache=tf.nest.map_structure(
+                    # What a step hands on as it was is alike for all texts of a row, as at the beginning: such as what
+                    # is known of a translation's source, most of a cache.
+                    lambda part, before: part if part is before else tf.gather(part, flat),
+                    cache,
+                    state.cache,
+                ),
             ),
         )
 

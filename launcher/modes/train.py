@@ -247,7 +247,7 @@ class _Run:
             step, recipe = built.trainer.step, self._plan.recipe
             # A step whose batch failed may have been counted.
             batch_of, size = built.trainer.left_out.batch_of, recipe.global_batch_size
-            first, last = batch_of(max(step, 1)), batch_of(step + recipe.steps_per_loop)
+            first, last = batch_of(max(step, 1)), batch_of(step + built.trainer.loop_steps)
             found = find(seed=self._plan.seed, start=(first - 1) * size, stop=last * size)
             if found is None:
                 raise

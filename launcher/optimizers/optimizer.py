@@ -244,8 +244,8 @@ class Optimizer:
         common_rate = self.learning_rate(step) if rate is None else rate
         if isinstance(self._keras, keras.optimizers.Nadam):
             self._advance_nadam(self._keras)
-        for gradient, whole, part, coefficient, multiplier in zip(
-            gradients, self._updated, self.parts, self._decays, self._multipliers, strict=True
+        for index, (gradient, whole, part, coefficient, multiplier) in enumerate(
+            zip(gradients, self._updated, self.parts, self._decays, self._multipliers, strict=True)
         ):
             if gradient is None:
                 continue
@@ -257,7 +257,10 @@ class Optimizer:
                     self._keras.assign_sub(variable, own_rate * decay)
                 else:
                     gradient += decay
-            self._keras.update_step(gradient, variable, own_rate)
+            if part is None and _has_momentum_alone(self._keras) and whole.dtype == "float32":
+                self._move(self._keras, index, gradient, own_rate)
+            else:
+                self._keras.update_step(gradient, variable, own_rate)
             if part is not None:
                 new.append(variable.value)
             elif whole.constraint is not None:
@@ -267,6 +270,17 @@ class Optimizer:
         # allowed in a conditional. Every replica counts the same, so each adds to its own copy.
         tf.raw_ops.AssignAddVariableOp(resource=iterations.value.handle, value=tf.ones([], iterations.dtype))
         return new
+
+    def _move(self, sgd: keras.optimizers.SGD, index: int, gradient: tf.Tensor, rate: tf.Tensor) -> None:
+        """What `SGD.update_step` does to the same bits, in one operation and one pass instead of eight."""
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=self._updated[index].value.handle,
+            accum=sgd.momentums[index].value.handle,
+            lr=rate,
+            grad=gradient,
+            momentum=tf.constant(sgd.momentum, tf.float32),
+            use_nesterov=sgd.nesterov,
+        )
 
     def _advance_nadam(self, nadam: keras.optimizers.Nadam) -> None:
         """Advances the product of momentum factors, which Keras does once a step outside of `update_step`."""
@@ -285,6 +299,11 @@ class Optimizer:
             )
         if self._keras.built:
             raise UsageError(f"optimizer {self._keras.name!r} has been built for other variables: make a new one")
+
+
+def _has_momentum_alone(keras_optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether it is Keras's own SGD with momentum, and not a subclass that may do more."""
+    return type(keras_optimizer) is keras.optimizers.SGD and bool(keras_optimizer.momentum)
 
 
 def _check_plain(keras_optimizer: keras.optimizers.Optimizer) -> None:

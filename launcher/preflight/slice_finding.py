@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -250,8 +249,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
         nothing = tf.zeros([0], variable.dtype)
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
     del session, lowered
-    keras.utils.clear_session()
-    gc.collect()
+    keras.utils.clear_session()  # collects garbage
     return found
 
 

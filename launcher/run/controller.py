@@ -23,6 +23,9 @@ from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import Task, metric_results
 
+# Steps of the first loops where the recipe leaves their length open, and the most.
+_FIRST_LOOP, _LONGEST_LOOP = 10, 10_000
+
 
 class Controller:
     """Trains to the last step, or evaluates once.
@@ -67,6 +70,7 @@ class Controller:
         )
         self._actions = (*actions, skipped)
         self._stop_requested = stop_requested
+        self._loop = _Loop(self._recipe.steps_per_loop)
         self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
         self._pending_since = 0.0
@@ -128,7 +132,9 @@ class Controller:
             action.after_first_step()
         self._act(step + 1)
         while (step := trainer.step) < self._total_steps:
-            if trainer.any_worker(self._stop_requested()):
+            stops, seconds = trainer.mean_over_workers([self._stop_requested(), self._loop.seconds])
+            self._loop.choose(seconds)
+            if stops:
                 self._save(step, {})
                 self._finish_saving()
                 raise Preempted(f"asked to stop: step {step} of {total} is saved; the same command goes on from there")
@@ -174,7 +180,10 @@ class Controller:
         with self._phase(phase):
             for action in self._actions:
                 action.before_steps()
+            started = time.monotonic()
             records = self._trainer.train(self._batches, num_steps)
+            if phase == "train":
+                self._loop.took(num_steps, time.monotonic() - started)
         self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
         self._pending.append(records)
         for action in self._actions:
@@ -189,7 +198,7 @@ class Controller:
             cadences.append(recipe.checkpoint_every)
         until_event = [every - step % every for every in cadences]
         until_event += [due for action in self._actions if (due := action.steps_until_due(step)) is not None]
-        return min(*until_event, recipe.steps_per_loop, self._total_steps - step)
+        return min(*until_event, self._loop.steps, self._total_steps - step)
 
     def _act(self, step: int) -> None:
         """Does what is due after `step` steps."""
@@ -273,6 +282,36 @@ class Controller:
         self._reporter.train(event)
         for action in self._actions:
             action.on_log(event)
+
+
+class _Loop:
+    """How many steps the device takes before the host looks again.
+
+    Args:
+      bound: of the recipe: that many, or "auto" for as many as take about a second.
+
+    Attributes:
+      steps: of the next loop.
+      seconds: what the last loop took on this worker; 0 before the first.
+    """
+
+    def __init__(self, bound: int | str):
+        self.steps = _FIRST_LOOP if bound == "auto" else int(bound)
+        self.seconds = 0.0
+        self._is_bound = bound != "auto"
+
+    def took(self, steps: int, seconds: float) -> None:
+        """Notes a loop; of one that an event cut short, how long a whole one would have taken."""
+        self.seconds = seconds * self.steps / steps
+
+    def choose(self, seconds: float) -> None:
+        """Chooses by what the last loop took, which must be the same on all workers, as their loops have to be."""
+        if self._is_bound or not seconds:
+            return
+        if seconds < 0.5 and self.steps < _LONGEST_LOOP:
+            self.steps *= 2
+        elif seconds > 2.0 and self.steps > 1:
+            self.steps //= 2
 
 
 def summarise(parts: list[StepRecords], task: Task) -> Event:

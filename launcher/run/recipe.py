@@ -47,7 +47,8 @@ class Recipe:
       rematerialize: whether layers that can, such as the blocks of transformers, compute their activations again in the
         backward pass instead of keeping them: less memory, about a third more arithmetic. None for what the model's own
         arguments say; "auto" for only if the step does not fit without, tried as for `microbatches`.
-      steps_per_loop: steps the device takes before the host looks again.
+      steps_per_loop: steps the device takes before the host looks again; "auto" for as many as take about a second,
+        by their time so far, on all workers alike. It changes no number.
       strategy: what `--strategy` means when the flag is not given.
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
       precision_overrides: policies of single layers by a regular expression on their path, such as
@@ -123,7 +124,7 @@ class Recipe:
     epochs: float | None = None
     microbatches: int | Literal["auto"] = 1
     rematerialize: bool | Literal["auto"] | None = None
-    steps_per_loop: int = 10
+    steps_per_loop: int | Literal["auto"] = "auto"
     strategy: str = "auto"
     precision: str = "auto"
     precision_overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -177,7 +178,9 @@ class Recipe:
             raise UsageError(
                 f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
             )
-        self._check_positive("global_batch_size", "steps_per_loop", "log_every")
+        self._check_positive("global_batch_size", "log_every")
+        if self.steps_per_loop != "auto":
+            self._check_positive("steps_per_loop")
         if self.microbatches != "auto":
             self._check_positive("microbatches")
         if self.rematerialize not in (True, False, None, "auto"):

@@ -270,7 +270,7 @@ class ReplicaStep:
             counted = gained // config.microbatches
             old = tf.convert_to_tensor(variable.value)
             variable.value.assign(old + tf.where(judged.applied, counted, tf.zeros_like(counted)))
-        self._advance(judged)
+        self._advance(judged, scale)
         return StepReport(
             loss=loss,
             weight=weight,
@@ -323,12 +323,13 @@ class ReplicaStep:
         summed = gradients.reduce_sum(sent, bucket_bytes=self._config.bucket_bytes)
         return tf.concat([rows, overflow.flags(summed)[None, :]], axis=0)
 
-    def _advance(self, judged: gradients.Judged) -> None:
+    def _advance(self, judged: gradients.Judged, scale: tf.Tensor) -> None:
         counters = self._counters
-        before = ScaleState(*(tf.convert_to_tensor(variable) for variable in counters.scale))
+        before = ScaleState(scale, *(tf.convert_to_tensor(variable) for variable in counters.scale[1:]))
         after = call_converted(self._loss_scale.update, before, judged.finite)
         for variable, old, new in zip(counters.scale, before, after, strict=True):
-            # Gradients of nothing tell nothing of the scale. A scale that is fixed is not made to look as if it moved.
-            variable.assign(old if new is old else tf.where(judged.empty, old, new))
+            if new is not old:  # what is fixed costs nothing
+                # Gradients of nothing tell nothing of the scale.
+                variable.assign(tf.where(judged.empty, old, new))
         counters.step.assign_add(1)
         counters.skipped.assign_add(tf.where(judged.applied, tf.constant(0, tf.int64), tf.constant(1, tf.int64)))

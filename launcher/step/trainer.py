@@ -92,6 +92,8 @@ class Trainer:
         self.optimizer = optimizer
         self.config = config
         self.left_out = left_out
+        # Steps of the last call of `train`, also of one that failed.
+        self.loop_steps = 0
         # Step and loss scale after the last call of `train`, for when the devices are gone.
         self.last_seen: tuple[int, float] | None = None
         self.statistics = moving_statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
@@ -217,7 +219,7 @@ class Trainer:
         Returns:
           Every step's record; fetching it waits for the steps to end.
         """
-        first_step = self.step + 1
+        first_step, self.loop_steps = self.step + 1, num_steps
         table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy().astype(np.float64)
         columns = _columns((*self.replica_step.report_names, "waited"), table)
 
@@ -335,7 +337,9 @@ class Trainer:
     def _whole(self, variable: tf.Variable | keras.Variable) -> np.ndarray:
         part = self.part_of(variable)
         if part is None:
-            return np.array(variable.numpy())
+            value = variable.value if isinstance(variable, keras.Variable) else variable
+            # The tensor shares the variable's memory, of which `numpy` makes the one copy.
+            return np.asarray(tf.convert_to_tensor(value).numpy())
         copies = self._copies(variable)
         if not self._is_multi_worker:
             return np.concatenate([one.numpy() for one in copies], part.axis)
@@ -403,6 +407,14 @@ class Trainer:
     def any_worker(self, flag: bool) -> bool:
         """Whether any worker says so: all call this after the same step and all get the same answer."""
         return self._sum_over_replicas(int(flag)) > 0
+
+    def mean_over_workers(self, values: Sequence[float]) -> list[float]:
+        """The mean of what the workers say: all call this after the same step and all get the same answer."""
+        if not self._is_multi_worker:
+            return list(values)
+        summed = self._sum(tf.constant(values, tf.float64))
+        mean = self.strategy.experimental_local_results(summed)[0].numpy() / self.strategy.num_replicas_in_sync
+        return mean.tolist()
 
     @property
     def own_seconds(self) -> float | None:

@@ -31,7 +31,7 @@ def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[
       UsageError: what `make` built has other variables.
     """
     policy = keras.config.dtype_policy()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)  # names alone
     try:
         with initial_values.scope(strategy):
             copy = make()

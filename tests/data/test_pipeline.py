@@ -7,6 +7,7 @@ from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.data.distributed import distribute_batches
 from launcher.data.philox import uniform
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
 from launcher.errors import UsageError
@@ -156,6 +157,15 @@ def test_mirrored_replicas_get_their_parts_of_the_global_batch(undisturbed):
         parts = strategy.experimental_local_results(batch["id"])
         assert len(parts) == 2
         np.testing.assert_array_equal(tf.concat(parts, axis=0), undisturbed[step]["id"])
+
+
+def test_one_replica_on_a_cpu_is_fed_by_a_plain_data_set(undisturbed):
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    dataset = distribute_batches(strategy, _data().train_batches, global_batch_size=BATCH, seed=5, start_step=2)
+    assert isinstance(dataset, tf.data.Dataset), "a strategy's own calls functions on other devices for each batch"
+    for batch, expected in zip(dataset.take(4), undisturbed[2:6], strict=True):
+        np.testing.assert_array_equal(batch["id"], expected["id"])
+        np.testing.assert_array_equal(batch["x"], expected["x"])
 
 
 @pytest.mark.parametrize(

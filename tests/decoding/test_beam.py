@@ -56,6 +56,24 @@ def test_a_penalty_of_length_prefers_longer_texts():
     assert lengths[1] > lengths[0]
 
 
+def test_what_a_step_leaves_as_it_is_does_not_move_with_the_beams():
+    toy = Toy(rows=3, size=4, length=4)
+
+    def moved_by(step) -> int:
+        def run():
+            cache = toy.cache(2)
+            return beam_search(step, cache, rows=3, begin=BEGIN, end=END, beams=2, max_length=4, alpha=0.6)
+
+        graph = tf.function(run).get_concrete_function().graph.as_graph_def()
+        return sum(node.op == "GatherV2" for function in graph.library.function for node in function.node_def)
+
+    def changes_all(tokens, index, cache):
+        logits, cache = toy.step(tokens, index, cache)
+        return logits, {**cache, "row": tf.identity(cache["row"])}
+
+    assert moved_by(toy.step) == moved_by(changes_all) - 1
+
+
 def test_the_length_penalty_is_that_of_wu_et_al():
     assert float(length_penalty(tf.constant(7), 0.6)) == pytest.approx((12 / 6) ** 0.6)
     assert float(length_penalty(tf.constant(1), 5.0)) == 1.0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 
 from models.resnet import SubsamplingShortcut, resnet
 
@@ -36,9 +39,14 @@ def test_cifar_parameters_are_the_published_ones(depth, millions):  # He et al. 
     assert round(num_trainable(resnet(image_shape=(32, 32, 3), num_classes=10, depth=depth)) / 1e6, 2) == millions
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("depth", [8, 18])
-def test_logits_are_float32_and_the_body_follows_the_policy(policy, depth):
+POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("depth", "policy"),
+    repeated_but([*((8, policy) for policy in POLICIES), (18, "mixed_float16")], itertools.product((8, 18), POLICIES)),
+)
+def test_logits_are_float32_and_the_body_follows_the_policy(depth, policy):
     keras.config.set_dtype_policy(policy)
     model = resnet(image_shape=(8, 8, 1), num_classes=10, depth=depth)
     logits = model(images(2, 8, 8, 1), training=True)
@@ -49,9 +57,14 @@ def test_logits_are_float32_and_the_body_follows_the_policy(policy, depth):
     assert {weight.dtype for weight in model.weights} == {"float32"}
 
 
-@pytest.mark.parametrize("image_shape", [(8, 8, 1), (28, 28, 1), (32, 32, 3), (7, 9, 2), (1, 1, 1)])
-@pytest.mark.parametrize("depth", [8, 18])
-def test_small_images_keep_their_resolution_in_the_stem(image_shape, depth):
+SHAPES = ((8, 8, 1), (28, 28, 1), (32, 32, 3), (7, 9, 2), (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("depth", "image_shape"),
+    repeated_but([*((8, shape) for shape in SHAPES), (18, (7, 9, 2))], itertools.product((8, 18), SHAPES)),
+)
+def test_small_images_keep_their_resolution_in_the_stem(depth, image_shape):
     model = resnet(image_shape=image_shape, num_classes=5, depth=depth)
     assert model(images(2, *image_shape)).shape == (2, 5)
     assert model.get_layer("stage1_block1_relu").output.shape[1:3] == image_shape[:2]
@@ -116,9 +129,11 @@ def test_subsampling_shortcut_keeps_every_second_pixel_and_adds_empty_channels()
     assert shortcut.compute_output_shape((None, 5, 4, 3)) == (None, 3, 2, 6)
 
 
-@pytest.mark.parametrize("depth", [8, 18, 50])
-@pytest.mark.parametrize("zero", [True, False])
-def test_zero_last_gamma_makes_a_new_block_the_identity(depth, zero):
+@pytest.mark.parametrize(
+    ("zero", "depth"),  # of 18 layers, blocks are as of 8
+    repeated_but([(True, 8), (False, 8), (True, 50)], itertools.product([True, False], (8, 18, 50))),
+)
+def test_zero_last_gamma_makes_a_new_block_the_identity(zero, depth):
     model = resnet(image_shape=(8, 8, 3), num_classes=10, depth=depth, zero_init_last_gamma=zero)
     block = 2 if depth == 50 else 1  # the first block of a bottleneck stage widens its input
     before = "stage1_block1_relu" if depth == 50 else "stem_relu"

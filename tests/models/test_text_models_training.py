@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import keras
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import small_run
 import tensorflow as tf
+from cases import repeated_but
 
 from launcher.errors import UsageError
 from launcher.run import rematerialization
@@ -73,7 +75,8 @@ def assert_near(actual, expected, atol):
         np.testing.assert_allclose(actual[path], value, atol=atol, err_msg=path)
 
 
-@pytest.mark.parametrize("kind", ["transformer", "language_model"])
+# Of a transformer, test_blockwise_attention.py compares the gradients.
+@pytest.mark.parametrize("kind", [pytest.param("transformer", marks=pytest.mark.exhaustive), "language_model"])
 def test_both_forms_of_attention_train_the_same_weights(kind):
     plain, _ = trained_plainly(kind)
     assert_near(trained(kind, model={"dropout": 0.0}, attention="blocks")[0], plain, 1e-5)
@@ -89,12 +92,18 @@ def test_topologies_train_the_same_weights(kind):
         assert np.abs(weight.numpy() - one[weight.path]).max() > 1e-4, f"{weight.path} did not train"
 
 
-@pytest.mark.parametrize("attention", ["plain", "blocks"])
-def test_dropout_does_not_depend_on_how_the_batch_is_divided(attention):
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    repeated_but(
+        [("transformer", "plain"), ("language_model", "blocks")],
+        itertools.product(["transformer", "language_model"], ["plain", "blocks"]),
+    ),
+)
+def test_dropout_does_not_depend_on_how_the_batch_is_divided(kind, attention):
     dropout = {"dropout": 0.5, "attention_dropout": 0.5}
-    replicas, _ = trained("transformer", 2, model=dropout, attention=attention)
-    assert_near(trained("transformer", 1, 2, model=dropout, attention=attention)[0], replicas, 1e-5)
-    without, _ = trained_plainly("transformer")
+    replicas, _ = trained(kind, 2, model=dropout, attention=attention)
+    assert_near(trained(kind, 1, 2, model=dropout, attention=attention)[0], replicas, 1e-5)
+    without, _ = trained_plainly(kind)
     assert any(np.abs(without[path] - value).max() > 1e-3 for path, value in replicas.items())
 
 

@@ -487,3 +487,21 @@ def test_schedules_refuse_arguments_out_of_range(make, says):
     with pytest.raises(UsageError) as caught:
         make()
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_moves_each_weight_by_one_operation_to_the_bits_of_keras(nesterov):
+    ours, theirs = make_variables(), make_variables()
+    optimizer = optimizers.momentum(learning_rate=0.1, nesterov=nesterov)
+    sgd = keras.optimizers.SGD(momentum=0.9, nesterov=nesterov)
+    optimizer.build(ours, TOTAL_STEPS)
+    sgd.build(theirs)
+    step = tf.function(lambda gradients: optimizer.apply(gradients, tf.constant(0.0)))
+    for gradients in random_gradients():
+        step([tf.constant(gradient) for gradient in gradients])
+        for gradient, variable in zip(gradients, theirs, strict=True):
+            sgd.update_step(tf.constant(gradient), variable, tf.constant(0.1))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.numpy().tobytes() == other.numpy().tobytes(), one.path
+    nodes = step.get_concrete_function([tf.constant(one) for one in gradients]).graph.as_graph_def().node
+    assert sum(node.op.startswith("Assign") for node in nodes) == 1, "only the count of updates is assigned by itself"

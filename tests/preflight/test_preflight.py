@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import tensorflow as tf
+import text_run
 from report_page import Page
 
 from launcher import main as entry
@@ -125,8 +126,9 @@ def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_told(preflight):
         ("--gpu_type=l4", "plain (auto: blocks from 2,048 x 2,048"),
     ],
 )
-def test_a_model_that_is_a_class_is_examined_with_its_tokens_and_forms(preflight, target, attention):
-    small = ("text_corpus.vocab_size = 512", "language_model.layers = 1", "language_model.width = 96")
+def test_a_model_that_is_a_class_is_examined_with_its_tokens_and_forms(preflight, tmp_path, target, attention):
+    text_run.write_corpus(tmp_path)
+    small = (*text_run.corpus_bindings(tmp_path), "text_corpus.length = 512", "language_model.dropout = 0.0")
     compiled = ("train.jit_compile = True", "train.precision = 'mixed_bfloat16'")
     recipe = ("--gin_file=lm_cpu.gin", *(f"--gin_param={binding}" for binding in (*small, *compiled)))
     done = preflight(target, recipe=recipe)

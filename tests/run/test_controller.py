@@ -13,7 +13,7 @@ from launcher.checkpoints import CheckpointStore, CheckpointWriteError, Saver, s
 from launcher.errors import Preempted
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
-from launcher.run.controller import Controller
+from launcher.run.controller import Controller, _Loop
 
 STEPS, EVERY, EXAMPLES, FEATURES = 12, 3, 4, 5
 DEADLINE_SECONDS = 60
@@ -134,3 +134,52 @@ def test_the_best_checkpoint_is_the_one_a_synchronous_run_finds(tmp_path: Path) 
         records[asynchronous] = checkpoints.best_record()
         assert checkpoints.best() == records[asynchronous].step
     assert records[True] == records[False]
+
+
+def test_loops_grow_with_quick_steps_and_end_at_every_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 130
+    rows = np.random.default_rng(0).standard_normal((steps, EXAMPLES, FEATURES))
+
+    def trained(steps_per_loop) -> tuple[list[int], np.ndarray]:
+        task = small_run.GivenTask(
+            small_run.linear_batches(rows), lambda: small_run.linear_model(FEATURES), small_run.negative_sum
+        )
+        made = small_run.build(
+            task,
+            optimizer=lambda: small_run.descent(0.1, momentum=0.9),
+            log_every=60,
+            checkpoint_every=40,
+            checkpoint_every_minutes=0,
+            steps_per_loop=steps_per_loop,
+        )
+        train, ends = made.trainer.train, []
+
+        def train_and_note(batches, num_steps):
+            records = train(batches, num_steps)
+            ends.append(made.trainer.step)
+            return records
+
+        monkeypatch.setattr(made.trainer, "train", train_and_note)
+        run, _ = controller(made, tmp_path / str(steps_per_loop), asynchronous=False)
+        run.train()
+        return ends, made.model.trainable_variables[0].numpy()
+
+    ends, weights = trained("auto")
+    assert {40, 60, 80, 120, steps} <= set(ends)
+    assert len(ends) < len(trained(10)[0])
+    _, one_by_one = trained(1)
+    assert weights.tobytes() == one_by_one.tobytes()
+
+
+def test_the_length_of_loops_follows_what_all_workers_took() -> None:
+    loop = _Loop("auto")
+    lengths = []
+    for seconds in (0.0, 0.1, 0.2, 0.4, 1.0, 3.0, 3.0):
+        loop.choose(seconds)
+        lengths.append(loop.steps)
+    assert lengths == [10, 20, 40, 80, 80, 40, 20]
+    loop.took(5, 0.5)  # cut short by an event
+    assert loop.seconds == pytest.approx(2.0)
+    bound = _Loop(7)
+    bound.choose(0.1)
+    assert bound.steps == 7

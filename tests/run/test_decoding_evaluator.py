@@ -36,7 +36,7 @@ def evaluated(folder, replicas, monkeypatch, *params):
     return seen, made.evaluator.evaluate(), made
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_every_held_out_example_is_decoded_once_on_any_topology(folder, monkeypatch, beams):
     folder, held_out = folder
     beam = f"translation.beam_size = {beams}"

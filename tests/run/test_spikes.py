@@ -213,7 +213,7 @@ def test_a_run_killed_after_it_went_back_leaves_the_same_batches_out(start_launc
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("action", ["rewind", "skip"])
+@pytest.mark.parametrize("action", ["rewind", pytest.param("skip", marks=pytest.mark.exhaustive)])
 def test_two_workers_come_to_the_same_verdict(run_workers, recipe, tmp_path, action):
     rule = (*RULE, f"Spikes.action = '{action}'")
     env = {"PYTHONPATH": PYTHONPATH}

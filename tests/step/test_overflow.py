@@ -49,7 +49,7 @@ class Poisoned:
 '''
 
 RECIPE = f"""
-import poisoned
+import overflowing
 train.task = @Poisoned()
 train.optimizer = @adamw
 train.precision = 'mixed_float16'
@@ -63,9 +63,9 @@ adamw.weight_decay = 0.01
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("poisoned")
-    (folder / "poisoned.py").write_text(MODULE)
-    (folder / "poisoned.gin").write_text(RECIPE)
+    folder = tmp_path_factory.mktemp("overflowing")
+    (folder / "overflowing.py").write_text(MODULE)
+    (folder / "overflowing.gin").write_text(RECIPE)
     return folder
 
 
@@ -78,7 +78,7 @@ def first_session(folder):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.syspath_prepend(str(folder))
-            made = build_session("poisoned.gin", [f"train.microbatches = {microbatches}"], replicas)
+            made = build_session("overflowing.gin", [f"train.microbatches = {microbatches}"], replicas)
         return made, made.trainer.snapshot()
 
     return make
@@ -148,7 +148,7 @@ def test_a_skipped_step_leaves_weights_slots_statistics_and_counters_untouched(t
 @pytest.mark.heavy
 def test_two_workers_skip_the_same_steps_and_the_log_says_so(train, folder, run_workers, tmp_path):
     skipped = skipped_steps(train()[0])
-    workers = run_workers(2, "--gin_file=poisoned.gin", f"--model_dir={tmp_path}/run", cwd=folder)
+    workers = run_workers(2, "--gin_file=overflowing.gin", f"--model_dir={tmp_path}/run", cwd=folder)
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
     for step in skipped:
         (note,) = (line for line in workers[0].stdout.splitlines() if line.startswith(f"step {step} skipped: "))

@@ -105,14 +105,13 @@ class Server:
 
 
 def _prepare() -> None:
-    """Imports what every worker imports; nothing of Launcher, which the forked process imports as its own."""
+    """Imports what every worker imports, all but the module that is run."""
     from launcher.machine.tensorflow_import import import_tensorflow
 
     import_tensorflow()
-    for name in ("gin", "absl.flags", "sklearn.datasets", "sklearn.model_selection"):
+    for name in ("gin", "absl.flags", "sklearn.datasets", "sklearn.model_selection", "launcher.modes.train"):
         importlib.import_module(name)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "launcher"]:
-        del sys.modules[name]
+    sys.modules["launcher.run.loading"].import_builtins()
     gc.collect()
     gc.freeze()  # or each forked process copies these objects' pages when it collects garbage
 

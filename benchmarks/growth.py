@@ -1,0 +1,192 @@
+"""How cost grows with work: figures for more and more of one thing. Prints JSON.
+
+    python benchmarks/growth.py supervisor --sizes=8,32,128,256   # of workers that stand in for real ones; Linux
+    python benchmarks/growth.py replicas --sizes=1,2,4,8          # mirrored CPU devices of one process
+    python benchmarks/growth.py state --sizes=100,400,1600,4000   # MB of a checkpoint
+    python benchmarks/growth.py examples --sizes=10000,100000,1000000,10000000
+
+Each size is measured in a process of its own. RESULTS.md has the exponents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+HERE = Path(__file__).resolve().parent
+_WINDOW_SECONDS = 10.0
+
+
+def main() -> None:
+    kinds: dict[str, Callable[[int], dict[str, float]]] = {
+        "supervisor": supervisor, "replicas": replicas, "state": state, "examples": examples,
+    }  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=kinds)
+    parser.add_argument("--sizes", required=True, help="increasing numbers, with commas")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # of one size, as JSON
+    options = parser.parse_args()
+    sizes = [int(word) for word in options.sizes.split(",")]
+    os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="2")
+    if options.one:
+        print(json.dumps(kinds[options.kind](sizes[0])))
+        return
+    rows = []
+    for size in sizes:
+        figures = _in_a_fresh_process(options.kind, size)
+        print(f"{options.kind} {size:,}: {figures}", file=sys.stderr, flush=True)
+        rows.append({"size": size, "figures": figures})
+    print(json.dumps({"kind": options.kind, "rows": rows}, indent=2))
+
+
+def supervisor(workers: int) -> dict[str, float]:
+    """The memory and processor time of `launcher.launch`, and how soon it notices a kill."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        model_dir = Path(folder, "run")
+        command = [sys.executable, "-m", "launcher.launch", f"--workers={workers}", "--worker_module=idle_worker"]
+        command += ["--gin_file=mlp_fashion.gin", "--max_restarts=0", f"--model_dir={model_dir}"]
+        begun = time.monotonic()
+        job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(_end, job)
+        process = psutil.Process(job.pid)
+        _until(lambda: sum(_is_worker(child) for child in process.children(recursive=True)) == workers)
+        started = time.monotonic() - begun
+        before, since = _cpu_seconds(process), time.monotonic()
+        _until(lambda: time.monotonic() - since >= _WINDOW_SECONDS)
+        used = (_cpu_seconds(process) - before) / (time.monotonic() - since)
+        memory = process.memory_info().rss
+        last = [child for child in process.children(recursive=True) if _is_worker(child)][-1]
+        os.kill(last.pid, signal.SIGKILL)
+        killed = time.time()
+        error = model_dir / "logs" / "attempt_1" / "error.json"
+        _until(lambda: error.exists() and "time" in _json(error))
+        noticed = _json(error)["time"] - killed
+        _until(lambda: job.poll() is not None)
+        return {
+            "all started, s": started,
+            "memory, MB": memory / 1e6,
+            "processor seconds a second": used,
+            "kill noticed after, s": noticed,
+            "ended after, s": time.time() - killed,
+        }
+
+
+def replicas(count: int) -> dict[str, float]:
+    """Processor seconds until the first step has been taken, and of a step, of which each replica has as much to do."""
+    from launcher.config import gin_bindings
+    from launcher.run import loading, plan, session
+    from launcher.run.recipe import Recipe
+
+    loading.import_builtins()
+    bindings = ["image_data.name = 'digits'", "mlp.units = 64", f"train.global_batch_size = {8 * count}"]
+    gin_bindings.load(["mlp_fashion.gin"], bindings)
+    begun = time.process_time()
+    built = session.build(plan.resolve(Recipe(), environ={}, replicas=count, seed=0))
+    batches = built.trainer.batches(built.plan.data)
+    built.trainer.train(batches, 1)
+    until_first = time.process_time() - begun
+    steps = 200
+    built.trainer.train(batches, steps)
+    begun = time.process_time()
+    built.trainer.train(batches, steps)
+    return {"first step, CPU s": until_first, "a step, CPU ms": (time.process_time() - begun) / steps * 1e3}
+
+
+def state(megabytes: int) -> dict[str, float]:
+    """Seconds to write a checkpoint, to verify it, and to read it, from the page cache."""
+    import numpy as np
+
+    from launcher.checkpoints.store import CheckpointStore
+
+    array = np.random.default_rng(0).standard_normal(25_000_000 // 4, np.float32)  # 25 MB
+    arrays = {f"weight_{index}": array for index in range(megabytes // 25)}
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_DIR")) as folder:
+        times = [time.monotonic()]
+        store = CheckpointStore(folder)
+        store.save(1, arrays)
+        times.append(time.monotonic())
+        store.latest()
+        times.append(time.monotonic())
+        store.read(1)
+        times.append(time.monotonic())
+    saved, verified, read = (after - before for before, after in itertools.pairwise(times))
+    return {"written, s": saved, "verified, s": verified, "read, s": read, "peak memory, MB": _peak_megabytes()}
+
+
+def examples(count: int) -> dict[str, float]:
+    """Until the first batch, from the beginning and from a position in the middle of the fifth pass."""
+    import numpy as np
+
+    from launcher.data.keras_data import array_data
+    from launcher.data.pipeline import Shard
+
+    data = array_data((np.zeros([count, 4], np.float32), np.zeros([count], np.int32)), None, shuffle=True)
+    figures = {}
+    for name, step in (("first batch, s", 0), ("batch of the fifth pass, s", count * 4 // 32 + 7)):
+        shard = Shard(global_batch_size=32, num_replicas=1, first_replica=0, local_replicas=1, seed=0, start_step=step)
+        begun = time.monotonic()
+        next(iter(data.train_batches(shard)))
+        figures[name] = time.monotonic() - begun
+    return {**figures, "peak memory, MB": _peak_megabytes()}
+
+
+def _in_a_fresh_process(kind: str, size: int) -> dict[str, float]:
+    path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, __file__, kind, f"--sizes={size}", "--one"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "idle_worker" in process.cmdline()
+    return False
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    if job.poll() is None:
+        job.terminate()
+    job.wait()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("nothing happened in 300 s")
+        time.sleep(0.05)
+
+
+def _json(path: Path) -> dict[str, float]:
+    with contextlib.suppress(ValueError):
+        return json.loads(path.read_text())
+    return {}
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _peak_megabytes() -> float:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+if __name__ == "__main__":
+    main()
