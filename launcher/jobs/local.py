@@ -428,7 +428,9 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
 def _trains(worker: LocalWorker) -> bool:
     """Whether it has done a step."""
     report = worker.report
-    return report is not None and None not in (report.step, report.first_step) and report.step > report.first_step
+    if report is None or report.step is None or report.first_step is None:
+        return False
+    return report.step > report.first_step
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
