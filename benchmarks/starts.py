@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -30,6 +31,7 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 _KILLED_AFTER, _JOB_STEPS = 60, 100_000
+_PATIENCE = 40.0
 _RUN = (
     "--gin_file=resnet_cpu.gin",
     "--mode=train",
@@ -127,7 +129,7 @@ def _launcher_job(folder: Path, *flags: str) -> dict[str, float]:
 
 
 def _torch_job(folder: Path, python: str) -> dict[str, float]:
-    command = [python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
     command += [str(HERE / "torch_job.py"), str(folder), str(_JOB_STEPS)]
     return _killed(command, lambda: _times(folder / "times.txt"), lambda: int((folder / "pid_1").read_text()))
 
@@ -164,8 +166,11 @@ def _killed(
             """When steps ended that had been taken before; others may just have been under way."""
             return [at for step, at in times() if at > killed and step <= before[-1][0]]
 
-        _until(job, lambda: bool(again()))
-        return {"first step": before[0][1] - begun, "training again": again()[0] - killed}
+        figures = {"first step": before[0][1] - begun, "training again": math.inf}
+        with contextlib.suppress(TimeoutError):
+            _until(job, lambda: bool(again()), _PATIENCE)
+            figures["training again"] = again()[0] - killed
+        return figures
 
 
 @contextlib.contextmanager
@@ -186,11 +191,13 @@ def _group(command: list[str], log: IO[bytes]) -> Iterator[subprocess.Popen[byte
         job.wait()
 
 
-def _until(job: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
+def _until(job: subprocess.Popen[bytes], condition: Callable[[], bool], seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         if job.poll() is not None or time.monotonic() > deadline:
-            raise TimeoutError(f"ended with {job.returncode}" if job.poll() is not None else "no progress in 300 s")
+            raise TimeoutError(
+                f"ended with {job.returncode}" if job.poll() is not None else f"no progress in {seconds:.0f} s"
+            )
         time.sleep(0.02)
 
 

@@ -1,6 +1,6 @@
 """A job of torchrun's that goes on from its checkpoint: an MLP, data-parallel over gloo. Needs PyTorch.
 
-    torchrun --nproc-per-node=2 --max-restarts=3 benchmarks/torch_job.py FOLDER STEPS
+    torchrun --standalone --nproc-per-node=2 --max-restarts=3 benchmarks/torch_job.py FOLDER STEPS
 
 Rank 0 appends "step unix_time" to FOLDER/times.txt for each step, and writes a checkpoint every 50.
 """
