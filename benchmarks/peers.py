@@ -16,10 +16,10 @@ import argparse
 import importlib.util
 import json
 import os
-import resource
-import statistics
 import time
 from collections.abc import Callable
+
+from measuring import cpu_seconds, spread
 
 Take = Callable[[int], None]
 """Trains that many steps and waits for them."""
@@ -65,10 +65,10 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
         names = list(takes)
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            begun, used = time.perf_counter(), _cpu_seconds()
+            begun, used = time.perf_counter(), cpu_seconds()
             takes[name](options.steps)
             wall[name].append((time.perf_counter() - begun) / options.steps)
-            cpu[name].append((_cpu_seconds() - used) / options.steps)
+            cpu[name].append((cpu_seconds() - used) / options.steps)
     result: dict[str, object] = {
         "recipe": options.gin_file,
         "bindings": options.gin_param,
@@ -78,9 +78,9 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     }
     for name in takes:
         result[name] = {
-            "milliseconds": _spread([1000 * each for each in wall[name]]),
-            "ratio": _spread([theirs / ours for theirs, ours in zip(wall[name], wall["launcher"], strict=True)]),
-            "cpu_ratio": _spread([theirs / ours for theirs, ours in zip(cpu[name], cpu["launcher"], strict=True)]),
+            "milliseconds": spread([1000 * each for each in wall[name]]),
+            "ratio": spread([theirs / ours for theirs, ours in zip(wall[name], wall["launcher"], strict=True)]),
+            "cpu_ratio": spread([theirs / ours for theirs, ours in zip(cpu[name], cpu["launcher"], strict=True)]),
         }
     return result
 
@@ -204,15 +204,6 @@ def _dataset(batch):
 
 def _pairs(batch):
     return iter(_dataset(batch))
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def _spread(numbers: list[float]) -> dict[str, float]:
-    return {key: round(of(numbers), 3) for key, of in (("median", statistics.median), ("least", min), ("most", max))}
 
 
 if __name__ == "__main__":

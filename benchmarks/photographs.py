@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import statistics
 import tempfile
 import time
 from pathlib import Path
+
+from measuring import cpu_seconds, spread
 
 SIZE, BATCH, CLASSES = 224, 32, 2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -80,9 +80,9 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, object]:
                 found[which].append(_timed(pair[which], batches))
         ours, plain = found
         result[name] = {
-            "images_per_second": _spread([batches * BATCH / seconds for seconds, _ in ours]),
-            "ratio": _spread([theirs / mine for (mine, _), (theirs, _) in zip(ours, plain, strict=True)]),
-            "cpu_ratio": _spread([theirs / mine for (_, mine), (_, theirs) in zip(ours, plain, strict=True)]),
+            "images_per_second": spread([batches * BATCH / seconds for seconds, _ in ours]),
+            "ratio": spread([theirs / mine for (mine, _), (theirs, _) in zip(ours, plain, strict=True)]),
+            "cpu_ratio": spread([theirs / mine for (_, mine), (_, theirs) in zip(ours, plain, strict=True)]),
         }
     return result
 
@@ -147,19 +147,10 @@ def _plain(examples, encoded):
 
 def _timed(batches, count: int) -> tuple[float, float]:
     """Wall and processor seconds of so many batches; what is made ahead of the last is not waited for."""
-    begun, used = time.perf_counter(), _cpu_seconds()
+    begun, used = time.perf_counter(), cpu_seconds()
     for _ in batches.take(count):
         pass
-    return time.perf_counter() - begun, _cpu_seconds() - used
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def _spread(numbers: list[float]) -> dict[str, float]:
-    return {key: round(of(numbers), 3) for key, of in (("median", statistics.median), ("least", min), ("most", max))}
+    return time.perf_counter() - begun, cpu_seconds() - used
 
 
 if __name__ == "__main__":

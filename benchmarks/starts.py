@@ -18,7 +18,6 @@ import math
 import os
 import resource
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 import psutil
+from measuring import cpu_seconds, spread
 
 HERE = Path(__file__).resolve().parent
 _KILLED_AFTER, _JOB_STEPS = 60, 100_000
@@ -85,8 +85,8 @@ def compare(kind: str, peers: dict[str, Measure], rounds: int) -> dict[str, obje
     return {
         name: {
             what: {
-                "seconds": _spread([one[what] for one in rows]),
-                "ratio": _spread([one[what] / own[what] for one, own in zip(rows, ours, strict=True)]),
+                "seconds": spread([one[what] for one in rows]),
+                "ratio": spread([one[what] / own[what] for one, own in zip(rows, ours, strict=True)]),
             }
             for what in rows[0]
         }
@@ -136,11 +136,11 @@ def _torch_job(folder: Path, python: str) -> dict[str, float]:
 
 def _whole(command: list[str]) -> dict[str, float]:
     """Seconds until a process ended, and of the processor."""
-    before, begun = _cpu_seconds(), time.time()
+    before, begun = cpu_seconds(resource.RUSAGE_CHILDREN), time.time()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise SystemExit(done.stdout)
-    return {"end": time.time() - begun, "processor": _cpu_seconds() - before}
+    return {"end": time.time() - begun, "processor": cpu_seconds(resource.RUSAGE_CHILDREN) - before}
 
 
 def _to_steps(command: list[str], times: Callable[[], list[tuple[int, float]]]) -> dict[str, float]:
@@ -210,15 +210,6 @@ def _launchers_times(folder: Path) -> list[tuple[int, float]]:
 def _times(path: Path) -> list[tuple[int, float]]:
     lines = path.read_text().splitlines() if path.exists() else ()
     return [(int(step), float(at)) for step, at in map(str.split, lines)]
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _spread(numbers: list[float]) -> dict[str, float]:
-    return {key: round(of(numbers), 3) for key, of in (("median", statistics.median), ("least", min), ("most", max))}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from measuring import spread
+
 _SWITCH = "lw-switch"
 _UNHELD = 0.0
 _MODEL = [
@@ -78,12 +80,12 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
             {
                 "wire_dtype": case[0],
                 "bucket_mib": case[1],
-                "seconds": _spread(seconds[case]),
+                "seconds": spread(seconds[case]),
                 "seconds_unheld": round(unheld[case], 4),
                 "sent_mb": round(sent[case] / 1e6, 1),
                 "sending_seconds": round(sending, 4),
                 "hidden": round((unheld[case] + sending - median) / min(unheld[case], sending), 2),
-                "rate_ratio": _spread(ratios),
+                "rate_ratio": spread(ratios),
             }
         )
     return {"workers": options.workers, "gbits": options.gbits, "examples": options.examples, "runs": rows}
@@ -165,14 +167,6 @@ def _address(index: int) -> str:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True)
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 4),
-        "least": round(min(values), 4),
-        "most": round(max(values), 4),
-    }
 
 
 if __name__ == "__main__":

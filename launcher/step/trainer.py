@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
@@ -406,15 +407,15 @@ class Trainer:
 
     def any_worker(self, flag: bool) -> bool:
         """Whether any worker says so: all call this after the same step and all get the same answer."""
-        return self._sum_over_replicas(int(flag)) > 0
+        return bool(self.mean_over_workers([flag])[0])
 
-    def mean_over_workers(self, values: Sequence[float]) -> list[float]:
+    def mean_over_workers(self, values: npt.ArrayLike) -> np.ndarray:
         """The mean of what the workers say: all call this after the same step and all get the same answer."""
+        mine = np.asarray(values, np.float64)
         if not self._is_multi_worker:
-            return list(values)
-        summed = self._sum(tf.constant(values, tf.float64))
-        mean = self.strategy.experimental_local_results(summed)[0].numpy() / self.strategy.num_replicas_in_sync
-        return mean.tolist()
+            return mine
+        summed = self._sum(tf.constant(mine))
+        return self.strategy.experimental_local_results(summed)[0].numpy() / self.strategy.num_replicas_in_sync
 
     @property
     def own_seconds(self) -> float | None:
@@ -425,9 +426,7 @@ class Trainer:
         """The values of all workers, [workers, n]: all call this after the same step."""
         mine = np.zeros([num_workers, len(values)])
         mine[worker] = values
-        summed = self._sum(tf.constant(mine, tf.float64))
-        replicas_of_each = self.strategy.num_replicas_in_sync / num_workers
-        return self.strategy.experimental_local_results(summed)[0].numpy() / replicas_of_each
+        return self.mean_over_workers(mine) * num_workers
 
     def _sum_over_replicas(self, value: int) -> int:
         """Sums what each replica's worker says; a collective only where there are several workers."""
