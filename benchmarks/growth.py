@@ -1,21 +1,27 @@
 """How cost grows with work: figures for more and more of one thing. Prints JSON.
 
     python benchmarks/growth.py supervisor --sizes=8,32,128,256   # of workers that stand in for real ones; Linux
+    python benchmarks/growth.py workers --sizes=1,2,4,8           # processes of one job that train on this machine
     python benchmarks/growth.py replicas --sizes=1,2,4,8          # mirrored CPU devices of one process
     python benchmarks/growth.py state --sizes=100,400,1600,4000   # MB of a checkpoint
-    python benchmarks/growth.py examples --sizes=10000,100000,1000000,10000000
+    python benchmarks/growth.py examples --sizes=10000,100000,1000000,10000000,100000000
+    python benchmarks/growth.py v5e_chips --sizes=4,16,64,256     # of the slice that preflight compiles for
+    python benchmarks/growth.py v5p_chips --sizes=4,16,64,256,1024
 
-Each size is measured in a process of its own. RESULTS.md has the exponents.
+Each size is measured in a process of its own, and preflight keeps nothing between them. RESULTS.md has the exponents.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import itertools
 import json
 import os
+import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from measuring import cpu_seconds
 
 HERE = Path(__file__).resolve().parent
 _WINDOW_SECONDS = 10.0
@@ -31,7 +38,9 @@ _WINDOW_SECONDS = 10.0
 
 def main() -> None:
     kinds: dict[str, Callable[[int], dict[str, float]]] = {
-        "supervisor": supervisor, "replicas": replicas, "state": state, "examples": examples,
+        "supervisor": supervisor, "workers": workers, "replicas": replicas, "state": state, "examples": examples,
+        "v5e_chips": lambda count: chips(f"v5litepod-{count}", count),
+        "v5p_chips": lambda count: chips(f"v5p-{2 * count}", count),  # called by cores
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=kinds)
@@ -83,6 +92,33 @@ def supervisor(workers: int) -> dict[str, float]:
         }
 
 
+def workers(count: int) -> dict[str, float]:
+    """Until a job has taken the first steps of a small model, and a step, of which each worker has as much to do."""
+    before, after = 20, 1020
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        model_dir = Path(folder, "run")
+        bindings = [
+            "image_data.name = 'digits'", "mlp.units = 64", f"train.global_batch_size = {8 * count}",
+            f"train.steps = {after}", "train.log_every = 20", "train.steps_per_loop = 20",
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "launcher.launch", f"--workers={count}", "--mode=train"]
+        command += ["--gin_file=mlp_fashion.gin", "--max_restarts=0", f"--model_dir={model_dir}"]
+        begun = time.monotonic()
+        job = subprocess.Popen(
+            [*command, *(f"--gin_param={binding}" for binding in bindings)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        stack.callback(_end, job)
+        process = psutil.Process(job.pid)
+        _until(lambda: _logged(model_dir, before))
+        first, used = time.monotonic() - begun, _cpu_seconds_of_all(process)
+        if job.wait() != 0:
+            raise SystemExit(f"a job of {count} workers ended with exit code {job.returncode}")
+        rows = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
+        seconds = statistics.median(8 * count / row["examples_per_second"] for row in rows if row["step"] > before)
+    return {f"step {before}, s": first, "until then, CPU s": used, "a step, ms": seconds * 1e3}
+
+
 def replicas(count: int) -> dict[str, float]:
     """Processor seconds until the first step has been taken, and of a step, of which each replica has as much to do."""
     from launcher.config import gin_bindings
@@ -105,7 +141,7 @@ def replicas(count: int) -> dict[str, float]:
 
 
 def state(megabytes: int) -> dict[str, float]:
-    """Seconds to write a checkpoint, to verify it, and to read it, from the page cache."""
+    """Seconds to write a checkpoint, to verify it, and to read it, from the page cache; TensorFlow is there already."""
     import numpy as np
 
     from launcher.checkpoints.store import CheckpointStore
@@ -113,8 +149,9 @@ def state(megabytes: int) -> dict[str, float]:
     array = np.random.default_rng(0).standard_normal(25_000_000 // 4, np.float32)  # 25 MB
     arrays = {f"weight_{index}": array for index in range(megabytes // 25)}
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_DIR")) as folder:
+        CheckpointStore(f"{folder}/first").save(1, {"weight": array[:1]})  # imports TensorFlow: four seconds
         times = [time.monotonic()]
-        store = CheckpointStore(folder)
+        store = CheckpointStore(f"{folder}/checkpoints")
         store.save(1, arrays)
         times.append(time.monotonic())
         store.latest()
@@ -140,6 +177,28 @@ def examples(count: int) -> dict[str, float]:
         next(iter(data.train_batches(shard)))
         figures[name] = time.monotonic() - begun
     return {**figures, "peak memory, MB": _peak_megabytes()}
+
+
+def chips(name: str, count: int) -> dict[str, float]:
+    """`--mode=preflight` of a small ResNet for a slice of so many chips, eight images on each replica."""
+    bindings = ["resnet.depth = 8", "resnet.norm_group_size = None", f"train.global_batch_size = {8 * count}"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "launcher.main", "--mode=preflight", "--gin_file=resnet_cpu.gin"]
+        command += [f"--tpu_type={name}", f"--preflight_cache={folder}/cache", f"--model_dir={folder}"]
+        command += [f"--gin_param={binding}" for binding in bindings]
+        begun, used = time.monotonic(), cpu_seconds(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        seconds, used = time.monotonic() - begun, cpu_seconds(resource.RUSAGE_CHILDREN) - used
+        (case,) = json.loads(Path(folder, "preflight.json").read_text())["cases"]
+        (compiled,) = Path(folder, "cache").glob("*.json.gz")
+        program = json.loads(gzip.decompress(compiled.read_bytes()))["hlo"]
+    return {
+        "preflight, s": seconds,
+        "preflight, CPU s": used,
+        "compile, s": case["compile_seconds"],
+        "program as text, kB": len(program) / 1e3,
+        "machine code, MB": case["hbm"]["code"] / 1e6,
+    }
 
 
 def _in_a_fresh_process(kind: str, size: int) -> dict[str, float]:
@@ -177,14 +236,27 @@ def _json(path: Path) -> dict[str, float]:
     return {}
 
 
+def _logged(model_dir: Path, step: int) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return any(json.loads(line)["step"] >= step for line in (model_dir / "metrics.jsonl").read_text().splitlines())
+    return False
+
+
+def _cpu_seconds_of_all(process: psutil.Process) -> float:
+    """Of a process and those that it started and that still run."""
+    used = 0.0
+    for one in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used += _cpu_seconds(one)
+    return used
+
+
 def _cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
 
 
 def _peak_megabytes() -> float:
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 

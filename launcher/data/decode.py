@@ -101,17 +101,21 @@ class ImageDecoder:
         """Whole numbers of 0 to 255, float32 `image_shape`."""
         height, width, channels = self.image_shape
 
-        def from_jpeg() -> tf.Tensor:
-            # Decodes no more of the file than the window needs.
-            shape = tf.image.extract_jpeg_shape(encoded)
-            return tf.image.decode_and_crop_jpeg(encoded, window(shape[0], shape[1]), channels=channels)
+        is_jpeg = tf.io.is_jpeg(encoded)
 
-        def from_other() -> tf.Tensor:
+        def other() -> tuple[tf.Tensor, tf.Tensor]:
             image = self._decoded(encoded)
-            shape = tf.shape(image)
-            return tf.image.crop_to_bounding_box(image, *tf.unstack(window(shape[0], shape[1])))
+            return image, tf.shape(image)
 
-        image = tf.cond(tf.io.is_jpeg(encoded), from_jpeg, from_other)
+        # No more of a JPEG is decoded than the window needs.
+        none_yet = tf.zeros([0, 0, channels], tf.uint8)
+        whole, size = tf.cond(is_jpeg, lambda: (none_yet, tf.image.extract_jpeg_shape(encoded)), other)
+        cut = window(size[0], size[1])
+        image = tf.cond(
+            is_jpeg,
+            lambda: tf.image.decode_and_crop_jpeg(encoded, cut, channels=channels),
+            lambda: tf.slice(whole, tf.concat([cut[:2], [0]], 0), tf.concat([cut[2:], [channels]], 0)),
+        )
         image = tf.image.resize(tf.ensure_shape(image, [None, None, channels]), [height, width])
         # Between bytes lies nothing that a byte could not hold.
         return tf.round(tf.ensure_shape(image, self.image_shape))

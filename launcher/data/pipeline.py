@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -32,6 +33,9 @@ Mixing = Callable[[Batch, Batch, tf.Tensor], Batch]
 """(batch, the partner of each example, seeds int32 [n, 2]) -> batch; stateless; see `launcher.data.mix.Mix`."""
 
 WEIGHT = "weight"
+
+# Finished batches beside those in the making, of which there are as many as processors.
+_AHEAD = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -354,8 +358,16 @@ def batch_pipeline(elements: tf.data.Dataset, batch_at: Callable[..., Batch]) ->
     """Maps elements to batches in parallel, in order, ahead of their use."""
     options = tf.data.Options()
     options.deterministic = True
+    # The thread that tunes sleeps for up to as long as the iterator has lived, and the iterator's end waits for it in
+    # TensorFlow 2.21: after each evaluation. It could choose no more than `parallel_calls`.
+    options.autotune.enabled = False
     return (
-        elements.map(batch_at, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        .prefetch(tf.data.AUTOTUNE)
+        elements.map(batch_at, num_parallel_calls=parallel_calls(), deterministic=True)
+        .prefetch(_AHEAD)
         .with_options(options)
     )
+
+
+def parallel_calls() -> int:
+    """How many elements are made at once: one on each processor that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -27,7 +27,7 @@ from launcher.data import tfds
 from launcher.data.augment import ImageAugment, flips, window_numbers
 from launcher.data.decode import ImageDecoder
 from launcher.data.order import example_seeds
-from launcher.data.pipeline import WEIGHT, Batch, Mixing, Shard, batch_pipeline, weighted
+from launcher.data.pipeline import WEIGHT, Batch, Mixing, Shard, batch_pipeline, parallel_calls, weighted
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
 
@@ -115,7 +115,7 @@ class StreamedImages:
         hosts, host = _hosts(shard)
         streams = num_streams(shard.global_batch_size, hosts)
         elements = tf.data.Dataset.zip((self._encoded(shard, streams, host * streams // hosts, hosts), _seeds(shard)))
-        decoded = elements.map(self._decoded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        decoded = elements.map(self._decoded, num_parallel_calls=parallel_calls(), deterministic=True)
         return decoded.batch(shard.per_replica_batch_size, drop_remainder=True)
 
     def _with_partners(self, shard: Shard) -> tf.data.Dataset:
@@ -144,7 +144,7 @@ class StreamedImages:
             as_written(
                 lambda example: (self._decoder.centre(example["image"]), tf.cast(example["label"], tf.int32), 1.0)
             ),
-            num_parallel_calls=tf.data.AUTOTUNE,
+            num_parallel_calls=parallel_calls(),
             deterministic=True,
         )
         nothing = (tf.zeros(self._decoder.image_shape, tf.uint8), tf.zeros([], tf.int32), tf.zeros([]))
