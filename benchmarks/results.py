@@ -32,12 +32,19 @@ PARTS: dict[str, list[list[str]]] = {
     ],
     "starts": [["starts.py", "--rounds=3"]],
     "input": [["photographs.py", "--images=1500", "--rounds=5"]],
-    "wire": [["wire.py", "--rounds=2"]],
+    "wire": [
+        *(["wire.py", f"--workers={count}", "--gbits=1", "--gbits=10"] for count in (2, 3, 4)),
+        ["wire.py", "--model=resnet", "--gbits=1", "--gbits=10", "--wire_dtype=float32",
+         "--bucket_mib=4", "--bucket_mib=16", "--bucket_mib=64"],
+    ],
     "growth": [
         ["growth.py", "supervisor", "--sizes=8,64,256"],
+        ["growth.py", "workers", "--sizes=1,2,4,8"],
         ["growth.py", "replicas", "--sizes=1,2,4,8"],
-        ["growth.py", "examples", "--sizes=10000,100000,1000000,10000000"],
-        ["growth.py", "state", "--sizes=100,400,1600"],
+        ["growth.py", "examples", "--sizes=10000,100000,1000000,10000000,100000000"],
+        ["growth.py", "state", "--sizes=100,400,1600,4000"],
+        ["growth.py", "v5e_chips", "--sizes=4,16,64,256"],
+        ["growth.py", "v5p_chips", "--sizes=4,16,64,256,1024"],
     ],
     "twins": [
         ["twins.py", model, f"--on={where}", "--layers=1"]
@@ -161,35 +168,46 @@ def _input(part: Mapping[str, Any]) -> str:
     (run,) = part["runs"]
     lines = [
         _title("Photographs a second beside plain tf.data", part),
-        "Plain tf.data's time divided by Launcher's in the same round: above 1, Launcher is faster.",
+        "After the first batch. Plain tf.data's time divided by Launcher's in the same round: above 1, Launcher is\n"
+        "faster. Beside it, median seconds until the first batch and until the iterator is gone, of Launcher / of\n"
+        "plain tf.data.",
         f"\n    python benchmarks/{run['command']}\n",
-        "| from | images a second | ratio | CPU ratio |",
-        "|---|---|---|---|",
+        "| from | images a second | ratio | CPU ratio | first batch, s | end, s |",
+        "|---|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {name} | {_range(run[name]['images_per_second'])} | {_range(run[name]['ratio'])} | "
-        f"{_range(run[name]['cpu_ratio'])} |"
-        for name in ("files", "records")
-    ]
+    for name in ("files", "records"):
+        once = [
+            f"{run[name][f'{what}_seconds']['median']} / {run[name][f'plain_{what}_seconds']['median']}"
+            for what in ("first", "end")
+        ]
+        lines.append(
+            f"| {name} | {_range(run[name]['images_per_second'])} | {_range(run[name]['ratio'])} | "
+            f"{_range(run[name]['cpu_ratio'])} | {' | '.join(once)} |"
+        )
     return "\n".join(lines)
 
 
 def _wire(part: Mapping[str, Any]) -> str:
     lines = [
-        _title("Steps over a slow network, by wire dtype", part),
-        "20 million weights and hardly any arithmetic, all workers on one machine. The step rate divided by that of\n"
-        "float32 in the same round: above 1, it is faster.",
+        _title("Steps over a slow network", part),
+        "All workers on one machine: with more of them, or at 10 Gbit/s, its processors are what is slow. The MLP has\n"
+        "20 million weights and hardly any arithmetic, the ResNet-50 a whole backward pass. The step rate is divided\n"
+        "by that of the first line of the same network in the same round: above 1, it is faster. From worker 0's\n"
+        "trace (`--profile_steps`): how long collectives work in a step, which share of that lies beside operations\n"
+        "of the backward pass, and how long this pass takes.",
     ]
     for run in part["runs"]:
         lines += [
             f"\n    python benchmarks/{run['command']}\n",
-            f"| {run['workers']} workers, {run['gbits']:g} Gbit/s | seconds a step | sent by each, MB | which takes, "
-            "seconds | rate ratio |",
-            "|---|---|---|---|---|",
+            f"| {run['workers']} workers, {run['model']} | bucket, MiB | seconds a step | sent by each, MB | "
+            "which takes, s | rate ratio | collectives, s | beside backward | backward, s |",
+            "|---" * 9 + "|",
         ]
         lines += [
-            f"| {row['wire_dtype']} | {row['seconds']['median']} | {row['sent_mb']} | {row['sending_seconds']} | "
-            f"{_range(row['rate_ratio'])} |"
+            f"| {row['gbits']:g} Gbit/s, {row['wire_dtype']} | {row['bucket_mib'] or 'default'} | "
+            f"{row['seconds']['median']:.3f} | {row['sent_mb']} | {row['sending_seconds']:.3f} | "
+            f"{_range(row['rate_ratio'])} | {row['collective_seconds']['median']:.3f} | "
+            f"{row['beside_backward']['median']:.0%} | {row['backward_seconds']['median']:.3f} |"
             for row in run["runs"]
         ]
     return "\n".join(lines)
@@ -198,7 +216,9 @@ def _wire(part: Mapping[str, Any]) -> str:
 def _growth(part: Mapping[str, Any]) -> str:
     lines = [
         _title("How cost grows", part),
-        "With the exponent of the growth from the line before: 1 where cost grows as the size does, 0 where not.",
+        "With the exponent of the growth from the line before: 1 where cost grows as the size does, 0 where not.\n"
+        "A state is in MB, written to this machine's disk. Chips are those of a slice for which preflight compiles\n"
+        "the step of a small ResNet, with nothing kept.",
     ]
     for run in part["runs"]:
         names = list(run["rows"][0]["figures"])

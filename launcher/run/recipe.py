@@ -60,7 +60,7 @@ class Recipe:
         your own; see `launcher.reporting.sinks.Sink`.
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
       wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
-      bucket_bytes: upper bound on one gradient collective; None for 64 MiB, and on a TPU for each gradient by itself,
+      bucket_bytes: upper bound on one gradient collective; None for 16 MiB, and on a TPU for each gradient by itself,
         as the compiler merges them there.
       clip_global_norm: bound on the norm of the whole gradient: the reduced mean, without the loss scale. Bind at most
         one of the four bounds.

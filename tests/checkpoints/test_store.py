@@ -40,6 +40,22 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(directory: Path) -> None:
     assert store.manifest(7)["metrics"] == {"loss": 0.5, "accuracy": None}
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is reset as Linux does")
+def test_a_save_takes_next_to_no_memory_beside_the_state(directory: Path) -> None:
+    store = CheckpointStore(str(directory))
+    store.save(0, state_of(0))  # imports TensorFlow
+    state = {f"weight_{index}": np.ones([2**21], [np.float32, ml_dtypes.bfloat16][index % 2]) for index in range(16)}
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _peak_bytes()
+    store.save(1, state)
+    assert _peak_bytes() - before < sum(array.nbytes for array in state.values()) / 4
+
+
+def _peak_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
 def test_other_programs_can_read_and_verify_a_checkpoint(directory: Path) -> None:
     import tensorflow as tf
 

@@ -110,6 +110,12 @@ def test_training_batches_never_end():
     assert _data().train_batches(shard).cardinality() == tf.data.INFINITE_CARDINALITY
 
 
+def test_no_thread_tunes_batches_for_which_the_end_of_their_iterator_would_wait():
+    (shard,) = shards(hosts=1, replicas=1, batch=BATCH)
+    for batches in (_data().train_batches(shard), _data().eval_batches(shard)):
+        assert batches.options().autotune.enabled is False
+
+
 def test_examples_may_bring_weights_of_their_own():
     examples = ArrayExamples({"id": np.arange(3), "weight": np.array([0.5, 2.0, 0.0])})
     data = RandomAccessData(train=examples, evaluation=examples)
