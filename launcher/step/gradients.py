@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from launcher.machine.as_written import as_written
 
-# A bucket waits for the last of its gradients, and the last bucket for the end of the backward pass: of 64 MiB, it would
-# be a third of a ResNet-50. Each bucket costs a few rounds over the network, though. `benchmarks/wire.py` times them.
+# A bucket waits for the last of its gradients, and the last bucket for the end of the backward pass: of 64 MiB, it
+# would be a third of a ResNet-50. Each bucket costs a few rounds over the network, too: see `benchmarks/wire.py`.
 DEFAULT_BUCKET_BYTES = 16 * 2**20
 # Each tensor alone: XLA merges collectives by itself, and to flatten a tensor is a copy on a TPU.
 TPU_BUCKET_BYTES = 1
