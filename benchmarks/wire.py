@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -131,7 +132,6 @@ def run(options: argparse.Namespace, case: Case) -> Found:
     command += [f"--gin_param={binding}" for binding in bindings]
     command += [f"--profile_steps={traced + 1}:{traced + _TRACED}"]
     peers = [f"{_address(index)}:5000" for index in range(options.workers)]
-    before = _bytes_sent()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = []
         for index in range(options.workers):
@@ -145,16 +145,28 @@ def run(options: argparse.Namespace, case: Case) -> Found:
             )
             stack.callback(process.kill)
             processes.append(process)
+        metrics = Path(folder, "run", "metrics.jsonl")
+        # The first weights cross the wire as well, so counting begins when some steps have been taken.
+        while len(_rows(metrics)) < _WARM_UP and processes[0].poll() is None:
+            time.sleep(0.02)
+        before = _bytes_sent()
         if any(process.wait() for process in processes):
             raise SystemExit(Path(folder, "0.log").read_text())
         sent = _bytes_sent() - before
-        lines = Path(folder, "run", "metrics.jsonl").read_text().splitlines()
+        rows = _rows(metrics)
         (trace,) = Path(folder, "run", "tensorboard").rglob("*.xplane.pb")
         shown = overlap(trace)
-    rows = [row for row in map(json.loads, lines) if row["split"] == "train"]
     outside = [row for row in rows if row["step"] > _WARM_UP and not 0 <= row["step"] - traced <= _TRACED + 1]
     taken = [examples * options.workers / row["examples_per_second"] for row in outside]
-    return Found(statistics.median(taken), sent / steps, shown)
+    return Found(statistics.median(taken), sent / (steps - _WARM_UP), shown)
+
+
+def _rows(metrics: Path) -> list[dict[str, float]]:
+    """A row for each step so far."""
+    if not metrics.exists():
+        return []
+    lines = metrics.read_text().splitlines(keepends=True)
+    return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if row["split"] == "train"]
 
 
 def overlap(trace: Path) -> dict[str, float]:
