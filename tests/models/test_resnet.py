@@ -33,7 +33,7 @@ def images(*shape):
 def test_imagenet_parameters_are_the_published_ones(depth, parameters, monkeypatch):
     # How many there are does not depend on their values, and to draw them takes longer than all the rest.
     zeros = keras.initializers.Zeros()
-    monkeypatch.setattr(keras.initializers.VarianceScaling, "__call__", lambda _, shape, dtype=None: zeros(shape, dtype))
+    monkeypatch.setattr(keras.initializers.VarianceScaling, "__call__", lambda _, *a, **k: zeros(*a, **k))
     assert num_trainable(resnet(image_shape=(224, 224, 3), num_classes=1000, depth=depth)) == parameters
 
 
