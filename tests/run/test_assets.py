@@ -50,7 +50,7 @@ def test_a_run_on_other_text_is_refused_by_the_vocabulary(run_launcher, tmp_path
     bindings = [*text_run.pair_bindings(tmp_path), "train.steps = 2", "translation.decode = 'never'"]
     bindings += ["train.best_metric = 'loss'", "train.save_model = 'none'"]
     flags = ["--gin_file=transformer_cpu.gin", f"--model_dir={tmp_path}/run", f"--data_dir={tmp_path}/data"]
-    flags += [f"--gin_param={binding}" for binding in bindings]
+    flags += ["--mode=train", *(f"--gin_param={binding}" for binding in bindings)]
     assert run_launcher(*flags).returncode == 0
     with (tmp_path / "train.source").open("a") as source, (tmp_path / "train.target").open("a") as target:
         source.write("another line\n" * 50)
