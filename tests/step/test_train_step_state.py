@@ -97,7 +97,7 @@ def test_synchronised_statistics_are_those_of_the_global_batch(replicas):
 
 
 class Largest(keras.layers.Layer):
-    """Remembers half of the largest input of a call, and a mean of ones; hands the inputs on, without what is not finite."""
+    """Remembers half of the largest input of a call, and a mean of ones; hands on what is finite of the inputs."""
 
     def build(self, input_shape):
         self.largest = self.add_weight(name="largest", shape=(2,), initializer="zeros", trainable=False)
