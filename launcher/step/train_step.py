@@ -235,8 +235,9 @@ class ReplicaStep:
             for variable, delta in zip(self._pass.moving, moving_deltas, strict=True):
                 old = tf.convert_to_tensor(variable.value)
                 new = old + delta / parts
-                # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever.
-                variable.value.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, old))
+                # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever. Each element
+                # by itself: one test of them all would be one more pass over each variable.
+                variable.value.assign(tf.where(tf.math.is_finite(new), new, old))
             self._ema.update(step - tf.convert_to_tensor(self._counters.skipped))
             return []
 

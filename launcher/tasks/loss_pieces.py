@@ -19,7 +19,7 @@ _PIECE_BYTES, _MATRICES = 64 << 20, 4
 # On a TPU, what a turn of the loop reads and writes is to stay in the vector memory: features, their gradients and the
 # logits of one piece.
 _FEATURES = 8_500_000
-_TILE_BYTES = 20 << 20
+_TILE_BYTES = 40 << 20
 LANES = 128
 
 

@@ -195,14 +195,16 @@ class _Turn:
         """[rows, groups, shared * query_block, key_block], far below all others where a query may not look."""
         blocks = self.blocks
         at_query, at_key = self.places(rows, of_query, of_key)
-        allowed = same_segment(self._query_segments[at_query], self._key_segments[at_key])
+        # In the scores' own shape, all heads of a group one after another: XLA would write the mask of another shape to
+        # memory, and copy it for each head.
+        of_heads = tf.tile(self._query_segments[at_query], [1, self._shared])
+        allowed = same_segment(of_heads, self._key_segments[at_key])
         if blocks.causal:
-            queries = of_query * blocks.query_block + tf.range(blocks.query_block)
+            queries = of_query * blocks.query_block + tf.range(self._shared * blocks.query_block) % blocks.query_block
             keys = of_key * blocks.key_block + tf.range(blocks.key_block)
             allowed &= queries[:, None] >= keys[None, :]
         found = self.product(query, key, transpose_b=True)
-        apart = tf.reshape(found, [*found.shape[:2], self._shared, blocks.query_block, blocks.key_block])
-        return tf.reshape(tf.where(allowed[:, None, None], apart, self.constant(_FAR_BELOW)), found.shape)
+        return tf.where(allowed[:, None], found, self.constant(_FAR_BELOW))
 
     def drop(self, weights: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         """Drops a share of a block's weights, or of their gradients, and scales the rest; the same ones each time."""

@@ -205,8 +205,10 @@ def test_a_head_that_computes_in_16_bits_makes_its_logits_itself():
         (LossPieces(pieces="auto", accelerator="gpu"), 65_536, 32_000, 768, Split(tokens=32)),
         (LossPieces(pieces="auto", accelerator="cpu"), 2048 + 256, 32_000, 256, Split(tokens=6)),
         (LossPieces(pieces="auto", accelerator="gpu"), 4096, 32_000, 1024, None),
-        (LossPieces(pieces="auto", accelerator="tpu"), 32_768, 32_000, 768, Split(tokens=4, vocabulary=50)),
-        (LossPieces(pieces="auto", accelerator="tpu"), 8192, 32_000, 768, Split(vocabulary=50)),
+        (LossPieces(pieces="auto", accelerator="tpu"), 32_768, 32_000, 768, Split(tokens=4, vocabulary=25)),
+        (LossPieces(pieces="auto", accelerator="tpu"), 8192, 32_000, 768, Split(vocabulary=25)),
+        # Equal pieces of whole lanes: 289 lanes' worth are 17 times 17.
+        (LossPieces(pieces="auto", accelerator="tpu"), 4096, 36_992, 1024, Split(vocabulary=17)),
         (LossPieces(pieces=1, accelerator="tpu"), 8192, 32_000, 768, None),
         (LossPieces(pieces=4, accelerator="cpu"), 96, 1000, 8, Split(tokens=4)),
         (LossPieces(pieces=4, accelerator="cpu"), 3, 1000, 8, Split(tokens=3)),

@@ -1,0 +1,49 @@
+"""How often the compiled step passes over what is large, counted in the TPU compiler's program."""
+
+from __future__ import annotations
+
+import pods
+import pytest
+
+from launcher.preflight import costs, hlo
+from launcher.step_program import lowering
+
+
+def compiled_step(compiled, recipe, params):
+    plan = pods.plan_of(recipe, params)
+    program = lowering.lower_session(lowering.build(plan, 4), for_tpu=True).program
+    return hlo.parse(compiled(program.stablehlo, "v5litepod-4").hlo)
+
+
+def test_clipping_adam_its_gate_and_averages_are_one_pass_over_each_weight(compiled):
+    units = 8192
+    module = compiled_step(
+        compiled,
+        "mlp_fashion.gin",
+        [f"mlp.units = {units}", "mlp.layers = 1", "train.global_batch_size = 32", "train.optimizer = @adamw",
+         "adamw.learning_rate = 1e-3", "train.clip_global_norm = 1.0", "train.ema_decay = 0.999"],
+    )  # fmt: skip
+    weight = 4 * 784 * units
+    # The weight, both moments and the average are read and written, the gradient is read: nine. Beside them the forward
+    # product reads the weight, and the gradient is written, summed and read for its norm.
+    assert 8 * weight <= costs.count(module).hbm_bytes <= 13.5 * weight
+
+
+@pytest.mark.heavy
+def test_the_mask_of_heads_that_share_keys_is_not_copied_for_each(compiled):
+    rows, length = 4, 256
+    module = compiled_step(
+        compiled,
+        "lm_cpu.gin",
+        [f"text_corpus.length = {length}", "text_corpus.eval_context = 128", f"train.global_batch_size = {4 * rows}",
+         "language_model.layers = 1", "language_model.kv_heads = 2", "language_model.smeared_keys = False",
+         "language_model.dropout = 0.0", "train.attention = 'blocks'", "train.precision = 'mixed_bfloat16'"],
+    )  # fmt: skip
+    masks = [
+        one
+        for computation, _ in costs.executed(module)
+        for one in computation.instructions.values()
+        if one.opcode in ("copy", "broadcast")
+        and any(shape.dtype == "pred" and shape.elements >= rows * length**2 for shape in one.shapes)
+    ]
+    assert not masks
