@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
 from launcher.machine.as_written import as_written
@@ -47,21 +46,19 @@ def _traced(shapes: tuple[tuple[int | None, ...] | None, ...]) -> Callable[..., 
 
 
 def _rounds(k0: tf.Tensor, k1: tf.Tensor, c0: tf.Tensor, c1: tf.Tensor, c2: tf.Tensor, c3: tf.Tensor) -> Words:
-    # The two halves of a round beside each other: a third of the operations, each of which takes time in every data set
-    # that is opened.
-    like_all = tf.zeros_like(k0 + c0 + c1 + c2 + c3)
-    low, half = tf.constant(_LOW_32, tf.uint64), tf.constant(32, tf.uint64)
-    even, odd, key = (
-        tf.reshape(tf.stack([one + like_all, other + like_all]), [2, -1])
-        for one, other in ((c0, c2), (c1, c3), (k0, k1))
-    )
-    multipliers, weyl = (tf.constant(np.array(pair, np.uint64)[:, np.newaxis]) for pair in (_MULTIPLIERS, _WEYL))
-    turns = tf.constant(np.arange(_ROUNDS, dtype=np.uint64)[:, np.newaxis, np.newaxis])
-    for key_of_turn in tf.unstack((key + turns * weyl) & low):
-        product = tf.reverse(even * multipliers, [0])
-        even, odd = tf.bitwise.right_shift(product, half) ^ odd ^ key_of_turn, product & low
-    shape = tf.concat([[2], tf.shape(like_all)], axis=0)
-    (c0, c2), (c1, c3) = (tf.unstack(tf.reshape(pair, shape)) for pair in (even, odd))
+    low = tf.constant(_LOW_32, tf.uint64)
+    half = tf.constant(32, tf.uint64)
+    m0, m1 = (tf.constant(value, tf.uint64) for value in _MULTIPLIERS)
+    for turn in range(_ROUNDS):
+        if turn:
+            k0, k1 = ((k + tf.constant(w, tf.uint64)) & low for k, w in zip((k0, k1), _WEYL, strict=True))
+        p0, p1 = c0 * m0, c2 * m1
+        c0, c1, c2, c3 = (
+            tf.bitwise.right_shift(p1, half) ^ c1 ^ k0,
+            p1 & low,
+            tf.bitwise.right_shift(p0, half) ^ c3 ^ k1,
+            p0 & low,
+        )
     return c0, c1, c2, c3
 
 
