@@ -115,7 +115,7 @@ def test_a_training_goes_on_in_spares_and_ends_bitwise_as_one_that_nobody_touche
 
     def start(name, *flags):
         flags = (*given, *flags, f"--model_dir={tmp_path / name}")
-        return start_launcher(*flags, module="launcher.launch", env={"PYTHONPATH": PYTHONPATH})
+        return start_launcher(*flags, module="launcher.launch", env={"PYTHONPATH": PYTHONPATH}, fresh=True)
 
     killed = start("killed", "--standby")
     killed.wait_until(lambda: READY in killed.stdout, 240)
