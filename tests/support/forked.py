@@ -42,11 +42,9 @@ def can_start(module: str, args: Sequence[str], changes: Mapping[str, str | None
     """Whether a fork does what a fresh process would: what counts while TensorFlow is imported is as it is here."""
     early = _early(changes)
     ours = early.pop("PYTHONPATH", PYTHONPATH) == PYTHONPATH
-    # The doctor imports nothing itself, nor does the supervisor of fake workers; modules of tests that are no launchers
-    # import TensorFlow, too.
-    light = {"launcher.main": "--mode=doctor", "launcher.launch": "--worker_module=fake_worker"}
-    trains = light[module] not in args if module in light else not module.startswith("launcher.")
-    return sys.platform == "linux" and trains and ours and not early
+    # Of launchers, the supervisor of fake workers imports no TensorFlow; of modules of tests, each does.
+    uses = "--worker_module=fake_worker" not in args if module in _START_OTHERS else not module.startswith("launcher.")
+    return sys.platform == "linux" and uses and ours and not early
 
 
 class Forked:
@@ -206,7 +204,10 @@ def _serve(control: socket.socket) -> tuple[dict, list[int]] | None:
 # ------------------------------------------------------------------------------------------------------- the nurseries
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_IMPORT_TENSORFLOW = ("launcher.main", "launcher.verify.worker", "launcher.run.memory_trial")
+_IMPORT_TENSORFLOW = (
+    "launcher.main", "launcher.verify.worker", "launcher.run.memory_trial", "launcher.doctor.tensorflow_child",
+    "launcher.doctor.collective",
+)  # fmt: skip
 _START_OTHERS = ("launcher.main", "launcher.launch")
 
 
