@@ -306,12 +306,24 @@ def _born(nursery: socket.socket, argv: Sequence[str], environ: Mapping[str, str
             "args": argv[3:],
             "cwd": os.getcwd(),
             "environ": dict(environ),
-            "dies_with": os.getpid() if "preexec_fn" in options else None,
+            "parent": os.getpid(),
+            "dies_with_parent": "preexec_fn" in options,
         }
         content = json.dumps(wanted).encode()
         socket.send_fds(nursery, [len(content).to_bytes(4, "big")], [source, target, target])
         nursery.sendall(content)
         return Child(int.from_bytes(_exactly(nursery, 9)[:8], "big"), stdin, stdout)
+
+
+def _join_namespaces(parent: int) -> None:
+    """Enters those that the parent has entered since its nursery was forked: a job may have a network of its own."""
+    for name, flag in (("user", 0x10000000), ("net", 0x40000000)):  # linux/sched.h
+        with open(f"/proc/{parent}/ns/{name}") as theirs:
+            if os.readlink(theirs.name) == os.readlink(f"/proc/self/ns/{name}"):
+                continue
+            library = ctypes.CDLL(None, use_errno=True)
+            if library.setns(theirs.fileno(), flag):
+                raise OSError(ctypes.get_errno(), f"cannot enter {theirs.name}")
 
 
 def _become_subreaper(whether: bool) -> None:
@@ -347,10 +359,12 @@ def _become(wanted: dict, streams: Sequence[int]) -> None:
     sys.argv = [wanted["module"], *wanted["args"]]
     random.seed()
     sys.modules["numpy"].random.seed()
-    if wanted.get("dies_with"):
-        sys.modules["launcher.machine.child_process"].signal_at_parents_end(signal.SIGKILL)
-        if os.getppid() != wanted["dies_with"]:
+    if "parent" in wanted:
+        if wanted["dies_with_parent"]:
+            sys.modules["launcher.machine.child_process"].signal_at_parents_end(signal.SIGKILL)
+        if os.getppid() != wanted["parent"]:
             os._exit(1)
+        _join_namespaces(wanted["parent"])
 
 
 if __name__ == "__main__":
