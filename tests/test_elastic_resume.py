@@ -74,7 +74,7 @@ def test_four_workers_interrupted_go_on_as_two_and_as_one_with_the_same_losses(
     interrupted, undisturbed = tmp_path / "interrupted", tmp_path / "undisturbed"
     step = interrupt_four_workers(start_launcher, free_ports, recipe, interrupted)
     total = step + MORE_STEPS
-    to_the_end = (recipe, f"--gin_param=train.steps = {total}")
+    to_the_end = (recipe, f"--gin_param=train.steps = {total}", "--mode=train")
 
     def one_process(model_dir: str, *flags: str) -> list[int]:
         return [entry.main(["launcher", *to_the_end, model_dir, *flags])]

@@ -62,8 +62,9 @@ def assert_same_run(found, expected):
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "pieces"),
     [
-        (2, 2, 1),
-        (1, 1, 3),
+        (2, 2, 3),
+        pytest.param(1, 1, 3, marks=pytest.mark.exhaustive),
+        pytest.param(2, 2, 1, marks=pytest.mark.exhaustive),
         pytest.param(2, 1, 3, marks=pytest.mark.exhaustive),
         pytest.param(4, 2, 1, marks=pytest.mark.exhaustive),
     ],

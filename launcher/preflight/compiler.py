@@ -39,6 +39,8 @@ _ABANDONED_SECONDS = 86400.0
 _TAIL_LINES = 12
 # Of the environment, what changes a compilation.
 _DECIDING = ("LIBTPU_INIT_ARGS",)
+_SYMBOL = re.compile(r"@[\w.$-]+")
+_PRIVATE_FUNCTION = re.compile(r"func\.func private (@[\w.$-]+)")
 
 
 class OutOfTimeError(UsageError):
@@ -173,7 +175,7 @@ class Compiler:
 
     def _key(self, stablehlo: str, request: Mapping[str, Any], versions: Mapping[str, str]) -> str:
         deciding = {name: os.environ.get(name, "") for name in _DECIDING}
-        parts = [stablehlo, json.dumps([request, versions, deciding], sort_keys=True)]
+        parts = [_named_by_order(stablehlo), json.dumps([request, versions, deciding], sort_keys=True)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _run(self, folder: Path, stablehlo: str, request: Mapping[str, Any], where: Target) -> None:
@@ -200,6 +202,14 @@ class Compiler:
             # Wakes when it ends; the timeout is only how often the progress line moves.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
+
+
+def _named_by_order(stablehlo: str) -> str:
+    """The program with its functions named by their order: TensorFlow numbers some of them through a whole process."""
+    numbers: dict[str, str] = {}
+    for name in _PRIVATE_FUNCTION.findall(stablehlo):
+        numbers.setdefault(name, f"@{len(numbers)}")
+    return _SYMBOL.sub(lambda found: numbers.get(found[0], found[0]), stablehlo)
 
 
 def _compiler_for(where: Target) -> str:

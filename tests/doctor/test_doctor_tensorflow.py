@@ -39,6 +39,7 @@ def test_a_machine_whose_data_set_is_not_prepared(run_launcher, tmp_path):
         "--gin_file=resnet_fashion.gin",
         f"--data_dir={tmp_path}/empty",
         f"--model_dir=file://{tmp_path}/run",
+        fresh=True,
     )
     lines, skipped = read(done)
     assert done.returncode == 64, done.stdout

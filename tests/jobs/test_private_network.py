@@ -58,6 +58,7 @@ def test_nobody_outside_reaches_a_worker_and_the_weights_are_the_same(start_laun
             "--workers=2", "--gin_file=task.gin", f"--model_dir={folder}/run", f"--private_network={wanted}",
             module="launcher.launch",
             env={"LAGGING_FOLDER": str(folder), "PYTHONPATH": f"{ROOT}:{SUPPORT}"},
+            fresh=True,  # a fork has the server's variables in /proc
         )  # fmt: skip
         # Both have trained, and worker 1 stays.
         job.wait_until(lambda folder=folder: (folder / "run" / "summary.json").exists())

@@ -113,11 +113,11 @@ def test_a_training_goes_on_in_spares_and_ends_bitwise_as_one_that_nobody_touche
     recipe.write_text("\n".join(["import slowed_digits", f"include '{SMALL_DIGITS}'", *lines]))
     given = ("--workers=2", f"--gin_file={recipe}", "--mode=train")
 
-    def start(name, *flags):
+    def start(name, *flags, fresh=False):
         flags = (*given, *flags, f"--model_dir={tmp_path / name}")
-        return start_launcher(*flags, module="launcher.launch", env={"PYTHONPATH": PYTHONPATH})
+        return start_launcher(*flags, module="launcher.launch", env={"PYTHONPATH": PYTHONPATH}, fresh=fresh)
 
-    killed = start("killed", "--standby")
+    killed = start("killed", "--standby", fresh=True)
     killed.wait_until(lambda: READY in killed.stdout, 240)
     waiting = standing(killed)
     (victim, *_) = (child for child in psutil.Process(killed.process.pid).children() if is_worker(child, 1))

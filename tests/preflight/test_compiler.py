@@ -85,6 +85,15 @@ def test_another_program_topology_or_version_is_not_found_in_the_cache(tmp_path,
     assert not make(tmp_path, child=ANSWERING).compile("program", WHERE).cached
 
 
+def test_a_program_is_found_in_the_cache_whatever_number_tensorflow_gave_its_functions(tmp_path):
+    made, loop = make(tmp_path, child=ANSWERING), "func.func private @{0}.3(\n func.call @{0}.3(\n @Sharding({1})"
+    assert not made.compile(loop.format("while_cond_1567", 1), WHERE).cached
+    assert made.compile(loop.format("while_cond_2833", 1), WHERE).cached
+    assert not made.compile(loop.format("while_cond_2833", 2), WHERE).cached
+    assert not made.compile(loop.format("while_cond_2833", 1).replace("Sharding", "Other"), WHERE).cached
+    assert not made.compile(loop.format("while_cond_2833", 1).replace("call @while_cond", "call @other"), WHERE).cached
+
+
 def test_a_damaged_entry_of_the_cache_is_compiled_again(tmp_path):
     made = make(tmp_path, child=ANSWERING)
     made.compile("program", WHERE)

@@ -166,6 +166,7 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
     done = preflight("--tpu_type=v5litepod-4", recipe=(*recipe, follow))
     assert done.code == EXIT_DONE, done.err
     assert done.report["cases"][0]["verdict"] == "fits"
+    assert done.report["cases"][0]["from_cache"], "it was compiled as a suggestion"
     assert done.report["cases"][0]["hbm"]["needed"] == suggestion["hbm_bytes"]
     assert case["hbm"]["needed"] > done.report["cases"][0]["hbm"]["needed"]
     # Left to preflight, it finds the same.

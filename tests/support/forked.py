@@ -3,11 +3,17 @@
 The server imports TensorFlow and Keras as a worker does, runs nothing of them, has one thread of Python, and forks a
 process for each start: with its own session, environment, working directory, module path, streams, random numbers and
 exit. It is no child of the test's process, and ends with it.
+
+What such a process starts itself (a job its workers, a verification its topologies, a run its trials of memory) is
+forked, too: beside each process waits its nursery, a fork as untouched as the server, which bears its children. They
+are its children to the kernel as well: it is the subreaper of a process that forks one and ends. Tests that ask for a
+fresh process get one that starts fresh ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -16,13 +22,16 @@ import random
 import runpy
 import select
 import selectors
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import psutil
 from places import PYTHONPATH, ROOT
 
 _IMPORTED_AT_START = ("TF_", "XLA_", "KERAS_", "CUDA_", "PYTHON", "LD_", "OMP_")
@@ -31,12 +40,11 @@ _IMPORTED_AT_START = ("TF_", "XLA_", "KERAS_", "CUDA_", "PYTHON", "LD_", "OMP_")
 
 def can_start(module: str, args: Sequence[str], changes: Mapping[str, str | None]) -> bool:
     """Whether a fork does what a fresh process would: what counts while TensorFlow is imported is as it is here."""
-    early = {name: value for name, value in changes.items() if name.startswith(_IMPORTED_AT_START)}
-    early.pop("TF_CONFIG", None)
+    early = _early(changes)
     ours = early.pop("PYTHONPATH", PYTHONPATH) == PYTHONPATH
-    # The doctor imports nothing itself; modules of tests that are no launchers import TensorFlow, too.
-    trains = "--mode=doctor" not in args if module == "launcher.main" else not module.startswith("launcher.")
-    return sys.platform == "linux" and trains and ours and not early
+    # Of launchers, the supervisor of fake workers imports no TensorFlow; of modules of tests, each does.
+    uses = "--worker_module=fake_worker" not in args if module in _START_OTHERS else not module.startswith("launcher.")
+    return sys.platform == "linux" and uses and ours and not early
 
 
 class Forked:
@@ -101,6 +109,46 @@ class Server:
             self._control.close()
 
 
+_NURSERY = "nursery"
+
+
+def children(pid: int, *, recursive: bool = False) -> list[psutil.Process]:
+    """Those of a process, without what is only here for it to fork them."""
+    found = psutil.Process(pid).children(recursive=recursive)
+    return [child for child in found if _name_of(child) != _NURSERY]
+
+
+def _name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+class Child:
+    """A child of this process, with what `launcher` asks of a `subprocess.Popen`."""
+
+    def __init__(self, pid: int, stdin: IO[bytes] | None, stdout: IO[bytes] | None):
+        self.pid, self.stdin, self.stdout, self.returncode = pid, stdin, stdout, None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            handle = os.pidfd_open(self.pid)
+            try:
+                select.select([handle], [], [], timeout)
+            finally:
+                os.close(handle)
+            if self.poll() is None:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return self.returncode
+
+
 # ---------------------------------------------------------------------------------------------------------- the server
 
 
@@ -143,7 +191,8 @@ def _serve(control: socket.socket) -> tuple[dict, list[int]] | None:
                         os.close(handle)
                         other.close()
                     status.close()
-                    return content, streams
+                    control.close()
+                    return content, [os.open(os.devnull, os.O_RDONLY), *streams]
                 for stream in streams:
                     os.close(stream)
                 handle = os.pidfd_open(pid)
@@ -152,16 +201,155 @@ def _serve(control: socket.socket) -> tuple[dict, list[int]] | None:
                 status.send(str(pid).encode())
 
 
+# ------------------------------------------------------------------------------------------------------- the nurseries
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_IMPORT_TENSORFLOW = (
+    "launcher.main", "launcher.verify.worker", "launcher.run.memory_trial", "launcher.doctor.tensorflow_child",
+    "launcher.doctor.collective",
+)  # fmt: skip
+_START_OTHERS = ("launcher.main", "launcher.launch")
+
+
+def _with_nursery(wanted: dict, streams: Sequence[int]) -> tuple[dict, Sequence[int], socket.socket | None]:
+    """Forks a nursery, where one may be needed; returns here and in each process that it forks, with what to run."""
+    while wanted["module"] in _START_OTHERS:
+        parent = os.getpid()
+        nursery, control = socket.socketpair()
+        if os.fork():
+            control.close()
+            return wanted, streams, nursery
+        nursery.close()
+        for stream in streams:
+            os.close(stream)
+        wanted, streams = _bear(control, parent)
+    return wanted, streams, None
+
+
+def _bear(control: socket.socket, parent: int) -> tuple[dict, list[int]]:
+    """Forks children of `parent` until it is gone; returns in a forked process, with what to run and its streams."""
+    kept = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    name = _name(_NURSERY)
+    while True:
+        head, streams, *_ = socket.recv_fds(control, 4, 3)
+        if not head:
+            os._exit(0)
+        content = json.loads(_exactly(control, int.from_bytes(head, "big")))
+        between = os.fork()
+        if between == 0:
+            child = os.fork()
+            if child:
+                control.sendall(child.to_bytes(8, "big"))
+                os._exit(0)
+            control.close()
+            _name(name)
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+            os.setsid()
+            while os.getppid() not in (parent, 1):
+                time.sleep(0.001)
+            return content, streams
+        for stream in streams:
+            os.close(stream)
+        os.waitpid(between, 0)
+        control.sendall(b"1")
+
+
+def _name(name: str) -> str:
+    """Gives this process another name; returns the one it had."""
+    path = Path("/proc/self/comm")
+    before = path.read_text().strip()
+    path.write_text(name)
+    return before
+
+
+def _start_by(nursery: socket.socket) -> None:
+    """Has the launcher in this process start by its nursery what a fresh process would do no differently."""
+    from launcher.machine import child_process
+
+    fresh, early = child_process.start, _early(os.environ)
+
+    def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes] | Child:
+        environ = options.get("env", os.environ)
+        known = argv[0] == sys.executable and argv[1] == "-m" and argv[2] in _IMPORT_TENSORFLOW
+        if not known or _early(environ) != early or "pass_fds" in options:
+            return fresh(argv, **options)
+        _become_subreaper(True)
+        try:
+            return _born(nursery, argv, environ, options)
+        finally:
+            _become_subreaper(False)
+
+    child_process.start = start
+
+
+def _born(nursery: socket.socket, argv: Sequence[str], environ: Mapping[str, str], options: Mapping[str, Any]) -> Child:
+    with contextlib.ExitStack() as theirs:
+
+        def given(descriptor: int) -> int:
+            theirs.callback(os.close, descriptor)
+            return descriptor
+
+        stdin = stdout = None
+        if options.get("stdin", subprocess.PIPE) == subprocess.PIPE:
+            source, own = os.pipe()
+            stdin, source = os.fdopen(own, "wb", 0), given(source)
+        else:
+            source = given(os.open(os.devnull, os.O_RDONLY))
+        if options["stdout"] == subprocess.PIPE:
+            own, target = os.pipe()
+            stdout, target = os.fdopen(own, "rb", 0), given(target)
+        else:
+            target = options["stdout"].fileno()
+        wanted = {
+            "module": argv[2],
+            "args": argv[3:],
+            "cwd": os.getcwd(),
+            "environ": dict(environ),
+            "parent": os.getpid(),
+            "dies_with_parent": "preexec_fn" in options,
+        }
+        content = json.dumps(wanted).encode()
+        socket.send_fds(nursery, [len(content).to_bytes(4, "big")], [source, target, target])
+        nursery.sendall(content)
+        return Child(int.from_bytes(_exactly(nursery, 9)[:8], "big"), stdin, stdout)
+
+
+def _join_namespaces(parent: int) -> None:
+    """Enters those that the parent has entered since its nursery was forked: a job may have a network of its own."""
+    for name, flag in (("user", 0x10000000), ("net", 0x40000000)):  # linux/sched.h
+        with open(f"/proc/{parent}/ns/{name}") as theirs:
+            if os.readlink(theirs.name) == os.readlink(f"/proc/self/ns/{name}"):
+                continue
+            library = ctypes.CDLL(None, use_errno=True)
+            if library.setns(theirs.fileno(), flag):
+                raise OSError(ctypes.get_errno(), f"cannot enter {theirs.name}")
+
+
+def _become_subreaper(whether: bool) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0)
+
+
+def _early(environ: Mapping[str, str]) -> dict[str, str]:
+    found = {name: value for name, value in environ.items() if name.startswith(_IMPORTED_AT_START)}
+    found.pop("TF_CONFIG", None)
+    return found
+
+
 def _exactly(control: socket.socket, size: int) -> bytes:
     content = b""
     while len(content) < size:
-        content += control.recv(size - len(content))
+        content += control.recv(size - len(content)) or _gone()
     return content
+
+
+def _gone() -> bytes:
+    raise OSError("the process at the other end is gone")
 
 
 def _become(wanted: dict, streams: Sequence[int]) -> None:
     """Makes this process what `python -m` would: streams, environment, working directory, module path, seeds."""
-    for source, target in zip((os.open(os.devnull, os.O_RDONLY), *streams), (0, 1, 2), strict=True):
+    for source, target in zip(streams, (0, 1, 2), strict=True):
         os.dup2(source, target)
         os.close(source)
     os.environ.clear()
@@ -171,6 +359,12 @@ def _become(wanted: dict, streams: Sequence[int]) -> None:
     sys.argv = [wanted["module"], *wanted["args"]]
     random.seed()
     sys.modules["numpy"].random.seed()
+    if "parent" in wanted:
+        if wanted["dies_with_parent"]:
+            sys.modules["launcher.machine.child_process"].signal_at_parents_end(signal.SIGKILL)
+        if os.getppid() != wanted["parent"]:
+            os._exit(1)
+        _join_namespaces(wanted["parent"])
 
 
 if __name__ == "__main__":
@@ -183,5 +377,8 @@ if __name__ == "__main__":
         sys.path[:] = [path for path in sys.path if path not in ours]
         _started = _serve(_control)
     if _started is not None:
-        _become(*_started)
-        runpy.run_module(_started[0]["module"], run_name="__main__", alter_sys=True)
+        _wanted, _streams, _nursery = _with_nursery(*_started)
+        _become(_wanted, _streams)
+        if _nursery is not None:
+            _start_by(_nursery)
+        runpy.run_module(_wanted["module"], run_name="__main__", alter_sys=True)

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 
+import forked
 import psutil
 import pytest
 
@@ -164,7 +165,7 @@ def test_a_worker_that_dies_fails_its_topology_and_leaves_no_orphans(start_launc
 
     def ended():
         with contextlib.suppress(psutil.NoSuchProcess):
-            seen.update(psutil.Process(started.process.pid).children(recursive=True))
+            seen.update(forked.children(started.process.pid, recursive=True))
         return started.process.poll() is not None
 
     started.wait_until(ended)
@@ -182,7 +183,7 @@ def test_workers_follow_when_the_command_is_ended(start_launcher, recipe, tmp_pa
     (tmp_path / "scratch").mkdir()
     started = start_launcher(*recipe, "--gin_param=Points.fault = 'hangs'", env={"TMPDIR": str(tmp_path / "scratch")})
     started.wait_until((tmp_path / "hanging").exists)
-    (worker,) = psutil.Process(started.process.pid).children(recursive=True)
+    (worker,) = forked.children(started.process.pid, recursive=True)
     os.kill(started.process.pid, number)  # not its group
     worker.wait(timeout=60)
     started.wait()
