@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,13 +23,23 @@ def cluster(ports, index):
     return Cluster(source="TF_CONFIG", workers=tuple(f"127.0.0.1:{port}" for port in ports), index=index)
 
 
-def meet(ports, index, *, limit=60.0, leave=None):
+def meet(ports, index, *, limit=60.0, leave=None, entered=None):
     with (
         peers.all_there(cluster(ports, index), {peers.START_TIMEOUT: str(limit)}),
-        socket.create_server(("127.0.0.1", ports[index])),  # as TensorFlow's server: who is late finds somebody
+        # As TensorFlow's server: it speaks first, and who is late finds somebody.
+        socketserver.ThreadingTCPServer(("127.0.0.1", ports[index]), Greets) as server,
     ):
+        threading.Thread(target=server.serve_forever).start()
+        if entered is not None:
+            entered.append(index)
         if leave is not None:
             leave.wait(60)
+        server.shutdown()
+
+
+class Greets(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.sendall(b"\0")
 
 
 def test_all_enter_when_the_last_has_come(free_ports):
@@ -38,6 +49,25 @@ def test_all_enter_when_the_last_has_come(free_ports):
         last = pool.submit(meet, ports, 2, leave=leave)
         for one in (*waiting, last):
             one.result(60)
+
+
+def test_the_others_enter_when_worker_0_serves(free_ports, eventually):
+    ports, entered, served = free_ports(2), [], threading.Event()
+
+    def wait_for_worker_0():
+        with peers.all_there(cluster(ports, 1)):
+            entered.append(served.is_set())
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait_for_worker_0)
+        with peers.all_there(cluster(ports, 0)):
+            eventually(lambda: not peers._answers(f"127.0.0.1:{ports[0]}"))
+            served.set()
+            with socketserver.ThreadingTCPServer(("127.0.0.1", ports[0]), Greets) as server:
+                threading.Thread(target=server.serve_forever).start()
+                waiting.result(60)
+                server.shutdown()
+    assert entered == [True]
 
 
 def test_those_that_do_not_come_in_time_are_named(free_ports):
