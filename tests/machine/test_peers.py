@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
-import socketserver
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,23 +23,31 @@ def cluster(ports, index):
     return Cluster(source="TF_CONFIG", workers=tuple(f"127.0.0.1:{port}" for port in ports), index=index)
 
 
-def meet(ports, index, *, limit=60.0, leave=None, entered=None):
+def meet(ports, index, *, limit=60.0, leave=None):
     with (
         peers.all_there(cluster(ports, index), {peers.START_TIMEOUT: str(limit)}),
-        # As TensorFlow's server: it speaks first, and who is late finds somebody.
-        socketserver.ThreadingTCPServer(("127.0.0.1", ports[index]), Greets) as server,
+        serving(ports[index]),
     ):
-        threading.Thread(target=server.serve_forever).start()
-        if entered is not None:
-            entered.append(index)
         if leave is not None:
             leave.wait(60)
-        server.shutdown()
 
 
-class Greets(socketserver.BaseRequestHandler):
-    def handle(self):
-        self.request.sendall(b"\0")
+@contextlib.contextmanager
+def serving(port):
+    """As TensorFlow's server: it speaks first, and who is late finds somebody."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+
+        def greet():
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as call, contextlib.suppress(ConnectionError):
+                        call.sendall(b"\0")
+
+        threading.Thread(target=greet, daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
 
 
 def test_all_enter_when_the_last_has_come(free_ports):
@@ -51,23 +59,16 @@ def test_all_enter_when_the_last_has_come(free_ports):
             one.result(60)
 
 
-def test_the_others_enter_when_worker_0_serves(free_ports, eventually):
-    ports, entered, served = free_ports(2), [], threading.Event()
-
-    def wait_for_worker_0():
-        with peers.all_there(cluster(ports, 1)):
-            entered.append(served.is_set())
-
+def test_the_others_enter_when_worker_0_serves(free_ports):
+    ports = free_ports(2)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(wait_for_worker_0)
-        with peers.all_there(cluster(ports, 0)):
-            eventually(lambda: not peers._answers(f"127.0.0.1:{ports[0]}"))
-            served.set()
-            with socketserver.ThreadingTCPServer(("127.0.0.1", ports[0]), Greets) as server:
-                threading.Thread(target=server.serve_forever).start()
-                waiting.result(60)
-                server.shutdown()
-    assert entered == [True]
+        with socket.create_server(("127.0.0.1", ports[0])) as listener:  # as worker 0's own, which says nothing
+            listener.settimeout(60)
+            waiting = pool.submit(meet, ports, 1)
+            for _ in range(3):  # the first call finds that it is there
+                listener.accept()[0].close()
+        with serving(ports[0]):
+            waiting.result(60)
 
 
 def test_those_that_do_not_come_in_time_are_named(free_ports):
