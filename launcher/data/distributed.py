@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,8 +21,8 @@ def distribute_batches(
     seed: int = 0,
     start_step: int = 0,
     left_out: LeftOut = ALL_IN,
-) -> tf.distribute.DistributedDataset | tf.data.Dataset:
-    """An endless distributed data set; a plain one for a single replica on this machine's CPU.
+) -> Iterable:
+    """An endless distributed data set; what a `tf.function` may iterate over, too.
 
     Args:
       strategy: the strategy whose replicas are fed.
@@ -52,16 +55,48 @@ def distribute_batches(
 
     if _is_this_cpu(strategy):
         # What a strategy iterates over calls functions on other devices for each batch, which costs more processor time
-        # than a small model's step, and there is no other device.
-        return host_dataset(tf.distribute.InputContext())
+        # than a small model's step (and 0.05 s a replica to begin with), and there is no other memory to copy to.
+        count = strategy.num_replicas_in_sync
+        dataset = host_dataset(tf.distribute.InputContext(num_replicas_in_sync=count))
+        return dataset if count == 1 else _OnThisCpu(strategy, dataset)
     return strategy.distribute_datasets_from_function(host_dataset)
 
 
+# By `id`, which is what a type that a `tf.function` takes can hold.
+_strategies: weakref.WeakValueDictionary[int, tf.distribute.Strategy] = weakref.WeakValueDictionary()
+
+
+class _Batches(tf.experimental.ExtensionType):
+    """An iterator over the batches of all replicas, of which each takes the next in turn."""
+
+    iterator: tf.data.Iterator
+    strategy: int
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        return _strategies[self.strategy].experimental_distribute_values_from_function(lambda _: next(self.iterator))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OnThisCpu:
+    """A data set of the batches of several replicas, one after the other's."""
+
+    strategy: tf.distribute.Strategy
+    dataset: tf.data.Dataset
+
+    def __iter__(self) -> Iterator:
+        _strategies[id(self.strategy)] = self.strategy
+        return _Batches(iter(self.dataset), id(self.strategy))
+
+
 def _is_this_cpu(strategy: tf.distribute.Strategy) -> bool:
-    if not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+    """Whether all replicas are on the CPU of this machine and of this process."""
+    if type(strategy) not in (tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy):
         return False
-    device = tf.DeviceSpec.from_string(strategy.extended.worker_devices[0])
-    return device.job in (None, "localhost") and device.device_type == "CPU"
+    devices = [tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices]
+    return all(device.job in (None, "localhost") and device.device_type == "CPU" for device in devices)
 
 
 def _drives_other_hosts(strategy: tf.distribute.Strategy) -> bool:

@@ -366,15 +366,15 @@ def stream(photos_dir):
 
 
 def test_a_streamed_example_is_mixed_with_the_one_a_step_before_it(photos):
-    plain = _streamed(photos, steps=20, mix={})
-    mixed = _streamed(photos, steps=20, mix={"mixup": 0.7})
+    plain = _streamed(photos, steps=8, mix={})
+    mixed = _streamed(photos, steps=8, mix={"mixup": 0.7})
     assert_same(mixed[:1], [{**plain[0], "label_b": mixed[0]["label_b"], "mix": np.ones(STREAM_BATCH, np.float32)}])
     for before, now, result in zip(plain, plain[1:], mixed[1:], strict=False):
         np.testing.assert_array_equal(result["label"], now["label"])
         np.testing.assert_array_equal(result["label_b"], before["label"])
         np.testing.assert_array_equal(result["weight"], 1.0)
         np.testing.assert_allclose(result["image"], _blend(now["image"], before["image"], result["mix"]), atol=2e-6)
-    assert len(set(joined(mixed[1:], "mix"))) > 70
+    assert len(set(joined(mixed[1:], "mix"))) > 25
 
 
 @pytest.mark.parametrize(("hosts", "replicas"), repeated_but([(2, 2)], [(1, 4), (2, 2), (4, 1)]))

@@ -7,6 +7,7 @@ from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.data import distributed
 from launcher.data.distributed import distribute_batches
 from launcher.data.philox import uniform
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
@@ -149,14 +150,27 @@ def test_arrays_of_any_dtype_come_back_as_they_are():
     assert [text.decode() for text in batch["text"]] == ["a", "bc", "d", ""]
 
 
-def test_mirrored_replicas_get_their_parts_of_the_global_batch(undisturbed):
+@pytest.mark.parametrize("on_this_cpu", [True, False])
+def test_mirrored_replicas_get_their_parts_of_the_global_batch(undisturbed, monkeypatch, on_this_cpu):
+    """Eagerly and in a graph, as on this machine's CPU and as on GPUs."""
+    if not on_this_cpu:
+        monkeypatch.setattr(distributed, "_is_this_cpu", lambda strategy: False)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    (shard,) = shards(hosts=1, replicas=2, batch=BATCH)
-    dataset = strategy.distribute_datasets_from_function(lambda context: _data().train_batches(shard))
-    for step, batch in zip(range(4), dataset, strict=False):
-        parts = strategy.experimental_local_results(batch["id"])
-        assert len(parts) == 2
-        np.testing.assert_array_equal(tf.concat(parts, axis=0), undisturbed[step]["id"])
+    batches = iter(distribute_batches(strategy, _data().train_batches, global_batch_size=BATCH, seed=5))
+    assert isinstance(batches, distributed._Batches) == on_this_cpu
+
+    def parts(fed):
+        def of_replica(batch):
+            return tf.identity(batch["id"])
+
+        return strategy.experimental_local_results(strategy.run(of_replica, args=(next(fed),)))
+
+    in_a_graph = tf.function(parts, autograph=False)
+    for step, take in enumerate([parts, in_a_graph, in_a_graph, parts]):
+        found = take(batches)
+        assert len(found) == 2
+        np.testing.assert_array_equal(tf.concat(found, axis=0), undisturbed[step]["id"])
+    assert in_a_graph.experimental_get_tracing_count() == 1
 
 
 def test_one_replica_on_a_cpu_is_fed_by_a_plain_data_set(undisturbed):

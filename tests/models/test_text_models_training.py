@@ -19,6 +19,7 @@ from models.lstm import lstm_language_model
 from models.transformer import language_model, transformer
 
 TINY = {"vocab_size": 16, "layers": 1, "width": 8, "heads": 2, "hidden": 16, "max_length": 8}
+DROPOUT = {"dropout": 0.3, "attention_dropout": 0.3}
 STEPS, BATCH, LENGTH = 2, 8, 6
 
 
@@ -64,6 +65,12 @@ def trained(kind, *build, model=None, **recipe):
 
 
 @functools.cache
+def trained_with_dropout(kind, topology, attention):
+    """The same with a third of everything dropped."""
+    return trained(kind, *topology, model=DROPOUT, attention=attention)[0]
+
+
+@functools.cache
 def trained_plainly(kind):
     """Weights after two steps on one replica, without dropout, in float32."""
     return trained(kind, model={"dropout": 0.0})
@@ -100,9 +107,8 @@ def test_topologies_train_the_same_weights(kind):
     ),
 )
 def test_dropout_does_not_depend_on_how_the_batch_is_divided(kind, attention):
-    dropout = {"dropout": 0.5, "attention_dropout": 0.5}
-    replicas, _ = trained(kind, 2, model=dropout, attention=attention)
-    assert_near(trained(kind, 1, 2, model=dropout, attention=attention)[0], replicas, 1e-5)
+    replicas = trained_with_dropout(kind, (2, 1), attention)
+    assert_near(trained_with_dropout(kind, (1, 2), attention), replicas, 1e-5)
     without, _ = trained_plainly(kind)
     assert any(np.abs(without[path] - value).max() > 1e-3 for path, value in replicas.items())
 
@@ -123,23 +129,26 @@ def test_16_bits_train_near_float32(precision):
 
 
 @pytest.mark.parametrize(
-    ("kind", "topology", "settings"),
-    [
-        ("transformer", (1, 2), {"attention": "plain"}),
-        ("language_model", (2, 1), {"attention": "blocks"}),
-        pytest.param("language_model", (1, 1), {"jit_compile": True}, marks=pytest.mark.exhaustive),
-    ],
+    ("kind", "topology", "attention"), [("transformer", (1, 2), "plain"), ("language_model", (2, 1), "blocks")]
 )
-def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology, settings):
-    dropout = {"dropout": 0.3, "attention_dropout": 0.3}
-    kept, _ = trained(kind, *topology, model=dropout, **settings)
-    recomputed, made = trained(kind, *topology, model=dropout, rematerialize=True, **settings)
-    assert_near(recomputed, kept, 1e-6)
+def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology, attention):
+    recomputed, made = trained(kind, *topology, model=DROPOUT, rematerialize=True, attention=attention)
+    assert_near(recomputed, trained_with_dropout(kind, topology, attention), 1e-6)
     assert all(layer.rematerialize for layer in rematerialization.layers_of(made.model))
-    # The binding goes before the model's own argument.
-    own, made = trained(kind, *topology, model={**dropout, "rematerialize": True}, rematerialize=False, **settings)
-    assert_near(own, kept, 0.0)
-    assert not any(layer.rematerialize for layer in rematerialization.layers_of(made.model))
+
+
+@pytest.mark.exhaustive
+def test_recomputed_blocks_compiled_by_xla_train_the_same_weights_with_the_same_dropout():
+    kept, _ = trained("language_model", model=DROPOUT, jit_compile=True)
+    assert_near(trained("language_model", model=DROPOUT, rematerialize=True, jit_compile=True)[0], kept, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "language_model"])
+def test_whether_blocks_are_recomputed_is_bound_before_the_models_own_argument(kind):
+    for bound in (False, True):
+        made = small_run.build(task(kind, rematerialize=not bound), rematerialize=bound)
+        layers = rematerialization.layers_of(made.model)
+        assert layers and all(layer.rematerialize == bound for layer in layers)
 
 
 def test_xla_keeps_the_second_computation_of_recomputed_blocks():

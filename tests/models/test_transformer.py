@@ -159,7 +159,7 @@ def test_cached_decoding_equals_the_forward_pass(norm):
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_cached_greedy_decoding_in_a_graph_loop_writes_what_uncached_does(jit_compile):
     model, source = shuffled(transformer(**TINY)), tf.constant(pairs()["source"])
-    steps = 8
+    steps = 4
 
     @tf.function(jit_compile=jit_compile)
     def cached(source):

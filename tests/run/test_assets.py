@@ -48,9 +48,9 @@ def test_a_task_without_assets_has_none(tmp_path):
 def test_a_run_on_other_text_is_refused_by_the_vocabulary(run_launcher, tmp_path):
     text_run.write_pairs(tmp_path)
     bindings = [*text_run.pair_bindings(tmp_path), "train.steps = 2", "translation.decode = 'never'"]
-    bindings.append("train.best_metric = 'loss'")
+    bindings += ["train.best_metric = 'loss'", "train.save_model = 'none'"]
     flags = ["--gin_file=transformer_cpu.gin", f"--model_dir={tmp_path}/run", f"--data_dir={tmp_path}/data"]
-    flags += [f"--gin_param={binding}" for binding in bindings]
+    flags += ["--mode=train", *(f"--gin_param={binding}" for binding in bindings)]
     assert run_launcher(*flags).returncode == 0
     with (tmp_path / "train.source").open("a") as source, (tmp_path / "train.target").open("a") as target:
         source.write("another line\n" * 50)
@@ -64,7 +64,7 @@ def test_a_run_on_other_text_is_refused_by_the_vocabulary(run_launcher, tmp_path
 def test_two_workers_decode_every_example_once_and_agree(run_workers, tmp_path):
     text_run.write_pairs(tmp_path)
     bindings = [*text_run.pair_bindings(tmp_path), "train.steps = 2", "translation.decode_examples = None"]
-    bindings.append("translation.beam_size = 1")
+    bindings += ["translation.beam_size = 1", "train.save_model = 'none'"]
     flags = ["--gin_file=transformer_cpu.gin", f"--model_dir={tmp_path}/run", f"--data_dir={tmp_path}/data"]
     workers = run_workers(2, *flags, *(f"--gin_param={binding}" for binding in bindings))
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr

@@ -68,9 +68,9 @@ def test_what_is_scored_is_what_the_model_writes_right_or_wrong(folder):
 @pytest.mark.parametrize(("decode", "during", "last"), [("always", 5, 5), ("end", 0, 5), ("never", 0, 0)])
 def test_when_and_how_many_are_decoded_is_bound(folder, decode, during, last):
     folder, _ = folder
-    params = ("train.steps = 1", "translation.decode_examples = 5", f"translation.decode = '{decode}'")
+    params = ("translation.beam_size = 1", "translation.decode_examples = 5", f"translation.decode = '{decode}'")
     best = ("train.best_metric = 'loss'",)
-    made = build_session("transformer_cpu.gin", [*text_run.pair_bindings(folder), *params, *best])
+    made = build_session("transformer_cpu.gin", ["train.steps = 1", *text_run.pair_bindings(folder), *params, *best])
     task = made.plan.recipe.task
     task.data().check()
     assert (task.num_decode_examples(last=False), task.num_decode_examples(last=True)) == (during, last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import types
@@ -75,20 +76,38 @@ def without_batches(first: int, last: int) -> str:
     return f"poisoned.task.left_out = {list(range(first, last + 1))}"
 
 
-@pytest.mark.parametrize(("replicas", "poison"), [(1, POISON), (2, POISON), (1, INFINITE)])
-def test_a_run_that_goes_back_ends_as_one_whose_data_never_had_the_batches(recipe, tmp_path, replicas, poison, capsys):
-    rewound, undisturbed, listed = tmp_path / "rewound", tmp_path / "undisturbed", tmp_path / "listed"
-    assert run(recipe, rewound, *RULE, poison, replicas=replicas) == 0
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """undisturbed(replicas): the folder of a run whose data never had batches 26 to 28."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "poisoned.gin").write_text(RECIPE)
+
+    @functools.cache
+    def of(replicas: int) -> Path:
+        where = folder / str(replicas)
+        assert run(f"--gin_file={folder}/poisoned.gin", where, without_batches(26, 28), replicas=replicas) == 0
+        return where
+
+    return of
+
+
+@pytest.mark.parametrize(("replicas", "poison"), [(2, POISON), (1, INFINITE)])
+def test_a_run_that_goes_back_ends_as_one_whose_data_never_had_the_batches(
+    recipe, tmp_path, replicas, poison, undisturbed, capsys
+):
+    assert run(recipe, tmp_path / "rewound", *RULE, poison, replicas=replicas) == 0
     assert "gone back to step 25, and from there the batches 26 to 28 are left out" in capsys.readouterr().out
-    assert run(recipe, undisturbed, without_batches(26, 28), replicas=replicas) == 0
-    assert_same_state(rewound, undisturbed)
-    if replicas == 1:
-        assert run(recipe, listed, "train.leave_out = [(26, 28)]", poison) == 0
-        assert_same_state(listed, undisturbed)
+    assert_same_state(tmp_path / "rewound", undisturbed(replicas))
 
 
-def test_what_was_done_is_in_the_record_of_the_run(recipe, tmp_path, capsys):
+def test_a_run_whose_recipe_leaves_batches_out_is_one_whose_data_never_had_them(recipe, tmp_path, undisturbed):
+    assert run(recipe, tmp_path / "listed", "train.leave_out = [(26, 28)]", INFINITE) == 0
+    assert_same_state(tmp_path / "listed", undisturbed(1))
+
+
+def test_what_was_done_is_in_the_record_of_the_run(recipe, tmp_path, undisturbed, capsys):
     assert run(recipe, tmp_path / "run", *RULE, POISON) == 0
+    assert_same_state(tmp_path / "run", undisturbed(1))
     (event,) = events(tmp_path / "run", "spike")
     assert (event["step"], event["spike_step"], event["left_out"]) == (25, POISONED, [26, 28])
     assert event["loss"] > 1e6 and event["what"].startswith("spike: loss ")
@@ -196,20 +215,20 @@ def test_batches_are_not_left_out_after_they_were_trained_on(recipe, tmp_path, c
 
 @pytest.mark.heavy
 def test_a_run_killed_after_it_went_back_leaves_the_same_batches_out(start_launcher, recipe, tmp_path):
-    long = 300
     often = ("train.checkpoint_every = 2", "train.steps_per_loop = 1", "train.log_every = 1")
-    flags = [recipe, f"--model_dir={tmp_path}/killed", *bindings(*RULE, POISON, *often, steps=long)]
+    flags = [recipe, f"--model_dir={tmp_path}/killed", *bindings(*RULE, POISON, *often)]
     env = {"PYTHONPATH": PYTHONPATH}
-    first = start_launcher(*flags, env=env)
+    # More steps than it will come to.
+    first = start_launcher(*flags, "--gin_param=train.steps = 1000", env=env)
     first.wait_until((tmp_path / "killed/checkpoints/rewinds.json").exists)
     first.send(signal.SIGKILL)
     assert first.wait().returncode == -signal.SIGKILL
-    assert CheckpointStore(str(tmp_path / "killed/checkpoints")).latest() < long
-    second = start_launcher(*flags, env=env).wait()
+    steps = CheckpointStore(str(tmp_path / "killed/checkpoints")).latest() + 10
+    second = start_launcher(*flags, f"--gin_param=train.steps = {steps}", env=env).wait()
     assert second.returncode == 0, second.stderr
     assert "gone back" not in second.stdout
-    assert run(recipe, tmp_path / "undisturbed", without_batches(26, 28), *often, steps=long) == 0
-    assert_same_state(tmp_path / "killed", tmp_path / "undisturbed", step=long)
+    assert run(recipe, tmp_path / "undisturbed", without_batches(26, 28), *often, steps=steps) == 0
+    assert_same_state(tmp_path / "killed", tmp_path / "undisturbed", step=steps)
 
 
 @pytest.mark.heavy

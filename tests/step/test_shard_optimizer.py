@@ -133,7 +133,19 @@ def test_whatever_else_a_step_does_stays_the_same(replicas, recipe):
 
 def test_a_step_that_skips_an_update_trains_as_without_parts_where_it_branches_and_where_it_selects(monkeypatch):
     """It selects on a TPU, where both branches of a conditional are computed."""
-    settings = {"microbatches": 2, "bad_step": 1, "ema_decay": 0.9}
+
+    def model():
+        """Of each kind of state one: a weight in parts, one that is constrained, statistics."""
+        return keras.Sequential(
+            [
+                keras.Input((FEATURES,)),
+                keras.layers.Dense(64, "gelu", name="second"),
+                keras.layers.BatchNormalization(name="norm"),
+                keras.layers.Dense(4, name="small", kernel_constraint=keras.constraints.NonNeg()),
+            ]
+        )
+
+    settings = {"microbatches": 2, "bad_step": 1, "ema_decay": 0.9, "model": model}
     (expected, branching), (_, parted) = (run(adamw, shard=shard, **settings) for shard in (False, True))
     assert expected.finite.tolist() == [1, 0, 1]
     step_config = session.step_config

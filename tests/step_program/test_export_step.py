@@ -17,7 +17,7 @@ from launcher import main as entry
 from launcher.checkpoints import CheckpointStore
 from launcher.step_program import runner
 
-BINDINGS = [f"--gin_param={binding}" for binding in (*pods.SMALL_RESNET, "train.steps = 20")]
+BINDINGS = [f"--gin_param={binding}" for binding in (*pods.SMALL_CONVOLUTIONS, "train.steps = 20")]
 FLAGS = ("launcher", "--gin_file=resnet_cpu.gin", "--mode=export_step", *BINDINGS)
 
 
@@ -31,7 +31,7 @@ def refused(capsys, *flags):
 @pytest.fixture(scope="module")
 def trained_twice():
     """A trainer after two steps, and its records of the first three."""
-    made = build_session("resnet_cpu.gin", [*pods.SMALL_RESNET, "train.steps = 20"])
+    made = build_session("resnet_cpu.gin", [*pods.SMALL_CONVOLUTIONS, "train.steps = 20"])
     batches = made.trainer.batches(made.plan.data)
     first = made.trainer.train(batches, 2)
     state = made.trainer.snapshot()
@@ -75,7 +75,7 @@ def test_the_description_says_all_that_another_program_needs(exported):
     assert described["num_replicas"] == 2 and described["step"] == 2 and described["global_batch_size"] == 32
     assert described["versions"].keys() == {"launcher", "tensorflow", "keras", "jax", "stablehlo"}
     assert re.fullmatch(r"\d+\.\d+\.\d+", described["versions"]["stablehlo"])
-    assert "resnet.depth = 8" in described["config"]
+    assert "image_classification.model = @two_convolutions" in described["config"]
     with np.load(exported / "variables.npz") as variables, np.load(exported / "batches.npz") as batches:
         for argument in described["arguments"]:
             name, shape = argument["name"], tuple(argument["shape"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import convolutions  # noqa: F401
 import numpy as np
 from places import PYTHONPATH
 
@@ -22,7 +23,7 @@ SMALL_IMAGES = (
     "cosine.warmup_fraction = 0.0",
     "cosine.peak = 0.05",
 )
-SMALL_RESNET = ("resnet.depth = 8", "resnet.norm_group_size = 4", *SMALL_IMAGES)
+SMALL_CONVOLUTIONS = ("image_classification.model = @two_convolutions", *SMALL_IMAGES)
 
 
 def plan_of(recipe: str, params: Sequence[str] = ()) -> RunPlan:

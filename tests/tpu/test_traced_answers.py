@@ -20,7 +20,7 @@ TRANSFORMER = ("transformer.layers = 1", "transformer.width = 128", "text_pairs.
 LANGUAGE_MODEL = ("language_model.layers = 1", "text_corpus.vocab_size = 512")
 LSTM = ("lstm_language_model.layers = 1", "text_corpus.vocab_size = 512")
 RECIPES = {
-    "resnet_tpu.gin": ("resnet.depth = 18",),
+    "resnet_tpu.gin": ("resnet.depth = 8",),
     "transformer_tpu.gin": TRANSFORMER,
     "lm_tpu.gin": LANGUAGE_MODEL,
     "lstm_cpu.gin": LSTM,
