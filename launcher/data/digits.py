@@ -38,8 +38,9 @@ def load() -> tuple[Arrays, Arrays]:
       UsageError: scikit-learn is not installed.
     """
     check()
+    assert DIGITS.num_eval_examples is not None
     images, labels = _read()
-    images = images.reshape(-1, *DIGITS.image_shape).astype(np.uint8)
+    images = images.reshape(-1, 8, 8, 1).astype(np.uint8)
     labels = labels.astype(np.int32)
     train, held_out = _split(labels, DIGITS.num_eval_examples)
     return (
