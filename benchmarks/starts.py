@@ -38,6 +38,7 @@ _RUN = (
     "--gin_param=train.steps = 30",
     "--gin_param=resnet.norm_group_size = None",
     "--gin_param=image_data.augmentation = 'none'",
+    "--gin_param=train.log_every = 1",  # as fit_run.py notes every step
 )
 _JOB = (
     "--gin_file=mlp_fashion.gin",

@@ -147,11 +147,15 @@ class Restarts:
     Args:
       allowed: restarts without progress before giving up.
       step: where the job stands at the beginning, -1 for nowhere.
+
+    Attributes:
+      best_step: the last step that an attempt has reached.
+      total: restarts so far.
     """
 
     def __init__(self, allowed: int, step: int):
         self._allowed = allowed
-        self._best_step = step
+        self.best_step = step
         self._without_progress = 0
         self.total = 0
 
@@ -160,8 +164,8 @@ class Restarts:
 
         Progress is a step that no attempt had reached: one that fails at the same step each time makes none.
         """
-        if step > self._best_step:
-            self._best_step = step
+        if step > self.best_step:
+            self.best_step = step
             self._without_progress = 0
         if self._without_progress >= self._allowed:
             return False
@@ -174,6 +178,11 @@ class Restarts:
         return f"restart {self._without_progress} of at most {self._allowed} without progress"
 
     def delay_seconds(self) -> float:
-        """How long to wait before the restart: doubled each time, bounded, and jittered so that jobs do not march."""
+        """How long to wait before the restart: not at all the first time, which a machine that is gone explains.
+
+        Then doubled each time, bounded, and jittered so that jobs do not march.
+        """
+        if self._without_progress <= 1:
+            return 0.0
         bound = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** (self._without_progress - 1))
         return bound * random.uniform(0.5, 1.0)

@@ -310,7 +310,9 @@ class Supervisor:
             return verdict
         error = self._first_error
         assert error is not None
-        if not restarts.may_restart(max(self._step, self._folder.newest_step())):
+        # The folder may know of a step that no worker could tell of; where one has told of progress, it is not asked.
+        step = self._step if self._step > restarts.best_step else max(self._step, self._folder.newest_step())
+        if not restarts.may_restart(step):
             self._why_no_more = (
                 f"--max_restarts={self._job.max_restarts} restart(s) made no progress past step {max(0, self._step)}"
             )
@@ -318,7 +320,8 @@ class Supervisor:
         beside = self._folder.write_error(error, exit_code=None)
         delay = restarts.delay_seconds()
         self._console.note("\n".join(filter(None, [error.text(), beside])))
-        self._console.note(f"restarting all workers in {delay:.1f} s ({restarts.describe()})")
+        when = f"in {delay:.1f} s" if delay else "now"
+        self._console.note(f"restarting all workers {when} ({restarts.describe()})")
         deadline = time.monotonic() + delay
         while time.monotonic() < deadline and not self._signals:
             self._backend.pump(_TURN_SECONDS)

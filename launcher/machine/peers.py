@@ -1,7 +1,8 @@
 """Peers: waits for the other workers before TensorFlow does, which says nothing, knows no limit and answers no signal.
 
 TensorFlow 2.21 keeps Python's lock and takes SIGTERM while it connects several workers. So a worker first listens on
-its port, which is TensorFlow's afterwards, and calls the others until all of them answer.
+its port, which is TensorFlow's afterwards, and calls the others until all of them answer. Then worker 0 goes first: the
+others connect to its server, and where that does not listen yet, TensorFlow tries again a whole second later.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ _LONGEST_SILENCE_SECONDS = 60.0
 _CALL_SECONDS = 2.0
 _CALLS_AT_ONCE = 32
 _RETRY_SECONDS = 0.1
+_SERVER_SECONDS, _GREETING_SECONDS = 5.0, 0.05
 
 
 @contextlib.contextmanager
 def all_there(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Enters when every worker listens on its port; inside, TensorFlow is to connect them.
+    """Enters when every worker listens on its port, and on worker 0's TensorFlow; inside, that is to connect them.
 
     Args:
       cluster: this worker and its peers.
@@ -44,6 +46,8 @@ def all_there(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Iter
     """
     with _listener(cluster) as listener:
         _call_all(cluster, listener, float(environ.get(START_TIMEOUT) or "inf"), Progress(environ))
+        if not cluster.is_chief:
+            _await_server(cluster.workers[0], listener)
     try:
         yield
     finally:
@@ -89,6 +93,25 @@ def _answers(address: str) -> bool:
         with socket.create_connection((host.strip("[]"), int(port)), _CALL_SECONDS) as call:
             # A call from a port to itself may come about, and is answered by nobody else.
             return bool(call.getsockname() != call.getpeername())
+    except OSError:
+        return False
+
+
+def _await_server(address: str, listener: socket.socket) -> None:
+    """Returns when TensorFlow serves at an address, or does not for some seconds: it then tries for itself."""
+    deadline = time.monotonic() + _SERVER_SECONDS
+    while not _serves(address) and time.monotonic() < deadline:
+        _let_in(listener)
+        time.sleep(_GREETING_SECONDS / 2)
+
+
+def _serves(address: str) -> bool:
+    """Whether a gRPC server is there: it speaks first, and a listener of ours says nothing."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CALL_SECONDS) as call:
+            call.settimeout(_GREETING_SECONDS)
+            return bool(call.recv(1))
     except OSError:
         return False
 

@@ -1,16 +1,20 @@
 """Imports TensorFlow and Keras in about half the time, on machines where scikit-learn, matplotlib or JAX is installed.
 
-Keras imports scikit-learn for its wrappers and matplotlib for its plots of images, and TensorFlow Lite imports JAX for
-its converter, each only if it is there; nothing here uses them. Every worker of every attempt of a job would pay for
-them before its first step. Seen with TensorFlow 2.21 and Keras 3.15; `benchmarks/start_up.py` measures it.
+Keras imports scikit-learn for its wrappers, matplotlib for its plots of images and pandas for the frames that `fit` is
+given, TensorFlow Lite imports JAX for its converter, and TensorFlow's own old copy of Keras imports SciPy, each only if
+it is there; nothing here uses them. Every worker of every attempt of a job would pay for them before its first step.
+Seen with TensorFlow 2.21 and Keras 3.15; `benchmarks/starts.py` measures it.
 """
 
 from __future__ import annotations
 
+import builtins
+import functools
 import gc
 import logging
 import os
 import sys
+import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +22,7 @@ from launcher.errors import UsageError
 from launcher.machine import installation
 from launcher.machine.stderr_filter import without_early_log
 
-_OPTIONAL = ("sklearn", "matplotlib", "jax")
+_OPTIONAL = ("sklearn", "matplotlib", "jax", "pandas", "scipy")
 
 
 def require_tensorflow() -> None:
@@ -46,12 +50,12 @@ def import_tensorflow() -> None:
     """Imports both, for the whole process. What was passed over can be imported afterwards as ever.
 
     Keras keeps in mind what it did not find: `keras.wrappers.SKLearn*` and `keras.visualization` say that their package
-    is missing, unless that package was imported before.
+    is missing, unless that package was imported before. It takes pandas' frames as the arrays that they hold.
 
     Raises:
         ModuleNotFoundError: TensorFlow is not installed, or not whole.
     """
-    with _absent(*_OPTIONAL), _uncollected(), without_early_log():
+    with _absent(*_OPTIONAL), _uncollected(), _annotations_compiled_once(), without_early_log():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
 
@@ -80,3 +84,13 @@ def _uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def _annotations_compiled_once() -> Iterator[None]:
+    """Has `typing` compile equal annotations once: TensorFlow's operations write a few dozen of them 18,000 times."""
+    typing.compile = functools.cache(builtins.compile)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del typing.compile  # type: ignore[attr-defined]

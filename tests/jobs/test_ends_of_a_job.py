@@ -83,7 +83,7 @@ def test_a_second_signal_does_not_wait(launch):
 
 def test_a_signal_while_waiting_to_restart_ends_the_job(launch):
     job = launch("--max_restarts=100", faults=[fault("leave", attempt=0, step=0, code=1)])
-    job.until(lambda: "restarting all workers in" in job.started.stdout)
+    job.until(lambda: "restarting all workers in" in job.started.stdout)  # the second time: the first is at once
     job.started.process.send_signal(signal.SIGTERM)
     assert job.wait().returncode == 128 + signal.SIGTERM
 

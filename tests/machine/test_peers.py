@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,10 +26,28 @@ def cluster(ports, index):
 def meet(ports, index, *, limit=60.0, leave=None):
     with (
         peers.all_there(cluster(ports, index), {peers.START_TIMEOUT: str(limit)}),
-        socket.create_server(("127.0.0.1", ports[index])),  # as TensorFlow's server: who is late finds somebody
+        serving(ports[index]),
     ):
         if leave is not None:
             leave.wait(60)
+
+
+@contextlib.contextmanager
+def serving(port):
+    """As TensorFlow's server: it speaks first, and who is late finds somebody."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+
+        def greet():
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as call, contextlib.suppress(ConnectionError):
+                        call.sendall(b"\0")
+
+        threading.Thread(target=greet, daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
 
 
 def test_all_enter_when_the_last_has_come(free_ports):
@@ -38,6 +57,18 @@ def test_all_enter_when_the_last_has_come(free_ports):
         last = pool.submit(meet, ports, 2, leave=leave)
         for one in (*waiting, last):
             one.result(60)
+
+
+def test_the_others_enter_when_worker_0_serves(free_ports):
+    ports = free_ports(2)
+    with ThreadPoolExecutor(1) as pool:
+        with socket.create_server(("127.0.0.1", ports[0])) as listener:  # as worker 0's own, which says nothing
+            listener.settimeout(60)
+            waiting = pool.submit(meet, ports, 1)
+            for _ in range(3):  # the first call finds that it is there
+                listener.accept()[0].close()
+        with serving(ports[0]):
+            waiting.result(60)
 
 
 def test_those_that_do_not_come_in_time_are_named(free_ports):

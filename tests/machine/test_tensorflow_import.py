@@ -14,12 +14,18 @@ if {first!r}:
     __import__({first!r})
 from launcher.machine.tensorflow_import import import_tensorflow
 import_tensorflow()
-state = {{"imported": sorted({{"keras", "tensorflow", "sklearn", "matplotlib", "jax"}} & set(sys.modules))}}
-import matplotlib.figure, sklearn.datasets
+packages = {{"keras", "tensorflow", "sklearn", "matplotlib", "jax", "pandas", "scipy"}}
+state = {{"imported": sorted(packages & set(sys.modules))}}
+import matplotlib.figure, pandas, scipy.sparse, sklearn.datasets
+import keras
 import tensorflow as tf
 state["digits"] = sklearn.datasets.load_digits().data.shape
 state["collecting"] = gc.isenabled()
 state["sum"] = int(tf.reduce_sum(tf.ones(3)))
+doubled = keras.Sequential([keras.Input([2]), keras.layers.Rescaling(2.0)])
+frame = pandas.DataFrame({{"b": [1.0, 2.0, 3.0], "a": [4, 5, 6]}})
+state["of a frame"] = doubled.predict(frame, batch_size=2, verbose=0).tolist()
+state["of a sparse matrix"] = doubled.predict(scipy.sparse.eye(2, format="csr"), verbose=0).tolist()
 print(json.dumps(state))
 """
 
@@ -37,10 +43,13 @@ def test_packages_that_nothing_here_uses_are_left_out_and_can_be_imported_later(
     assert state["imported"] == ["keras", "tensorflow"]
     assert state["digits"] == [1797, 64]
     assert state["collecting"] and state["sum"] == 3
+    assert state["of a frame"] == [[2.0, 8.0], [4.0, 10.0], [6.0, 12.0]]
+    assert state["of a sparse matrix"] == [[2.0, 0.0], [0.0, 2.0]]
 
 
 def test_a_package_that_was_imported_before_stays():
-    assert _state(first="sklearn")["imported"] == ["keras", "sklearn", "tensorflow"]
+    imported = _state(first="sklearn")["imported"]
+    assert imported == sorted({"keras", "scipy", "sklearn", "tensorflow", *({"pandas"} & set(imported))})
 
 
 def test_a_run_imports_them_so(tmp_path):
@@ -49,7 +58,8 @@ def test_a_run_imports_them_so(tmp_path):
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     # What is looked for in vain is in the list, too, but not what it would have imported.
-    assert {"keras", "tensorflow"} <= imported and not {"sklearn.utils", "matplotlib.cbook", "jax._src"} & imported
+    left_out = {"sklearn.utils", "matplotlib.cbook", "jax._src", "pandas.core.api", "scipy.sparse._base"}
+    assert {"keras", "tensorflow"} <= imported and not left_out & imported
 
 
 EARLY = """\
