@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import gin
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from assembled import global_batches, joined, shards
-from places import ROOT
 
 from launcher.data import digits, tfds
 from launcher.data.images import image_data
@@ -48,20 +46,6 @@ def test_the_split_of_the_digits_is_always_the_same():
     # Published with the results of the recipes: which digits those are measured on must not change.
     assert held_out["label"][:12].tolist() == FIRST_HELD_OUT
     assert int(held_out["image"].astype(int).sum()) == SUM_HELD_OUT
-
-
-def test_the_digits_are_split_as_scikit_learn_does_it_without_importing_it():
-    from sklearn.model_selection import train_test_split
-
-    parts = digits.load()
-    labels = np.concatenate([part["label"] for part in parts])
-    for held_out in (10, 100, 360, 900):
-        expected = train_test_split(np.arange(1797), test_size=held_out, stratify=labels, random_state=0)
-        for mine, theirs in zip(digits._split(labels, held_out), expected, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
-    program = "import sys; from launcher.data import digits; digits.load(); print('sklearn' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_digits_are_standardised_as_the_catalog_says():

@@ -157,7 +157,7 @@ def _prepare() -> None:
     from launcher.machine.tensorflow_import import import_tensorflow
 
     import_tensorflow()
-    for name in ("gin", "absl.flags", "launcher.modes.train"):
+    for name in ("gin", "absl.flags", "sklearn.datasets", "sklearn.model_selection", "launcher.modes.train"):
         importlib.import_module(name)
     sys.modules["launcher.run.loading"].import_builtins()
     gc.collect()
