@@ -42,7 +42,7 @@ def input_wait(recipe: str, options: argparse.Namespace) -> dict[str, float]:
     """Of a whole run, without what it takes to begin: the share of the loop's seconds."""
     with tempfile.TemporaryDirectory() as folder:
         flags = [f"--gin_file={recipe}", f"--model_dir={folder}", "--mode=train"]
-        bindings = [*options.gin_param, f"train.steps = {2 * options.steps}", "train.eval_every = 0"]
+        bindings = [*options.gin_param, f"train.steps = {2 * options.steps}"]
         flags += [f"--gin_param={binding}" for binding in bindings]
         command = [sys.executable, "-m", "launcher.main", *flags]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
