@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 
-import forked
 import psutil
 import pytest
 from launched import fault
@@ -38,10 +38,11 @@ def spares(job):
     return sorted(set(standing(job.started)) - set(job.numbers("pids")))
 
 
-def forks(started):
-    """Children of a forked supervisor that are forks as well, its workers, in the order of rank."""
-    found = forked.children(started.process.pid)
-    return sorted((child for child in found if "forked.py" in " ".join(child.cmdline())), key=lambda one: one.pid)
+def is_worker(process, rank):
+    with contextlib.suppress(psutil.Error):
+        config = process.environ().get("TF_CONFIG")
+        return config is not None and json.loads(config)["task"]["index"] == rank
+    return False
 
 
 @pytest.fixture
@@ -114,10 +115,10 @@ def test_a_training_goes_on_in_spares_and_ends_bitwise_as_one_that_nobody_touche
     given = (f"--gin_file={recipe}", "--mode=train")
 
     flags = ("--workers=2", "--standby", *given, f"--model_dir={tmp_path / 'killed'}")
-    killed = start_launcher(*flags, module="launcher.launch", env={"PYTHONPATH": PYTHONPATH})
+    killed = start_launcher(*flags, module="launcher.launch", env={"PYTHONPATH": PYTHONPATH}, fresh=True)
     killed.wait_until(lambda: READY in killed.stdout, 240)
     waiting = standing(killed)
-    _, victim = forks(killed)
+    (victim, *_) = (child for child in psutil.Process(killed.process.pid).children() if is_worker(child, 1))
     victim.kill()
     go.touch()
     assert killed.wait(240).returncode == 0, killed.stdout
