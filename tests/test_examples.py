@@ -14,11 +14,11 @@ from launcher.reporting.metrics_file import read_events
 PROGRAMS = ("image_classification", "transfer_learning", "text_classification", "two_losses", "structured_data")
 TOPOLOGIES = ((), ("--replicas=2",), ("--workers=2",))
 BY_DEFAULT = [
-    ("two_losses", ("--workers=2",)),
+    ("two_losses", ("--replicas=2",)),
     ("transfer_learning", ("--replicas=2",)),
     ("image_classification", ("--replicas=2",)),
     ("text_classification", ()),
-    ("structured_data", ("--replicas=2",)),
+    ("structured_data", ("--workers=2",)),
 ]
 
 

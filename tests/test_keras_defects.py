@@ -85,7 +85,7 @@ def ours_fit(x, model=linear_model, microbatches=1, **recipe):
 @pytest.mark.parametrize(
     "bad",
     [
-        (0,),
+        pytest.param((0,), marks=pytest.mark.exhaustive),
         pytest.param((1,), marks=pytest.mark.exhaustive),
         (3,),
         pytest.param((0, 1, 2, 3), marks=pytest.mark.exhaustive),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import text_run
 from building import build_session
+from cases import repeated_but
 
 from launcher.checkpoints import CheckpointStore
 
@@ -39,7 +40,9 @@ def recipe(request, tmp_path_factory):
 
 def curve_and_state(recipe, replicas=1, microbatches=1, pieces=1):
     file, bindings, _ = recipe
+    # In pieces, against whole logits; computed again, against kept.
     settings = [f"train.microbatches = {microbatches}", f"train.loss_pieces = {pieces}"]
+    settings += [f"train.rematerialize = {pieces > 1}"]
     made = build_session(file, [*bindings, *settings], replicas)
     made.plan.data.check()
     records = made.trainer.train(made.trainer.batches(made.plan.data), STEPS)
@@ -81,10 +84,11 @@ def test_every_topology_and_any_pieces_of_the_loss_train_and_evaluate_as_one_rep
         assert found[2][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
+# Of a translation, test_assets.py trains two workers.
 @pytest.mark.heavy
+@pytest.mark.parametrize("recipe", repeated_but(["language_modelling"], RECIPES), indirect=True, scope="module")
 def test_two_worker_processes_train_to_the_weights_of_one_replica(recipe, one_replica, run_workers, tmp_path):
     file, bindings, folder = recipe
-    # In pieces, against whole logits; computed again, against kept.
     settings = ("train.loss_pieces = 3", "train.rematerialize = True")
     params = [f"--gin_param={binding}" for binding in (*bindings, *settings)]
     workers = run_workers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def launch(capsys, tmp_path, monkeypatch):
 def test_a_run_goes_on_with_it_and_without_as_if_it_had_never_changed(launch, tmp_path):
     text_run.write_corpus(tmp_path)
     recipe = (*text_run.corpus_bindings(tmp_path), *DROPPED, "train.save_model = 'none'")
-    recipe = (*recipe, "train.loss_pieces = 2", "train.attention = 'blocks'")
+    recipe = (*recipe, "train.loss_pieces = 2", "train.attention = 'blocks'", "train.checkpoint_every = 2")
 
     def train(folder, steps, rematerialize):
         flags = ("--mode=train", f"--model_dir={tmp_path}/{folder}", f"train.steps = {steps}")
@@ -44,9 +45,11 @@ def test_a_run_goes_on_with_it_and_without_as_if_it_had_never_changed(launch, tm
 
     losses, state, out = train("without", 6, None)
     assert "rematerialisation" not in out
-    assert "rematerialisation  on (train.rematerialize)" in train("changed", 2, True)[2]
-    train("changed", 4, False)
-    resumed, found, _ = train("changed", 6, True)
+    shutil.copytree(tmp_path / "without", tmp_path / "changed")
+    for step in (4, 6):
+        shutil.rmtree(tmp_path / f"changed/checkpoints/step_{step:08}")
+    assert "rematerialisation  on (train.rematerialize)" in train("changed", 4, True)[2]
+    resumed, found, _ = train("changed", 6, False)
     np.testing.assert_allclose(resumed, losses, rtol=1e-6)
     assert found.keys() == state.keys()
     for name, value in state.items():

@@ -233,14 +233,13 @@ def test_a_run_killed_after_it_went_back_leaves_the_same_batches_out(start_launc
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("action", ["rewind", pytest.param("skip", marks=pytest.mark.exhaustive)])
-def test_two_workers_come_to_the_same_verdict(run_workers, recipe, tmp_path, action):
+def test_two_workers_come_to_the_verdict_of_two_replicas(run_workers, recipe, tmp_path, action):
     rule = (*RULE, f"Spikes.action = '{action}'")
     env = {"PYTHONPATH": PYTHONPATH}
     workers = run_workers(2, recipe, f"--model_dir={tmp_path}/two", *bindings(*rule, POISON), env=env)
     assert [worker.returncode for worker in workers] == [0, 0], [worker.stderr for worker in workers]
     data = without_batches(26, 28) if action == "rewind" else f"poisoned.task.weightless = [{POISONED}]"
-    others = run_workers(2, recipe, f"--model_dir={tmp_path}/undisturbed", *bindings(data), env=env)
-    assert [worker.returncode for worker in others] == [0, 0], [worker.stderr for worker in others]
+    assert run(recipe, tmp_path / "undisturbed", data, replicas=2) == 0
     assert_same_state(
         tmp_path / "two", tmp_path / "undisturbed", apart_from=(FINITE_STEPS,) if action == "skip" else ()
     )

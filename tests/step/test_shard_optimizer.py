@@ -49,11 +49,11 @@ def network() -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((FEATURES,)),
-            keras.layers.Dense(64, "gelu", name="second"),
-            keras.layers.Dense(35, "gelu", name="first"),
+            keras.layers.Dense(64, "relu", name="second"),
+            keras.layers.Dense(35, "relu", name="first"),
             keras.layers.BatchNormalization(name="norm"),
-            keras.layers.Dense(35, "gelu", name="nothing"),
-            keras.layers.Dense(32, "gelu", name="constrained", kernel_constraint=keras.constraints.NonNeg()),
+            keras.layers.Dense(35, "relu", name="nothing"),
+            keras.layers.Dense(32, "relu", name="constrained", kernel_constraint=keras.constraints.NonNeg()),
             keras.layers.Dense(4, name="small"),
         ]
     )
@@ -64,8 +64,8 @@ def short_network() -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((FEATURES,)),
-            keras.layers.Dense(64, "gelu", name="second"),
-            keras.layers.Dense(35, "gelu", name="first"),
+            keras.layers.Dense(64, "relu", name="second"),
+            keras.layers.Dense(35, "relu", name="first"),
             keras.layers.Dense(4, name="small"),
         ]
     )
@@ -115,10 +115,11 @@ def test_every_element_wise_optimizer_of_keras_trains_to_the_same_bits(name):
 @pytest.mark.parametrize(
     ("replicas", "recipe"),
     [
-        (4, {"clip_global_norm": 0.5}),
+        (4, {"clip_global_norm": 0.5, "model": short_network}),
         (2, {
             "precision": "mixed_float16", "loss_scale": precision.DynamicLossScale(initial_scale=1024.0, hysteresis=1),
-            "bad_step": 1, "clip_adaptive": 0.01, "rate_multipliers": {"first/.*": 0.5}, "freeze": ("nothing",),
+            "bad_step": 1, "clip_adaptive": 0.01, "ema_decay": 0.9, "freeze": ("nothing",),
+            "rate_multipliers": {"first/.*": 0.5},
         }),
         pytest.param(2, {"jit_compile": True, "microbatches": 2}, marks=pytest.mark.exhaustive),
         pytest.param(4, {"bad_step": 1, "bucket_bytes": 1, "clip_layer_norm": 0.1}, marks=pytest.mark.exhaustive),
@@ -131,7 +132,7 @@ def test_whatever_else_a_step_does_stays_the_same(replicas, recipe):
     assert (records.loss_scale[-1] < records.loss_scale[0]) == ("loss_scale" in recipe)
 
 
-def test_a_step_that_skips_an_update_trains_as_without_parts_where_it_branches_and_where_it_selects(monkeypatch):
+def test_a_step_that_selects_skips_an_update_as_one_that_branches_with_parts_and_without(monkeypatch):
     """It selects on a TPU, where both branches of a conditional are computed."""
 
     def model():
@@ -139,26 +140,25 @@ def test_a_step_that_skips_an_update_trains_as_without_parts_where_it_branches_a
         return keras.Sequential(
             [
                 keras.Input((FEATURES,)),
-                keras.layers.Dense(64, "gelu", name="second"),
+                keras.layers.Dense(64, "relu", name="second"),
                 keras.layers.BatchNormalization(name="norm"),
                 keras.layers.Dense(4, name="small", kernel_constraint=keras.constraints.NonNeg()),
             ]
         )
 
     settings = {"microbatches": 2, "bad_step": 1, "ema_decay": 0.9, "model": model}
-    (expected, branching), (_, parted) = (run(adamw, shard=shard, **settings) for shard in (False, True))
+    expected, branching = run(adamw, shard=False, **settings)
     assert expected.finite.tolist() == [1, 0, 1]
     step_config = session.step_config
     monkeypatch.setattr(session, "step_config", lambda *args: dataclasses.replace(step_config(*args), selects=True))
-    wanted, states = branching.trainer.snapshot(), [parted.trainer.snapshot()]
+    wanted = branching.trainer.snapshot()
     for shard in (False, True):
         records, selecting = run(adamw, shard=shard, **settings)
         np.testing.assert_array_equal(records.loss, expected.loss)
         np.testing.assert_array_equal(records.finite, expected.finite)
         applied = expected.finite > 0
         np.testing.assert_allclose(records.gradient_norm[applied], expected.gradient_norm[applied])
-        states.append(selecting.trainer.snapshot())
-    for state in states:
+        state = selecting.trainer.snapshot()
         for name, value in wanted.items():
             np.testing.assert_array_equal(state[name], value, err_msg=name)
     found = Diagnosis(selecting.trainer, selecting.plan.data).non_finite_gradients(step=2)
