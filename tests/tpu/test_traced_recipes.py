@@ -1,9 +1,9 @@
 """What every recipe's training step would be on a TPU, as TensorFlow traces it for 8 and for 32 replicas.
 
-Each recipe is traced with its own model, but with fewer blocks (the ResNets with those of depth 8), a small vocabulary,
-small buckets and some narrower, because tracing takes time with the number of operations, and variables are real. Exhaustive
-cases trace the recipes for TPUs with all their blocks, only narrower ones where their weights would fill this machine's
-memory. The experiments, which are for measuring on one machine, are traced for 8 alone.
+Each recipe is traced with its own model, but with fewer blocks (the ResNets with those of depth 8), a small vocabulary
+and small buckets, some narrower, because tracing takes time with the number of operations, and variables are real.
+Exhaustive cases trace the recipes for TPUs with all their blocks, only narrower ones where their weights would fill
+this machine's memory. The experiments, which are for measuring on one machine, are traced for 8 alone.
 """
 
 from __future__ import annotations
