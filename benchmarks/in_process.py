@@ -11,11 +11,11 @@ from launcher.run import loading, plan, session
 from launcher.run.recipe import Recipe
 
 
-def build(gin_file: str, bindings: Sequence[str], seed: int = 0) -> session.Session:
-    """A session on one CPU or GPU of this process, as `launcher.main` would build it with these --gin_params."""
+def build(gin_file: str, bindings: Sequence[str], seed: int = 0, replicas: int = 1) -> session.Session:
+    """A session on CPUs or GPUs of this process, as `launcher.main` would build it with these --gin_params."""
     gin_bindings.reset()
     loading.import_builtins()
     gin_bindings.load([gin_file], bindings)
-    resolved = plan.resolve(Recipe(), environ={}, replicas=1, seed=seed)
+    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas, seed=seed)
     resolved.data.check()
     return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)

@@ -2,11 +2,13 @@
 
     python benchmarks/peers.py --gin_file=resnet_cpu.gin --steps=10
     python benchmarks/peers.py --gin_file=mlp_fashion.gin --gin_param='mlp.units = 64' --steps=200 --jit_compile
+    python benchmarks/peers.py --gin_file=resnet_cpu.gin --steps=10 --replicas=2
 
 The peers train the model of the recipe on one batch of its data that stays in memory, in float32, with Keras's SGD with
 momentum and no weight decay: a Python loop over a compiled step, a loop on the device, Keras `fit` with
 `steps_per_execution` of 1 and of 10, and Orbit's StandardTrainer where it is installed
-(`pip install --no-deps tf-models-official tf_keras`). Only `fit` and Launcher count the accuracy. Ratios are the
+(`pip install --no-deps tf-models-official tf_keras`). On several replicas, all but Orbit: mirrored ones, one batch on
+each, and gradients that Keras's optimizer sums. Only `fit` and Launcher count the accuracy. Ratios are the
 other's time divided by Launcher's in the same round: above 1, Launcher is faster. Every round begins with another one.
 """
 
@@ -31,8 +33,11 @@ def main() -> None:
     parser.add_argument("--gin_param", action="append", default=[])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="steps of each in one round, a multiple of 10")
-    parser.add_argument("--jit_compile", action="store_true", help="XLA for all of them")
+    parser.add_argument("--replicas", type=int, default=1, help="on this machine; the recipe's batch is divided")
+    parser.add_argument("--jit_compile", action="store_true", help="XLA for all of them, on one replica")
     options = parser.parse_args()
+    if options.jit_compile and options.replicas > 1:
+        parser.error("--jit_compile: Keras's mirrored fit cannot be compiled by XLA")
     if options.steps < 10 or options.steps % 10:
         parser.error(f"--steps={options.steps}: must be a multiple of 10")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -44,19 +49,26 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     """Medians and ranges of all rounds."""
     import in_process
     import keras
+    import tensorflow as tf
 
     bindings = ["momentum.weight_decay = 0.0", f"train.jit_compile = {options.jit_compile}", *options.gin_param]
-    session = in_process.build(options.gin_file, bindings)
-    batch = next(session.trainer.batches(session.plan.data))
+    session = in_process.build(options.gin_file, bindings, replicas=options.replicas)
+    batch = tf.nest.map_structure(
+        lambda of_replicas: session.strategy.experimental_local_results(of_replicas)[0],
+        next(session.trainer.batches(session.plan.data)),
+    )
     takes: dict[str, Take] = {
         "launcher": launcher(session, batch),
         "launcher, calls of 10": launcher(session, batch, 10),
     }
     peers = {"python loop": python_loop, "device loop": device_loop, "fit": fit, "fit, 10 an execution": fit_by_10}
-    if importlib.util.find_spec("orbit"):
+    if importlib.util.find_spec("orbit") and options.replicas == 1:
         peers["orbit"] = orbit_trainer
+    # One device is no strategy for them.
+    strategy = session.strategy if options.replicas > 1 else tf.distribute.get_strategy()
     for name, peer in peers.items():
-        takes[name] = peer(keras.models.clone_model(session.model), batch, options.jit_compile)
+        with strategy.scope():
+            takes[name] = peer(keras.models.clone_model(session.model), batch, options.jit_compile)
     for take in takes.values():
         take(10)
     wall: dict[str, list[float]] = {name: [] for name in takes}
@@ -72,6 +84,7 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     result: dict[str, object] = {
         "recipe": options.gin_file,
         "bindings": options.gin_param,
+        "replicas": options.replicas,
         "jit_compile": options.jit_compile,
         "steps_a_round": options.steps,
         "rounds": options.rounds,
@@ -143,7 +156,7 @@ def fit(model, batch, jit_compile: bool, steps_per_execution: int = 1) -> Take:
         jit_compile=jit_compile,
         steps_per_execution=steps_per_execution,
     )
-    data = _dataset(batch)
+    data = _global_dataset(batch)
     return lambda steps: model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0, shuffle=False)
 
 
@@ -175,17 +188,22 @@ def orbit_trainer(model, batch, jit_compile: bool) -> Take:
 def _bare_step(model, jit_compile: bool):
     import tensorflow as tf
 
+    strategy = tf.distribute.get_strategy()
     optimizer = _sgd()
     optimizer.build(model.trainable_variables)
 
-    @tf.function(jit_compile=jit_compile)
-    def step(images, labels):
+    def replica_step(images, labels):
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-            loss = tf.reduce_mean(losses)
+            loss = tf.reduce_mean(losses) / strategy.num_replicas_in_sync
+        # Which sums the gradients of all replicas.
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
+
+    @tf.function(jit_compile=jit_compile)
+    def step(images, labels):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(images, labels)), axis=None)
 
     return step
 
@@ -202,8 +220,22 @@ def _dataset(batch):
     return tf.data.Dataset.from_tensors((batch["image"], batch["label"])).repeat()
 
 
+def _global_dataset(batch):
+    """A batch for all replicas, which Keras's `fit` divides."""
+    import tensorflow as tf
+
+    count = tf.distribute.get_strategy().num_replicas_in_sync
+    whole = [tf.concat([batch[name]] * count, axis=0) for name in ("image", "label")]
+    return tf.data.Dataset.from_tensors(tuple(whole)).repeat()
+
+
 def _pairs(batch):
-    return iter(_dataset(batch))
+    import tensorflow as tf
+
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        return iter(_dataset(batch))
+    return iter(strategy.distribute_datasets_from_function(lambda _: _dataset(batch)))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,11 @@ PARTS: dict[str, list[list[str]]] = {
         ["peers.py", "--gin_file=mlp_fashion.gin", "--steps=500", "--gin_param=mlp.units = 64",
          "--gin_param=image_data.name = 'digits'"],
         ["peers.py", "--gin_file=resnet_cpu.gin", "--steps=10"],
+        ["peers.py", "--gin_file=resnet_cpu.gin", "--steps=10", "--replicas=2"],
     ],
     "starts": [["starts.py", "--rounds=3"]],
     "input": [["photographs.py", "--images=1500", "--rounds=5"]],
+    "waits": [["waits.py", "--gin_file=resnet_cpu.gin", "--gin_file=lstm_cpu.gin"]],
     "wire": [
         *(["wire.py", f"--workers={count}", "--gbits=1", "--gbits=10"] for count in (2, 3, 4)),
         ["wire.py", "--model=resnet", "--gbits=1", "--gbits=10", "--wire_dtype=float32",
@@ -113,7 +115,15 @@ def versions() -> str:
 
 def page(figures: Mapping[str, Any]) -> str:
     """The page, of the parts that were measured."""
-    writers = {"steps": _steps, "starts": _starts, "input": _input, "wire": _wire, "growth": _growth, "twins": _twins}
+    writers = {
+        "steps": _steps,
+        "starts": _starts,
+        "input": _input,
+        "waits": _waits,
+        "wire": _wire,
+        "growth": _growth,
+        "twins": _twins,
+    }
     parts = [writers[name](figures[name]) for name in PARTS if name in figures]
     return "\n\n".join([_HEAD, *parts]) + "\n"
 
@@ -126,7 +136,7 @@ the versions. Where Launcher loses, the ratio says so."""
 
 def _steps(part: Mapping[str, Any]) -> str:
     lines = [
-        _title("Time of a step, in turns in one process on one CPU device", part),
+        _title("Time of a step, in turns in one process on this machine's CPU", part),
         "The other's time divided by Launcher's in the same round, median and range: above 1, Launcher is faster.\n"
         "The batch stays in memory. CPU ratios are of processor seconds, which others disturb less.",
     ]
@@ -184,6 +194,24 @@ def _input(part: Mapping[str, Any]) -> str:
             f"| {name} | {_range(run[name]['images_per_second'])} | {_range(run[name]['ratio'])} | "
             f"{_range(run[name]['cpu_ratio'])} | {' | '.join(once)} |"
         )
+    return "\n".join(lines)
+
+
+def _waits(part: Mapping[str, Any]) -> str:
+    (run,) = part["runs"]
+    lines = [
+        _title("What holds up a step: input, and a checkpoint beside it", part),
+        "The share of a run's loop that waits for batches; and the time of some steps with a save at their beginning,\n"
+        "on the disk at their end, divided by that of as many without: above 1 is what a save costs.",
+        f"\n    python benchmarks/{run['command']}\n",
+        "| | input wait | state, MB | ms a step | loop held by a save, ms | ratio | CPU ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['recipe']} | {row['input_wait']:.2%} | {row['state_mb']} | {row['milliseconds_a_step']['median']} | "
+        f"{row['held_milliseconds']['median']} | {_range(row['ratio'])} | {_range(row['cpu_ratio'])} |"
+        for row in run["rows"]
+    ]
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from absl import flags
 from launcher import modes
 from launcher.config import gin_bindings
 from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, failures, user_code
-from launcher.machine import farewell, installation
+from launcher.machine import compile_cache, farewell, installation
 from launcher.machine.tensorflow_import import require_tensorflow
 from launcher.reporting import summary
 from launcher.supervised import drill, preemption, progress
@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if request.data_dir is not None:
             # TFDS reads the same variable, and so do the processes this one starts.
             os.environ["TFDS_DATA_DIR"] = os.path.expanduser(request.data_dir)
+        if isinstance(request, modes.TrainRequest) and request.compile_cache is not None:
+            compile_cache.use(request.compile_cache)
         drill.install(os.environ)
         trains = mode.trains and not request.dry_run
         with preemption.before_training() if trains else contextlib.nullcontext():

@@ -95,6 +95,11 @@ class TrainRequest(Request):
         None,
         "port of 127.0.0.1 at which worker 0 serves the newest numbers to Prometheus, as text at /metrics.",
     )
+    compile_cache: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "a folder for what XLA compiles with train.jit_compile, which the next start takes from there.",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

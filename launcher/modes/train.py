@@ -15,7 +15,7 @@ from launcher.checkpoints import CheckpointStore, Saver
 from launcher.config import gin_bindings, gin_used
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
-from launcher.machine import gce, tpu_runtime
+from launcher.machine import compile_cache, gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request, TrainRequest, commands
@@ -36,6 +36,7 @@ from launcher.run.actions import (
     RecordAttempt,
     SampleGradients,
     SaveConfig,
+    SealCompileCache,
     TellSupervisor,
 )
 from launcher.run.controller import Controller
@@ -117,6 +118,7 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
             plan.data.check()
             if check_task := getattr(plan.recipe.task, "check", None):
                 check_task()
+            _prepare_compile_cache(request, plan)
         this = _Run(request, plan, held, stopwatch)
         with this.summarised():
             this.build_and_run()
@@ -128,6 +130,16 @@ def _check_stopping(request: Request, plan: RunPlan) -> None:
     if request.mode == "train" or not plan.data.num_eval_examples:
         why = "--mode=train does not evaluate" if request.mode == "train" else "the data has no evaluation examples"
         raise UsageError(f"train.early_stopping judges evaluations, and {why}: give evaluations, or bind it to None")
+
+
+def _prepare_compile_cache(request: Request, plan: RunPlan) -> None:
+    if not isinstance(request, TrainRequest) or request.compile_cache is None:
+        return
+    if not plan.jit_compile:
+        on_tpu = plan.strategy.accelerator == "tpu"
+        why = "a TPU's programs are not kept" if on_tpu else "train.jit_compile is False, so that XLA compiles nothing"
+        raise UsageError(f"--compile_cache={request.compile_cache}: {why}; leave the flag out")
+    compile_cache.prepare(request.compile_cache)
 
 
 def _is_handed_over(request: Request, cluster: cluster_lib.Cluster) -> bool:
@@ -300,6 +312,8 @@ class _Run:
             actions.append(SampleGradients(watch, self._reporter))
         if self._profile is not None:
             actions.append(self._profile)
+        if isinstance(self._request, TrainRequest) and self._request.compile_cache is not None:
+            actions.append(SealCompileCache(self._request.compile_cache))
         if self._trains and built.trainer.own_seconds is not None and self._plan.cluster.num_workers > 1:
             cluster = self._plan.cluster
             self._times = WorkerTimes(

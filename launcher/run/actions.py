@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from launcher.config import gin_used
+from launcher.machine import compile_cache
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
 from launcher.step.trainer import StepRecords, Trainer
@@ -88,6 +89,19 @@ class LastEvents(Action):
 
     def on_evaluation(self, event: Event) -> None:
         self.evaluation = event
+
+
+class SealCompileCache(Action):
+    """Has the compile cache know what was compiled for the step and for the evaluation as soon as it was."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+
+    def after_first_step(self) -> None:
+        compile_cache.seal_new(self._folder)
+
+    def on_evaluation(self, event: Event) -> None:
+        compile_cache.seal_new(self._folder)
 
 
 class TellSupervisor(Action):

@@ -1,0 +1,70 @@
+"""The compile cache: a folder where XLA keeps what it compiled for `train.jit_compile`, for the next start.
+
+TensorFlow 2.21 trusts what it finds there: an entry that a power cut left half written, or a bit that a disk lost, ends
+each run at its first step, or is run. So each entry gets a checksum beside it, and what has none is compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.errors import UsageError
+
+_SEAL = ".sha256"
+
+
+def use(folder: str) -> None:
+    """Has TensorFlow use the folder. It reads a variable when it first compiles, and knows no other way.
+
+    Raises:
+      UsageError: TensorFlow could not read the folder's name.
+    """
+    path = str(_path(folder))
+    if path.split() != [path] or "://" in folder:
+        raise UsageError(f"--compile_cache={folder}: must be a folder of this machine, without spaces in its name")
+    present = os.environ.get("TF_XLA_FLAGS", "")
+    os.environ["TF_XLA_FLAGS"] = f"{present} --tf_xla_persistent_cache_directory={path}".strip()
+
+
+def prepare(folder: str) -> None:
+    """Makes the folder where there is none, and removes what is not as it was written.
+
+    Raises:
+      UsageError: nothing can be written there.
+    """
+    try:
+        _path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=_path(folder)):
+            pass
+        for entry, seal in _entries(folder):
+            if not seal.exists() or seal.read_text() != _checksum(entry):
+                entry.unlink(missing_ok=True)
+                seal.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"--compile_cache={folder}: cannot be used: {error.strerror}") from None
+
+
+def seal_new(folder: str) -> None:
+    """Writes the checksums of entries that have none. Where it cannot, they are compiled again at the next start."""
+    with contextlib.suppress(OSError):
+        for entry, seal in _entries(folder):
+            if not seal.exists():
+                seal.write_text(_checksum(entry))
+
+
+def _path(folder: str) -> Path:
+    return Path(folder).expanduser().absolute()
+
+
+def _entries(folder: str) -> Iterator[tuple[Path, Path]]:
+    for entry in sorted(_path(folder).glob("*.pb")):
+        yield entry, entry.with_name(entry.name + _SEAL)
+
+
+def _checksum(entry: Path) -> str:
+    return hashlib.sha256(entry.read_bytes()).hexdigest()
