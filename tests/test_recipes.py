@@ -14,9 +14,9 @@ RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 # What takes the place of hardware that is not here, and of sizes that would take minutes to build on a CPU.
 CHANGES = ("--strategy=one_device",)
 SMALL = {
-    **dict.fromkeys(("resnet_tpu", "resnet_gpu", "resnet_multiworker"), ("resnet.depth = 8",)),
-    "transformer": ("transformer.layers = 1",),
-    "lm_": ("language_model.layers = 1",),
+    "resnet": ("resnet.depth = 8",),
+    "transformer": ("transformer.layers = 1", "text_pairs.vocab_size = 512"),
+    "lm_": ("language_model.layers = 1", "language_model.hidden = 64", "text_corpus.vocab_size = 512"),
 }
 
 

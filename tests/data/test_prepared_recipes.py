@@ -206,7 +206,7 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
     ("recipe", "topology", "seed", "more"),
     [
         ("resnet_multiworker", WORKERS, 0, "compare"),
-        ("resnet_gpu", ONE, 7, ""),
+        pytest.param("resnet_gpu", ONE, 7, "", marks=pytest.mark.exhaustive),
         pytest.param("resnet_tpu", MIRRORED, 0, "", marks=pytest.mark.exhaustive),
         ("resnet_cpu", MIRRORED, 7, "resume"),
         ("transformer_base_wmt", MIRRORED, 0, ""),
@@ -230,7 +230,9 @@ def test_a_recipe_trains_and_evaluates_on_its_prepared_set(train, tmp_path, reci
         undisturbed.stopped_early(tmp_path / "resumed")
         assert_same_state(run("resumed", topology, "train"), undisturbed)
     if more == "compare":
-        assert_same_losses(undisturbed, run("one device", ONE))
+        alone = run("one device", ONE)
+        assert_trained_on_the_prepared_set(alone, recipe)
+        assert_same_losses(undisturbed, alone)
 
 
 @pytest.mark.heavy

@@ -86,7 +86,6 @@ TWO = ({"first": X[:, :4], "second": X[:, 4:]}, {"kind": LABEL, "sign": POSITIVE
 CASES = {
     "metrics and batch statistics": (scored, (X, LABEL), {}),
     "decay, clipping and example weights": (weighted_by_decay, (X, LABEL, WEIGHT), {}),
-    "metrics of a curve": (judged_by_curve, (X, POSITIVE), {}),
     "two losses": (of_two_outputs, TWO, {}),
     "a mask": (of_words, (WORDS, np.roll(WORDS, -1, axis=1)), {}),
     "class weights": (not_built_yet, (X, LABEL), {"class_weight": {0: 2.0, 2: 0.5}}),

@@ -127,8 +127,7 @@ def _with_state() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(1, dtype="float32", name="out")(inner(values)))
 
 
-@pytest.fixture(scope="module")
-def with_state():
+def test_a_model_with_state_is_left_as_it_was_and_counted_whole_and_its_shadow_drops_the_same_in_float32():
     random = np.random.default_rng(0)
     arrays = {"x": random.normal(size=(2, 8, 6, 4)).astype(np.float32), "weight": np.ones((2, 8), np.float32)}
     made = build(GivenTask(arrays, _with_state, negative_sum), 2, microbatches=2, precision="mixed_float16")
@@ -137,31 +136,21 @@ def with_state():
     before = state_copies(made)
     calls = {layer.name: layer.call for layer in made.model.layers}
     found = probe.run(next(batches))
-    return made, probe, found, before, calls
 
-
-def test_probing_leaves_the_run_as_it_was(with_state):
-    made, _, _, before, calls = with_state
-
+    # The run is as it was.
     for name, values in state_copies(made).items():
         np.testing.assert_array_equal(values, before[name], err_msg=name)
     assert {layer.name: layer.call for layer in made.model.layers} == calls
     assert made.model.get_layer("drop").dtype_policy.name == "mixed_float16"
     assert keras.config.dtype_policy().name == "mixed_float16"
 
-
-def test_both_passes_drop_the_same(with_state):
-    _, probe, found, _, _ = with_state
-
-    # A softmax over keys does not notice what is added to all of them: that gradient is rounding alone.
+    # Both passes drop the same. A softmax over keys does not notice what is added to all of them: that gradient is
+    # rounding alone.
     told = [not one.path.endswith("key/bias") for one in probe.weights]
     assert found.compared.cosine[told].min() > 0.99
     np.testing.assert_allclose(found.real.loss, found.shadow.loss, rtol=0.02)
 
-
-def test_every_leaf_layer_behind_the_first_weights_is_counted(with_state):
-    _, probe, found, _, _ = with_state
-
+    # Every leaf layer behind the first weights is counted.
     totals = found.shadow.activation_counts.sum(axis=1)
     counts = dict(zip([one.path for one in probe.activations], totals, strict=True))
     examples = 2 * 8 // 2 // 2  # the first microbatch of each replica, of which there are two
@@ -173,10 +162,7 @@ def test_every_leaf_layer_behind_the_first_weights_is_counted(with_state):
     assert any(path.endswith("deep") and count == examples * 4 for path, count in counts.items())
     assert any("attention" in path and count for path, count in counts.items())
 
-
-def test_the_shadow_computes_in_float32_throughout(with_state):
-    _, probe, _, _, _ = with_state
-
+    # The shadow computes in float32 throughout.
     assert {layer.compute_dtype for layer in probe.shadow.layers} == {"float32"}
     assert {one.dtype for one in probe.activations} == {"float16", "float32"}
     for one, other in zip(probe.model.weights, probe.shadow.weights, strict=True):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import forked
 import hlo_oracle
 import pytest
 
 from launcher import main as entry
+from launcher.machine import child_process
 from launcher.preflight import gpus, slices
 from launcher.preflight.compilation import Compilation
-from launcher.preflight.compiler import Compiler
+from launcher.preflight.compiler import CHILD, Compiler
 
 SMALL = (
     "--gin_file=mlp_fashion.gin",
@@ -48,6 +50,23 @@ def _every_program_is_read_whole() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compiler, "compile", checked)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compilers_are_forked() -> Iterator[None]:
+    """Spares each of them the import of JAX; those that a process of a test's own starts are fresh ones."""
+    server, fresh = forked.Server("jax", "jax.experimental.topologies"), child_process.start
+
+    def start(argv: Sequence[str], **options: object) -> object:
+        if tuple(argv[: len(CHILD)]) != CHILD:
+            return fresh(argv, **options)
+        output = options["stdout"]
+        return server.start(CHILD[-1], argv[len(CHILD) :], Path.cwd(), options["env"], output, output, piped=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child_process, "start", start)
+        yield
+    server.close()
 
 
 @pytest.fixture(scope="session")

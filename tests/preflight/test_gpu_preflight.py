@@ -7,6 +7,7 @@ import sys
 
 import keras
 import pytest
+from convolutions import two_convolutions
 from places import ROOT
 from toy_step import dense_step
 
@@ -203,7 +204,7 @@ def by_hand(model: keras.Model) -> int:
         if isinstance(layer, keras.layers.Conv2D):
             size, out = layer.input.shape[1], layer.output.shape[1]
             kernel, stride = layer.kernel.shape[0], layer.strides[0]
-            pad = kernel // 2 if layer.padding == "same" else 0
+            pad = max((out - 1) * stride + kernel - size, 0) // 2 if layer.padding == "same" else 0  # before the image
             positions = sum(0 <= at * stride + tap - pad < size for at in range(out) for tap in range(kernel)) ** 2
         # Forward, the kernel's gradient and, but for the first layer, the gradient of what it was given.
         total += 2 * taken * features * positions * (2 if place == 0 else 3)
@@ -214,20 +215,23 @@ def by_hand(model: keras.Model) -> int:
 @pytest.mark.parametrize(
     ("recipe", "model"),
     [
-        (("resnet_fashion.gin", "resnet.depth = 8"), {"image_shape": (28, 28, 1), "num_classes": 10, "depth": 8}),
+        (
+            ("resnet_fashion.gin", "image_classification.model = @two_convolutions"),
+            lambda: two_convolutions(image_shape=(28, 28, 1), num_classes=10),
+        ),
         pytest.param(
             ("resnet_gpu.gin", "train.global_batch_size = 32"),
-            {"image_shape": (224, 224, 3), "num_classes": 1000},
+            lambda: resnet(image_shape=(224, 224, 3), num_classes=1000),
             marks=pytest.mark.exhaustive,
         ),
     ],
 )
-def test_the_flops_of_a_resnet_are_those_that_are_counted_by_hand(preflight, recipe, model):
+def test_the_flops_of_convolutions_are_those_that_are_counted_by_hand(preflight, recipe, model):
     flags = (f"--gin_file={recipe[0]}", f"--gin_param={recipe[1]}", JIT)
     done = preflight("--gpu_type=h100:1", recipe=flags)
     assert done.code == EXIT_DONE, done.err
     (case,) = done.report["cases"]
-    expected = case["per_replica_batch_size"] * by_hand(resnet(**model))
+    expected = case["per_replica_batch_size"] * by_hand(model())
     assert case["costs"]["flops"] == pytest.approx(expected, rel=0.01)
 
 

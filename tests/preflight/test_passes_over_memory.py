@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pods
-import pytest
+import text_run
 
 from launcher.preflight import costs, hlo
 from launcher.step_program import lowering
@@ -29,15 +29,15 @@ def test_clipping_adam_its_gate_and_averages_are_one_pass_over_each_weight(compi
     assert 8 * weight <= costs.count(module).hbm_bytes <= 13.5 * weight
 
 
-@pytest.mark.heavy
-def test_the_mask_of_heads_that_share_keys_is_not_copied_for_each(compiled):
+def test_the_mask_of_heads_that_share_keys_is_not_copied_for_each(compiled, tmp_path):
     rows, length = 4, 256
+    text_run.write_corpus(tmp_path)
     module = compiled_step(
         compiled,
         "lm_cpu.gin",
-        [f"text_corpus.length = {length}", "text_corpus.eval_context = 128", f"train.global_batch_size = {4 * rows}",
-         "language_model.layers = 1", "language_model.kv_heads = 2", "language_model.smeared_keys = False",
-         "language_model.dropout = 0.0", "train.attention = 'blocks'", "train.precision = 'mixed_bfloat16'"],
+        [*text_run.corpus_bindings(tmp_path), f"text_corpus.length = {length}", f"train.global_batch_size = {4 * rows}",
+         "language_model.smeared_keys = False", "language_model.dropout = 0.0", "train.attention = 'blocks'",
+         "train.precision = 'mixed_bfloat16'"],
     )  # fmt: skip
     masks = [
         one

@@ -120,15 +120,16 @@ def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_told(preflight):
 
 
 @pytest.mark.parametrize(
-    ("target", "attention"),
+    ("target", "length", "attention"),
     [
-        ("--tpu_type=v5litepod-1", "blocks of 512 x 512 tokens, 8 rows at a time (auto: blocks from 512 x 512"),
-        ("--gpu_type=l4", "plain (auto: blocks from 2,048 x 2,048"),
+        ("--tpu_type=v5litepod-1", 512, "blocks of 512 x 512 tokens, 8 rows at a time (auto: blocks from 512 x 512"),
+        ("--gpu_type=l4", 64, "plain (auto: blocks from 2,048 x 2,048"),
     ],
 )
-def test_a_model_that_is_a_class_is_examined_with_its_tokens_and_forms(preflight, tmp_path, target, attention):
+def test_a_model_that_is_a_class_is_examined_with_its_tokens_and_forms(preflight, tmp_path, target, length, attention):
     text_run.write_corpus(tmp_path)
-    small = (*text_run.corpus_bindings(tmp_path), "text_corpus.length = 512", "language_model.dropout = 0.0")
+    sizes = (f"text_corpus.length = {length}", "language_model.dropout = 0.0", "language_model.smeared_keys = False")
+    small = (*text_run.corpus_bindings(tmp_path), *sizes)
     compiled = ("train.jit_compile = True", "train.precision = 'mixed_bfloat16'")
     recipe = ("--gin_file=lm_cpu.gin", *(f"--gin_param={binding}" for binding in (*small, *compiled)))
     done = preflight(target, recipe=recipe)

@@ -52,6 +52,7 @@ class Forked:
 
     def __init__(self, pid: int, status: socket.socket):
         self.pid, self.returncode = pid, None
+        self.stdin: IO[bytes] | None = None
         self._status = status
 
     def wait(self, timeout: float | None = None) -> int:
@@ -78,28 +79,46 @@ class Forked:
 
 
 class Server:
-    """Starts at the first use; ends when this process does or closes it."""
+    """Starts at the first use; ends when this process does or closes it.
 
-    def __init__(self) -> None:
+    Args:
+      modules: what it imports in place of TensorFlow.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
         self._control: socket.socket | None = None
 
     def start(
-        self, module: str, args: Sequence[str], cwd: Path, environ: Mapping[str, str], stdout: IO, stderr: IO
+        self,
+        module: str,
+        args: Sequence[str],
+        cwd: Path,
+        environ: Mapping[str, str],
+        stdout: IO,
+        stderr: IO,
+        *,
+        piped: bool = False,
     ) -> Forked:
+        """Forks a process; `piped`: its standard input is a pipe, else it is empty."""
         control = self._control or self._started(environ)
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # the process's id, then its end
         wanted = {"module": module, "args": args, "cwd": str(cwd), "environ": dict(environ)}
         content = json.dumps(wanted).encode()
+        source, own = os.pipe() if piped else (os.open(os.devnull, os.O_RDONLY), None)
         with theirs:
-            streams = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
+            streams = [theirs.fileno(), source, stdout.fileno(), stderr.fileno()]
             socket.send_fds(control, [len(content).to_bytes(4, "big")], streams)
             control.sendall(content)
-        return Forked(int(status.recv(64)), status)
+        os.close(source)
+        started = Forked(int(status.recv(64)), status)
+        started.stdin = None if own is None else os.fdopen(own, "wb", 0)
+        return started
 
     def _started(self, environ: Mapping[str, str]) -> socket.socket:
         self._control, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())]
+            command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), *self._modules]
             nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             subprocess.run(command, env=dict(environ), pass_fds=[theirs.fileno()], check=True, cwd="/", **nothing)
         return self._control
@@ -152,14 +171,17 @@ class Child:
 # ---------------------------------------------------------------------------------------------------------- the server
 
 
-def _prepare() -> None:
-    """Imports what every worker imports, all but the module that is run."""
-    from launcher.machine.tensorflow_import import import_tensorflow
+def _prepare(modules: Sequence[str]) -> None:
+    """Imports these modules, or what every worker imports, all but the module that is run."""
+    if not modules:
+        from launcher.machine.tensorflow_import import import_tensorflow
 
-    import_tensorflow()
-    for name in ("gin", "absl.flags", "sklearn.datasets", "sklearn.model_selection", "launcher.modes.train"):
+        import_tensorflow()
+        modules = ("gin", "absl.flags", "sklearn.datasets", "sklearn.model_selection", "launcher.modes.train")
+    for name in modules:
         importlib.import_module(name)
-    sys.modules["launcher.run.loading"].import_builtins()
+    if "launcher.run.loading" in sys.modules:
+        sys.modules["launcher.run.loading"].import_builtins()
     gc.collect()
     gc.freeze()  # or each forked process copies these objects' pages when it collects garbage
 
@@ -178,7 +200,7 @@ def _serve(control: socket.socket) -> tuple[dict, list[int]] | None:
                     with status, contextlib.suppress(OSError):
                         status.send(str(os.waitpid(pid, 0)[1]).encode())
                     continue
-                head, given, *_ = socket.recv_fds(control, 4, 3)
+                head, given, *_ = socket.recv_fds(control, 4, 4)
                 if not head:
                     return None
                 theirs, *streams = given
@@ -192,7 +214,7 @@ def _serve(control: socket.socket) -> tuple[dict, list[int]] | None:
                         other.close()
                     status.close()
                     control.close()
-                    return content, [os.open(os.devnull, os.O_RDONLY), *streams]
+                    return content, streams
                 for stream in streams:
                     os.close(stream)
                 handle = os.pidfd_open(pid)
@@ -373,7 +395,7 @@ if __name__ == "__main__":
     os.setsid()
     with socket.socket(fileno=int(sys.argv[1])) as _control:
         ours = {sys.path[0], str(ROOT), *os.environ["PYTHONPATH"].split(os.pathsep)}
-        _prepare()
+        _prepare(sys.argv[2:])
         sys.path[:] = [path for path in sys.path if path not in ours]
         _started = _serve(_control)
     if _started is not None:

@@ -1,9 +1,9 @@
 """What every recipe's training step would be on a TPU, as TensorFlow traces it for 8 and for 32 replicas.
 
 Each recipe is traced with its own model, but with fewer blocks (the ResNets with those of depth 8), a small vocabulary
-and small buckets, because tracing takes time with the number of operations, and because variables are real. Exhaustive
-cases trace the recipes for TPUs with all their blocks, only narrower ones where their weights would fill this machine's
-memory. The experiments, which are for measuring on one machine, are traced for 8 alone.
+and small buckets, some narrower, because tracing takes time with the number of operations, and variables are real.
+Exhaustive cases trace the recipes for TPUs with all their blocks, only narrower ones where their weights would fill
+this machine's memory. The experiments, which are for measuring on one machine, are traced for 8 alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from launcher.step.moving_statistics import is_moving, seed_states
 RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 _EXAMPLES = 32  # on a replica: as many as the ResNets' normalisation takes together
 _FEWER = {
-    "transformer": ("transformer.layers = 1", "text_pairs.vocab_size = 512"),
+    "transformer": (
+        *("transformer.layers = 1", "transformer.width = 128", "transformer.hidden = 256"),
+        "text_pairs.vocab_size = 512",
+    ),
+    "lm_tpu": ("language_model.layers = 1", "language_model.width = 192", "text_corpus.vocab_size = 512"),
     "lm_": ("language_model.layers = 1", "text_corpus.vocab_size = 512"),
     "lstm": ("text_corpus.vocab_size = 512",),
     "resnet": ("resnet.depth = 8",),
