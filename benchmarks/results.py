@@ -35,9 +35,11 @@ PARTS: dict[str, list[list[str]]] = {
     "input": [["photographs.py", "--images=1500", "--rounds=5"]],
     "waits": [["waits.py", "--gin_file=resnet_cpu.gin", "--gin_file=lstm_cpu.gin"]],
     "wire": [
-        *(["wire.py", f"--workers={count}", "--gbits=1", "--gbits=10"] for count in (2, 3, 4)),
+        ["wire.py", "--workers=2", "--gbits=1", "--gbits=10", "--rounds=2"],
+        ["wire.py", "--workers=3", "--gbits=1", "--rounds=1"],
+        ["wire.py", "--workers=4", "--gbits=1", "--gbits=10", "--rounds=1"],
         ["wire.py", "--model=resnet", "--gbits=1", "--gbits=10", "--wire_dtype=float32",
-         "--bucket_mib=4", "--bucket_mib=16", "--bucket_mib=64"],
+         "--bucket_mib=4", "--bucket_mib=16", "--bucket_mib=64", "--rounds=1"],
     ],
     "growth": [
         ["growth.py", "supervisor", "--sizes=8,64,256"],
