@@ -43,12 +43,18 @@ bin="${VENV:-$root/.venv}/bin"
 [[ "$bin" == /* ]] || bin="$PWD/$bin"
 "$root/scripts/install.sh" ${dry_run:+--dry_run} test
 
+unread=/dev/null
+[[ -z "$dry_run" ]] || unread=/dev/stdout
+
 cd -- "$root"
 export TF_CPP_MIN_LOG_LEVEL=2
 unset PYTHONDONTWRITEBYTECODE # else each of the many processes that tests start compiles Launcher anew
 run "$bin/ruff" check .
+# While mypy has one core: the bytecode of all tests, which each of pytest's processes would else make for itself.
+run "$bin/python" -m pytest --collect-only -qq >"$unread" 2>&1 &
 run "$bin/mypy"
 run "$bin/shellcheck" scripts/*.sh scripts/*.bash scripts/slurm.sbatch .ci/run
+wait
 if ! run "$bin/python" -m launcher.data.prepare fashion_mnist; then
   printf 'note: Fashion-MNIST is not to be had here; the tests that need it will be skipped\n'
 fi

@@ -123,7 +123,7 @@ def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_told(preflight):
     ("target", "length", "attention"),
     [
         ("--tpu_type=v5litepod-1", 512, "blocks of 512 x 512 tokens, 8 rows at a time (auto: blocks from 512 x 512"),
-        ("--gpu_type=l4", 64, "plain (auto: blocks from 2,048 x 2,048"),
+        pytest.param("--gpu_type=l4", 64, "plain (auto: blocks from 2,048 x 2,048", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_model_that_is_a_class_is_examined_with_its_tokens_and_forms(preflight, tmp_path, target, length, attention):
