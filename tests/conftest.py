@@ -36,6 +36,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # the same devices everywhere; set it to test on GPUs
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
+# Tracing makes many objects and little garbage, of which each module's end frees what there is.
+gc.set_threshold(100_000, 20, 20)
+
 hypothesis.settings.register_profile("launcher", deadline=None)  # no test asserts a time
 hypothesis.settings.load_profile("launcher")
 

@@ -216,7 +216,7 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
         ("lm_tpu", MIRRORED, 7, "compare"),
         pytest.param("lm_long_tpu", ONE, 0, "", marks=pytest.mark.exhaustive),
         pytest.param("lm_long_gpu", MIRRORED, 7, "", marks=pytest.mark.exhaustive),
-        ("lm_1b_gpu", MIRRORED, 0, ""),
+        pytest.param("lm_1b_gpu", MIRRORED, 0, "resume", marks=pytest.mark.exhaustive),
         pytest.param("lm_1b_tpu", ONE, 7, "", marks=pytest.mark.exhaustive),
     ],
 )
