@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from places import ROOT
 
+from launcher.machine import compile_cache
+
 RECIPE = f"--gin_file={ROOT}/tests/support/small_digits.gin"
 JIT = "--gin_param=train.jit_compile = True"
 
@@ -31,6 +33,13 @@ def test_the_next_start_compiles_only_what_is_damaged(run_launcher, tmp_path):
     assert again.keys() == compiled.keys() and same == weights
     assert all(entry.stat().st_size > 1000 for entry in again)
     assert trained("fourth") == (again, weights)
+
+
+def test_an_entry_that_another_worker_removes_meanwhile_is_no_failure(tmp_path):
+    (tmp_path / "one.pb").symlink_to(tmp_path / "gone")  # listed, and not to be read
+    (tmp_path / "one.pb.sha256").touch()
+    compile_cache.prepare(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
