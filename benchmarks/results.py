@@ -28,8 +28,8 @@ PARTS: dict[str, list[list[str]]] = {
     "steps": [
         ["peers.py", "--gin_file=mlp_fashion.gin", "--steps=500", "--gin_param=mlp.units = 64",
          "--gin_param=image_data.name = 'digits'"],
-        ["peers.py", "--gin_file=resnet_cpu.gin", "--steps=10"],
-        ["peers.py", "--gin_file=resnet_cpu.gin", "--steps=10", "--replicas=2"],
+        ["peers.py", "--gin_file=resnet_cpu.gin", "--steps=40"],
+        ["peers.py", "--gin_file=resnet_cpu.gin", "--steps=40", "--replicas=2"],
     ],
     "starts": [["starts.py", "--rounds=3"]],
     "input": [["photographs.py", "--images=1500", "--rounds=5"]],
