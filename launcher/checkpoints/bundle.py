@@ -16,6 +16,7 @@ import numpy as np
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, write_durably
 from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
 from launcher.checkpoints.manifest import FORMAT, MANIFEST, checksum, described, folder_name, sha256_of
+from launcher.machine.host_arrays import shared_tensor
 from launcher.supervised import drill
 
 _STATE = "state"
@@ -128,26 +129,10 @@ def _write_bundle(prefix: Path, arrays: Mapping[str, np.ndarray]) -> None:
                 prefix=str(prefix),
                 tensor_names=list(arrays),
                 shape_and_slices=[""] * len(arrays),
-                tensors=[_to_write(array) for array in arrays.values()],
+                tensors=[shared_tensor(array) for array in arrays.values()],
             )
     except tf.errors.OpError as error:
         raise OSError(errno.EIO, error.message) from error
-
-
-def _to_write(array: np.ndarray) -> Any:
-    """The array as a tensor, in the same memory where that is possible: to convert a state takes twice its memory.
-
-    Good for writing alone: other operations want memory that is aligned as TensorFlow aligns it.
-    """
-    import tensorflow as tf
-
-    is_bfloat16 = array.dtype.name == "bfloat16"  # which NumPy does not know by itself
-    bits = array.view(np.uint16) if is_bfloat16 else array
-    shareable = bits.dtype.kind in "fiu" and bits.dtype.isnative and bits.flags.c_contiguous and bits.flags.writeable
-    if not shareable or not array.nbytes:
-        return tf.convert_to_tensor(array)
-    tensor = tf.experimental.dlpack.from_dlpack(bits.__dlpack__())
-    return tf.bitcast(tensor, tf.bfloat16) if is_bfloat16 else tensor
 
 
 def _commit(temporary: Path, final: Path) -> None:

@@ -25,6 +25,7 @@ from launcher.data.mix import partner_positions
 from launcher.data.order import example_seeds, shuffled
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written, call_converted
+from launcher.machine.host_arrays import copied_tensor
 
 Batch = dict[str, tf.Tensor]
 Augment = Callable[[Batch, tf.Tensor], Batch]
@@ -161,7 +162,7 @@ class ArrayExamples:
             # Made once and captured by reference: as constants of the graph they would be limited to 2 GB. Not made
             # before the first use, because that would start TensorFlow's runtime while devices are still being set up.
             with tf.init_scope(), tf.device("CPU:0"):
-                self._tensors = {key: tf.constant(array) for key, array in self._arrays.items()}
+                self._tensors = {key: copied_tensor(array) for key, array in self._arrays.items()}
         return {key: tf.gather(tensor, indices) for key, tensor in self._tensors.items()}
 
 

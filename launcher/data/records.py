@@ -21,6 +21,7 @@ import tensorflow as tf
 from launcher.data import files
 from launcher.data.text import storage
 from launcher.errors import UsageError
+from launcher.machine.host_arrays import copied_tensor
 
 # Around the bytes of a record: its length, a checksum of that, and after it one of the bytes.
 _HEADER, _FOOTER = 12, 4
@@ -112,7 +113,7 @@ class TFRecords:
             # For the reasons that ArrayExamples has.
             with tf.init_scope(), tf.device("CPU:0"):
                 arrays = self.where.file, self._offsets, self._lengths
-                self._tensors = [tf.constant(self.where.paths), *(tf.constant(np.asarray(array)) for array in arrays)]
+                self._tensors = [tf.constant(self.where.paths), *(copied_tensor(np.asarray(array)) for array in arrays)]
         paths, file, offsets, lengths = self._tensors
         places = tf.gather(tf.gather(paths, file), indices), tf.gather(offsets, indices), tf.gather(lengths, indices)
         return tf.map_fn(_record_at, places, fn_output_signature=tf.TensorSpec([], tf.string))

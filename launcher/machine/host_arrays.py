@@ -1,0 +1,41 @@
+"""NumPy arrays as tensors in the host's memory: `tf.constant` takes twice their memory for a while."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_ALIGNMENT = 64  # bytes: what TensorFlow's operations want of a tensor's memory on a CPU
+
+
+def shared_tensor(array: np.ndarray) -> tf.Tensor:
+    """The array as a tensor, in the same memory where that is possible.
+
+    Good for writing alone: other operations want memory that is aligned as TensorFlow aligns it.
+    """
+    import tensorflow as tf
+
+    is_bfloat16 = array.dtype.name == "bfloat16"  # which NumPy does not know by itself
+    bits = array.view(np.uint16) if is_bfloat16 else array
+    shareable = bits.dtype.kind in "fiu" and bits.dtype.isnative and bits.flags.c_contiguous and bits.flags.writeable
+    if not shareable or not array.nbytes:
+        return tf.convert_to_tensor(array)
+    tensor = tf.experimental.dlpack.from_dlpack(bits.__dlpack__())
+    return tf.bitcast(tensor, tf.bfloat16) if is_bfloat16 else tensor
+
+
+def copied_tensor(array: np.ndarray) -> tf.Tensor:
+    """The array's numbers as a tensor for any operation, in memory of its own, on the device of the scope."""
+    import tensorflow as tf
+
+    if array.dtype.kind not in "fiu" or not array.nbytes:
+        return tf.constant(array)
+    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    aligned = memory[begin : begin + array.nbytes].view(array.dtype.newbyteorder("=")).reshape(array.shape)
+    aligned[...] = array
+    return tf.identity(shared_tensor(aligned))
