@@ -39,7 +39,7 @@ class ResNet50(nn.Module):
             nn.BatchNorm, use_running_average=False, momentum=0.9, epsilon=1e-5, dtype=jnp.bfloat16
         )
         x = nn.relu(norm()(conv(64, (7, 7), (2, 2), padding=[(3, 3), (3, 3)])(images.astype(jnp.bfloat16))))
-        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
+        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
         for stage, blocks in enumerate((3, 4, 6, 3)):
             for block in range(blocks):
                 filters, strides = 64 * 2**stage, (2, 2) if stage and not block else (1, 1)
@@ -161,9 +161,11 @@ def _all_sum(tree):
     )
 
 
-def program(step: Callable, state: Any, batch: Any, replicas: int) -> str:
-    """StableHLO of `step(state, batch)` for so many replicas, the state donated."""
-    text = jax.jit(step, donate_argnums=0, keep_unused=True).lower(state, batch).as_text()
+def program(step: Callable, state: Any, batch: Any, replicas: int, platform: str) -> str:
+    """StableHLO of `step(state, batch)` for so many replicas of a platform, the state donated."""
+    traced = jax.jit(step, donate_argnums=0, keep_unused=True).trace(state, batch)
+    # JAX lowers the gradient of max pooling in another way for each platform.
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
     groups = f"dense<[{list(range(replicas))}]> : tensor<1x{replicas}xi64>"
 
     def all_reduce(call: re.Match) -> str:
@@ -181,7 +183,7 @@ def program(step: Callable, state: Any, batch: Any, replicas: int) -> str:
     return text.replace("mhlo.num_replicas = 1", f"mhlo.num_replicas = {replicas}")
 
 
-def resnet(rows: int, replicas: int) -> str:
+def resnet(rows: int, replicas: int, platform: str) -> str:
     """ResNet-50 with momentum, L2 of 5e-5 and label smoothing of 0.1."""
     model = ResNet50()
     batch = {"image": _shape(rows, 224, 224, 3, dtype=jnp.float32), "label": _shape(rows)}
@@ -204,10 +206,10 @@ def resnet(rows: int, replicas: int) -> str:
         updates, slots = optimizer.update(grads, slots, params)
         return (optax.apply_updates(params, updates), statistics, slots), (loss, right)
 
-    return program(step, (params, statistics, jax.eval_shape(optimizer.init, params)), batch, replicas)
+    return program(step, (params, statistics, jax.eval_shape(optimizer.init, params)), batch, replicas, platform)
 
 
-def text_model(model: nn.Module, names: tuple[str, ...], rows: int, length: int, replicas: int) -> str:
+def text_model(model: nn.Module, names: tuple[str, ...], rows: int, length: int, replicas: int, platform: str) -> str:
     """Adam and what the recipe adds: clipping and decay to the language model, smoothing and averages to the other."""
     is_lm = isinstance(model, LanguageModel)
     batch = {name: _shape(rows, length) for name in names}
@@ -241,23 +243,23 @@ def text_model(model: nn.Module, names: tuple[str, ...], rows: int, length: int,
         return (params, slots, averages, count + 1), (loss, weight, right)
 
     state = (params, jax.eval_shape(optimizer.init, params), None if is_lm else params, _shape())
-    return program(step, state, batch, replicas)
+    return program(step, state, batch, replicas, platform)
 
 
 def _shape(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def make(model: str, *, replicas: int, rows: int, layers: int) -> str:
+def make(model: str, *, replicas: int, rows: int, layers: int, platform: str) -> str:
     """The program of "resnet", "transformer" or "lm"."""
     if model == "resnet":
-        return resnet(rows, replicas)
+        return resnet(rows, replicas, platform)
     if model == "lm":
         names = ("tokens", "segments", "positions", "target")
-        return text_model(LanguageModel(layers), names, rows, 512, replicas)
+        return text_model(LanguageModel(layers), names, rows, 512, replicas, platform)
     kinds = ("", "_segments", "_positions")
     names = (*(f"source{kind}" for kind in kinds), *(f"target{kind}" for kind in kinds))
-    return text_model(Transformer(layers), names, rows, 256, replicas)
+    return text_model(Transformer(layers), names, rows, 256, replicas, platform)
 
 
 def main() -> None:
@@ -266,8 +268,8 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--rows", type=int, default=16, help="examples of one replica")
     parser.add_argument("--layers", type=int, default=2, help="of a text model")
-    options = parser.parse_args()
-    print(make(options.model, replicas=options.replicas, rows=options.rows, layers=options.layers))
+    parser.add_argument("--platform", choices=("tpu", "cuda"), default="tpu")
+    print(make(**vars(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     ]
     sides = {
         "launcher": figures(where, compiler.compile(ours(where, recipe, changes), where)),
-        "flax": figures(where, compiler.compile(flax(options.model, where.num_replicas, rows, options.layers), where)),
+        "flax": figures(where, compiler.compile(flax(options, where, rows), where)),
     }
     ratios = {
         name: round(of / sides["flax"][name], 3)
@@ -82,11 +82,13 @@ def ours(where, recipe: str, changes: list[str]) -> str:
     return lowering.lower_session(session, for_tpu=where.accelerator == "tpu").program.stablehlo
 
 
-def flax(model: str, replicas: int, rows: int, layers: int) -> str:
+def flax(options: argparse.Namespace, where, rows: int) -> str:
     """StableHLO of the twin, made in a process of its own: JAX and TensorFlow need not share one."""
-    program = [sys.executable, str(Path(__file__).with_name("flax_twins.py")), model]
-    sizes = [f"--replicas={replicas}", f"--rows={rows}", f"--layers={layers}"]
-    return subprocess.run([*program, *sizes], check=True, stdout=subprocess.PIPE, text=True).stdout
+    program = [sys.executable, str(Path(__file__).with_name("flax_twins.py")), options.model]
+    sizes = [f"--replicas={where.num_replicas}", f"--rows={rows}", f"--layers={options.layers}"]
+    platform = "tpu" if where.accelerator == "tpu" else "cuda"
+    command = [*program, *sizes, f"--platform={platform}"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def figures(where, compilation) -> dict[str, float]:

@@ -20,6 +20,8 @@ from launcher.machine.as_written import as_written
 DEFAULT_BUCKET_BYTES = 16 * 2**20
 # Each tensor alone: XLA merges collectives by itself, and to flatten a tensor is a copy on a TPU.
 TPU_BUCKET_BYTES = 1
+# Elements of a gradient whose squares cost less to sum than it costs to begin.
+_SMALL = 4096
 
 
 class Judged(NamedTuple):
@@ -168,16 +170,29 @@ def judge(
     """
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
     gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
-    norm = _norm(gradients, parts) if parts else tf.linalg.global_norm(gradients)
+    norm = _norm(gradients, reduced, factor, parts)
     finite, empty = tf.math.is_finite(norm), tf.equal(true_weight, 0.0)
     return Judged(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)))
 
 
-def _norm(gradients: Sequence[tf.Tensor], parts: Collection[int]) -> tf.Tensor:
-    """The global norm of gradients of which the replicas have parts, by one small reduction."""
-    squares = [tf.reduce_sum(tf.square(gradient)) for gradient in gradients]
-    (of_parts,) = reduce_sum([tf.add_n([squares[index] for index in parts])])
-    return tf.sqrt(tf.add_n([of_parts, *(one for index, one in enumerate(squares) if index not in parts)]))
+def _norm(
+    gradients: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor], factor: tf.Tensor, parts: Collection[int]
+) -> tf.Tensor:
+    """The global norm of `gradients`; of those of which the replicas have parts, by one small reduction.
+
+    Small ones are joined as they were reduced: XLA would else write each of them twice.
+    """
+
+    def sums_of_squares(places: Sequence[int]) -> list[tf.Tensor]:
+        small = [index for index in places if gradients[index].shape.num_elements() <= _SMALL]
+        vectors = [tf.reshape(tf.cast(reduced[index], tf.float32), [-1]) for index in small]
+        joined = [tf.concat(vectors, axis=0) * factor] if small else []
+        return [2 * tf.nn.l2_loss(one) for one in joined + [gradients[index] for index in places if index not in small]]
+
+    squares = sums_of_squares([index for index in range(len(gradients)) if index not in parts])
+    if parts:
+        squares += reduce_sum([tf.add_n(sums_of_squares(list(parts)))])
+    return tf.sqrt(tf.add_n(squares))
 
 
 @as_written

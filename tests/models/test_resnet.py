@@ -115,13 +115,13 @@ def test_strided_convolutions_are_padded_alike_on_all_sides(name, kernel, argume
     np.testing.assert_array_equal(actual[..., 0], value[:, ::2, ::2, 0])
 
 
-def test_stem_pooling_looks_one_pixel_to_each_side():
-    model = resnet(image_shape=(16, 16, 3), num_classes=10, depth=18, stem="7x7")
+@pytest.mark.parametrize(("size", "before"), [(16, 0), (14, 1)], ids=["even", "odd"])  # features are half as large
+def test_stem_pooling_begins_where_tensorflow_pads(size, before):
+    model = resnet(image_shape=(size, size, 3), num_classes=10, depth=18, stem="7x7")
     value = np.abs(images(1, *model.get_layer("stem_relu").output.shape[1:]))
-    padded = np.pad(value, [(0, 0), (1, 1), (1, 1), (0, 0)])
+    padded = np.pad(value, [(0, 0), (before, 1), (before, 1), (0, 0)])
     expected = np.max([padded[:, i : i + 7 : 2, j : j + 7 : 2] for i in range(3) for j in range(3)], axis=0)
-    actual = model.get_layer("stem_pool")(model.get_layer("stem_pool_pad")(value))
-    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(model.get_layer("stem_pool")(value), expected)
 
 
 def test_subsampling_shortcut_keeps_every_second_pixel_and_adds_empty_channels():

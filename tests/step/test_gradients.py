@@ -86,8 +86,9 @@ def test_float16_wire_is_judged_by_the_sum_not_by_one_replica():
 
 @pytest.mark.parametrize("bad_replica", [0, 1])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_one_bad_value_on_any_replica_is_seen_by_all(bad_replica, bad):
-    values = [tf.constant([1.0, bad if index == bad_replica else 2.0]) for index in range(2)]
+@pytest.mark.parametrize("size", [2, 5000])
+def test_one_bad_value_on_any_replica_is_seen_by_all(bad_replica, bad, size):
+    values = [tf.constant([1.0] * (size - 1) + [bad if index == bad_replica else 2.0]) for index in range(2)]
 
     def judge(value):
         return gradients.judge(
@@ -119,6 +120,36 @@ def test_unscaled_gradient_is_the_mean_over_real_examples(scale, weights, seed):
     assert bool(judged.finite)
     np.testing.assert_allclose(judged.norm, np.linalg.norm(mean), rtol=1e-5)
     np.testing.assert_allclose(judged.gradients[0], mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [(), (0, 3), (1, 2)], ids=["none", "two large", "a large and a small"])
+def test_norm_is_numpys_over_small_and_large_gradients_and_their_parts(parts):
+    """Two replicas hold halves of some gradients and the whole of the others."""
+    source = np.random.default_rng(3)
+    sizes, dtypes = [(100, 100), (50, 120), (7,), (8192,), ()], ["float32", "float16", "float16", "float32", "float32"]
+    halves = [
+        [source.normal(size=size).astype(dtype) for _ in range(2)] for size, dtype in zip(sizes, dtypes, strict=True)
+    ]
+    held = [[pair[replica if index in parts else 0] for index, pair in enumerate(halves)] for replica in range(2)]
+
+    def judge(values):
+        return gradients.judge(
+            values, scale=tf.constant(4.0), nominal_weight=2.0, true_weight=tf.constant(2.0), parts=parts
+        ).norm
+
+    per_replica = on_replicas(
+        [tf.constant(float(replica)) for replica in range(2)],
+        lambda which: judge(
+            [
+                tf.where(which > 0.5, *(tf.constant(held[replica][index]) for replica in (1, 0)))
+                for index in range(len(sizes))
+            ]
+        ),
+    )
+    every = [
+        one.astype(np.float64) / 4 for index, pair in enumerate(halves) for one in pair[: 2 if index in parts else 1]
+    ]
+    np.testing.assert_allclose(per_replica, [np.sqrt(sum(np.sum(one**2) for one in every))] * 2, rtol=1e-6)
 
 
 def test_sparse_gradients_add_up_duplicate_rows():
