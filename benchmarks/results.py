@@ -75,6 +75,7 @@ _TWIN_ROWS = {
     "peak_mib": "peak memory, MiB",
     "collective_mb": "reduced over replicas, MB",
     "copies": "copies",
+    "compile_seconds": "compile, s",
 }
 
 
@@ -150,7 +151,7 @@ def _steps(part: Mapping[str, Any]) -> str:
         ]
         names = [name for name, of in run.items() if isinstance(of, dict)]
         lines += [
-            f"| {name} | {run[name]['milliseconds']['median']} | {_range(run[name]['ratio'])} | "
+            f"| {name} | {_number(run[name]['milliseconds']['median'])} | {_range(run[name]['ratio'])} | "
             f"{_range(run[name]['cpu_ratio'])} |"
             for name in names
         ]
@@ -189,7 +190,8 @@ def _input(part: Mapping[str, Any]) -> str:
     ]
     for name in ("files", "records"):
         once = [
-            f"{run[name][f'{what}_seconds']['median']} / {run[name][f'plain_{what}_seconds']['median']}"
+            f"{_number(run[name][f'{what}_seconds']['median'])} / "
+            f"{_number(run[name][f'plain_{what}_seconds']['median'])}"
             for what in ("first", "end")
         ]
         lines.append(
@@ -203,15 +205,19 @@ def _waits(part: Mapping[str, Any]) -> str:
     (run,) = part["runs"]
     lines = [
         _title("What holds up a step: input, and a checkpoint beside it", part),
-        "The share of a run's loop that waits for batches; and the time of some steps with a save at their beginning,\n"
-        "on the disk at their end, divided by that of as many without: above 1 is what a save costs.",
+        f"The share of a run's loop that waits for batches. A save by itself, until it is on the disk, as a share of\n"
+        f"{run['steps']} steps: what it would cost if they waited for it. And the time of these steps with a save at\n"
+        "their beginning divided by that of as many without: above 1 is what it costs beside them.",
         f"\n    python benchmarks/{run['command']}\n",
-        "| | input wait | state, MB | ms a step | loop held by a save, ms | ratio | CPU ratio |",
-        "|---|---|---|---|---|---|---|",
+        "| | input wait | state, MB | ms a step | loop held by a save, ms | save by itself, ms | share | CPU share | "
+        "ratio beside steps |",
+        "|---" * 9 + "|",
     ]
     lines += [
-        f"| {row['recipe']} | {row['input_wait']:.2%} | {row['state_mb']} | {row['milliseconds_a_step']['median']} | "
-        f"{row['held_milliseconds']['median']} | {_range(row['ratio'])} | {_range(row['cpu_ratio'])} |"
+        f"| {row['recipe']} | {row['input_wait']:.2%} | {row['state_mb']} | "
+        f"{_number(row['milliseconds_a_step']['median'])} | {_number(row['held_milliseconds']['median'])} | "
+        f"{_number(row['alone_milliseconds']['median'])} | "
+        f"{row['share']['median']:.2%} | {row['cpu_share']['median']:.2%} | {_range(row['ratio'])} |"
         for row in run["rows"]
     ]
     return "\n".join(lines)
@@ -263,7 +269,7 @@ def _growth(part: Mapping[str, Any]) -> str:
 
 def _grown(name: str, row: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     value = row["figures"][name]
-    shown = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    shown = _number(value)
     if before is None:
         return shown
     exponent = math.log(value / before["figures"][name]) / math.log(row["size"] / before["size"])
@@ -274,7 +280,8 @@ def _twins(part: Mapping[str, Any]) -> str:
     lines = [
         _title("The compiled step beside the same work in Flax", part),
         "By the same compiler, without a TPU or GPU, four replicas, 64 images or 16 rows of text on each, the text\n"
-        "models with one layer. Launcher / Flax and their ratio: below 1, Launcher's is less.",
+        "models with one layer. Launcher / Flax and their ratio: below 1, Launcher's is less. All but the seconds\n"
+        "that the compiler took, once, is the same in every run.",
     ]
     for where in dict.fromkeys(run["on"] for run in part["runs"]):
         runs = [run for run in part["runs"] if run["on"] == where]
@@ -294,7 +301,12 @@ def _pair(run: Mapping[str, Any], name: str) -> str:
 
 
 def _range(spread: Mapping[str, float]) -> str:
-    return f"**{spread['median']}** ({spread['least']} to {spread['most']})".replace("inf", "never")
+    median, least, most = (_number(spread[key]).replace("inf", "never") for key in ("median", "least", "most"))
+    return f"**{median}** ({least} to {most})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _title(words: str, part: Mapping[str, Any]) -> str:

@@ -3,9 +3,10 @@
     python benchmarks/waits.py --gin_file=resnet_cpu.gin --gin_file=lstm_cpu.gin
 
 Each recipe trains by `launcher.main`, and its summary.json says for how much of the training the loop waited for
-batches. Then, in one process and turn by turn, --steps steps without a save and as many with one at their beginning,
-which is on the disk at their end: the ratio of the two is what a save costs, with the processor time that the writing
-thread takes from the step.
+batches. Then, in one process and turn by turn: a save by itself, --steps steps without one, and as many with one at
+their beginning, which is on the disk at their end. The ratio of the last two is what a save costs beside steps. Other
+work on the machine moves it more than a save does; the share, a save's time divided by that of the steps, says how much
+it could cost at most.
 """
 
 from __future__ import annotations
@@ -60,31 +61,37 @@ def save_cost(recipe: str, options: argparse.Namespace) -> dict[str, object]:
     trainer, batches = session.trainer, session.trainer.batches(session.plan.data)
     trainer.train(batches, 10)
     megabytes = sum(array.nbytes for array in trainer.snapshot().values()) / 1e6
-    wall: dict[bool, list[float]] = {False: [], True: []}
-    cpu: dict[bool, list[float]] = {False: [], True: []}
+    wall: dict[str, list[float]] = {"alone": [], "without": [], "with": []}
+    cpu: dict[str, list[float]] = {name: [] for name in wall}
     held = []
     with tempfile.TemporaryDirectory() as folder:
         saver = Saver(CheckpointStore(folder))
         saver.save(0, trainer.snapshot)
         saver.finish()  # the first one imports what it needs
         for number in range(options.rounds):
-            for saves in (False, True) if number % 2 else (True, False):
+            for name in list(wall) if number % 2 else reversed(wall):
                 begun, used = time.perf_counter(), cpu_seconds()
-                if saves:
+                if name != "without":
                     saver.save(trainer.step, trainer.snapshot)
                     held.append(time.perf_counter() - begun)
-                for _ in range(options.steps // 10):
+                for _ in range(0 if name == "alone" else options.steps // 10):
                     trainer.train(batches, 10)
                 saver.finish()
-                wall[saves].append(time.perf_counter() - begun)
-                cpu[saves].append(cpu_seconds() - used)
+                wall[name].append(time.perf_counter() - begun)
+                cpu[name].append(cpu_seconds() - used)
     return {
         "state_mb": round(megabytes, 2),
-        "milliseconds_a_step": spread([1000 * each / options.steps for each in wall[False]]),
+        "milliseconds_a_step": spread([1000 * each / options.steps for each in wall["without"]]),
         "held_milliseconds": spread([1000 * each for each in held]),
-        "ratio": spread([with_it / without for with_it, without in zip(wall[True], wall[False], strict=True)]),
-        "cpu_ratio": spread([with_it / without for with_it, without in zip(cpu[True], cpu[False], strict=True)]),
+        "alone_milliseconds": spread([1000 * each for each in wall["alone"]]),
+        "share": spread(_divided(wall["alone"], wall["without"])),
+        "cpu_share": spread(_divided(cpu["alone"], cpu["without"])),
+        "ratio": spread(_divided(wall["with"], wall["without"])),
     }
+
+
+def _divided(some: list[float], others: list[float]) -> list[float]:
+    return [one / other for one, other in zip(some, others, strict=True)]
 
 
 if __name__ == "__main__":
