@@ -20,9 +20,9 @@ TEXT
 
 run() {
   if [[ -n "$dry_run" ]]; then
-    printf '+'
-    printf ' %q' "$@"
-    printf '\n'
+    local line
+    printf -v line ' %q' "$@"
+    printf '+%s\n' "$line" # at once, as another line may be printed beside it
   else
     "$@"
   fi
@@ -43,15 +43,14 @@ bin="${VENV:-$root/.venv}/bin"
 [[ "$bin" == /* ]] || bin="$PWD/$bin"
 "$root/scripts/install.sh" ${dry_run:+--dry_run} test
 
-unread=/dev/null
-[[ -z "$dry_run" ]] || unread=/dev/stdout
+if [[ -n "$dry_run" ]]; then exec {unread}>&1; else exec {unread}>/dev/null; fi
 
 cd -- "$root"
 export TF_CPP_MIN_LOG_LEVEL=2
 unset PYTHONDONTWRITEBYTECODE # else each of the many processes that tests start compiles Launcher anew
 run "$bin/ruff" check .
 # While mypy has one core: the bytecode of all tests, which each of pytest's processes would else make for itself.
-run "$bin/python" -m pytest --collect-only -qq >"$unread" 2>&1 &
+run "$bin/python" -m pytest --collect-only -qq >&"$unread" 2>&1 &
 run "$bin/mypy"
 run "$bin/shellcheck" scripts/*.sh scripts/*.bash scripts/slurm.sbatch .ci/run
 wait

@@ -231,10 +231,8 @@ def test_a_death_is_found_behind_the_victims_that_were_seen_first(run_job):
     assert job.error(attempt=1)["what"] == "was killed by SIGSEGV"
 
 
-def test_a_frozen_worker_is_named_when_its_peers_leave(run_job, tmp_path):
-    faults = [fault("send_self", number=int(signal.SIGSTOP)), fault("exit_when_sent", rank=0, name="go")]
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "go").touch()
+def test_a_frozen_worker_is_named_when_its_peers_leave(run_job):
+    faults = [fault("send_self", number=int(signal.SIGSTOP)), fault("exit_when_peers_are_frozen", rank=0)]
     job, finished = run_job(faults=[*faults, fault("leave", rank=1, attempt=2, code=70)], checkpoint=True)
     assert finished.returncode == 70
     assert job.error(attempt=1)["worker"] == 1

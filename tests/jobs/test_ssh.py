@@ -106,10 +106,8 @@ def test_the_first_error_is_named_although_its_victims_on_other_hosts_end_before
     assert [victim["worker"] for victim in job.error()["victims"]] == [0, 1]
 
 
-def test_a_frozen_worker_is_named(run_on, tmp_path):
-    faults = [fault("send_self", number=int(signal.SIGSTOP)), fault("exit_when_sent", rank=0, name="go")]
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "go").touch()
+def test_a_frozen_worker_is_named(run_on):
+    faults = [fault("send_self", number=int(signal.SIGSTOP)), fault("exit_when_peers_are_frozen", rank=0)]
     job, finished = run_on([A, B], faults=faults, checkpoint=True)
     assert finished.returncode == 0, finished.stdout
     assert job.error(attempt=1)["worker"] == 1

@@ -92,12 +92,17 @@ def marked(name):
 
 
 @inside_tensorflow
-def alive(rank):
+def state(rank):
+    """Of its process, the letter that proc(5) names; X where it has gone."""
     try:
-        state = Path(f"/proc/{(MEETING / f'pid_{rank}').read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{(MEETING / f'pid_{rank}').read_text()}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
-    return state not in "ZX"
+        return "X"
+
+
+@inside_tensorflow
+def alive(rank):
+    return state(rank) not in "ZX"
 
 
 @inside_tensorflow
@@ -167,6 +172,11 @@ def exit_when_sent(name, code=1):
     os._exit(code)
 
 
+def exit_when_peers_are_frozen(code=1):
+    quick_execute(lambda: all(state(rank) == "T" for rank in peers()))
+    os._exit(code)
+
+
 def start_children():
     """One that stays in the group and one that leaves it; both would live for ever."""
     sleep = [sys.executable, "-c", "import threading; threading.Event().wait()"]
@@ -181,8 +191,8 @@ def wait_for_sigterm():
 
 
 FAULTS = (
-    leave, raise_error, segfault_after_peers, send_self, read_next_batch, print_much, exit_when_sent, start_children,
-    wait_for_sigterm,
+    leave, raise_error, segfault_after_peers, send_self, read_next_batch, print_much, exit_when_sent,
+    exit_when_peers_are_frozen, start_children, wait_for_sigterm,
 )  # fmt: skip
 BY_NAME = {function.__name__: function for function in FAULTS}
 
