@@ -253,6 +253,7 @@ def _growth(part: Mapping[str, Any]) -> str:
     lines = [
         _title("How cost grows", part),
         "With the exponent of the growth from the line before: 1 where cost grows as the size does, 0 where not.\n"
+        "Replicas and workers share this machine's processors; a ring of n workers passes 2n(n-1) messages a step.\n"
         "A state is in MB, written to this machine's disk. Chips are those of a slice for which preflight compiles\n"
         "the step of a small ResNet, with nothing kept.",
     ]
