@@ -1,0 +1,59 @@
+"""Arrays as tensors, against NumPy, and the memory that it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from launcher.machine.host_arrays import copied_tensor
+
+NUMBERS = np.arange(24)
+READ_ONLY = np.arange(24, dtype=np.int16)
+READ_ONLY.flags.writeable = False
+
+# Takes an array of 200 MB as a tensor and prints how much the process's peak grew, in MB.
+PEAK = """
+import numpy as np
+from pathlib import Path
+from launcher.machine.host_arrays import copied_tensor
+
+def megabytes(what):
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    return int(line.split()[1]) / 1e3
+
+copied_tensor(np.ones(1, np.float32))
+array = np.ones([50_000_000], np.float32)
+Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+before = megabytes("VmRSS")
+tensor = copied_tensor(array)
+print(megabytes("VmHWM") - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        NUMBERS.astype(np.float32).reshape(2, 3, 4), NUMBERS.astype(">i4"), NUMBERS[1::2].astype(np.uint8),
+        NUMBERS[::-3], READ_ONLY, np.float16(7).reshape([]), np.zeros([3, 0], np.float32), NUMBERS % 2 == 0,
+        NUMBERS.astype(ml_dtypes.bfloat16), np.array(["a", "bc"]), NUMBERS + 1j,
+    ],
+    ids=lambda array: f"{array.dtype.str} {array.shape}",
+)  # fmt: skip
+def test_a_tensor_has_the_arrays_numbers_in_memory_of_its_own(array):
+    before = array.copy()
+    tensor = copied_tensor(array)
+    if array.flags.writeable and array.dtype.kind in "fiu" and array.size:
+        array[...] += 1
+    assert tensor.shape == before.shape
+    expected = before if before.dtype.kind != "U" else before.astype(bytes).astype(object)
+    np.testing.assert_array_equal(tf.identity(tensor).numpy(), expected)
+
+
+def test_an_array_as_a_tensor_takes_its_memory_once():
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    assert 190 < float(done.stdout) < 260
