@@ -2,12 +2,14 @@
 
     cast to wire dtype -> bucket -> reduce (SUM) -> float32 -> unscale and weight -> judge
 
-Everything here runs in replica context. There is one collective a bucket, none of them inside a conditional,
-and one judgement after all of them, so replicas can neither disagree nor wait for each other.
+Everything here runs in replica context. There is one collective a bucket, and one of a single number where each replica
+squares another part for the norm, none of them inside a conditional, and one judgement after all of them, so replicas
+can neither disagree nor wait for each other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -158,6 +160,7 @@ def judge(
     nominal_weight: float,
     true_weight: tf.Tensor,
     parts: Collection[int] = (),
+    divides: bool = False,
 ) -> Judged:
     """Unscales reduced gradients, corrects them to the true weight and tests them once.
 
@@ -167,32 +170,72 @@ def judge(
       nominal_weight: the static weight the loss was divided by before differentiation.
       true_weight: float32 scalar, sum of the real examples' weights over all replicas.
       parts: places of those of which each replica has another part; the norm is that of the wholes.
+      divides: whether each replica squares a share of what all of them have, too: less to read, and one number to wait
+        for.
     """
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
     gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
-    norm = _norm(gradients, reduced, factor, parts)
+    norm = _norm(gradients, reduced, factor, parts, divides)
     finite, empty = tf.math.is_finite(norm), tf.equal(true_weight, 0.0)
     return Judged(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)))
 
 
 def _norm(
-    gradients: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor], factor: tf.Tensor, parts: Collection[int]
+    gradients: Sequence[tf.Tensor],
+    reduced: Sequence[tf.Tensor],
+    factor: tf.Tensor,
+    parts: Collection[int],
+    divides: bool,
 ) -> tf.Tensor:
-    """The global norm of `gradients`; of those of which the replicas have parts, by one small reduction.
+    """The global norm of `gradients`; what a replica squares alone is summed by one small reduction.
 
-    Small ones are joined as they were reduced: XLA would else write each of them twice.
+    Small ones are joined, and shares taken, of what was reduced: XLA would else write each gradient twice.
     """
 
     def sums_of_squares(places: Sequence[int]) -> list[tf.Tensor]:
-        small = [index for index in places if gradients[index].shape.num_elements() <= _SMALL]
+        small = [index for index in places if _is_small(gradients[index])]
         vectors = [tf.reshape(tf.cast(reduced[index], tf.float32), [-1]) for index in small]
         joined = [tf.concat(vectors, axis=0) * factor] if small else []
         return [2 * tf.nn.l2_loss(one) for one in joined + [gradients[index] for index in places if index not in small]]
 
-    squares = sums_of_squares([index for index in range(len(gradients)) if index not in parts])
-    if parts:
-        squares += reduce_sum([tf.add_n(sums_of_squares(list(parts)))])
+    wholes, own = [], sums_of_squares(list(parts)) if parts else []
+    for index in range(len(gradients)):
+        share, weight = _share(reduced[index]) if divides and index not in parts else (None, 1.0)
+        if share is not None:
+            own.append(weight * 2 * tf.nn.l2_loss(tf.cast(share, tf.float32) * factor))
+        elif index not in parts:
+            wholes.append(index)
+    squares = sums_of_squares(wholes)
+    if own:
+        squares += reduce_sum([tf.add_n(own)])
     return tf.sqrt(tf.add_n(squares))
+
+
+def _share(tensor: tf.Tensor) -> tuple[tf.Tensor | None, float]:
+    """This replica's share of a tensor that all have, and the share's weight in a sum over the replicas.
+
+    Shares are whole tiles of a TPU's memory, 8 x 128 of the last two dimensions. Where there are fewer of them than
+    replicas, several have the same one, for less than 1. None of small tensors, and of those that cannot be divided.
+    """
+    context = tf.distribute.get_replica_context()
+    replicas, shape = context.num_replicas_in_sync, tensor.shape.as_list()
+    tiles = [1] * len(shape) + [8, 128]
+    counts = [
+        1 if size % tile else math.gcd(size // tile, replicas)
+        for size, tile in zip(shape, tiles[-len(shape) :], strict=True)
+    ]
+    count = max(counts, default=1)
+    if count == 1 or _is_small(tensor):
+        return None, 1.0
+    axis = counts.index(count)
+    shape[axis] //= count
+    begin = [0] * len(shape)
+    begin[axis] = tf.math.floormod(context.replica_id_in_sync_group, count) * shape[axis]
+    return tf.slice(tensor, begin, shape), count / replicas
+
+
+def _is_small(gradient: tf.Tensor) -> bool:
+    return gradient.shape.num_elements() <= _SMALL
 
 
 @as_written

@@ -214,6 +214,7 @@ class ReplicaStep:
             nominal_weight=config.nominal_weight,
             true_weight=weight,
             parts=[place for place, index in enumerate(used) if index in shared] if early else (),
+            divides=config.selects,
         )
         if counters.limits is not None:
             judged = gradients.within(

@@ -152,6 +152,29 @@ def test_norm_is_numpys_over_small_and_large_gradients_and_their_parts(parts):
     np.testing.assert_allclose(per_replica, [np.sqrt(sum(np.sum(one**2) for one in every))] * 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+def test_norm_of_which_each_replica_squares_a_share_is_numpys_and_sees_every_number(replicas):
+    """Of the sizes, all replicas have another share, some have the same one, all have the whole."""
+    source = np.random.default_rng(5)
+    sizes = [(96, 128), (8, 16, 1024), (3, 3, 48, 64), (70, 70), (9216,), (7,)]
+    values = [source.normal(size=size).astype(np.float32) for size in sizes]
+
+    def norms(values):
+        def judge(_):
+            arguments = {"scale": tf.constant(4.0), "nominal_weight": 2.0, "true_weight": tf.constant(2.0)}
+            return gradients.judge([tf.constant(value) for value in values], divides=True, **arguments).norm
+
+        return on_replicas([tf.constant(0.0)] * replicas, judge)
+
+    expected = np.sqrt(sum(np.sum(value.astype(np.float64) ** 2) for value in values)) / 4
+    np.testing.assert_allclose(norms(values), [expected] * replicas, rtol=1e-6)
+    for index in range(len(sizes)):
+        for place in (0, -1):
+            bad = [value.copy() for value in values]
+            bad[index].flat[place] = np.inf
+            assert not np.isfinite(norms(bad)).any(), (index, place)
+
+
 def test_sparse_gradients_add_up_duplicate_rows():
     slices = tf.IndexedSlices(tf.ones([3, 2], tf.bfloat16), tf.constant([0, 2, 2]), dense_shape=tf.constant([4, 2]))
     np.testing.assert_array_equal(gradients.dense(slices), [[1, 1], [0, 0], [2, 2], [0, 0]])

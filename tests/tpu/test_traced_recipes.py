@@ -50,14 +50,16 @@ def fewer(recipe: str) -> tuple[str, ...]:
 
 
 def planned(made) -> Counter:
-    """The reductions that `gradients.plan_buckets` makes of this model's gradients, statistics and sums."""
+    """Reductions that `gradients.plan_buckets` makes of this model's gradients, statistics and sums, and the norm."""
     wire = made.plan.wire_dtype
     weights, moving = made.model.trainable_variables, list(filter(is_moving, made.trainer.statistics))
     sizes = [variable.value.shape.num_elements() for variable in (*weights, *moving)]
     sizes += [1] * (2 + len(made.trainer.replica_step.metric_names))
     dtypes = [wire] * len(weights) + [tf.float32] * (len(sizes) - len(weights))
     buckets = gradients.plan_buckets(sizes, dtypes, made.plan.bucket_bytes)
-    return Counter((dtypes[bucket[0]].name, sum(sizes[index] for index in bucket)) for bucket in buckets)
+    return Counter(
+        [(dtypes[bucket[0]].name, sum(sizes[index] for index in bucket)) for bucket in buckets] + [("float32", 1)]
+    )
 
 
 def assert_fit_for_a_tpu(recipe: str, params: tuple[str, ...], num_replicas: int) -> None:
