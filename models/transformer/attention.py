@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from models.transformer.attention_form import Form
-from models.transformer.blockwise_attention import attend_in_blocks, product
+from models.transformer.blockwise_attention import attend_in_blocks
 from models.transformer.layers import Dropout, projection, sizes
 from models.transformer.positions import rotate
 from models.transformer.visibility import Visibility
@@ -24,6 +24,7 @@ def attend(
     *,
     allowed: tf.Tensor | None = None,
     drop: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    keeps_axes: bool = False,
     unrounded: bool = False,
 ) -> tf.Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1) of all positions at once.
@@ -43,29 +44,28 @@ def attend(
         allowed: bool, broadcast to [batch, queries, keys]: where a query may look; None is everywhere. A query that
             may look nowhere gets zeros.
         drop: Dropout of the attention weights [batch, key heads, heads a key head, queries, keys], or None.
-        unrounded: Whether 16-bit scores are not rounded before the softmax, which only XLA can compile.
+        keeps_axes: Whether products leave the axes where they are, see `Form.keeps_axes`.
+        unrounded: Whether 16-bit scores are not rounded before the softmax. A TPU multiplies such float32 products in
+            one pass of 16 bits; elsewhere they cost what float32 costs.
 
     Returns:
         [batch, queries, heads, width] in the dtype of `value`.
     """
     batch, queries, heads, width = sizes(query)
-    keys, groups = sizes(key)[1:3]
+    groups = sizes(key)[2]
     shared = heads // groups
-    # Batches of plain matrix products: einsum over the same axes took longer on a CPU, most of all in float16.
     grouped = tf.reshape(query * width**-0.5, [batch, queries, groups, shared, width])
-    grouped = tf.reshape(tf.transpose(grouped, [0, 2, 3, 1, 4]), [batch, groups, shared * queries, width])
-    turned = tf.cast(tf.transpose(key, [0, 2, 1, 3]), grouped.dtype)
-    in_float32 = unrounded and grouped.dtype.size == 2
-    scores = _unrounded(grouped, turned) if in_float32 else tf.matmul(grouped, turned, transpose_b=True)
-    scores = tf.cast(tf.reshape(scores, [batch, groups, shared, queries, keys]), tf.float32)
+    key = tf.cast(key, grouped.dtype)
+    if unrounded and grouped.dtype.size == 2:
+        grouped, key = tf.cast(grouped, tf.float32), tf.cast(key, tf.float32)
+    scores = tf.einsum("bqgsd,bkgd->bgsqk", grouped, key) if keeps_axes else _scores(grouped, key)
+    scores = tf.cast(scores, tf.float32)
     if allowed is not None:
         scores = tf.where(allowed[:, None, None, :, :], scores, _FAR_BELOW)
     weights = tf.cast(tf.nn.softmax(scores), value.dtype)
     if drop is not None:
         weights = drop(weights)
-    weights = tf.reshape(weights, [batch, groups, shared * queries, keys])
-    outputs = tf.matmul(weights, tf.transpose(value, [0, 2, 1, 3]))
-    outputs = tf.transpose(tf.reshape(outputs, [batch, groups, shared, queries, width]), [0, 3, 1, 2, 4])
+    outputs = tf.einsum("bgsqk,bkgd->bqgsd", weights, value) if keeps_axes else _weighted(weights, value)
     outputs = tf.reshape(outputs, [batch, queries, heads, width])
     if allowed is None:
         return outputs
@@ -76,15 +76,21 @@ def attend(
 _FAR_BELOW = -1e30  # of any float32 score; its exponential is 0
 
 
-@tf.custom_gradient
-def _unrounded(query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """float32 scores of 16-bit queries and keys, as XLA sums them; their gradient is the one of rounded scores."""
+def _scores(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """[batch, groups, shared, queries, keys] of queries [batch, queries, groups, shared, width], by a kernel."""
+    # Batches of plain matrix products: einsum over the same axes took longer on a CPU, most of all in float16.
+    batch, queries, groups, shared, width = sizes(query)
+    rows = tf.reshape(tf.transpose(query, [0, 2, 3, 1, 4]), [batch, groups, shared * queries, width])
+    found = tf.matmul(rows, tf.transpose(key, [0, 2, 1, 3]), transpose_b=True)
+    return tf.reshape(found, [batch, groups, shared, queries, sizes(key)[1]])
 
-    def gradients(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        by_score = tf.cast(upstream, query.dtype)
-        return tf.matmul(by_score, key), tf.matmul(by_score, query, transpose_a=True)
 
-    return product(query, key, compiling=True, transpose_b=True), gradients
+def _weighted(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """[batch, queries, groups, shared, width] of weights [batch, groups, shared, queries, keys], by a kernel."""
+    batch, groups, shared, queries, keys = sizes(weights)
+    rows = tf.reshape(weights, [batch, groups, shared * queries, keys])
+    found = tf.reshape(tf.matmul(rows, tf.transpose(value, [0, 2, 1, 3])), [batch, groups, shared, queries, -1])
+    return tf.transpose(found, [0, 3, 1, 2, 4])
 
 
 class Attention(keras.layers.Layer):
@@ -122,10 +128,17 @@ class Attention(keras.layers.Layer):
         self.form = Form()
         self._heads, self._kv_heads, self._head_width = heads, kv_heads or heads, width // heads
         self._width, self._rotary, self._smeared = width, rotary, smeared_keys
-        self.query = projection(heads * self._head_width, name="query")
-        self.key = projection(self._kv_heads * self._head_width, name="key")
-        self.value = projection(self._kv_heads * self._head_width, name="value")
-        self.output_projection = projection(width, scale=output_scale, name="output")
+        of_heads, of_kv_heads = heads * self._head_width, self._kv_heads * self._head_width
+        # By way of `form`, which may be another one later.
+        self.query, self.key, self.value, self.output_projection = (
+            projection(units, name=name, scale=scale, keeps_axes=lambda: self.form.keeps_axes())
+            for name, units, scale in (
+                ("query", of_heads, 1.0),
+                ("key", of_kv_heads, 1.0),
+                ("value", of_kv_heads, 1.0),
+                ("output", width, output_scale),
+            )
+        )
         self.dropout = Dropout(dropout, name="dropout")
         self.layers = [self.query, self.key, self.value, self.output_projection, self.dropout]
 
@@ -158,7 +171,9 @@ class Attention(keras.layers.Layer):
             drop = self.dropout.with_seed(seed)
             # A GPU would write the float32 scores to memory: more of it, and slower (a fifth and 9% of lm_gpu.gin).
             unrounded = compiling and self.form.accelerator != "gpu"
-            attended = attend(*parts, allowed=visible.allowed(), drop=drop, unrounded=unrounded)
+            attended = attend(
+                *parts, allowed=visible.allowed(), drop=drop, keeps_axes=self.form.keeps_axes(), unrounded=unrounded
+            )
         else:
             attended = attend_in_blocks(*parts, visible, blocks, rate=self.dropout.rate, seed=seed, compiling=compiling)
         return self._join(attended)

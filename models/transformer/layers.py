@@ -15,10 +15,31 @@ def sizes(tensor: tf.Tensor) -> list[int | tf.Tensor]:
     return [dynamic[axis] if size is None else size for axis, size in enumerate(tensor.shape)]
 
 
-def projection(units: int, *, name: str, scale: float = 1.0, use_bias: bool = False, **kwargs: Any) -> Any:
+class Projection(keras.layers.Dense):
+    """A dense layer that can multiply inputs [batch, length, width] as they are.
+
+    Keras folds batch and length into one axis first. A TPU's compiler then takes the heads that the outputs are divided
+    into for an axis of the product, and writes the weights anew for it at each step.
+
+    Args:
+        units: As for a dense layer, and so are the others.
+        keeps_axes: Tells while the layer is called whether it is to do so; for one without a bias.
+    """
+
+    def __init__(self, units: int, *, keeps_axes: Callable[[], bool] = bool, **kwargs: Any) -> None:
+        super().__init__(units, **kwargs)
+        self._keeps_axes = keeps_axes
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        if self.use_bias or not self._keeps_axes():
+            return super().call(inputs, training=training)
+        return tf.einsum("bli,io->blo", inputs, tf.convert_to_tensor(self.kernel))
+
+
+def projection(units: int, *, name: str, scale: float = 1.0, use_bias: bool = False, **kwargs: Any) -> Projection:
     """A dense layer, uniform after Glorot and Bengio 2010; `scale` multiplies its initial kernel."""
     initializer = keras.initializers.VarianceScaling(scale**2, mode="fan_avg", distribution="uniform")
-    return keras.layers.Dense(units, use_bias=use_bias, kernel_initializer=initializer, name=name, **kwargs)
+    return Projection(units, use_bias=use_bias, kernel_initializer=initializer, name=name, **kwargs)
 
 
 class Embedding(keras.layers.Layer):
@@ -87,8 +108,15 @@ class LayerNormalization(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         features = tf.cast(inputs, tf.float32)
-        centred = features - tf.reduce_mean(features, axis=-1, keepdims=True)
-        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+        mean = tf.reduce_mean(features, axis=-1, keepdims=True)
+        centred = features - mean
+        if inputs.dtype == tf.bfloat16:
+            # One pass over the inputs in place of two. Where the difference of float32 squares is too coarse, the mean
+            # being hundreds of standard deviations, bfloat16 inputs were too coarse before.
+            squares = tf.reduce_mean(tf.square(features), axis=-1, keepdims=True)
+            variance = tf.maximum(squares - tf.square(mean), 0.0)
+        else:
+            variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
         return tf.cast(centred * tf.math.rsqrt(variance + self._epsilon) * gamma + beta, self.compute_dtype)
 

@@ -17,10 +17,13 @@ def normal(*shape, seed=0, scale=1.0):
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_equals_numpy_for_shared_and_unshared_key_heads(kv_heads, masked):
+@pytest.mark.parametrize("keeps_axes", [False, True])
+def test_attention_equals_numpy_for_shared_and_unshared_key_heads(kv_heads, masked, keeps_axes):
     query, key, value = normal(2, 5, 4, 6), normal(2, 7, kv_heads, 6, seed=1), normal(2, 7, kv_heads, 6, seed=2)
     allowed = np.random.default_rng(3).random((2, 5, 7)) < 0.5 if masked else np.ones((2, 5, 7), bool)
-    actual = attention.attend(query, key, value, allowed=tf.constant(allowed) if masked else None)
+    actual = attention.attend(
+        query, key, value, allowed=tf.constant(allowed) if masked else None, keeps_axes=keeps_axes
+    )
     for row in range(2):
         for head in range(4):
             shared = head * kv_heads // 4
@@ -127,6 +130,42 @@ def test_normalisation_statistics_are_float32_under_16_bits(kind, policy):
     beta = np.zeros(512) if kind == "layer" else None
     expected = oracle.normalize(values, {"norm/gamma": np.ones(512), "norm/beta": beta}, "norm")
     np.testing.assert_allclose(tf.cast(outputs, tf.float32), expected, atol=0.02)
+
+
+def test_a_mean_of_many_standard_deviations_leaves_bfloat16_its_variance():
+    """Of E[x^2] - E[x]^2 in float32 nothing would be left, or less than nothing, before bfloat16 has none."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    layer = layers.LayerNormalization(name="norm")
+    layer.build((None, 1024))
+    x = tf.cast(np.stack([mean + normal(1024, scale=0.5) for mean in (0.0, 100.0, -1000.0)]), tf.bfloat16)
+    values = tf.cast(x, tf.float64).numpy()
+    weights = {"norm/gamma": np.ones(1024), "norm/beta": np.zeros(1024)}
+    np.testing.assert_allclose(tf.cast(layer(x), tf.float64), oracle.normalize(values, weights, "norm"), atol=0.05)
+    equal = tf.fill([1, 1024], tf.constant(4096.0 + 32.0, tf.bfloat16))
+    assert np.isfinite(tf.cast(layer(equal), tf.float32)).all()
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_projection_that_keeps_the_axes_computes_the_same(policy):
+    keras.config.set_dtype_policy(policy)
+    keeps = []
+    layer = layers.projection(6, name="query", keeps_axes=lambda: bool(keeps))
+    layer.build((None, None, 8))
+
+    def both():
+        x = tf.constant(normal(2, 5, 8))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = layer(x)
+            total = tf.reduce_sum(tf.cast(outputs, tf.float32) ** 2)
+        return outputs, *tape.gradient(total, [x, layer.kernel.value])
+
+    folded = both()
+    keeps.append(True)
+    for one, other in zip(folded, both(), strict=True):
+        assert one.dtype == other.dtype
+        rounding = 1e-5 if policy == "float32" else 0.05
+        np.testing.assert_allclose(tf.cast(one, tf.float32), tf.cast(other, tf.float32), atol=rounding, rtol=rounding)
 
 
 def test_dropout_with_a_seed_is_a_function_of_the_seed():
