@@ -5,7 +5,7 @@
 Needs `pip install flax optax`. Written as their users write such steps: float32 weights, bfloat16 activations, the mean
 gradient summed over replicas leaf by leaf, dropout by JAX's "rbg" generator. The models are those of resnet_tpu.gin,
 transformer_tpu.gin and lm_gpu.gin (attention of 6 heads and 2 key heads, as lm_tpu.gin has them); `twins.py` compares
-them.
+them. `--guarded` applies no gradient that is not finite, by what Optax has for it.
 """
 
 from __future__ import annotations
@@ -183,11 +183,16 @@ def program(step: Callable, state: Any, batch: Any, replicas: int, platform: str
     return text.replace("mhlo.num_replicas = 1", f"mhlo.num_replicas = {replicas}")
 
 
-def resnet(rows: int, replicas: int, platform: str) -> str:
+def _guard(optimizer: optax.GradientTransformation, guarded: bool) -> optax.GradientTransformation:
+    return optax.apply_if_finite(optimizer, max_consecutive_errors=10) if guarded else optimizer
+
+
+def resnet(rows: int, replicas: int, platform: str, guarded: bool) -> str:
     """ResNet-50 with momentum, L2 of 5e-5 and label smoothing of 0.1."""
     model = ResNet50()
     batch = {"image": _shape(rows, 224, 224, 3, dtype=jnp.float32), "label": _shape(rows)}
     optimizer = optax.chain(optax.add_decayed_weights(5e-5), optax.sgd(0.1, momentum=0.9, nesterov=True))
+    optimizer = _guard(optimizer, guarded)
     variables = jax.eval_shape(model.init, jax.random.key(0), batch["image"])
     params, statistics = variables["params"], variables["batch_stats"]
 
@@ -209,7 +214,9 @@ def resnet(rows: int, replicas: int, platform: str) -> str:
     return program(step, (params, statistics, jax.eval_shape(optimizer.init, params)), batch, replicas, platform)
 
 
-def text_model(model: nn.Module, names: tuple[str, ...], rows: int, length: int, replicas: int, platform: str) -> str:
+def text_model(
+    model: nn.Module, names: tuple[str, ...], rows: int, length: int, replicas: int, platform: str, guarded: bool
+) -> str:
     """Adam and what the recipe adds: clipping and decay to the language model, smoothing and averages to the other."""
     is_lm = isinstance(model, LanguageModel)
     batch = {name: _shape(rows, length) for name in names}
@@ -219,6 +226,7 @@ def text_model(model: nn.Module, names: tuple[str, ...], rows: int, length: int,
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), adam)
     else:
         optimizer = optax.adam(1e-3, b1=0.9, b2=0.98, eps=1e-9)
+    optimizer = _guard(optimizer, guarded)
     keys = {name: jax.random.key(0) for name in ("params", "dropout")}
     params = jax.eval_shape(model.init, keys, batch)["params"]
 
@@ -250,16 +258,16 @@ def _shape(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def make(model: str, *, replicas: int, rows: int, layers: int, platform: str) -> str:
+def make(model: str, *, replicas: int, rows: int, layers: int, platform: str, guarded: bool) -> str:
     """The program of "resnet", "transformer" or "lm"."""
     if model == "resnet":
-        return resnet(rows, replicas, platform)
+        return resnet(rows, replicas, platform, guarded)
     if model == "lm":
         names = ("tokens", "segments", "positions", "target")
-        return text_model(LanguageModel(layers), names, rows, 512, replicas, platform)
+        return text_model(LanguageModel(layers), names, rows, 512, replicas, platform, guarded)
     kinds = ("", "_segments", "_positions")
     names = (*(f"source{kind}" for kind in kinds), *(f"target{kind}" for kind in kinds))
-    return text_model(Transformer(layers), names, rows, 256, replicas, platform)
+    return text_model(Transformer(layers), names, rows, 256, replicas, platform, guarded)
 
 
 def main() -> None:
@@ -269,6 +277,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="examples of one replica")
     parser.add_argument("--layers", type=int, default=2, help="of a text model")
     parser.add_argument("--platform", choices=("tpu", "cuda"), default="tpu")
+    parser.add_argument("--guarded", action="store_true", help="no update by a gradient that is not finite")
     print(make(**vars(parser.parse_args())))
 
 

@@ -51,8 +51,9 @@ PARTS: dict[str, list[list[str]]] = {
         ["growth.py", "v5p_chips", "--sizes=4,16,64,256,1024"],
     ],
     "twins": [
-        ["twins.py", model, f"--on={where}", "--layers=6"]
-        for where in ("v5litepod-4", "h100:4")
+        ["twins.py", model, f"--on={where}", "--layers=6", *guard]
+        for where, guards in (("v5litepod-4", ([], ["--guarded"])), ("h100:4", ([],)))
+        for guard in guards
         for model in ("resnet", "lm", "transformer")
     ],
 }  # fmt: skip
@@ -282,13 +283,15 @@ def _twins(part: Mapping[str, Any]) -> str:
         _title("The compiled step beside the same work in Flax", part),
         "By the same compiler, without a TPU or GPU, four replicas, 64 images or 16 rows of text on each. Launcher /\n"
         "Flax and their ratio: below 1, Launcher's is less. All but the seconds that the compiler took, once, is the\n"
-        "same in every run. Launcher's step takes the norm of the whole gradient, too, and skips an update that is\n"
-        "not finite; of the twins, the language model's alone takes the norm.",
+        "same in every run. Launcher's step takes the norm of the whole gradient, too, and applies no gradient that\n"
+        "is not finite. Of the twins, the language model's alone takes the norm, and those called guarded alone apply\n"
+        "no such gradient, by `optax.apply_if_finite`.",
     ]
     for where in dict.fromkeys(run["on"] for run in part["runs"]):
         runs = [run for run in part["runs"] if run["on"] == where]
         lines += ["", *(f"    python benchmarks/{run['command']}" for run in runs), ""]
-        lines += [f"| {where} | {' | '.join(run['model'] for run in runs)} |", "|---" * (len(runs) + 1) + "|"]
+        twins = [run["model"] + ", guarded" * run["guarded"] for run in runs]
+        lines += [f"| {where} | {' | '.join(twins)} |", "|---" * (len(runs) + 1) + "|"]
         lines += [
             f"| {words} | {' | '.join(_pair(run, name) for run in runs)} |"
             for name, words in _TWIN_ROWS.items()

@@ -34,6 +34,9 @@ def main() -> None:
     parser.add_argument("model", choices=RECIPES)
     parser.add_argument("--on", default="v5litepod-4", help="a TPU or GPU type, as --mode=preflight takes it")
     parser.add_argument("--layers", type=int, default=2, help="of a text model")
+    parser.add_argument(
+        "--guarded", action="store_true", help="the twin applies no gradient that is not finite, either"
+    )
     parser.add_argument("--cache", default="~/.cache/launcher/preflight")
     parser.add_argument("--gin_param", action="append", default=[], help="for our side")
     options = parser.parse_args()
@@ -67,7 +70,8 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
         for name, of in sides["launcher"].items()
         if isinstance(of, (int, float)) and sides["flax"][name]
     }
-    return {"model": options.model, "layers": options.layers, "on": options.on, **sides, "ratios": ratios}
+    told = {"model": options.model, "layers": options.layers, "on": options.on, "guarded": options.guarded}
+    return {**told, **sides, "ratios": ratios}
 
 
 def ours(where, recipe: str, changes: list[str]) -> str:
@@ -87,7 +91,7 @@ def flax(options: argparse.Namespace, where, rows: int) -> str:
     program = [sys.executable, str(Path(__file__).with_name("flax_twins.py")), options.model]
     sizes = [f"--replicas={where.num_replicas}", f"--rows={rows}", f"--layers={options.layers}"]
     platform = "tpu" if where.accelerator == "tpu" else "cuda"
-    command = [*program, *sizes, f"--platform={platform}"]
+    command = [*program, *sizes, f"--platform={platform}", *(["--guarded"] if options.guarded else [])]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
