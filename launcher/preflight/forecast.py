@@ -25,7 +25,7 @@ class PublishedRate:
       accelerator_type: the slice it ran on.
       global_batch_size: of its steps.
       examples_per_second: of the whole slice.
-      bound: this preflight's bound on the same, which memory traffic sets.
+      bound: this preflight's bound on the same.
       about: what its time has beside training steps.
       source: where to read it.
     """
