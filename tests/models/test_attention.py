@@ -9,6 +9,7 @@ import tensorflow as tf
 import transformer_oracle as oracle
 
 from models.transformer import attention, layers, positions, visibility
+from models.transformer.attention_form import Form
 
 
 def normal(*shape, seed=0, scale=1.0):
@@ -143,6 +144,20 @@ def test_a_mean_of_many_standard_deviations_leaves_bfloat16_its_variance():
     np.testing.assert_allclose(tf.cast(layer(x), tf.float64), oracle.normalize(values, weights, "norm"), atol=0.05)
     equal = tf.fill([1, 1024], tf.constant(4096.0 + 32.0, tf.bfloat16))
     assert np.isfinite(tf.cast(layer(equal), tf.float32)).all()
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu", "tpu"])
+def test_for_a_tpu_alone_an_attention_layer_moves_no_axes(accelerator):
+    layer = attention.Attention(width=8, heads=2, name="attention")
+    layer.form = Form(accelerator=accelerator, compiling=lambda: True)
+    layer.build()
+    seen = visibility.Visibility(query_segments=tf.ones([2, 3], tf.int32), key_segments=tf.ones([2, 3], tf.int32))
+    traced = tf.function(lambda x: layer(x, x, visible=seen), autograph=False).get_concrete_function(
+        tf.zeros([2, 3, 8])
+    )
+    operations = {operation.type for operation in traced.graph.get_operations()}
+    assert ("Einsum" in operations) == (accelerator == "tpu")
+    assert bool(operations & {"Transpose", "MatMul", "BatchMatMulV2"}) == (accelerator != "tpu")
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
