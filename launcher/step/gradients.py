@@ -207,8 +207,10 @@ def _norm(
             wholes.append(index)
     squares = sums_of_squares(wholes)
     if own:
-        squares += reduce_sum([tf.add_n(own)])
-    return tf.sqrt(tf.add_n(squares))
+        squares += reduce_sum([tf.reduce_sum(tf.stack(own))])
+    # Not `add_n`, which begins with whichever number it may overwrite: on a busy machine another one on each worker.
+    # Neither additions, which TensorFlow makes one `add_n` of.
+    return tf.sqrt(tf.reduce_sum(tf.stack(squares)))
 
 
 def _share(tensor: tf.Tensor) -> tuple[tf.Tensor | None, float]:

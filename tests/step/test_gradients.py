@@ -175,6 +175,17 @@ def test_norm_of_which_each_replica_squares_a_share_is_numpys_and_sees_every_num
             assert not np.isfinite(norms(bad)).any(), (index, place)
 
 
+def test_no_norm_is_added_up_in_an_order_that_depends_on_what_else_the_machine_does():
+    """`AddN` begins with an input it may overwrite, and TensorFlow makes one of a tree of additions."""
+
+    def norm():
+        values = [tf.ones([100, 100 + number]) for number in range(4)]
+        return gradients.judge(values, scale=tf.constant(1.0), nominal_weight=1.0, true_weight=tf.constant(1.0)).norm
+
+    traced = tf.function(norm, autograph=False).get_concrete_function()
+    assert not {operation.type for operation in traced.graph.get_operations()} & {"AddN", "AddV2", "Add"}
+
+
 def test_sparse_gradients_add_up_duplicate_rows():
     slices = tf.IndexedSlices(tf.ones([3, 2], tf.bfloat16), tf.constant([0, 2, 2]), dense_shape=tf.constant([4, 2]))
     np.testing.assert_array_equal(gradients.dense(slices), [[1, 1], [0, 0], [2, 2], [0, 0]])
