@@ -11,6 +11,11 @@ stops making progress is named, and all go on from the last checkpoint.
 
 from __future__ import annotations
 
+from launcher.supervised import preemption
+
+if __name__ == "__main__":  # before the imports below, which take a third of a second
+    preemption.leave_at_once()
+
 import os
 import sys
 import tempfile
@@ -32,7 +37,6 @@ from launcher.jobs.supervisor import Supervisor
 from launcher.machine import cluster, installation
 from launcher.machine.child_process import run_forked
 from launcher.model_dir import lease
-from launcher.supervised import preemption
 
 # Those of its own, in the order of --help.
 SHOWN_FLAGS = (
@@ -241,6 +245,7 @@ def _usage_error(error: flags.Error) -> UsageError:
 
 def command() -> int:
     """The program `launcher-jobs`, and `python -m launcher.launch`."""
+    preemption.leave_at_once()
     code = main()
     preemption.ignore_repeats()
     return code

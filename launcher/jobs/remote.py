@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import UsageError
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
@@ -76,6 +77,8 @@ class RemoteBackend:
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Connects to the hosts that are not connected, and decides which of them take part."""
+        if self._transport.missing:
+            raise UsageError(self._transport.missing)
         refusals = self._remotes.connect(self._connect_timeout, is_first=self._is_first, stop=stop)
         if stop():
             return
@@ -101,6 +104,8 @@ class RemoteBackend:
         """What would run here to start the agents, and what these would run."""
         lines = ["# To a worker's variables its agent adds where to report, and its share of the host's GPUs.\n"]
         seats = [_Seat(remote=remote, slot=slot) for remote in self._remotes.all for slot in range(remote.host.slots)]
+        if self._transport.missing:
+            lines.append(f"# note: {self._transport.missing}\n")
         for remote in self._remotes.all:
             argv = self._transport.argv(remote.host, self._agent.words(f"{self._job.identity}-{remote.number}-0"))
             lines.append(f"# agent on {remote.host.name}, {remote.host.slots} worker(s)\n{shlex.join(argv)}\n")

@@ -7,13 +7,12 @@ has on its node, whatever a task of the job was to have: the agent divides it am
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host
-from launcher.jobs.transports import Refusal
+from launcher.jobs.transports import Refusal, missing
 from launcher.machine.cluster import slurm
 
 _TO_SUBMIT = (
@@ -64,8 +63,7 @@ class Srun:
                 f"--backend=slurm: srun started this process (SLURM_STEP_ID={environ['SLURM_STEP_ID']}); start it once "
                 "in the batch script itself, and it runs srun for every node. Or give --backend=member to every task"
             )
-        if shutil.which("srun", path=environ.get("PATH", "")) is None:
-            raise UsageError(f"--backend=slurm: this is Slurm job {job}, but there is no srun on PATH; add its folder")
+        self.missing = missing("srun", f"this is Slurm job {job}: add the folder of Slurm's", environ.get("PATH", ""))
         names = slurm.node_names(environ, "SLURM_JOB_NODELIST", advice=_TO_SUBMIT)
         addresses = _addresses(environ)
         self.hosts = tuple(

@@ -96,7 +96,7 @@ class Supervisor:
                 self._folder.check_writable()
             self._backend.prepare(lambda: bool(self._signals))
             if self._signals:
-                return Verdict(action=Decision.STOP, exit_code=128 + self._signals[0])
+                return self._stopped_between()
             commands = self._backend.commands(number)
             if self._attempts > 1:
                 again = {progress.RESTARTED: "1"}
@@ -246,8 +246,9 @@ class Supervisor:
             outcome.exit_code is None for outcome in outcomes
         ):
             told = verdict.cause if verdict.cause and verdict.cause.error else None
-            preempted = any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes)
-            exit_code = EXIT_PREEMPTED if preempted else 128 + number
+            saved = any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes)
+            had_nothing = number == signal.SIGTERM and all(worker.report is None for worker in workers)
+            exit_code = EXIT_PREEMPTED if saved or had_nothing else 128 + number
             verdict = Verdict(action=Decision.STOP, exit_code=exit_code, cause=told)
         return verdict, outcomes
 
@@ -326,9 +327,13 @@ class Supervisor:
         while time.monotonic() < deadline and not self._signals:
             self._backend.pump(_TURN_SECONDS)
             self._console.turn()
-        if self._signals:
-            return Verdict(action=Decision.STOP, exit_code=128 + self._signals[0], cause=verdict.cause)
-        return verdict
+        return self._stopped_between(verdict) if self._signals else verdict
+
+    def _stopped_between(self, verdict: Verdict | None = None) -> Verdict:
+        """What a signal means while no worker runs: the last state is saved, so SIGTERM is a preemption as any."""
+        number = self._signals[0]
+        exit_code = EXIT_PREEMPTED if number == signal.SIGTERM else 128 + number
+        return Verdict(action=Decision.STOP, exit_code=exit_code, cause=verdict.cause if verdict else None)
 
     def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
         error, beside = self._first_error, ""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from collections.abc import Sequence
 
 from absl import flags
 
 from launcher.errors import UsageError
 from launcher.jobs.hosts import Host
-from launcher.jobs.transports import Refusal, last_words
+from launcher.jobs.transports import Refusal, last_words, missing
 
 FLAGS = ("tpu_node", "zone", "project")
 
@@ -51,7 +50,7 @@ class TpuVm:
       project: whose it is; None for the one gcloud is set to.
 
     Raises:
-      UsageError: these are no names, or there is no gcloud.
+      UsageError: these are no names.
     """
 
     def __init__(self, node: str | None, zone: str | None, project: str | None):
@@ -60,8 +59,7 @@ class TpuVm:
         for flag, value, pattern in (("tpu_node", node, _NODE), ("zone", zone, _PLACE), ("project", project, _PLACE)):
             if value and not pattern.fullmatch(value):
                 raise UsageError(f"--{flag}={value}: is no such name; use small letters, digits and dashes")
-        if shutil.which("gcloud") is None:
-            raise UsageError("--backend=tpu_vm: there is no gcloud on PATH; install Google Cloud's command line")
+        self.missing = missing("gcloud", "install Google Cloud's command line")
         place = [f"--{name}={value}" for name, value in (("zone", zone), ("project", project)) if value]
         self.hosts: tuple[Host, ...] = (Host(name=node, address=node.rpartition("@")[2]),)
         self._command = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", node, *place, "--worker=0", "--quiet")

@@ -39,9 +39,12 @@ class Transport(Protocol):
 
     Attributes:
       hosts: of the job, in the order of their workers' ranks.
+      missing: the program that is needed and not found here, and what to do; empty where it is found. A plan, which
+        runs nothing, needs none.
     """
 
     hosts: tuple[Host, ...]
+    missing: str
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
         """What to run here, so that `command` runs on `host`."""
@@ -101,7 +104,7 @@ class Ssh:
       command: the client with options of the person's own, which come first and so win: "ssh -p 2222".
 
     Raises:
-      UsageError: there is no such command.
+      UsageError: it is no command.
     """
 
     OPTIONS = (
@@ -126,8 +129,9 @@ class Ssh:
             self._command = tuple(shlex.split(command))
         except ValueError as error:
             raise UsageError(f"--ssh_command={command}: {error}; quote it as a shell would need it") from None
-        if not self._command or shutil.which(self._command[0]) is None:
-            raise UsageError(f"--ssh_command={command}: there is no such program here; install an OpenSSH client")
+        if not self._command:
+            raise UsageError("--ssh_command is empty; leave it out for ssh")
+        self.missing = missing(self._command[0], "install an OpenSSH client, or name another by --ssh_command")
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
         """The client's command line. The command is one word: the login shell on the host takes it apart again."""
@@ -143,6 +147,11 @@ class Ssh:
             message = f"ssh to {host.name} is refused ({said}); first make this work without a password: {by_hand}"
             return Refusal(message=message, is_mistake=True)
         return Refusal(message=f"{host.name} cannot be reached by ssh ({said})", is_mistake=False)
+
+
+def missing(program: str, advice: str, path: str | None = None) -> str:
+    """That there is no such program on `path`, by default PATH, and what to do; empty where there is."""
+    return "" if shutil.which(program, path=path) else f"there is no {program} on PATH; {advice}"
 
 
 def last_words(lines: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import sys
 
 import psutil
 import pytest
-from launched import fault
+from launched import LaunchedJob, fault
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
 
@@ -85,7 +85,27 @@ def test_a_signal_while_waiting_to_restart_ends_the_job(launch):
     job = launch("--max_restarts=100", faults=[fault("leave", attempt=0, step=0, code=1)])
     job.until(lambda: "restarting all workers in" in job.started.stdout)  # the second time: the first is at once
     job.started.process.send_signal(signal.SIGTERM)
-    assert job.wait().returncode == 128 + signal.SIGTERM
+    assert job.wait().returncode == 42  # the last state is saved as for any preemption
+
+
+# Python says what it has imported, the supervisor what it starts: each is another moment.
+@pytest.mark.parametrize("moment", ["launcher.modes", "launcher.jobs.supervisor", "drill.command", "starting 2 worker"])
+def test_a_sigterm_while_the_job_starts_ends_it_with_42(fake_environment, tmp_path, ended, moment):
+    flags = ["--workers=2", "--worker_module=fake_worker", "--gin_file=fake.gin", f"--model_dir={tmp_path / 'run'}"]
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "launcher.launch", *flags],
+        env={**os.environ, **fake_environment(steps=10**9)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    ended.append(process)
+    assert any(moment in line for line in process.stdout)
+    process.terminate()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 42, said
+    assert LaunchedJob(None, tmp_path / "run").running() == []
 
 
 def test_children_of_workers_end_with_the_job_also_those_that_left_their_group(run_job):

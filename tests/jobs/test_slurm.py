@@ -27,12 +27,10 @@ SCRIPT = ROOT / "scripts" / "slurm.sbatch"
 
 
 @pytest.fixture
-def allocation(tmp_path):
-    """The variables of a batch script, on a machine with an srun and without a controller."""
-    (tmp_path / "srun").write_text("#!/bin/sh\n")
-    (tmp_path / "srun").chmod(0o755)
+def allocation():
+    """The variables of a batch script, on a machine without Slurm."""
     return {
-        "PATH": str(tmp_path),
+        "PATH": "/nowhere",
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "n[9-10]",
         "SLURM_NTASKS": "3",
@@ -60,7 +58,6 @@ def test_without_tasks_every_node_has_one_worker(allocation):
     [
         ({"SLURM_JOB_ID": ""}, None, ["SLURM_JOB_ID", "sbatch", "scripts/slurm.sbatch", "salloc"]),
         ({"SLURM_STEP_ID": "0"}, None, ["SLURM_STEP_ID=0", "--backend=member"]),
-        ({"PATH": "/nowhere"}, None, ["srun", "PATH"]),
         ({}, 5, ["--workers=5", "multiple of 2"]),
         ({"SLURM_TASKS_PER_NODE": "many"}, None, ["SLURM_TASKS_PER_NODE='many'"]),
     ],
@@ -70,6 +67,26 @@ def test_a_mistake_says_what_to_do(allocation, changes, workers, said):
         Srun({**allocation, **changes}, workers)
     for part in said:
         assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "program"),
+    [
+        (["--backend=slurm"], "srun"),
+        (["--backend=ssh", "--hosts=a,b"], "ssh"),
+        (["--backend=tpu_vm", "--tpu_node=my-tpu"], "gcloud"),
+    ],
+)
+def test_a_plan_needs_no_program_of_the_cluster_and_a_job_says_which(
+    run_launcher, allocation, tmp_path, flags, program
+):
+    flags = [*flags, "--gin_file=fake.gin", f"--model_dir={tmp_path / 'run'}"]
+    planned = run_launcher(*flags, "--dry_run", module="launcher.launch", env=allocation)
+    assert planned.returncode == 0, planned.stderr
+    assert f"# note: there is no {program} on PATH; " in planned.stdout
+    done = run_launcher(*flags, module="launcher.launch", env=allocation)
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1), done.stderr
+    assert f"error: there is no {program} on PATH; " in done.stderr and not (tmp_path / "run").exists()
 
 
 def test_an_end_that_srun_reports_is_explained_by_what_the_command_said(allocation):
@@ -203,6 +220,18 @@ def test_the_early_signal_saves_and_queues_the_job_again_and_it_goes_on(slurm, s
     assert slurm.wait(number)["JobState"] == "COMPLETED", slurm.output(number)
     assert "training from step 4," in job.log(2, 0)
     assert "goes back into the queue" in slurm.output(number)
+    assert_nothing_is_left(slurm, job)
+
+
+def test_a_cancelled_job_saves_and_stays_out_of_the_queue(slurm, submit, eventually):
+    waiting = [fault("wait_for_sigterm", rank=rank, step=3) for rank in (0, 1)]
+    number, job = submit(on_sigterm="save", steps=10, checkpoint=True, faults=waiting)
+    eventually(lambda: all("waiting for SIGTERM" in job.log(1, rank) for rank in (0, 1)))
+    slurm.run("scancel", number)
+    assert slurm.wait(number)["JobState"] == "CANCELLED", slurm.output(number)
+    eventually(lambda: "stays out of the queue" in slurm.output(number) and not job.running())
+    assert slurm.job(number)["Restarts"] == "0" and not job.log(2, 0)
+    assert "saved at step 4" in job.log(1, 0) and "saved at step 4" in job.log(1, 1)
     assert_nothing_is_left(slurm, job)
 
 

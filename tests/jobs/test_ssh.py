@@ -251,11 +251,12 @@ def test_a_host_that_comes_up_in_time_is_waited_for(launch_on, hosts):
     assert job.wait().returncode == 0
 
 
-def test_a_signal_while_hosts_are_tried_ends_the_job(launch_on, hosts, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+def test_a_signal_while_hosts_are_tried_ends_the_job(launch_on, hosts, tmp_path, number, code):
     job, _ = launch_on([A, B], servers=hosts(A))
     job.until(lambda: "127.0.0.2 cannot be reached" in job.started.stdout)
-    job.started.process.send_signal(signal.SIGTERM)
-    assert job.wait().returncode == 128 + signal.SIGTERM
+    job.started.process.send_signal(number)
+    assert job.wait().returncode == code
     assert_nothing_left(job, tmp_path)
 
 
