@@ -247,7 +247,8 @@ class Supervisor:
         ):
             told = verdict.cause if verdict.cause and verdict.cause.error else None
             saved = any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes)
-            had_nothing = number == signal.SIGTERM and all(worker.report is None for worker in workers)
+            began = any(worker.report is not None and worker.report.step is not None for worker in workers)
+            had_nothing = number == signal.SIGTERM and not began
             exit_code = EXIT_PREEMPTED if saved or had_nothing else 128 + number
             verdict = Verdict(action=Decision.STOP, exit_code=exit_code, cause=told)
         return verdict, outcomes
