@@ -5,8 +5,8 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-PACKAGE = Path(__file__).with_name("launcher") / "__init__.py"
-VERSION = re.search(r'__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8"))[1]
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "launcher" / "__init__.py").read_text(encoding="utf-8"))[1]
 
 # TensorFlow comes by extra, because three distributions provide the one module `tensorflow` and no one of them fits
 # every machine. Without an extra, `python -m launcher.main` names them.
@@ -40,10 +40,31 @@ setup(
     name="tf-launcher",
     version=VERSION,
     description="Trains TensorFlow models on one CPU, many GPUs, many hosts and TPU pods from one command.",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="The Launcher authors",
+    license="Apache-2.0",
+    license_files=["LICENSE", "NOTICE", "launcher/reporting/web/uplot/LICENSE"],
+    keywords=["tensorflow", "keras", "distributed training", "mixed precision", "tpu", "gpu", "fault tolerance"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10,<3.14",  # what TensorFlow 2.20 and 2.21 have wheels for
     # gin_configs holds data only; it stands beside launcher/ in a checkout and in site-packages alike.
     packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs"],
     package_data={
+        "launcher": ["py.typed"],
+        "models": ["py.typed"],
         "gin_configs": ["**/*.gin"],
         "launcher.preflight": ["published_rates.txt", "tpu_slices.txt"],
         "launcher.reporting": ["web/**/*"],

@@ -8,7 +8,7 @@ FROM python:3.11-slim-bookworm
 # Training needs no rights. Volumes must let user 1000 write.
 RUN useradd --uid=1000 --create-home launcher && install --directory --owner=launcher /runs /data /recipes
 
-COPY setup.py pyproject.toml constraints.txt /src/
+COPY setup.py pyproject.toml constraints.txt README.md LICENSE NOTICE /src/
 COPY launcher /src/launcher
 COPY models /src/models
 COPY gin_configs /src/gin_configs

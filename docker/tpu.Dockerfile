@@ -5,7 +5,7 @@
 #         --model_dir=/runs/resnet --data_dir=gs://my-bucket/data
 FROM python:3.11-slim-bookworm
 
-COPY setup.py pyproject.toml constraints.txt /src/
+COPY setup.py pyproject.toml constraints.txt README.md LICENSE NOTICE /src/
 COPY launcher /src/launcher
 COPY models /src/models
 COPY gin_configs /src/gin_configs

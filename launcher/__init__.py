@@ -18,11 +18,11 @@ The map, from the door inwards. A room may use those below it, never those above
     tasks              model, data, loss and metrics: image classification, translation, language modelling
     decoding           how a model writes text: greedy, sampled, beam search
     data               batches in an order that depends on (seed, step) alone
-    machine            cluster, devices, strategy, TPU, ports, child processes, TensorFlow's import
     checkpoints        written whole or not at all, verified, restored, retired
     optimizers         Keras optimizers and learning rates that recipes bind, and the ones Keras lacks
-    model_dir          the folder of a run, and the lease of its one writer
     reporting          console, metrics.jsonl, summary.json, TensorBoard, report.html
+    machine            cluster, devices, strategy, TPU, ports, child processes, TensorFlow's import
+    model_dir          the folder of a run, and the lease of its one writer
     supervised         the worker's side of a supervised job: progress, being asked to stop, drills
     config             gin files and bindings, checked before anything is built
     errors             users' errors, exit codes, the nearest name
@@ -33,6 +33,7 @@ import importlib
 __version__ = "0.1.0"
 
 # What Python programs use, each with the module that it is imported from when it is first used.
+__all__ = ["fit", "load"]
 _LAZY = {"fit": "launcher.modes.fit", "load": "launcher.serving.model_file"}
 
 

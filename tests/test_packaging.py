@@ -23,7 +23,7 @@ from places import ROOT
 from launcher.doctor import packages
 from launcher.machine import installation
 
-SOURCES = ("launcher", "models", "gin_configs", "setup.py", "pyproject.toml")
+SOURCES = ("launcher", "models", "gin_configs", "setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,24 @@ def test_the_wheel_holds_every_module_and_every_recipe_and_no_tests(wheel):
     wanted = files_under("launcher/reporting/web", "*.*") | {"launcher/reporting/web/uplot/LICENSE"}
     assert "launcher/reporting/web/uplot/uPlot.iife.min.js" in wanted
     wanted |= files_under("launcher", "*.py") | files_under("models", "*.py") | files_under("gin_configs", "*.gin")
+    wanted |= {"launcher/py.typed", "models/py.typed"}
     assert {"launcher/config/gin_bindings.py", "models/resnet.py", "gin_configs/base/images.gin"} <= wanted
     assert wanted <= names
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"launcher", "models", "gin_configs"}
+
+
+def test_the_wheel_brings_its_licence_and_those_of_what_it_holds_of_others(wheel):
+    names = {name.partition(".dist-info/licenses/")[2] for name in zipfile.ZipFile(wheel).namelist()}
+    assert names - {""} == {"LICENSE", "NOTICE", "launcher/reporting/web/uplot/LICENSE"}
+    vendored = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "launcher").rglob("LICENSE")}
+    assert vendored and all(f"\n{folder}/\n" in (ROOT / "NOTICE").read_text() for folder in vendored)
+
+
+def test_the_public_names_are_those_that_python_programs_get():
+    import launcher
+
+    assert launcher.__all__ == sorted(launcher._LAZY)
+    assert all(callable(getattr(launcher, name)) for name in launcher.__all__)
 
 
 def test_an_installed_wheel_finds_its_own_recipes(wheel, tmp_path):
@@ -109,7 +124,7 @@ def test_the_wheel_brings_tensorflow_by_extra_alone(wheel):
     archive = zipfile.ZipFile(wheel)
     (name,) = [name for name in archive.namelist() if name.endswith("METADATA")]
     fields = metadata.PathDistribution(zipfile.Path(archive, name.removesuffix("METADATA"))).metadata
-    assert fields["Name"] == "tf-launcher"
+    assert (fields["Name"], fields["License-Expression"]) == ("tf-launcher", "Apache-2.0")
     assert set(fields["Requires-Python"].split(",")) == {">=3.10", "<3.14"}
     # A wheel writes gpu_preflight with a hyphen; pip takes either.
     extras = {"cpu", "cuda", "tpu", "demo", "kubernetes", "preflight", "gpu-preflight", "test"}

@@ -1,0 +1,63 @@
+"""The rooms of `launcher`: a map that names each of them, and imports that point down it."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from places import ROOT
+
+import launcher
+
+# The map: a name and what it is for. From the door inwards, so whoever imports stands above what it imports.
+ROOMS = re.findall(r"^    (\w+) {2,}\S", launcher.__doc__, re.MULTILINE)
+
+
+def room(path):
+    return path.relative_to(ROOT / "launcher").parts[0].removesuffix(".py")
+
+
+def imported(path):
+    """Names of the rooms that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name}" for name in names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "launcher" and len(parts) > 1 and parts[1] in ROOMS:
+                yield parts[1]
+            elif parts[0] == "models":
+                yield "models"
+
+
+FILES = sorted((ROOT / "launcher").rglob("*.py"))
+
+
+def test_the_map_names_every_room_and_nothing_else():
+    assert sorted(ROOMS) == sorted({room(path) for path in FILES} - {"__init__"})
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_imports_point_down_the_map(name):
+    below = ROOMS[ROOMS.index(name) :]
+    wrong = [
+        f"{path.relative_to(ROOT)} imports launcher.{other}"
+        for path in FILES
+        if room(path) == name
+        for other in imported(path)
+        if other not in (*below, "models")
+    ]
+    assert wrong == []
+
+
+def test_models_import_nothing_of_launcher():
+    files = sorted((ROOT / "models").rglob("*.py"))
+    assert files and [path for path in files if set(imported(path)) - {"models"}] == []
+
+
+@pytest.mark.parametrize("name", ["jobs", "supervised", "launch"])
+def test_what_supervises_never_imports_tensorflow(name):
+    text = "".join(path.read_text(encoding="utf-8") for path in FILES if room(path) == name)
+    assert not re.search(r"^\s*(import|from) (tensorflow|keras)\b", text, re.MULTILINE)
