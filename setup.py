@@ -43,7 +43,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="The Launcher authors",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     license_files=["LICENSE", "NOTICE", "launcher/reporting/web/uplot/LICENSE"],
     keywords=["tensorflow", "keras", "distributed training", "mixed precision", "tpu", "gpu", "fault tolerance"],
     classifiers=[
