@@ -115,8 +115,8 @@ class PredictRequest(Request):
     output: str | None = flag(
         flags.DEFINE_string,
         None,
-        "a line for each, JSON for images; for arrays a .npy or .npz file. Interrupted, the same command goes on from "
-        "OUTPUT.partial. Default: standard output.",
+        "a line for each, JSON for images; for arrays a .npy or .npz file. It is there when it is whole. Default: "
+        "standard output.",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import tensorflow as tf
 from launcher.errors import UsageError, advice
 from launcher.run.session import Session
 from launcher.serving import interface
-from launcher.serving.inputs import Batch, stamp
+from launcher.serving.inputs import Batch
 
 ARRAY_SUFFIXES = (".npy", ".npz")
 
@@ -24,7 +23,6 @@ class Arrays:
     def __init__(self, path: str):
         self._path = path
         self._arrays = _loaded(path)
-        self.identity = {"input": os.path.abspath(path), **stamp(path)}
         lengths = {name: len(array) if array.ndim else 0 for name, array in self._arrays.items()}
         if len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
             found = ", ".join(f"{count} {name}".strip() for name, count in lengths.items()) or "no array"
@@ -61,8 +59,8 @@ class Arrays:
         ):
             raise UsageError(f"{of} is {array.dtype}, and the model takes {interface.shown(spec)}; convert it first")
 
-    def batches(self, start: int, size: int) -> Iterator[list[int]]:
-        for first in range(start, self.total, size):
+    def batches(self, size: int) -> Iterator[list[int]]:
+        for first in range(0, self.total, size):
             yield list(range(first, min(first + size, self.total)))
 
     def encode(self, records: Sequence[int], rows: int) -> tuple[Batch, dict[int, str]]:
@@ -79,9 +77,6 @@ class Arrays:
 
     def answers(self, records: Sequence[int], outputs: Batch, damaged: Mapping[int, str]) -> Batch:
         return {name: _as_numpy(name, array[: len(records)]) for name, array in outputs.items()}
-
-    def look_at(self, line: str) -> None:
-        """There are no lines."""
 
     def remarks(self) -> list[str]:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.run.session import Session
-from launcher.serving.inputs import Batch, is_pattern, stamp, what_is_wrong
+from launcher.serving.inputs import Batch, is_pattern, what_is_wrong
 from launcher.tasks.base import ReadsImages
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
@@ -35,15 +34,13 @@ class Images:
         self._folder = path if tf.io.gfile.isdir(path) else None
         self._files = _image_files(path)
         self.total = len(self._files)
-        stamps = hashlib.sha256(json.dumps([stamp(file) for file in self._files]).encode()).hexdigest()
-        self.identity = {"input": path, "files": self._files[0], "count": self.total, "sha256": stamps}
         self._decode = tf.function(decode, input_signature=[tf.TensorSpec([None], tf.string)])
 
     def prepare(self, made: Session) -> None:
         """What is wrong with a file is said of that file."""
 
-    def batches(self, start: int, size: int) -> Iterator[list[str]]:
-        for first in range(start, len(self._files), size):
+    def batches(self, size: int) -> Iterator[list[str]]:
+        for first in range(0, len(self._files), size):
             yield self._files[first : first + size]
 
     def encode(self, records: Sequence[str], rows: int) -> tuple[Batch, dict[int, str]]:
@@ -91,21 +88,13 @@ class Images:
             record: dict[str, Any] = {"file": os.path.relpath(path, self._folder) if self._folder else path}
             if index in damaged:
                 record["error"] = damaged[index]
-                self._note(record)
+                self._unreadable.append(f"  {record['file']}: {record['error']}")
             else:
                 number = int(np.argmax(outputs[index]))
                 label = {"label": names[number]} if number < len(names) else {}
                 record |= {"class": number, **label, "probability": float(outputs[index][number])}
             lines.append(json.dumps(record, ensure_ascii=False))
         return lines
-
-    def look_at(self, line: str) -> None:
-        record = json.loads(line)
-        if "error" in record:
-            self._note(record)
-
-    def _note(self, record: Mapping[str, Any]) -> None:
-        self._unreadable.append(f"  {record['file']}: {record['error']}")
 
     def remarks(self) -> list[str]:
         count = len(self._unreadable)

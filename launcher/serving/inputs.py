@@ -23,15 +23,11 @@ class Inputs(Protocol):
     def total(self) -> int | None:
         """How many records there are; None where only reading tells."""
 
-    @property
-    def identity(self) -> Mapping[str, Any] | None:
-        """What tells this input from another, for JSON; None for one that cannot be read again."""
-
     def prepare(self, made: Session) -> None:
         """Checks the input against the model, which is there now."""
 
-    def batches(self, start: int, size: int) -> Iterator[list[Any]]:
-        """The records from number `start` on, `size` at a time."""
+    def batches(self, size: int) -> Iterator[list[Any]]:
+        """The records, `size` at a time."""
 
     def encode(self, records: Sequence[Any], rows: int) -> tuple[Batch, dict[int, str]]:
         """A batch of so many rows, of which the first are the records; and what is wrong with which of them."""
@@ -42,9 +38,6 @@ class Inputs(Protocol):
     def answers(self, records: Sequence[Any], outputs: Any, damaged: Mapping[int, str]) -> Any:
         """What is written: a line a record, or arrays by output name."""
 
-    def look_at(self, line: str) -> None:
-        """Takes notice of a line that an earlier attempt wrote."""
-
     def remarks(self) -> list[str]:
         """What to say at the end."""
 
@@ -54,13 +47,12 @@ def is_pattern(path: str) -> bool:
     return any(character in path for character in "*?[") and not os.path.exists(path)
 
 
-def stamp(path: str) -> dict[str, Any]:
-    """Path, size and time of a file."""
+def check_readable(path: str) -> None:
+    """Raises UsageError where there is no such file or folder."""
     try:
-        found = tf.io.gfile.stat(path)
+        tf.io.gfile.stat(path)
     except (OSError, tf.errors.OpError) as error:
         raise UsageError(f"--input={path} cannot be read: {what_is_wrong(error)}") from None
-    return {"path": path, "bytes": found.length, "changed": found.mtime_nsec}
 
 
 def what_is_wrong(error: Exception) -> str:

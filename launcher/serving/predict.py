@@ -1,10 +1,8 @@
-"""Prediction by a trained model: records in, as many answers out, in their order, going on where an attempt ended."""
+"""Prediction by a trained model: records in, as many answers out, in their order."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import os
 import sys
 import time
@@ -15,18 +13,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from launcher.config import gin_used
-from launcher.errors import Preempted, UsageError
+from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.serving import answers_file, trained
 from launcher.serving.answers_file import AnswersFile
 from launcher.serving.array_rows import ARRAY_SUFFIXES, Arrays
 from launcher.serving.image_files import IMAGE_SUFFIXES, Images
-from launcher.serving.inputs import Inputs, is_pattern, stamp
+from launcher.serving.inputs import Inputs, check_readable, is_pattern
 from launcher.serving.text_lines import Lines, Texts
-from launcher.serving.weights import Weights
-from launcher.supervised.preemption import StopRequest
 from launcher.tasks.base import ReadsImages, ReadsLines
 
 _PROGRESS_SECONDS = 10.0
@@ -36,7 +31,7 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
     """Answers every record of the input; see `open_records` for what these can be.
 
     Records are read as they are needed, in batches of the evaluation's size. What is answered stays in OUTPUT.partial
-    until all is: the same command goes on from there, whatever ended it.
+    until all is.
 
     Args:
       plan: of one process, on any of its devices; every replica answers its part of a batch.
@@ -46,7 +41,6 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
 
     Raises:
       UsageError: the task does not answer such records, there are no weights, or a file cannot be read or written.
-      Preempted: asked to stop; what is answered is kept.
     """
     _check_output(input_path, output_path)
     records = open_records(input_path, plan.recipe.task)
@@ -54,13 +48,10 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
     records.prepare(made)
     sys.stderr.write(f"predicting with step {weights.step} of {model_dir}\n")
     if output_path is None:
-        _answer_all(made, records, answers_file.Printed(), lambda: False)
+        _answer_all(made, records, answers_file.Printed())
         return
-    belongs_to = _belongs_to(made, model_dir, weights, records)
-    with answers_file.partial_folder(output_path, belongs_to) as folder:
-        stop = StopRequest()
-        with stop.installed() if belongs_to is not None else contextlib.nullcontext():
-            _answer_all(made, records, _file_for(records, folder, output_path), stop)
+    with answers_file.partial_folder(output_path) as folder:
+        _answer_all(made, records, _file_for(records, folder, output_path))
 
 
 def open_records(path: str | None, task: Any) -> Inputs:
@@ -70,7 +61,7 @@ def open_records(path: str | None, task: Any) -> Inputs:
       UsageError: they cannot be read, or the task does not answer such.
     """
     if path is not None and not is_pattern(path):
-        stamp(path)
+        check_readable(path)
     if path is not None and path.endswith(ARRAY_SUFFIXES):
         return Arrays(path)
     if path is not None and (is_pattern(path) or tf.io.gfile.isdir(path) or path.lower().endswith(IMAGE_SUFFIXES)):
@@ -116,31 +107,10 @@ def _file_for(records: Inputs, folder: Path, path: str) -> AnswersFile:
     return answers_file.AnswerLines(folder, path)
 
 
-def _belongs_to(made: Session, model_dir: str, weights: Weights, records: Inputs) -> dict[str, Any] | None:
-    """All that the answers depend on, so that they go on only with their like; None for input that is read once."""
-    if records.identity is None:
-        return None
-    return {
-        **records.identity,
-        "model_dir": os.path.abspath(model_dir),
-        "step": weights.step,
-        "averaged": weights.averaged,
-        "batch_size": made.plan.eval_batch_size,
-        "replicas": made.strategy.num_replicas_in_sync,
-        "config": hashlib.sha256(gin_used.operative_config().encode()).hexdigest(),
-    }
-
-
-def _answer_all(made: Session, records: Inputs, output: AnswersFile, stop_requested: Callable[[], bool]) -> None:
-    size = made.plan.eval_batch_size
-    # Whole batches: what a model writes may depend on the row of its batch, as the draws of sampling do.
-    done = output.keep(size, records.look_at)
-    if done:
-        sys.stderr.write(f"going on after {done:,} answers of an earlier attempt\n")
-    write, progress = writer(made, records.answer), _Progress(records.total, done)
-    for batch in records.batches(done, size):
-        if stop_requested():
-            raise Preempted(f"asked to stop: {done:,} answers are kept; the same command goes on from there")
+def _answer_all(made: Session, records: Inputs, output: AnswersFile) -> None:
+    size, done = made.plan.eval_batch_size, 0
+    write, progress = writer(made, records.answer), _Progress(records.total)
+    for batch in records.batches(size):
         # Padded to one size, so that the last batch needs no program of its own.
         rows = 1 if len(batch) == made.strategy.num_replicas_in_sync == 1 else size
         inputs, damaged = records.encode(batch, rows)
@@ -155,16 +125,15 @@ def _answer_all(made: Session, records: Inputs, output: AnswersFile, stop_reques
 class _Progress:
     """Says every few seconds how far it is."""
 
-    def __init__(self, total: int | None, done: int):
+    def __init__(self, total: int | None):
         self._of = "" if total is None else f" of {total:,}"
-        self._begun_at, self._began, self._told = done, time.monotonic(), time.monotonic()
+        self._began = self._told = time.monotonic()
 
     def tell(self, done: int) -> None:
         now = time.monotonic()
         if now - self._told >= _PROGRESS_SECONDS:
             self._told = now
-            rate = (done - self._begun_at) / (now - self._began)
-            sys.stderr.write(f"answered {done:,}{self._of}, {rate:.3g}/s\n")
+            sys.stderr.write(f"answered {done:,}{self._of}, {done / (now - self._began):.3g}/s\n")
 
 
 def on_all_replicas(made: Session, answer: Callable[[Any, Any], Any]) -> Callable:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -16,7 +15,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.run.session import Session
 from launcher.serving import interface
-from launcher.serving.inputs import Batch, stamp
+from launcher.serving.inputs import Batch
 from launcher.tasks.base import ReadsLines
 
 
@@ -28,21 +27,17 @@ class _TextFile:
     def __init__(self, path: str | None):
         self._path = path
         self._name = "standard input" if path is None else f"--input={path}"
-        self.identity = None if path is None else {"input": os.path.abspath(path), **stamp(path)}
 
     def prepare(self, made: Session) -> None:
         """Any text will do."""
 
-    def look_at(self, line: str) -> None:
-        """There is nothing to remark on."""
-
     def remarks(self) -> list[str]:
         return []
 
-    def batches(self, start: int, size: int) -> Iterator[list[str]]:
+    def batches(self, size: int) -> Iterator[list[str]]:
         with contextlib.ExitStack() as stack:
             file = sys.stdin.buffer if self._path is None else stack.enter_context(_opened(self._path))
-            lines = itertools.islice(self._decoded(file), start, None)
+            lines = self._decoded(file)
             while batch := [line.rstrip("\r\n") for line in itertools.islice(lines, size)]:
                 yield batch
 
