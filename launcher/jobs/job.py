@@ -94,12 +94,14 @@ class NotReady(PeerError):
     Attributes:
       rank: the first worker that there would have been.
       may_pass: whether a further attempt may fare better.
+      is_outage: whether it may do so in a little time, which nobody has waited yet.
     """
 
-    def __init__(self, message: str, rank: int, *, may_pass: bool = True):
+    def __init__(self, message: str, rank: int, *, may_pass: bool = True, is_outage: bool = False):
         super().__init__(message)
         self.rank = rank
         self.may_pass = may_pass
+        self.is_outage = is_outage
 
 
 class Worker(Protocol):

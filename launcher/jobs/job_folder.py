@@ -114,7 +114,9 @@ class JobFolder:
         except TimeoutError:
             waited, self._seconds = self._seconds, _DEAD_DISK_SECONDS
             self._console.note(f"{self._path} has not answered for {waited:g} s when asked {what}")
-            return None
+        except OSError as error:
+            self._console.note(f"{self._path} cannot be asked {what}: no process can be started: {error.strerror}")
+        return None
 
 
 def _why_not_writable(folder: Path) -> str:

@@ -33,7 +33,7 @@ _TURN_SECONDS = 0.005
 # A process that was killed is gone as soon as the kernel has taken its memory and its devices back.
 _DEATH_SECONDS = 30.0
 _GUARD_SECONDS = 10.0
-_MAY_PASS = (errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.ESTALE)
+_MAY_PASS = (errno.EAGAIN, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 
 
 class LocalBackend:
@@ -135,7 +135,7 @@ class LocalBackend:
             self.clear()
             program = error.filename or sys.executable
             what = f"{program} cannot be run: {error.strerror or error}; mend that and run the same command again"
-            raise NotReady(what, rank, may_pass=error.errno in _MAY_PASS) from None
+            raise NotReady(what, rank, may_pass=error.errno in _MAY_PASS, is_outage=True) from None
         except BaseException:
             self.clear()
             raise
@@ -238,11 +238,11 @@ class LocalBackend:
 
     def _make_files(self, command: Command) -> None:
         """Makes room for what a worker reports, or gives it that of an earlier attempt's worker."""
-        if self._spare_files:
-            spare_progress, spare_error = self._spare_files.pop()
-            spare_progress.replace(command.progress_file)
-            spare_error.replace(command.error_file)
-        progress.make_files(command.progress_file, command.error_file)
+        files = (command.progress_file, command.error_file)
+        for spare, path in zip(self._spare_files.pop() if self._spare_files else (), files, strict=False):
+            with contextlib.suppress(FileNotFoundError):  # temporary folders are cleaned
+                spare.replace(path)
+        progress.make_files(*files)
 
     @contextlib.contextmanager
     def _using_scratch(self) -> Iterator[None]:
@@ -254,6 +254,7 @@ class LocalBackend:
                 f"{error.strerror or error}; make room there, or set TMPDIR to another folder, then run the same "
                 "command again",
                 0,
+                is_outage=True,
             ) from error
 
     def _start_guard(self) -> None:

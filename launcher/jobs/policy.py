@@ -17,6 +17,8 @@ _BARE_EXIT = 1
 
 _FIRST_DELAY_SECONDS = 0.5
 _LONGEST_DELAY_SECONDS = 60.0
+# What a machine, a network or a server needs to come back: as long as hosts are tried by default (--connect_timeout).
+_OUTAGE_SECONDS = 60.0
 
 
 class WorkerState(enum.Enum):
@@ -47,10 +49,12 @@ class Trouble:
     Attributes:
       state: NOT_STARTED, LOST, FROZEN, STUCK or UNKILLABLE.
       what: the end of a sentence that begins with "worker 3": "is stuck: …", "was lost: …".
+      is_outage: whether it showed at once, and waiting a little may be all that it needs.
     """
 
     state: WorkerState
     what: str
+    is_outage: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,11 @@ class Outcome:
         if self.error.type in _PEER_ERRORS if self.error else self.code in (_BARE_EXIT, EXIT_RETRY):
             return WorkerState.VICTIM
         return WorkerState.FATAL if self.code in (EXIT_USAGE, EXIT_FAILED) else WorkerState.FAILED
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether something outside of the worker failed that may come back: a disk, a network, a server of data."""
+        return self.trouble.is_outage if self.trouble else self.error is not None and self.code == EXIT_RETRY
 
     @property
     def failed_at(self) -> float:
@@ -142,7 +151,7 @@ def judge(outcomes: Sequence[Outcome]) -> Verdict:
 
 
 class Restarts:
-    """Counts restarts since the job last made progress.
+    """Counts restarts since the job last made progress; what never started is counted by itself.
 
     Args:
       allowed: restarts without progress before giving up.
@@ -150,31 +159,53 @@ class Restarts:
 
     Attributes:
       best_step: the last step that an attempt has reached.
+      not_started: attempts in a row, up to now, that did not start.
       total: restarts so far.
     """
 
     def __init__(self, allowed: int, step: int):
         self._allowed = allowed
         self.best_step = step
-        self._without_progress = 0
+        self.not_started = self._without_progress = self._tries = 0
+        self._outage_since: float | None = None
         self.total = 0
 
-    def may_restart(self, step: int) -> bool:
+    def may_restart(self, step: int, cause: Outcome, now: float) -> bool:
         """Whether one more restart is allowed after an attempt that got to `step`; counts it.
 
-        Progress is a step that no attempt had reached: one that fails at the same step each time makes none.
+        Progress is a step that no attempt had reached: one that fails at the same step each time makes none. An outage
+        is waited for although the allowed restarts are used up: they may be so within seconds.
+
+        Args:
+          step: the last step that any worker of the job has done.
+          cause: why the attempt ended.
+          now: seconds of a monotonic clock.
         """
         if step > self.best_step:
             self.best_step = step
-            self._without_progress = 0
-        if self._without_progress >= self._allowed:
+            self.not_started = self._without_progress = self._tries = 0
+            self._outage_since = None
+        self._tries += 1
+        if cause.state is WorkerState.NOT_STARTED:
+            self.not_started += 1
+        else:
+            self.not_started = 0
+            self._without_progress += 1
+        waits = False
+        if cause.is_outage and self._allowed:
+            self._outage_since = now if self._outage_since is None else self._outage_since
+            waits = now - self._outage_since < _OUTAGE_SECONDS
+        if (self.not_started or self._without_progress) > self._allowed and not waits:
             return False
-        self._without_progress += 1
         self.total += 1
         return True
 
     def describe(self) -> str:
         """How many of the allowed restarts are used."""
+        if self.not_started:
+            return f"try {self.not_started}: what does not start is not counted"
+        if self._without_progress > self._allowed:
+            return f"restart {self._without_progress} without progress: an outage has {_OUTAGE_SECONDS:g} s to pass"
         return f"restart {self._without_progress} of at most {self._allowed} without progress"
 
     def delay_seconds(self) -> float:
@@ -182,7 +213,7 @@ class Restarts:
 
         Then doubled each time, bounded, and jittered so that jobs do not march.
         """
-        if self._without_progress <= 1:
+        if self._tries <= 1:
             return 0.0
-        bound = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** (self._without_progress - 1))
+        bound = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** (self._tries - 1))
         return bound * random.uniform(0.5, 1.0)

@@ -196,7 +196,7 @@ class RemoteBackend:
             for worker in self._workers.values():
                 if worker.connection is connection:
                     what = f"could not be started on {connection.host.name}: {message['why']}"
-                    worker.trouble = Trouble(state=WorkerState.NOT_STARTED, what=what)
+                    worker.trouble = Trouble(state=WorkerState.NOT_STARTED, what=what, is_outage=True)
         elif message["is"] in ("ports", "cleared"):
             self._answers[connection, message["is"]] = dict(message)
 

@@ -140,7 +140,8 @@ class Supervisor:
             self._folder.end_attempt(number, since=self._started_at, ended_by=f"stopped by {signal_name(signals[0])}")
 
     def _not_started(self, number: int, error: NotReady) -> Verdict:
-        cause = Outcome(rank=error.rank, trouble=_not_started(str(error)))
+        trouble = dataclasses.replace(_not_started(str(error)), is_outage=error.is_outage)
+        cause = Outcome(rank=error.rank, trouble=trouble)
         self._first_error = FirstError(
             attempt=number,
             cause=cause,
@@ -314,10 +315,10 @@ class Supervisor:
         assert error is not None
         # The folder may know of a step that no worker could tell of; where one has told of progress, it is not asked.
         step = self._step if self._step > restarts.best_step else max(self._step, self._folder.newest_step())
-        if not restarts.may_restart(step):
-            self._why_no_more = (
-                f"--max_restarts={self._job.max_restarts} restart(s) made no progress past step {max(0, self._step)}"
-            )
+        if not restarts.may_restart(step, error.cause, time.monotonic()):
+            no_progress = f"--max_restarts={self._job.max_restarts} restart(s) made no progress past step"
+            never = f"{restarts.not_started} attempt(s) in a row did not start"
+            self._why_no_more = never if restarts.not_started else f"{no_progress} {max(0, self._step)}"
             return Verdict(action=Decision.GIVE_UP, exit_code=EXIT_RETRY, cause=verdict.cause)
         beside = self._folder.write_error(error, exit_code=None)
         delay = restarts.delay_seconds()

@@ -124,6 +124,7 @@ def run_forked(work: Callable[[], Any], *, seconds: float, turn: Callable[[], No
 
     Raises:
       TimeoutError: the time is over.
+      OSError: no process can be started.
       RuntimeError: `work` raised; the message is its traceback.
     """
     if not hasattr(os, "fork"):
@@ -131,7 +132,12 @@ def run_forked(work: Callable[[], Any], *, seconds: float, turn: Callable[[], No
     source, target = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: none here holds what `work` could want
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:
+            os.close(source)
+            os.close(target)
+            raise
     if not child:
         _work(work, target)
     os.close(target)

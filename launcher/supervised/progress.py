@@ -193,6 +193,7 @@ def _write(path: str, record: Mapping[str, Any], size: int) -> None:
     content = json.dumps(record).encode().ljust(size - _CHECKSUM_BYTES)
     # Being watched is a help, never a reason to fail: a disk that refuses must not end the training that it describes.
     with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # temporary folders are cleaned
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.pwrite(descriptor, b"%08x%b" % (zlib.crc32(content), content), 0)

@@ -126,6 +126,44 @@ def test_a_temporary_folder_without_room_is_named(launch, small_disk):
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+def test_a_temporary_folder_that_is_cleaned_costs_no_restart_and_silences_nobody(launch, tmp_path):
+    job = launch("--max_restarts=1", workers=4, steps=0, hosts=True)
+    job.until(lambda: len(list(tmp_path.glob("launcher-*/*.progress.json"))) == 4)
+    scratch = next(tmp_path.glob("launcher-*"))
+    job.until(lambda: len(list((job.model_dir / "meeting_1").glob("step3_*"))) == 4)
+    scratch.rename(tmp_path / "cleaned")
+    job.until(lambda: len(list(scratch.glob("*.progress.json"))) == 4)
+    os.kill(job.numbers("pids")[1], signal.SIGKILL)
+    finished = job.wait()
+    assert finished.returncode == 0, finished.stdout
+    assert summary_line(finished) == "[launcher] job done: 2 attempt(s), 1 restart(s), exit code 0"
+    assert list(tmp_path.glob("launcher-*")) == []
+
+
+def test_what_cannot_start_for_a_while_uses_up_no_restart(launch, small_disk):
+    job = launch("--max_restarts=1", steps=0, hosts=True, env={"TMPDIR": str(small_disk)})
+    job.until(lambda: len(list((job.model_dir / "meeting_1").glob("step3_*"))) == 2)
+    next(small_disk.glob("launcher-*")).rename(small_disk / "away")
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(bytes(9 << 20))
+    os.kill(job.numbers("pids")[1], signal.SIGKILL)
+    job.until(lambda: "try 3: what does not start is not counted" in job.started.stdout)
+    (small_disk / "filler").unlink()
+    finished = job.wait()
+    assert finished.returncode == 0, finished.stdout
+    assert finished.stdout.count("restart 1 of at most 1 ") == 1 and "restart 2" not in finished.stdout
+
+
+def test_an_outage_is_waited_for_although_the_restarts_are_used_up(run_job, launch):
+    away = fault("raise_error", attempt=0, step=0, kind="ConnectionError", message="no server", code=75, until="back")
+    job = launch("--max_restarts=1", faults=[away])
+    job.until(lambda: "restart 3 without progress: an outage has 60 s to pass" in job.started.stdout)
+    (job.model_dir / "back").touch()
+    assert job.wait().returncode == 0
+    job, finished = run_job("--max_restarts=0", faults=[away], model_dir="no_restarts")
+    assert finished.returncode == 75 and job.attempts() == ["attempt_1"]
+
+
 def test_a_failed_job_whose_chief_could_not_say_so_has_a_summary(run_job):
     job, _ = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=70)])
     summary = json.loads((job.model_dir / "summary.json").read_text())

@@ -83,17 +83,44 @@ def test_exit_codes_decide_between_retry_and_giving_up(outcomes, action, exit_co
 
 def test_restarts_are_counted_since_the_last_new_step():
     restarts = Restarts(2, step=10)
-    assert [restarts.may_restart(step) for step in (10, 11, 11, 12, 12, 12)] == [True, True, True, True, True, False]
+    found = [restarts.may_restart(step, ended(0, -9), now=0.0) for step in (10, 11, 11, 12, 12, 12)]
+    assert found == [True, True, True, True, True, False]
     assert restarts.total == 5
+
+
+OUTAGE = raised(0, "ConnectionError", 75, at=1.0)
+NOT_STARTED = Outcome(rank=0, trouble=Trouble(state=WorkerState.NOT_STARTED, what="did not start", is_outage=True))
+
+
+@pytest.mark.parametrize("cause", [OUTAGE, NOT_STARTED])
+def test_an_outage_has_a_minute_and_no_more_than_the_first_of_them_since_progress(cause):
+    restarts = Restarts(1, step=0)
+    assert restarts.may_restart(0, ended(0, -9), now=0.0)
+    assert all(restarts.may_restart(0, cause, now=now) for now in (3000.0, 3001.0, 3059.0))
+    assert not restarts.may_restart(0, cause, now=3061.0)
+    assert restarts.may_restart(1, cause, now=5000.0) and restarts.may_restart(1, cause, now=5030.0)
+    assert not Restarts(0, step=0).may_restart(1, cause, now=0.0)
+
+
+def test_what_did_not_start_uses_up_no_restart():
+    restarts = Restarts(2, step=0)
+    causes = [ended(0, -9), *[NOT_STARTED] * 9, ended(0, -9), ended(0, -9)]
+    assert [restarts.may_restart(0, cause, now=0.0) for cause in causes] == [*[True] * 11, False]
+
+
+def test_hosts_that_were_tried_for_long_are_tried_as_often_as_there_are_restarts():
+    away = Outcome(rank=0, trouble=Trouble(state=WorkerState.NOT_STARTED, what="did not start"))
+    restarts = Restarts(2, step=0)
+    assert [restarts.may_restart(0, away, now=0.0) for _ in range(3)] == [True, True, False]
 
 
 def test_waiting_grows_up_to_a_bound_and_starts_over_with_progress():
     restarts = Restarts(100, step=0)
     longest = []
     for _ in range(12):
-        restarts.may_restart(0)
+        restarts.may_restart(0, ended(0, -9), now=0.0)
         longest.append(max(restarts.delay_seconds() for _ in range(50)))
     assert longest[0] == 0 < longest[1]
     assert longest == sorted(longest[:7]) + longest[7:] and all(30 < delay <= 60 for delay in longest[7:])
-    restarts.may_restart(1)
+    restarts.may_restart(1, ended(0, -9), now=0.0)
     assert restarts.delay_seconds() == 0
