@@ -183,7 +183,7 @@ class Supervisor:
                 self._held.check()
             except LeaseLostError as error:
                 self._console.error(str(error))
-                return Verdict(action=Decision.STOP, exit_code=EXIT_FAILED), outcomes
+                return Verdict(action=Decision.STOP, exit_code=error.exit_code), outcomes
             if all(outcome.state is WorkerState.SUCCEEDED for outcome in outcomes):
                 return judge(outcomes), outcomes
             if any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes):

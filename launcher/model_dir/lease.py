@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import LauncherError, PeerError, UsageError, failures
+from launcher.errors import EXIT_RETRY, LauncherError, PeerError, UsageError, failures
 from launcher.model_dir import lease_file
 from launcher.model_dir.lease_file import Holder
 
@@ -48,6 +48,12 @@ _TURN_SECONDS = 0.1
 
 class LeaseLostError(LauncherError):
     """Another run has taken the folder over: exit 70, for this one must not write to it again."""
+
+
+class LeaseGoneError(LeaseLostError):
+    """Nobody can tell whose the folder is: exit 75, for the same command finds out."""
+
+    exit_code = EXIT_RETRY
 
 
 Isolate = Callable[[Callable[[], Any]], Any]
@@ -79,7 +85,7 @@ class Lease:
         self._holder = holder
         self._descriptor = descriptor
         self._made = made
-        self._lost = ""
+        self._lost: LeaseLostError | None = None
         self._seen = lease_file.clock()
         self._is_looking = False
         self._asked, self._answered, self._over = threading.Event(), threading.Event(), threading.Event()
@@ -90,8 +96,8 @@ class Lease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another run was seen to have taken the lease over."""
-        return bool(self._lost)
+        """Whether another run was seen to have taken the lease over, or may have."""
+        return self._lost is not None
 
     def keeps(self, descriptor: int) -> bool:
         """Whether the lease is held by this open file."""
@@ -106,7 +112,7 @@ class Lease:
         if lease_file.clock() - self._seen > _LIMIT_SECONDS / 2 and not self._is_looking:
             self.ask()
         if self._lost:
-            raise LeaseLostError(self._lost)
+            raise self._lost
 
     def verify(self) -> None:
         """Reads the lease now: for who is about to write to the same file system anyway.
@@ -118,7 +124,7 @@ class Lease:
             with contextlib.suppress(OSError):
                 self._look(self._path)
         if self._lost:
-            raise LeaseLostError(self._lost)
+            raise self._lost
 
     def ask(self) -> bool:
         """Has the lease's own thread read it, waits for that for two seconds, and returns whether it was lost."""
@@ -158,23 +164,46 @@ class Lease:
         mine = self._holder
         assert mine is not None
         answer = self._isolate(lambda: lease_file.seen_at(path, mine if beats else None))
-        if answer == lease_file.GONE:
-            self._lost = (
-                f"{path} is gone: somebody has removed it, or another run took the lease over and has ended. This run "
-                "writes nothing more to the folder. Run again, or choose another --model_dir"
+        if isinstance(answer, dict):
+            found = Holder(**answer)
+            if found == mine or (self._descriptor is None and found.job == mine.job):
+                self._seen = lease_file.clock()
+                return
+            self._lost = LeaseLostError(
+                f"{path} was taken over by {found}: this run was suspended, its file system did not answer, or the "
+                "file was removed. This run writes nothing more to the folder. Go on with the other run, or choose "
+                "another --model_dir"
             )
             return
-        if answer is None:
-            return  # being written
-        found = Holder(**answer)
-        if found == mine or (self._descriptor is None and found.job == mine.job):
-            self._seen = lease_file.clock()
-            return
-        self._lost = (
-            f"{path} was taken over by {found}, while no heartbeat of this run reached the file: it was suspended, or "
-            "its file system did not answer. This run writes nothing more to the folder. Go on with the other run, or "
-            "choose another --model_dir"
-        )
+        # Nobody may take over what had a heartbeat just now. Whoever shares the lease leaves the rest to the holder.
+        is_recent = lease_file.clock() - self._seen <= _LIMIT_SECONDS
+        try:
+            if beats and is_recent and self._mend(path, mine):
+                self._seen = lease_file.clock()
+        except OSError:
+            is_recent = answer is None  # without its folder there is nothing to write to
+        if not is_recent:
+            self._lost = LeaseGoneError(
+                f"{path} is {answer or 'damaged'} and cannot be written again, or another run may have held it "
+                "meanwhile. This run writes nothing more to the folder. Run the same command again"
+            )
+
+    def _mend(self, path: Path, mine: Holder) -> bool:
+        """Writes the file again that somebody has removed or damaged; whether no other run was faster."""
+        held = self._descriptor
+        assert held is not None
+        if lease_file.is_at(held, path):
+            lease_file.put(held, mine)
+            return True
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if lease_file.lock(descriptor) is False or lease_file.read(descriptor) not in (None, mine):
+                return False
+            lease_file.put(descriptor, mine)
+            self._descriptor, descriptor = descriptor, held
+            return True
+        finally:
+            lease_file.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ FILE_NAME = "lease.json"
 GONE = "gone"
 
 _RECORD_BYTES = 2048
+_CHECKSUM = "crc32"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -51,7 +53,7 @@ class Holder:
 
 
 def write(descriptor: int, job: str, supervises: bool, locked: bool) -> Holder:
-    """Makes this process the holder; OSError where there is no room."""
+    """Makes this process the holder; raises as `put`."""
     holder = Holder(
         job=job,
         host=socket.gethostname(),
@@ -64,18 +66,24 @@ def write(descriptor: int, job: str, supervises: bool, locked: bool) -> Holder:
         boot=boot(),
         processes=processes(),
     )
-    content = json.dumps(dataclasses.asdict(holder), indent=1).encode()
+    put(descriptor, holder)
+    return holder
+
+
+def put(descriptor: int, holder: Holder) -> None:
+    """Writes who the holder is; OSError where there is no room."""
+    record = dataclasses.asdict(holder)
+    content = json.dumps({**record, _CHECKSUM: _checksum(record)}, indent=1).encode()
     # In place: to another reader the file is never away, and the next one needs no room.
     size = max(_RECORD_BYTES, os.fstat(descriptor).st_size)
     content = content.ljust(size - 1) + b"\n"
     if os.pwrite(descriptor, content, 0) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(descriptor)
-    return holder
 
 
 def seen_at(path: Path, beats: Holder | None) -> dict[str, Any] | str | None:
-    """Who holds the lease, `GONE` where the file is, or None while it is written; a heartbeat where `beats` does."""
+    """Who holds the lease, `GONE` where the file is, or None where none is said; a heartbeat where `beats` does."""
     try:
         found = read_path(path)
     except FileNotFoundError:
@@ -92,11 +100,17 @@ def remove(path: Path, made: tuple[Path, ...]) -> None:
 
 
 def read(descriptor: int) -> Holder | None:
-    """Who the file says; None where it is empty or half written."""
+    """Who the file says; None where it is empty, half written or damaged."""
     try:
-        return Holder(**json.loads(os.pread(descriptor, 2 * _RECORD_BYTES, 0)))
-    except (ValueError, TypeError):
+        record = json.loads(os.pread(descriptor, 2 * _RECORD_BYTES, 0))
+        is_whole = record.pop(_CHECKSUM, None) in (None, _checksum(record))  # None: of a launcher that wrote none
+        return Holder(**record) if is_whole else None
+    except (ValueError, TypeError, AttributeError):
         return None
+
+
+def _checksum(record: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
 
 def read_path(path: Path) -> Holder | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 
 import pytest
 from launched import fault
+
+from launcher.model_dir import lease_file
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
 
@@ -88,13 +91,32 @@ def test_a_job_whose_folder_another_run_has_taken_over_stops_and_writes_nothing(
     job = launch(faults=[fault("read_next_batch", rank=rank) for rank in (0, 1)])
     job.until(lambda: all("reading a batch" in job.log(1, rank) for rank in (0, 1)))
     path = job.model_dir / "lease.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "job": "another", "host": "elsewhere", "boot": "-"}))
+    other = dataclasses.replace(lease_file.read_path(path), job="another", host="elsewhere", boot="-")
+    with open(path, "r+b") as file:
+        lease_file.put(file.fileno(), other)
     finished = job.wait()
     assert finished.returncode == 70
     assert "lease.json was taken over by supervisor " in finished.stderr and "on elsewhere since" in finished.stderr
     assert job.running() == []
     assert not (job.model_dir / "error.json").exists() and not (job.model_dir / "summary.json").exists()
     assert json.loads(path.read_text())["host"] == "elsewhere"
+
+
+@pytest.mark.parametrize("damage", ["removed", "bit flipped"])
+def test_a_job_whose_lease_is_damaged_writes_it_again_and_goes_on(launch, damage):
+    job = launch(steps=0, hosts=True, workers=1)
+    job.until(lambda: "training from" in job.log(1, 0))
+    path = job.model_dir / "lease.json"
+    mine, content = lease_file.read_path(path), path.read_bytes()
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(content.replace(b'"process": ', b'"process": 1'))
+    job.until(lambda: path.exists() and lease_file.read_path(path) == mine)
+    (job.model_dir / "last_step").write_text("0")
+    finished = job.wait()
+    assert finished.returncode == 0, finished.stdout
+    assert not path.exists()
 
 
 def test_a_temporary_folder_that_is_full_silences_nobody(launch, small_disk):

@@ -15,7 +15,7 @@ import pytest
 from places import ROOT
 
 from launcher.errors import PeerError, UsageError
-from launcher.model_dir import lease
+from launcher.model_dir import lease, lease_file
 
 HOLD = """
 import errno, os, fcntl, sys
@@ -81,10 +81,11 @@ def as_if_on_another_host(tmp_path):
     """Rewrites a lease as if its holder ran on a host whose locks nobody sees here."""
 
     def rewrite(path: Path, **changes: object) -> dict:
-        record = json.loads(path.read_text())
+        record = dataclasses.asdict(lease_file.read_path(path))
         record.update(host="elsewhere", boot="another", processes="", **changes)
-        path.write_text(json.dumps(record))
-        return record
+        with open(path, "r+b") as file:
+            lease_file.put(file.fileno(), lease_file.Holder(**record))
+        return json.loads(path.read_text())
 
     return rewrite
 
@@ -217,10 +218,67 @@ def test_a_holder_that_was_passed_by_learns_of_it_and_leaves_the_others_lease(tm
     assert json.loads(path.read_text()) == record
 
 
-def test_a_holder_whose_lease_is_gone_learns_of_it(tmp_path):
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def flip_a_bit_of_the_host(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.index(b'"host": "') + len(b'"host": "')] ^= 1
+    path.write_bytes(content)
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"\0" * 100)
+
+
+@pytest.mark.parametrize("damage", [remove, flip_a_bit_of_the_host, overwrite])
+def test_a_lease_that_was_damaged_under_its_holder_is_written_again(start, tmp_path, monkeypatch, damage):
+    path = tmp_path / "lease.json"
+    with take(tmp_path, supervised_job="the job") as held:
+        mine = lease_file.read_path(path)
+        monkeypatch.setenv(lease.JOB, "the job")
+        with take(tmp_path, environ=os.environ) as shared:
+            damage(path)
+            shared.verify()  # the chief, about to write a checkpoint: nobody else is there
+            held.verify()
+            assert not held.ask() and not shared.ask()
+        assert lease_file.read_path(path) == mine
+        monkeypatch.delenv(lease.JOB)
+        assert f"another run writes to it: supervisor {os.getpid()} on " in answer(start(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_whoever_takes_a_folder_whose_lease_was_removed_is_named_truly(start, tmp_path):
     with take(tmp_path) as held:
         (tmp_path / "lease.json").unlink()
+        other = start(tmp_path)
+        while answer(other).startswith("refused"):  # the holder was faster
+            (tmp_path / "lease.json").unlink()
+            other = start(tmp_path)
         assert held.ask()
+        with pytest.raises(lease.LeaseLostError, match=f"was taken over by process {other.pid} on ") as raised:
+            held.check()
+        assert raised.value.exit_code == 70
+    assert lease_file.read_path(tmp_path / "lease.json").process == other.pid
+
+
+def leave_alone(path: Path) -> None:
+    """Its folder is gone."""
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(("lose", "age"), [(leave_alone, 0.0), (remove, 100.0), (overwrite, 100.0)])
+def test_where_another_run_may_have_been_the_same_command_has_to_find_out(tmp_path, lose, age):
+    path = tmp_path / "run" / "lease.json"
+    with take(tmp_path / "run") as held:
+        (path.parent / "metrics.jsonl").touch()
+        lose(path)
+        held._seen -= age  # as after a long suspension
+        assert held.ask()
+        with pytest.raises(lease.LeaseGoneError, match="Run the same command again") as raised:
+            held.check()
+        assert raised.value.exit_code == 75
 
 
 def test_a_file_system_that_hangs_holds_up_nobody(tmp_path):
@@ -251,7 +309,7 @@ def test_the_record_says_what_people_ask(tmp_path):
     with take(tmp_path):
         record = json.loads((tmp_path / "lease.json").read_text())
     assert record["process"] == os.getpid()
-    assert set(record) == {field.name for field in dataclasses.fields(lease.Holder)}
+    assert set(record) == {field.name for field in dataclasses.fields(lease.Holder)} | {"crc32"}
     assert record["locked"] is True
 
 
