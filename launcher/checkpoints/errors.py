@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,10 +48,12 @@ def read_error(path: Path, error: OSError) -> CheckpointReadError:
 def write_error(what: str, path: Path, needed_bytes: int, error: OSError) -> CheckpointWriteError:
     """Words an error of the system: what could not be written, how many bytes it needs and how many are free."""
     place = next(parent for parent in path.absolute().parents if parent.is_dir())
-    free_bytes = shutil.disk_usage(place).free
+    free_bytes, files = shutil.disk_usage(place).free, os.statvfs(place)
+    inodes = "" if files.f_favail or not files.f_files else ", but no inode, so no file can be made"
     return CheckpointWriteError(
         f"Could not write {what} in {path.parent}: {error.strerror or error}. "
-        f"It needs {needed_bytes / 2**20:.2f} MiB; {free_bytes / 2**20:.2f} MiB are free. Older checkpoints are kept.",
+        f"It needs {needed_bytes / 2**20:.2f} MiB; {free_bytes / 2**20:.2f} MiB are free{inodes}. "
+        "Older checkpoints are kept.",
         "Make room or allow writing there, then run the same command again.",
     )
 

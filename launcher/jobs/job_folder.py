@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,24 +83,24 @@ class JobFolder:
         """Removes the logs of an attempt in which nothing was run."""
         self._ask("to remove the logs", lambda: self._error_files.remove_logs(logs))
 
-    def end_attempt(self, number: int, *, since: float, ended_by: str) -> None:
+    def end_attempt(self, number: int, *, since: attempts.Beginning, ended_by: str) -> None:
         """Appends to attempts.jsonl what ended an attempt of which nothing runs any more.
 
         Args:
           number: of the attempt.
-          since: Unix seconds at which it began.
+          since: when it began.
           ended_by: what ended it.
         """
         name = self._job.attempt_name(number)
         self._ask("to write attempts.jsonl", lambda: _end_attempt(self._path, name, since, ended_by))
 
-    def ensure_summary(self, *, since: float, exit_code: int, error: str, step: int) -> None:
+    def ensure_summary(self, *, since: attempts.Beginning, exit_code: int, error: str, step: int) -> None:
         """Writes summary.json for a job that failed before its chief could.
 
         Of one written after `since`, only the attempts and their goodput are renewed.
 
         Args:
-          since: Unix seconds at which the last attempt began.
+          since: when the last attempt began.
           exit_code, error, step: what there is to tell.
         """
         self._ask("to write summary.json", lambda: _ensure_summary(self._path, since, exit_code, error, step))
@@ -139,16 +138,17 @@ def _newest_step(model_dir: Path) -> int:
         return -1
 
 
-def _end_attempt(model_dir: Path, name: str, since: float, ended_by: str) -> None:
+def _end_attempt(model_dir: Path, name: str, since: attempts.Beginning, ended_by: str) -> None:
     with contextlib.suppress(OSError):
-        attempts.add_end(os.fspath(model_dir), attempt=name, started=since, ended_by=ended_by)
+        lasted = since.seconds
+        attempts.add_end(os.fspath(model_dir), attempt=name, started=since.time, seconds=lasted, ended_by=ended_by)
 
 
-def _ensure_summary(model_dir: Path, since: float, exit_code: int, error: str, step: int) -> None:
+def _ensure_summary(model_dir: Path, since: attempts.Beginning, exit_code: int, error: str, step: int) -> None:
     path = model_dir / summary.FILE_NAME
     reckoned = attempts.reckon(os.fspath(model_dir))
     with contextlib.suppress(OSError, ValueError, summary.SummaryWriteError):
-        if path.stat().st_mtime >= since:
+        if path.stat().st_mtime >= since.time:
             summary.write_summary(os.fspath(model_dir), {**json.loads(path.read_bytes()), **reckoned})
             return
     unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "num_replicas", "policy", "loss_scale"))
@@ -160,7 +160,7 @@ def _ensure_summary(model_dir: Path, since: float, exit_code: int, error: str, s
                 error=error,
                 metrics={},
                 step=max(0, step),
-                seconds={"total": time.time() - since},
+                seconds={"total": since.seconds},
                 measured=reckoned,
                 **unknown,
             ),

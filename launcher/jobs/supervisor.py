@@ -22,7 +22,7 @@ from launcher.jobs.policy import Decision, Outcome, Restarts, Trouble, Verdict, 
 from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
-from launcher.reporting.attempts import PREEMPTED
+from launcher.reporting.attempts import PREEMPTED, Beginning
 from launcher.supervised import progress
 from launcher.supervised.preemption import REPEAT_SECONDS
 
@@ -58,7 +58,7 @@ class Supervisor:
         self._step = -1
         self._first_error: FirstError | None = None
         self._folder = JobFolder(job, console)
-        self._started_at = time.time()
+        self._began = Beginning()
         self._why_no_more = ""
         self._mistake = ""
 
@@ -89,7 +89,7 @@ class Supervisor:
 
     def _attempt(self, number: int) -> Verdict:
         self._attempts += 1
-        self._started_at = time.time()
+        self._began = Beginning()
         self._first_error = None
         try:
             if number > 1:
@@ -133,11 +133,11 @@ class Supervisor:
         if verdict.exit_code in (EXIT_DONE, EXIT_USAGE) or self._held.is_lost or self._job.member not in (None, 0):
             return  # the chief has told of it, and where flags are wrong, there was nothing
         if error is not None:
-            self._folder.end_attempt(number, since=self._started_at, ended_by=error.ended_by)
+            self._folder.end_attempt(number, since=self._began, ended_by=error.ended_by)
         elif verdict.exit_code == EXIT_PREEMPTED:
-            self._folder.end_attempt(number, since=self._started_at, ended_by=PREEMPTED)
+            self._folder.end_attempt(number, since=self._began, ended_by=PREEMPTED)
         elif signals:
-            self._folder.end_attempt(number, since=self._started_at, ended_by=f"stopped by {signal_name(signals[0])}")
+            self._folder.end_attempt(number, since=self._began, ended_by=f"stopped by {signal_name(signals[0])}")
 
     def _not_started(self, number: int, error: NotReady) -> Verdict:
         trouble = dataclasses.replace(_not_started(str(error)), is_outage=error.is_outage)
@@ -351,7 +351,7 @@ class Supervisor:
         may_summarise = not self._job.member and not self._held.is_lost
         if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and may_summarise:
             self._folder.ensure_summary(
-                since=self._started_at, exit_code=verdict.exit_code, error=error.headline, step=self._step
+                since=self._began, exit_code=verdict.exit_code, error=error.headline, step=self._step
             )
         self._console.finish_logs()
         self._console.note(

@@ -37,6 +37,18 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 _TRAINING = ("train", "input_wait")
 
 
+class Beginning:
+    """When something began, and the seconds since then, whoever sets the clock meanwhile."""
+
+    def __init__(self) -> None:
+        self.time = time.time()
+        self._monotonic = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._monotonic
+
+
 class AttemptsFile:
     """The chief's side: appends to DIR/attempts.jsonl how far this attempt is. A disk that refuses a line is no error.
 
@@ -51,6 +63,7 @@ class AttemptsFile:
         self._name = environ.get(ATTEMPT) or uuid.uuid4().hex
         self._seconds = seconds
         self._written_at = 0.0
+        self._started = time.time() - seconds()["total"]
         self._before: dict[str, float] = {}  # seconds of this process that belong to parts before a rewind
 
     def begin(self, step: int) -> None:
@@ -75,7 +88,7 @@ class AttemptsFile:
 
     def _append(self, kind: str, step: int, more: Mapping[str, Any]) -> None:
         seconds = {name: value - self._before.get(name, 0.0) for name, value in self._seconds().items()}
-        now = time.time()
+        now = self._started + self._seconds()["total"]  # not the clock's, which somebody may have set
         total = seconds.pop("total")
         record = {"is": kind, "attempt": self._name, "time": now, "started": now - total, "step": int(step), **more}
         self._written_at = time.monotonic()
@@ -83,19 +96,20 @@ class AttemptsFile:
             strict_json.append(self._path, {**record, "seconds": seconds})
 
 
-def add_end(model_dir: str, *, attempt: str, started: float, ended_by: str) -> None:
+def add_end(model_dir: str, *, attempt: str, started: float, seconds: float, ended_by: str) -> None:
     """The supervisor's side: appends what ended an attempt of which nothing runs any more.
 
     Args:
         model_dir: The job's folder.
         attempt: The name that its workers found in LAUNCHER_ATTEMPT.
         started: Unix seconds at which the supervisor began it.
+        seconds: How long it lasted.
         ended_by: What ended it: "worker 1 was killed by SIGKILL".
 
     Raises:
         OSError: The line cannot be written.
     """
-    record = {"is": _END, "attempt": attempt, "time": time.time(), "started": started, "ended_by": ended_by}
+    record = {"is": _END, "attempt": attempt, "time": started + seconds, "started": started, "ended_by": ended_by}
     strict_json.append(Path(model_dir, FILE_NAME), record)
 
 

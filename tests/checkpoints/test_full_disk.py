@@ -5,10 +5,12 @@ Run as a program (`python test_full_disk.py DIRECTORY`), this file saves under a
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,29 +31,48 @@ def assert_refused(store: CheckpointStore, directory: Path, error: CheckpointWri
     assert_same_bits(store.read(1), state_of(1))
 
 
-def test_a_full_disk_loses_nothing_that_was_saved(tmp_path: Path) -> None:
+@pytest.fixture
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system with the options that the test names."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", request.param, "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.call(mount, stderr=subprocess.DEVNULL) != 0:
-        pytest.skip("a file system of 4 MiB can only be mounted by root")
-    try:
-        directory = disk / "checkpoints"
-        store = CheckpointStore(str(directory))
-        store.save(1, state_of(1))
-        with pytest.raises(CheckpointWriteError) as caught:
-            store.save(2, {"big": np.ones(2**21, np.float32)})
-        assert_refused(store, directory, caught.value, "No space left on device")
-        store.save(2, state_of(2))
-        assert store.latest() == 2
-        filler = disk / "filler"
-        with pytest.raises(OSError), open(filler, "wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-        with pytest.raises(CheckpointWriteError, match="record of the best checkpoint"):
-            store.mark_best(2, metric="accuracy", value=0.5)
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+        pytest.skip("a small file system can only be mounted by root")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("disk", ["size=4m"], indirect=True)
+def test_a_full_disk_loses_nothing_that_was_saved(disk: Path) -> None:
+    directory = disk / "checkpoints"
+    store = CheckpointStore(str(directory))
+    store.save(1, state_of(1))
+    with pytest.raises(CheckpointWriteError) as caught:
+        store.save(2, {"big": np.ones(2**21, np.float32)})
+    assert_refused(store, directory, caught.value, "No space left on device")
+    assert "inode" not in str(caught.value)
+    store.save(2, state_of(2))
+    assert store.latest() == 2
+    filler = disk / "filler"
+    with pytest.raises(OSError), open(filler, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(CheckpointWriteError, match="record of the best checkpoint"):
+        store.mark_best(2, metric="accuracy", value=0.5)
+
+
+@pytest.mark.parametrize("disk", ["size=64m,nr_inodes=20"], indirect=True)
+def test_a_disk_without_inodes_is_not_told_by_the_bytes_that_are_free(disk: Path) -> None:
+    directory = disk / "checkpoints"
+    store = CheckpointStore(str(directory))
+    store.save(1, state_of(1))
+    with pytest.raises(OSError):
+        for number in itertools.count():
+            (disk / f"filler{number}").touch()
+    with pytest.raises(CheckpointWriteError, match=r"MiB are free, but no inode, so no file can be made\. ") as caught:
+        store.save(2, {"big": np.ones(2**21, np.float32)})
+    assert_refused(store, directory, caught.value, "No space left on device")
 
 
 def test_a_file_size_limit_loses_nothing_that_was_saved(directory: Path) -> None:

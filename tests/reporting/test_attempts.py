@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_broken_lines_are_passed_over(reckoned, broken):
 
 def test_a_line_after_half_of_one_is_whole(tmp_path: Path):
     (tmp_path / "attempts.jsonl").write_text(KILLED[0] + KILLED[1][:20])
-    add_end(str(tmp_path), attempt="a", started=1.0, ended_by="worker 0 was killed by SIGKILL")
+    add_end(str(tmp_path), attempt="a", started=1.0, seconds=9.0, ended_by="worker 0 was killed by SIGKILL")
     (only,) = reckon(str(tmp_path))["attempts"]
     assert only["ended_by"] == "worker 0 was killed by SIGKILL" and only["started"] == 1.0
 
@@ -112,10 +113,27 @@ def test_the_chiefs_lines_and_the_supervisors_are_of_one_attempt(tmp_path: Path)
     file.begin(0)
     for step in range(100):
         file.at(step, often=True)
-    add_end(str(tmp_path), attempt="job/1", started=0.0, ended_by="stopped by SIGTERM")
+    add_end(str(tmp_path), attempt="job/1", started=0.0, seconds=2e9, ended_by="stopped by SIGTERM")
     assert len((tmp_path / "attempts.jsonl").read_text().splitlines()) < 50
     (only,) = reckon(str(tmp_path))["attempts"]
     assert only["ended_by"] == "stopped by SIGTERM"
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_in_the_middle_of_an_attempt_changes_no_duration(tmp_path: Path, monkeypatch, step):
+    now, seconds = [1000.0], {"startup": 4.0, "train": 0.0, "total": 4.0}
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    file = AttemptsFile(str(tmp_path), {attempts.ATTEMPT: "job/1"}, seconds.copy)
+    file.begin(0)
+    seconds.update(train=20.0, total=24.0)
+    now[0] += 20.0 + step
+    file.at(20)
+    add_end(str(tmp_path), attempt="job/1", started=995.0, seconds=30.0, ended_by="worker 1 was killed by SIGKILL")
+    found = reckon(str(tmp_path))
+    assert found["attempts"][0]["ended"] - found["attempts"][0]["started"] == 30.0
+    assert {name: value for name, value in found["goodput"].items() if value} == {
+        "start-up": 1.0 + 4.0, "train": 20.0, "lost": 5.0,
+    }  # fmt: skip
 
 
 def test_where_a_run_goes_back_another_attempt_begins_and_the_repeated_steps_are_lost(tmp_path: Path):
@@ -127,7 +145,7 @@ def test_where_a_run_goes_back_another_attempt_begins_and_the_repeated_steps_are
     file.begin_again(15)
     seconds.update(train=50.0, total=54.0)
     file.at(45)
-    add_end(str(tmp_path), attempt="job/1", started=0.0, ended_by="worker 1 was killed by SIGKILL")
+    add_end(str(tmp_path), attempt="job/1", started=0.0, seconds=2e9, ended_by="worker 1 was killed by SIGKILL")
     found = reckon(str(tmp_path))
     one, two = found["attempts"]
     assert (one["from_step"], one["to_step"], one["ended_by"]) == (0, 20, "step 19: spike")
