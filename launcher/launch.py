@@ -69,8 +69,9 @@ def define_flags() -> flags.FlagValues:
     )  # fmt: skip
     flags.DEFINE_integer(
         "max_restarts", None,
-        "Restarts without progress before giving up; progress starts the count over, but not on Kubernetes. Default: "
-        "3; 0 for a member, whose scheduler restarts all of them.",
+        "Restarts without progress before giving up; progress starts the count over. On Kubernetes: restarts of all "
+        "pods, of which those after a new checkpoint are not counted. Default: 3; 0 for a member, whose scheduler "
+        "restarts all of them.",
         flag_values=values,
     )  # fmt: skip
     flags.DEFINE_float(
@@ -167,6 +168,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     if "://" in model_dir:
         raise UsageError(f"--model_dir={model_dir}: logs need a folder; mount the bucket and give its path")
     identity = uuid.uuid4().hex[:12]
+    place = cluster.resolve(os.environ) if options.backend == "member" else None
     return Job(
         identity=identity,
         workers=kind.num_workers(options),
@@ -178,7 +180,8 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         start_timeout_seconds=options.start_timeout,
         grace_period_seconds=options.grace_period,
         scratch=Path(_temporary_folder(), f"launcher-{identity}"),
-        member=cluster.resolve(os.environ).index if options.backend == "member" else None,
+        member=place.index if place else None,
+        is_pod=place is not None and place.source == kubernetes.SOURCE,
     )
 
 

@@ -34,6 +34,7 @@ class Job:
       scratch: a local folder for what workers tell the supervisor.
       member: where the others belong to supervisors of their own, with one `model_dir` for all: the rank of the only
         worker of this one. None where all workers are this supervisor's.
+      is_pod: whether Kubernetes replaces what ends with 42 without counting it.
     """
 
     identity: str
@@ -47,6 +48,7 @@ class Job:
     grace_period_seconds: float
     scratch: Path
     member: int | None = None
+    is_pod: bool = False
 
     @property
     def logs(self) -> Path:

@@ -5,7 +5,8 @@ There is no head. In every pod runs `python -m launcher.launch --backend=member`
 by the exit codes of its pods:
 
     64, 70       the JobSet fails at once: a retry will not help
-    42           saved and preempted: the pod is replaced, which no count limits
+    42           saved and preempted: the pod is replaced, which no count limits. So ends also what failed with a new
+                 checkpoint since the pod began: JobSet has one count for its life and cannot tell progress
     any other    (75, a lost node, out of memory) the JobSet restarts all pods, at most `max_restarts` times
 """
 
@@ -27,7 +28,7 @@ from absl import flags
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LauncherError, UsageError
 from launcher.jobs.job import Job
 from launcher.machine import installation
-from launcher.machine.cluster.kubernetes import DEFAULT_PORT
+from launcher.machine.cluster.kubernetes import DEFAULT_PORT, SOURCE
 
 FLAGS = ("image", "job_name", "namespace", "volume_claim", "resources", "node_selector")
 

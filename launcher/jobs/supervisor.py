@@ -55,7 +55,7 @@ class Supervisor:
         self._drill = drill
         self._signals: list[int] = []
         self._attempts = 0
-        self._step = -1
+        self._step = self._first_step = -1
         self._first_error: FirstError | None = None
         self._folder = JobFolder(job, console)
         self._began = Beginning()
@@ -70,7 +70,8 @@ class Supervisor:
         with _listening(self._signals):
             try:
                 number = self._folder.next_attempt()
-                restarts = Restarts(self._job.max_restarts, self._folder.newest_step())
+                self._first_step = self._folder.newest_step()
+                restarts = Restarts(self._job.max_restarts, self._first_step)
                 self._folder.begin(number)
                 while True:
                     logs = self._job.logs / f"attempt_{number}"
@@ -319,7 +320,11 @@ class Supervisor:
             no_progress = f"--max_restarts={self._job.max_restarts} restart(s) made no progress past step"
             never = f"{restarts.not_started} attempt(s) in a row did not start"
             self._why_no_more = never if restarts.not_started else f"{no_progress} {max(0, self._step)}"
-            return Verdict(action=Decision.GIVE_UP, exit_code=EXIT_RETRY, cause=verdict.cause)
+            exit_code = EXIT_RETRY
+            if self._job.is_pod and self._folder.newest_step() > self._first_step:
+                exit_code = EXIT_PREEMPTED
+                self._console.note("there is a new checkpoint: ends with 42, for a new pod that is not counted")
+            return Verdict(action=Decision.GIVE_UP, exit_code=exit_code, cause=verdict.cause)
         beside = self._folder.write_error(error, exit_code=None)
         delay = restarts.delay_seconds()
         self._console.note("\n".join(filter(None, [error.text(), beside])))

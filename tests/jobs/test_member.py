@@ -113,6 +113,14 @@ def test_started_again_by_a_scheduler_all_members_write_to_the_next_attempt(run_
     assert not (job.model_dir / "error.json").exists()
 
 
+def test_a_pod_that_failed_after_a_new_checkpoint_is_replaced_and_not_counted(launch):
+    pod = {"JOB_COMPLETION_INDEX": "0", "LAUNCHER_NUM_WORKERS": "1", "JOBSET_NAME": "x", "REPLICATED_JOB_NAME": "y"}
+    failing = {"faults": [raises(0, "gone", attempt=0, code=75)], "checkpoint": True, "hosts": True}
+    codes = [launch("--backend=member", workers=1, env=pod, **failing).wait().returncode for _ in range(2)]
+    assert codes == [42, 75]  # the second gets no further than the checkpoint of the first
+    assert launch("--backend=member", workers=1, env=pod, checkpoint=True).wait().returncode == 0
+
+
 def test_a_mistake_in_the_flags_leaves_the_logs_of_other_members_alone(start_members):
     (wrong,) = start_members(ranks=[1], faults=[{"rank": 1, "step": "start", "do": "leave", "code": 64}])
     others = wrong.model_dir / "logs" / "attempt_1"
