@@ -181,7 +181,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         grace_period_seconds=options.grace_period,
         scratch=Path(_temporary_folder(), f"launcher-{identity}"),
         member=place.index if place else None,
-        is_pod=place is not None and place.source == kubernetes.SOURCE,
+        is_pod=place is not None and place.source == cluster.kubernetes.SOURCE,
     )
 
 

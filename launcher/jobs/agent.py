@@ -170,17 +170,16 @@ class Agent:
 
     def _start(self, message: Mapping[str, Any]) -> None:
         assert self._backend is not None
-        commands = tuple(self._command(message["attempt"], wanted) for wanted in message["workers"])
+        commands = tuple(map(self._command, message["workers"]))
         try:
             self._workers = self._backend.start(commands)
         except NotReady as error:
             self._outgoing.send({"is": "not_started", "why": str(error)})
 
-    def _command(self, attempt: int, wanted: Mapping[str, Any]) -> Command:
+    def _command(self, wanted: Mapping[str, Any]) -> Command:
         assert self._backend is not None
         rank = wanted["rank"]
-        reports = self._scratch / f"attempt_{attempt}_worker_{rank}.progress.json"
-        errors = self._scratch / f"attempt_{attempt}_worker_{rank}.error.json"
+        reports, errors = progress.files(self._scratch, rank)
         return Command(
             rank=rank,
             argv=tuple(wanted["argv"]),

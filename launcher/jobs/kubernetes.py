@@ -28,7 +28,7 @@ from absl import flags
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LauncherError, UsageError
 from launcher.jobs.job import Job
 from launcher.machine import installation
-from launcher.machine.cluster.kubernetes import DEFAULT_PORT, SOURCE
+from launcher.machine.cluster.kubernetes import DEFAULT_PORT
 
 FLAGS = ("image", "job_name", "namespace", "volume_claim", "resources", "node_selector")
 

@@ -73,7 +73,6 @@ class LocalBackend:
         self._gpus = _divide_gpus(visible_gpus(environ), job.workers)
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
-        self._spare_files: list[tuple[Path, Path]] = []
         self._guard: subprocess.Popen[bytes] | None = None
 
     @property
@@ -118,7 +117,7 @@ class LocalBackend:
             self._start_guard()
             with self._using_scratch():
                 for command in commands:
-                    self._make_files(command)
+                    progress.make_files(command.progress_file, command.error_file)
             for command in commands:
                 rank = command.rank
                 environ = self._all_variables(command)
@@ -164,7 +163,6 @@ class LocalBackend:
             if worker.output.fileno() in self._selector.get_map():
                 self._selector.unregister(worker.output)
             worker.close()
-        self._spare_files += [(worker.command.progress_file, worker.command.error_file) for worker in self._workers]
         self._workers = []
         self._tell_guard()
 
@@ -235,14 +233,6 @@ class LocalBackend:
 
     def _tee_to_console(self, command: Command) -> Tee:
         return Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console))
-
-    def _make_files(self, command: Command) -> None:
-        """Makes room for what a worker reports, or gives it that of an earlier attempt's worker."""
-        files = (command.progress_file, command.error_file)
-        for spare, path in zip(self._spare_files.pop() if self._spare_files else (), files, strict=False):
-            with contextlib.suppress(FileNotFoundError):  # temporary folders are cleaned
-                spare.replace(path)
-        progress.make_files(*files)
 
     @contextlib.contextmanager
     def _using_scratch(self) -> Iterator[None]:
@@ -405,8 +395,7 @@ def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) 
       rank: which worker.
       environ: variables of this worker, beside those by which it tells the supervisor of itself.
     """
-    reports = job.scratch / f"attempt_{attempt}_worker_{rank}.progress.json"
-    errors = job.scratch / f"attempt_{attempt}_worker_{rank}.error.json"
+    reports, errors = progress.files(job.scratch, rank)
     return Command(
         rank=rank,
         argv=(sys.executable, "-m", job.module, *job.arguments),

@@ -70,7 +70,6 @@ class RemoteBackend:
             identity=job.identity, console=console, transport=transport, agent=agent, environ=environ
         )
         self._seats: list[_Seat] = []
-        self._attempt = 0
         self._workers: dict[int, RemoteWorker] = {}
         self._answers: dict[tuple[Connection, str], dict[str, Any]] = {}
         self._is_first = True
@@ -97,7 +96,6 @@ class RemoteBackend:
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
         """What an attempt would run on the hosts that `prepare` has found."""
-        self._attempt = attempt
         return self._commands(attempt, self._seats)
 
     def plan(self, attempt: int) -> str:
@@ -125,7 +123,7 @@ class RemoteBackend:
             told = {"rank": command.rank, "slot": seat.slot, "argv": command.argv, "environ": command.environ}
             orders.setdefault(connection, []).append(told)
         for connection, workers in orders.items():
-            connection.send({"do": "start", "attempt": self._attempt, "workers": workers})
+            connection.send({"do": "start", "workers": workers})
         return list(self._workers.values())
 
     def pump(self, timeout_seconds: float) -> None:
@@ -221,8 +219,8 @@ class RemoteBackend:
                 },
                 log=job.logs / f"attempt_{attempt}" / f"worker_{rank}.log",
                 # Where they really are is for the agent to choose, and for nobody here to read.
-                progress_file=Path(f"attempt_{attempt}_worker_{rank}.progress.json"),
-                error_file=Path(f"attempt_{attempt}_worker_{rank}.error.json"),
+                progress_file=Path(),
+                error_file=Path(),
             )
             for rank in range(len(seats))
         )

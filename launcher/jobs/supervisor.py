@@ -141,8 +141,7 @@ class Supervisor:
             self._folder.end_attempt(number, since=self._began, ended_by=f"stopped by {signal_name(signals[0])}")
 
     def _not_started(self, number: int, error: NotReady) -> Verdict:
-        trouble = dataclasses.replace(_not_started(str(error)), is_outage=error.is_outage)
-        cause = Outcome(rank=error.rank, trouble=trouble)
+        cause = Outcome(rank=error.rank, trouble=_not_started(str(error), is_outage=error.is_outage))
         self._first_error = FirstError(
             attempt=number,
             cause=cause,
@@ -372,8 +371,8 @@ class Supervisor:
                 self._console.error(f"Gave up: {self._why_no_more}. {again}")
 
 
-def _not_started(why: str) -> Trouble:
-    return Trouble(state=WorkerState.NOT_STARTED, what=f"did not start: {why}")
+def _not_started(why: str, *, is_outage: bool = False) -> Trouble:
+    return Trouble(state=WorkerState.NOT_STARTED, what=f"did not start: {why}", is_outage=is_outage)
 
 
 def _with_frozen(workers: Sequence[Worker], found: Sequence[Outcome]) -> list[Outcome]:

@@ -122,6 +122,11 @@ class Progress:
             _write(self._path, dataclasses.asdict(report), _REPORT_BYTES)
 
 
+def files(folder: Path, rank: int) -> tuple[Path, Path]:
+    """A worker's files for its reports and its error, the same ones in every attempt: they keep their room."""
+    return folder / f"worker_{rank}.progress.json", folder / f"worker_{rank}.error.json"
+
+
 def make_files(progress_file: Path, error_file: Path) -> None:
     """Makes the files of a worker that is about to be started, empty and as large as they will ever be.
 

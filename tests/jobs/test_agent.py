@@ -47,12 +47,12 @@ class Head:
         self.tell(do="hello", mark=self.mark, earlier=list(earlier), slots=slots, environ=environ)
         return self.next("hello")
 
-    def start(self, *programs, attempt=1, environ=()):
+    def start(self, *programs, environ=()):
         workers = [
             {"rank": rank, "slot": slot, "argv": [sys.executable, "-c", program], "environ": dict(environ)}
             for slot, (rank, program) in enumerate(programs)
         ]
-        self.tell(do="start", attempt=attempt, workers=workers)
+        self.tell(do="start", workers=workers)
 
     def next(self, kind, **wanted):
         """The next message of a kind, with certain contents; signs of life go both ways meanwhile."""
@@ -188,8 +188,8 @@ def test_clear_ends_workers_with_all_they_started_and_the_next_attempt_begins(co
     head.tell(do="clear")
     head.next("cleared")
     assert not any(map(is_running, numbers))
-    head.start((0, "import os; print(os.environ['LAUNCHER_PROGRESS_FILE'])"), attempt=2)
-    assert "attempt_2_worker_0." in head.output(0, "\n")
+    head.start((0, "import os; print(os.environ['LAUNCHER_PROGRESS_FILE'])"))
+    assert "worker_0." in head.output(0, "\n")
 
 
 def test_kill_ends_one_worker_with_its_group(connect, eventually):
@@ -291,7 +291,7 @@ def test_each_worker_gets_its_share_of_the_gpus(connect):
 def test_a_program_that_cannot_be_started_is_told(connect):
     head = connect()
     head.hello()
-    head.tell(do="start", attempt=1, workers=[{"rank": 0, "slot": 0, "argv": ["/no/such/python"], "environ": {}}])
+    head.tell(do="start", workers=[{"rank": 0, "slot": 0, "argv": ["/no/such/python"], "environ": {}}])
     assert "No such file" in head.next("not_started")["why"]
 
 

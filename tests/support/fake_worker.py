@@ -20,7 +20,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -53,7 +52,7 @@ CLUSTER = resolve(os.environ)
 RANK, WORKERS = CLUSTER.index, CLUSTER.num_workers
 MODEL_DIR = Path(next(argument.partition("=")[2] for argument in sys.argv if argument.startswith("--model_dir=")))
 PROGRESS_FILE = Path(os.environ["LAUNCHER_PROGRESS_FILE"])
-ATTEMPT = int(re.search(r"attempt_(\d+)", PROGRESS_FILE.name)[1])
+ATTEMPT = int(os.environ["LAUNCHER_ATTEMPT"].rpartition("/")[2])
 # Where the peers of one attempt find each other.
 MEETING = (MODEL_DIR if SETTINGS["hosts"] else PROGRESS_FILE.parent) / f"meeting_{ATTEMPT}"
 
