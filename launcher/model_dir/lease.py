@@ -9,7 +9,8 @@ keeps a kernel lock on it (flock), where the file system has locks. A holder is 
 
 Where there are no locks, of two runs that start at the same instant the one that writes last is the holder: both look
 again a moment later. A holder that was suspended, and whose lease was taken over meanwhile, notices at its next
-heartbeat, and before it commits a checkpoint, and stops.
+heartbeat, and before it commits a checkpoint, and stops. A file that somebody has removed or damaged is written again
+by its holder, as long as no other run can have taken it over.
 
 A supervisor holds the lease for all attempts of its job and names the job to its workers; the chief joins it, or holds
 the lease itself where its folder is another one than the supervisor's. Workers that are not the chief write nothing.
