@@ -145,10 +145,6 @@ class Agent:
             module="",
             arguments=(),
             model_dir="",
-            max_restarts=0,
-            stall_timeout_seconds=None,
-            start_timeout_seconds=0.0,
-            grace_period_seconds=0.0,
             scratch=self._scratch,
         )
         try:

@@ -27,11 +27,11 @@ class Job:
       module: the program each of them runs, by `python -m`.
       arguments: its command line.
       model_dir: where the job leaves its results, also named in `arguments`.
+      scratch: a local folder for what workers tell the supervisor.
       max_restarts: how often to restart without progress in between.
       stall_timeout_seconds: longest time without progress; None to derive it from the pace of the steps.
       start_timeout_seconds: longest time until a worker's first report.
       grace_period_seconds: how long workers may go on after a signal.
-      scratch: a local folder for what workers tell the supervisor.
       member: where the others belong to supervisors of their own, with one `model_dir` for all: the rank of the only
         worker of this one. None where all workers are this supervisor's.
       is_pod: whether Kubernetes replaces what ends with 42 without counting it.
@@ -42,11 +42,11 @@ class Job:
     module: str
     arguments: tuple[str, ...]
     model_dir: str
-    max_restarts: int
-    stall_timeout_seconds: float | None
-    start_timeout_seconds: float
-    grace_period_seconds: float
     scratch: Path
+    max_restarts: int = 0
+    stall_timeout_seconds: float | None = None
+    start_timeout_seconds: float = 0.0
+    grace_period_seconds: float = 0.0
     member: int | None = None
     is_pod: bool = False
 
@@ -70,14 +70,15 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """One worker of one attempt: what is run, with which variables beside the inherited ones, and its files."""
+    """One worker of one attempt: what is run, with which variables beside the inherited ones, and its files, of which
+    those of a worker elsewhere are for its agent to choose."""
 
     rank: int
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     log: Path
-    progress_file: Path
-    error_file: Path
+    progress_file: Path = Path()
+    error_file: Path = Path()
 
     def __str__(self) -> str:
         """The line a shell would run."""

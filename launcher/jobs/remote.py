@@ -7,7 +7,6 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
@@ -218,9 +217,6 @@ class RemoteBackend:
                     **fewer,
                 },
                 log=job.logs / f"attempt_{attempt}" / f"worker_{rank}.log",
-                # Where they really are is for the agent to choose, and for nobody here to read.
-                progress_file=Path(),
-                error_file=Path(),
             )
             for rank in range(len(seats))
         )
