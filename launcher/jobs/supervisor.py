@@ -316,7 +316,7 @@ class Supervisor:
         # The folder may know of a step that no worker could tell of; where one has told of progress, it is not asked.
         step = self._step if self._step > restarts.best_step else max(self._step, self._folder.newest_step())
         if not restarts.may_restart(step, error.cause, time.monotonic()):
-            no_progress = f"--max_restarts={self._job.max_restarts} restart(s) made no progress past step"
+            no_progress = f"--max_restarts={self._job.max_restarts} is used up without progress past step"
             never = f"{restarts.not_started} attempt(s) in a row did not start"
             self._why_no_more = never if restarts.not_started else f"{no_progress} {max(0, self._step)}"
             exit_code = EXIT_RETRY
