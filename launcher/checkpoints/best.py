@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.checkpoints.disk import WRITING, aside, remove, sync, write_durably
 from launcher.checkpoints.errors import read_error, write_error
+from launcher.machine import regular_file
 
 _FILE = "best.json"
 
@@ -35,13 +36,13 @@ def read_best(directory: Path) -> Best | None:
     """
     path = directory / _FILE
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(regular_file.read(path))
         return Best(step=int(record["step"]), metric=str(record["metric"]), value=float(record["value"]))
     except FileNotFoundError:
         pass
     except OSError as error:
         raise read_error(path, error) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         _logger.warning("Ignoring the damaged record of the best checkpoint %s: %r.", path, error)
     return None
 

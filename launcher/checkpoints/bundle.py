@@ -15,11 +15,9 @@ import numpy as np
 
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, write_durably
 from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
-from launcher.checkpoints.manifest import FORMAT, MANIFEST, checksum, described, folder_name, sha256_of
+from launcher.checkpoints.manifest import FORMAT, MANIFEST, STATE, checksum, described, folder_name, sha256_of
 from launcher.machine.host_arrays import shared_tensor
 from launcher.supervised import drill
-
-_STATE = "state"
 
 
 def write_checkpoint(
@@ -59,7 +57,7 @@ def write_checkpoint(
             sync(directory.parent)
         temporary.mkdir()
         drill.before_write()
-        _write_bundle(temporary / _STATE, arrays)
+        _write_bundle(temporary / STATE, arrays)
         files = {path.name: _synchronised(path) for path in sorted(temporary.iterdir())}
         if sum(file["size"] for file in files.values()) < needed_bytes:
             raise OSError(errno.EIO, "the file system kept fewer bytes than were written")
@@ -99,16 +97,17 @@ def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.nd
     import tensorflow as tf
 
     try:
-        reader = tf.train.load_checkpoint(str(folder / _STATE))
-        state = {name: np.asarray(reader.get_tensor(name)) for name in tensors}
+        reader = tf.train.load_checkpoint(str(folder / STATE))
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        for name, about in tensors.items():  # before memory is taken for any of them
+            found = {"shape": shapes[name], "dtype": dtypes[name].name} if name in shapes else "nothing"
+            if found != {key: about[key] for key in ("shape", "dtype")}:
+                raise CheckpointReadError(
+                    f"The checkpoint {folder} holds {name} as {found}, its manifest says {about}."
+                )
+        return {name: np.asarray(reader.get_tensor(name)) for name in tensors}
     except (tf.errors.OpError, OSError, ValueError, RuntimeError) as error:
         raise CheckpointReadError(f"The checkpoint {folder} cannot be read: {error}") from error
-    for name, array in state.items():
-        if described(array) != tensors[name]:
-            raise CheckpointReadError(
-                f"The checkpoint {folder} holds {name} as {described(array)}, its manifest says {tensors[name]}."
-            )
-    return state
 
 
 def _check_savable(step: int, arrays: Mapping[str, np.ndarray]) -> None:

@@ -64,7 +64,7 @@ def check_same_run(manifest: Mapping[str, Any], expected: Mapping[str, int], dir
     Raises:
         UsageError: One differs from what was recorded.
     """
-    found = manifest.get("run", {})
+    found = manifest.get("run") or {}
     changed = [name for name, value in expected.items() if name in found and found[name] != value]
     if not changed:
         return

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from launcher.checkpoints.errors import read_error
+from launcher.machine import regular_file
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+STATE = "state"  # what the names of all other files begin with
+_FILE = re.compile(rf"{STATE}\.[\w-]+")
 _CHUNK_BYTES = 4 * 2**20
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
@@ -62,37 +67,90 @@ def complete_manifest(folder: Path) -> dict[str, Any]:
         raise Damage(f"{MANIFEST} is of step {manifest['step']}")
     for name, expected in manifest["files"].items():
         try:
-            found = (folder / name).stat()
+            found = (folder / name).lstat()
         except _MISSING:
             raise Damage(f"{name} is missing") from None
         if not stat.S_ISREG(found.st_mode):
-            raise Damage(f"{name} is not a file")
+            raise Damage(f"{name} is {'a link' if stat.S_ISLNK(found.st_mode) else 'not a file'}")
         size = found.st_size
         if size != expected["size"]:
             raise Damage(f"{name} has {size} bytes, the manifest says {expected['size']}")
+    for path in folder.glob(f"{STATE}.*"):  # which TensorFlow would read as well
+        if path.name not in manifest["files"]:
+            raise Damage(f"{path.name!r} is not in the manifest")
     return manifest
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest without its checksum.
+    """The manifest without its checksum; what else a newer version has written in it is left in.
 
     Raises:
         Damage: It is missing, damaged or of another format.
         OSError: It cannot be read.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(regular_file.read(folder / MANIFEST))
+        is_whole = isinstance(manifest, dict) and manifest.pop("sha256", None) == checksum(manifest)
     except _MISSING:
         raise Damage(f"{MANIFEST} is missing") from None
-    except IsADirectoryError:
-        raise Damage(f"{MANIFEST} is not a file") from None
-    except ValueError as error:
+    except regular_file.UnfitError as error:
+        raise Damage(f"{MANIFEST} {error}") from None
+    except (ValueError, RecursionError) as error:
         raise Damage(f"{MANIFEST} is not JSON ({error})") from None
-    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != checksum(manifest):
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if _is_whole_number(found) and found > FORMAT:
+        raise Damage(f"{MANIFEST} has format {found}: a newer version of Launcher wrote it, this one reads {FORMAT}")
+    if not is_whole:
         raise Damage(f"{MANIFEST} does not match its own checksum")
-    if manifest["format"] != FORMAT:
-        raise Damage(f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}")
+    if wrong := [name for name, is_right in _ENTRIES.items() if not is_right(manifest.get(name))]:
+        raise Damage(f"{MANIFEST} has no {wrong[0]} that could be one")
     return manifest
+
+
+def _is_whole_number(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_table(value: Any) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+def _are_files(value: Any) -> bool:
+    """Names of this folder's alone, so that none leads out of it."""
+    return (
+        isinstance(value, dict)
+        and f"{STATE}.index" in value
+        and all(
+            _FILE.fullmatch(name)
+            and isinstance(about, dict)
+            and _is_whole_number(about.get("size"))
+            and isinstance(about.get("sha256"), str)
+            for name, about in value.items()
+        )
+    )
+
+
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(about, dict)
+        and isinstance(about.get("dtype"), str)
+        and isinstance(about.get("shape"), list)
+        and all(map(_is_whole_number, about["shape"]))
+        for about in value.values()
+    )
+
+
+# What this version relies on, each with whether a value can be one.
+_ENTRIES: dict[str, Callable[[Any], bool]] = {
+    "format": lambda value: _is_whole_number(value) and value == FORMAT,
+    "step": _is_whole_number,
+    "time": lambda value: type(value) in (int, float) and -math.inf < value < math.inf,
+    "metrics": _is_table,
+    "run": _is_table,
+    "scaling": _is_table,
+    "files": _are_files,
+    "tensors": _are_tensors,
+}
 
 
 def described(array: np.ndarray) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_asid
 from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, write_error
 from launcher.checkpoints.manifest import Damage, find_damage, folder_name, is_complete, read_manifest
 from launcher.errors import UsageError
+from launcher.machine import regular_file
 
 _FOLDER = re.compile(r"step_(\d{8}|[1-9]\d{8,})")
 _REWINDS = "rewinds.json"
@@ -186,13 +187,15 @@ class CheckpointStore:
         path = self._directory / _REWINDS
         try:
             return tuple(
-                {**one, "left_out": [int(end) for end in one["left_out"]]} for one in json.loads(path.read_bytes())
+                {**one, "left_out": [first, last]}
+                for one in json.loads(regular_file.read(path))
+                for first, last in [map(int, one["left_out"])]
             )
         except FileNotFoundError:
             return ()
         except OSError as error:
             raise read_error(path, error) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointReadError(
                 f"{path} is damaged ({error!r}): it says which batches this run leaves out. Restore it from a copy, or "
                 "remove it if the run may go on with other batches."

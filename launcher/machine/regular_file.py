@@ -1,0 +1,27 @@
+"""Files that somebody else may have made: a pipe or a device is not opened, and no more is read than belongs there."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+_MOST_BYTES = 256 * 2**20
+
+
+class UnfitError(ValueError):
+    """Why a file is not read, as the end of a sentence that begins with its name."""
+
+
+def read(path: Path) -> bytes:
+    """The contents of a file.
+
+    Raises:
+      UnfitError: it is a pipe, a device or a folder, or larger than 256 MiB.
+      OSError: it cannot be read.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # to open a pipe waits for its writer
+        raise UnfitError("is not a file")
+    if found.st_size > _MOST_BYTES:
+        raise UnfitError(f"has {found.st_size} bytes, and at most {_MOST_BYTES} are read")
+    return path.read_bytes()
