@@ -34,6 +34,16 @@ _SAFETENSORS = {
 _LARGEST_HEADER_BYTES = 100 * 2**20
 
 
+# What a file unpacks to is read up to so many times its own size, and up to so many bytes whatever that is: Keras
+# compresses nothing, and whoever does so later gains little on trained weights.
+_MOST_TIMES = 16
+_MOST_IN_ANY_CASE = 64 * 2**20
+
+
+class TooLargeError(ValueError):
+    """A file would unpack to far more than it has."""
+
+
 class Stored(NamedTuple):
     """One array of a file.
 
@@ -65,14 +75,41 @@ def read(path: str) -> list[Stored]:
             "run; open another kind of file with what wrote it, and save it as one of these"
         )
     try:
+        if "://" not in path and os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError("it is not a file")
         with _opened(path) as file:
+            most = _most(file)
             if path.endswith(".safetensors"):
-                return list(_safetensors(file, os.fstat(file.fileno()).st_size if hasattr(file, "fileno") else None))
-            return list(_keras(_weights_in_zip(file) if path.endswith(".keras") else file))
+                return list(_safetensors(file, most))
+            return list(_keras(_weights_in_zip(file) if path.endswith(".keras") else file, most))
     except FileNotFoundError:
         raise UsageError(f"train.start_from = {path!r}: there is no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, struct.error, zipfile.BadZipFile) as error:
+    except Exception as error:  # zipfile, zlib and h5py have many kinds for a file that is not what it claims to be
         raise UsageError(f"train.start_from = {path!r} cannot be read: {error}") from error
+
+
+def open_zip(file: BinaryIO) -> zipfile.ZipFile:
+    """Opens a zip archive.
+
+    Raises:
+      TooLargeError: it would unpack to far more than the file has.
+      zipfile.BadZipFile: it is none.
+    """
+    archive = zipfile.ZipFile(file)
+    _check_size(sum(member.file_size for member in archive.infolist()), _most(file))
+    return archive
+
+
+def _most(file: BinaryIO) -> int:
+    """Bytes that a file may unpack to; leaves its position at the beginning."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    return max(_MOST_TIMES * size, _MOST_IN_ANY_CASE)
+
+
+def _check_size(unpacked: int, most: int) -> None:
+    if unpacked > most:
+        raise TooLargeError(f"it would unpack to {unpacked} bytes, where a file of its size is read to at most {most}")
 
 
 def named(name: str, value: np.ndarray, *, shown: str | None = None) -> Stored:
@@ -96,50 +133,72 @@ def _opened(path: str) -> BinaryIO:
 
 
 def _weights_in_zip(file: BinaryIO) -> BinaryIO:
-    with zipfile.ZipFile(file) as archive:
+    with open_zip(file) as archive:
         names = archive.namelist()
         if "model.weights.h5" not in names:
             raise ValueError(f"it holds no model.weights.h5, only {', '.join(names[:5])}")
         return io.BytesIO(archive.read("model.weights.h5"))
 
 
-def _keras(file: BinaryIO) -> Iterator[Stored]:
+def _keras(file: BinaryIO, most: int) -> Iterator[Stored]:
     import h5py
 
     with h5py.File(file, "r") as root:
         if "layer_names" in root.attrs:
             raise ValueError("it is of Keras 2; load it into its model there, and save that as .keras")
-        yield from _group(root, ())
+        found = list(_group(root, (), set()))
+        _check_size(sum(value.size * value.dtype.itemsize for *_, value in found), most)
+        for layer, key, value in found:
+            if value.external or value.is_virtual:
+                raise ValueError(f"{value.name} is in another file")
+            array = np.array(value, dtype=_bfloat16() if value.attrs.get("dtype") == "bfloat16" else None)
+            # The state of a random generator: no weight of a layer looks like it.
+            if not (array.dtype == np.uint32 and array.shape == (2,)):
+                yield Stored("/".join((*layer, key)), layer, key, array)
 
 
-def _group(group: Any, around: tuple[str, ...], depth: int = 0) -> Iterator[Stored]:
-    """The arrays of a layer, which stand in its group `vars` with its name, and of the layers inside of it."""
-    own = group.get("vars")
+def _group(
+    group: Any, around: tuple[str, ...], seen: set[Any], depth: int = 0
+) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """What a layer has in its group `vars`, with its name, and the layers inside of it; nothing is read yet."""
+    if group.id in seen:
+        raise ValueError(f"{group.name} is there by two names")
+    seen.add(group.id)
+    own = _inside(group, "vars") if "vars" in group else None
     layer = around
     if own is not None and depth:
         layer = (*around, _text(own.attrs.get("name", group.name.rpartition("/")[2])))
     for key in sorted(own or (), key=lambda name: (len(name), name)):
-        value = own[key]
-        value = np.array(value, dtype=_bfloat16() if value.attrs.get("dtype") == "bfloat16" else None)
-        # The state of a random generator: no weight of a layer looks like it.
-        if not (value.dtype == np.uint32 and value.shape == (2,)):
-            yield Stored("/".join((*layer, key)), layer, key, value)
+        yield layer, key, _inside(own, key)
     for name in group:
-        if name != "vars" and not (depth == 0 and name == "optimizer") and hasattr(group[name], "keys"):
-            yield from _group(group[name], layer, depth + 1)
+        if name != "vars" and not (depth == 0 and name == "optimizer"):
+            inner = _inside(group, name)
+            if hasattr(inner, "keys"):
+                yield from _group(inner, layer, seen, depth + 1)
+
+
+def _inside(group: Any, name: str) -> Any:
+    """What a group has by a name, unless that is a link, which may lead to another file or in a circle."""
+    import h5py
+
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise ValueError(f"{group.name}/{name} is a link")
+    return group[name]
 
 
 def _text(name: Any) -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def _safetensors(file: BinaryIO, size: int | None) -> Iterator[Stored]:
+def _safetensors(file: BinaryIO, most: int) -> Iterator[Stored]:
     (header_bytes,) = struct.unpack("<Q", file.read(8))
-    if header_bytes > _LARGEST_HEADER_BYTES or (size is not None and header_bytes > size):
+    if header_bytes > min(_LARGEST_HEADER_BYTES, most):
         raise ValueError(f"its header would be {header_bytes} bytes long")
     header = json.loads(file.read(header_bytes))
     header.pop("__metadata__", None)
-    for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
+    entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
+    _check_size(sum(abs(last - first) for first, last in (about["data_offsets"] for _, about in entries)), most)
+    for name, about in entries:
         dtype = np.dtype(_bfloat16() if about["dtype"] == "BF16" else _SAFETENSORS[about["dtype"]])
         first, last = about["data_offsets"]
         file.seek(8 + header_bytes + first)

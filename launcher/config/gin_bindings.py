@@ -85,6 +85,7 @@ def load(
     *,
     before_imports: Callable[[], None] = lambda: None,
     called_by_program: Sequence[str] = (),
+    foreign: str | None = None,
 ) -> Config:
     """Replaces gin's configuration by these files and then these bindings, all checked.
 
@@ -96,6 +97,7 @@ def load(
       before_imports: called before the first module is imported, if any is; until it returns, bindings are in effect
         that need no import.
       called_by_program: configurables that a program calls, which gives them what they require.
+      foreign: as in `user_modules.import_module`.
 
     Raises:
       UsageError: a file, name, parameter, macro or import is unknown, a value has the wrong type, or something required
@@ -112,7 +114,7 @@ def load(
         reset()
         loaded.files = files
     for wanted in imports:
-        import_module(wanted)
+        import_module(wanted, foreign)
     for order, statement in enumerate(statements):
         if isinstance(statement, Binding):
             _bind(dataclasses.replace(statement, order=order))

@@ -228,6 +228,8 @@ def _parse(text: str, path: str | None) -> Iterator[Any]:
     except tokenize.TokenError as error:
         problem, (line_number, _) = error.args
         raise UsageError(f"{_at(path, line_number)}{problem}; is a bracket or a quote left open?") from None
+    except RecursionError:
+        raise UsageError(f"{f'{path}: ' if path else ''}brackets within brackets, too many to be read") from None
 
 
 def defines(path: Path, name: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.machinery
+import importlib.util
 import os
 import re
 import sys
@@ -18,21 +20,29 @@ from launcher.config.gin_private import internals
 from launcher.errors import LauncherError, UsageError, failures, user_code
 
 
-def import_module(wanted: Import) -> None:
+def import_module(wanted: Import, foreign: str | None = None) -> None:
     """Imports what a gin file imports.
 
+    Args:
+      wanted: the statement.
+      foreign: a folder whose modules are not run, whatever path leads to them; then no module is looked for beside the
+        gin file. None where the gin file is the user's own.
+
     Raises:
-      UsageError: there is no such module, or it failed.
+      UsageError: there is no such module, it is one of those, or it failed.
     """
     if wanted.module.startswith("__gin__"):
         raise UsageError(f"{wanted.where}: {wanted.text}: not supported; decorate with @gin.configurable instead")
-    if wanted.folder and wanted.folder not in sys.path:
+    if foreign is None and wanted.folder and wanted.folder not in sys.path:
         sys.path.insert(0, wanted.folder)  # for good: the module may import others beside it, also later
     try:
-        importlib.import_module(wanted.module)
+        place = None if foreign is None else _place_in(foreign, wanted.module)
+        if place is None:
+            importlib.import_module(wanted.module)
     except ModuleNotFoundError as error:
         if error.name and f"{wanted.module}.".startswith(f"{error.name}."):
-            beside = "" if wanted.folder in ("", os.getcwd()) else f"beside the gin file ({wanted.folder}), "
+            own = foreign is None and wanted.folder not in ("", os.getcwd())
+            beside = f"beside the gin file ({wanted.folder}), " if own else ""
             raise UsageError(
                 f"{wanted.where}: no module named {wanted.module!r}; it was looked for {beside}in the working "
                 f"directory ({os.getcwd()}), along PYTHONPATH and among the installed packages (sys.path)"
@@ -40,7 +50,28 @@ def import_module(wanted: Import) -> None:
         raise UsageError(f"{wanted.where}: {wanted.text} failed: {_at_fault(error)}") from error
     except Exception as error:
         raise UsageError(f"{wanted.where}: {wanted.text} failed: {_at_fault(error)}") from error
+    if place is not None:
+        raise UsageError(
+            f"{wanted.where}: {wanted.text}: {place} lies in {foreign}, whose Python is run only with trust=True; give "
+            "that if you trust whoever made this folder"
+        )
     internals().imports.add(wanted.statement)
+
+
+def _place_in(folder: str, module: str) -> str | None:
+    """Where a module, or a package around it, lies in the folder, if it does; runs nothing that lies there."""
+    for end in (*(dot.start() for dot in re.finditer(r"\.", module)), None):
+        name = module[:end]
+        if name in sys.modules:
+            continue
+        # Of a module in a package this imports the package, which has been looked at by then.
+        spec = importlib.util.find_spec(name) or importlib.machinery.PathFinder.find_spec(name, [folder])
+        if spec is None:
+            return None  # there is no such module, as its import will say
+        for place in [spec.origin] if spec.has_location and spec.origin else spec.submodule_search_locations or ():
+            if any(of(Path(place)).is_relative_to(of(Path(folder))) for of in (Path.absolute, Path.resolve)):
+                return place
+    return None
 
 
 def _at_fault(error: Exception) -> str:

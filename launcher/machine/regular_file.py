@@ -12,16 +12,20 @@ class UnfitError(ValueError):
     """Why a file is not read, as the end of a sentence that begins with its name."""
 
 
-def read(path: Path) -> bytes:
+def read(path: Path, most_bytes: int | None = _MOST_BYTES) -> bytes:
     """The contents of a file.
 
+    Args:
+      path: where it is.
+      most_bytes: of a file that is read; None for any.
+
     Raises:
-      UnfitError: it is a pipe, a device or a folder, or larger than 256 MiB.
+      UnfitError: it is a pipe, a device or a folder, or larger than that.
       OSError: it cannot be read.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):  # to open a pipe waits for its writer
         raise UnfitError("is not a file")
-    if found.st_size > _MOST_BYTES:
-        raise UnfitError(f"has {found.st_size} bytes, and at most {_MOST_BYTES} are read")
+    if most_bytes is not None and found.st_size > most_bytes:
+        raise UnfitError(f"has {found.st_size} bytes, and at most {most_bytes} are read")
     return path.read_bytes()

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.machine import regular_file
 from launcher.reporting import strict_json
 
 FILE_NAME = "attempts.jsonl"
@@ -246,11 +247,11 @@ def _attempts(model_dir: str) -> list[_Attempt]:
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
+        lines = regular_file.read(path).splitlines()
+    except (OSError, regular_file.UnfitError):
         return
     for line in lines:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if _is_whole(record):
                 yield record

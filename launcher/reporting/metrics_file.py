@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_RETRY, LauncherError
+from launcher.machine import regular_file
 from launcher.reporting import strict_json
 
 FILE_NAME = "metrics.jsonl"
@@ -156,8 +157,8 @@ def read_events(model_dir: str) -> list[dict[str, Any]]:
     Lines that are not whole events (a kill leaves half a last line) are left out.
     """
     try:
-        lines = Path(model_dir, FILE_NAME).read_bytes().splitlines()
-    except FileNotFoundError:
+        lines = regular_file.read(Path(model_dir, FILE_NAME), most_bytes=None).splitlines()
+    except (FileNotFoundError, regular_file.UnfitError):
         return []
     return [event for line in lines if (event := _parse(line)) is not None]
 
@@ -196,9 +197,10 @@ def _cut(path: Path, size: int) -> None:
 def _parse(line: str | bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("step"), int) else None
+    is_whole = isinstance(event, dict) and isinstance(event.get("step"), int)
+    return event if is_whole and isinstance(event.get("time", 0), int | float) else None
 
 
 def _write_error(path: Path, error: OSError) -> MetricsWriteError:

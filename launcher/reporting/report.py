@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import launcher
 from launcher.errors import UsageError
@@ -19,6 +21,7 @@ FILE_NAME = "report.html"
 _EVERY_SECONDS = 30.0
 _LARGEST_SHARE = 0.01  # of a run's time that may go into its page
 
+_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
 
@@ -71,13 +74,26 @@ def write_result(model_dir: str | Path, name: str, content: str) -> str:
 
 def make_page(folder: RunFolder) -> str:
     """The page on a folder."""
-    made = [make(folder) for make in (*sections.SECTIONS, *instrument_sections.SECTIONS, sections.plan)]
+    made = [_made(make, folder) for make in (*sections.SECTIONS, *instrument_sections.SECTIONS, sections.plan)]
     return page(
         folder.name,
-        header=sections.header(folder),
+        header=_made(sections.header, folder) or f"<h1>{html.escape(folder.name)}</h1>",
         sections=[section for section in made if section is not None],
         footer=f"Launcher {html.escape(launcher.__version__)}, from the files in {html.escape(str(folder.path))}",
     )
+
+
+def _made(make: Callable[[RunFolder], _T | None], folder: RunFolder) -> _T | None:
+    """A part of the page; None, and a warning, where a file is not as this version writes it: it must end no run."""
+    try:
+        return make(folder)
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        _logger.warning(
+            "%s of %s is without its part %r: a file there is damaged or of another version (%r at %s:%d).",
+            FILE_NAME, folder.path, make.__name__, error, place.filename, place.lineno,
+        )  # fmt: skip
+        return None
 
 
 class LiveReport:

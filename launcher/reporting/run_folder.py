@@ -6,7 +6,6 @@ Reads files only, and any of them may be missing, old, half-written or of a newe
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,21 @@ PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR = (
 SAMPLES = "samples.json"
 RUNNING = "running"
 UNFINISHED = "unfinished"
+
+# What JSON has for the fields of a record.
+_KINDS: dict[str, Any] = {
+    "bool": bool,
+    "str": str,
+    "str | None": str | None,
+    "int": int,
+    "int | None": int | None,
+    "float": int | float,
+    "float | None": int | float | None,
+    "tuple[str, ...]": list,
+    "tuple[Change, ...]": list,
+    "Mapping[str, str]": dict,
+}
+_TABLES = ("seconds", "metrics", "versions", "goodput")  # of summary.json
 
 _LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")  # of runs that did not record it
 
@@ -179,7 +193,8 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
     """
     path = Path(model_dir).absolute()
     record = read_record(path)
-    ended = _json(path / summary.FILE_NAME)
+    ended = strict_json.read_object(path / summary.FILE_NAME)
+    ended = {name: value for name, value in ended.items() if name not in _TABLES or isinstance(value, dict)}
     if record is not None and not _is_newer(path / summary.FILE_NAME, record.started):
         ended = {name: ended[name] for name in ("attempts",) if name in ended}
     if (path / attempts.FILE_NAME).exists():  # newer than the summary, while it runs or when it was killed
@@ -195,20 +210,28 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         events=events,
         attempts=_attempts(path, ended, events),
         config=_bindings(path / CONFIG),
-        results={name: found for name in names if (found := _json(path / name))},
+        results={name: found for name in names if (found := strict_json.read_object(path / name))},
     )
 
 
 def read_record(path: Path) -> RunRecord | None:
     """The contents of run.json; None where there is none that can be read."""
-    found = _json(path / RECORD)
-    known = {field.name for field in dataclasses.fields(RunRecord)}
-    if "began" not in found:
+    found = strict_json.read_object(path / RECORD)
+    values = _known(RunRecord, found)
+    if "began" not in values:
         return None
-    values = {name: value for name, value in found.items() if name in known}
-    values["recipe"] = tuple(values.get("recipe", ()))
-    values["changes"] = tuple(Change(**change) for change in values.get("changes", ()))
+    changes = [_known(Change, one) for one in values.get("changes", ())]
+    values["recipe"] = tuple(map(str, values.get("recipe", ())))
+    values["changes"] = tuple(Change(**one) for one in changes if len(one) == len(dataclasses.fields(Change)))
+    values["plan"] = {name: str(value) for name, value in values.get("plan", {}).items()}
     return RunRecord(**values)
+
+
+def _known(record: type, found: Any) -> dict[str, Any]:
+    """Of an object, what a record has fields for, and of their kind; other versions may have written something else."""
+    names = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(record)}
+    found = found if isinstance(found, dict) else {}
+    return {name: found[name] for name, kind in names.items() if name in found and isinstance(found[name], kind)}
 
 
 def write_record(path: Path, record: RunRecord) -> None:
@@ -226,14 +249,6 @@ def write_record(path: Path, record: RunRecord) -> None:
     strict_json.replace_file(path / RECORD, f"{strict_json.dumps(content, indent=2)}\n")
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _is_newer(path: Path, since: float) -> bool:
     try:
         # A copied folder keeps its times only to the second.
@@ -244,11 +259,9 @@ def _is_newer(path: Path, since: float) -> bool:
 
 def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[AttemptRecord]:
     """Those of the summary; without, as far as the logs tell."""
-    known = {field.name for field in dataclasses.fields(AttemptRecord)}
     told = ended.get("attempts")
     if isinstance(told, list):
-        rows = [{name: value for name, value in row.items() if name in known} for row in told if "number" in row]
-        return [AttemptRecord(**row) for row in rows]
+        return [AttemptRecord(**row) for row in (_known(AttemptRecord, one) for one in told) if "number" in row]
     logs = {
         int(digits): folder
         for folder in path.glob("logs/attempt_*")
@@ -256,7 +269,7 @@ def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str
     }
     found: list[AttemptRecord] = []
     for number, folder in sorted(logs.items()):
-        error = _json(folder / ERROR)
+        error = strict_json.read_object(folder / ERROR)
         before = found[-1].ended if found else None
         # What was logged after the checkpoint that an attempt goes on from is forgotten.
         kept = [event["step"] for event in events if before is not None and event.get("time", math.inf) <= before]

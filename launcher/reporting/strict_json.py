@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.machine import regular_file
+
 NON_FINITE = "non_finite"
 
 
@@ -39,6 +41,15 @@ def dumps(record: Mapping[str, Any], *, indent: int | None = None) -> str:
     if non_finite:
         plain[NON_FINITE] = non_finite
     return json.dumps(plain, indent=indent, allow_nan=False)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a file that may be missing, damaged or somebody else's; {} where there is none to be read."""
+    try:
+        found = json.loads(regular_file.read(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def replace_file(path: Path, content: str) -> None:

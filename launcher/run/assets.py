@@ -54,7 +54,8 @@ def read(model_dir: str) -> Assets:
     if not tf.io.gfile.isdir(path):
         return {}
     names = [name for name in tf.io.gfile.listdir(path) if not name.endswith(".partial")]
-    return {name: tf.io.gfile.GFile(os.path.join(path, name), "rb").read() for name in names}
+    kept = [name for name in names if "://" in path or os.path.isfile(os.path.join(path, name))]  # a pipe would wait
+    return {name: tf.io.gfile.GFile(os.path.join(path, name), "rb").read() for name in kept}
 
 
 def _assets(task: Any) -> Assets:

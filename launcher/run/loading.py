@@ -72,10 +72,13 @@ def load_bindings(
     *,
     before_imports: Callable[[], None] = lambda: None,
     called_by_program: Sequence[str] = (),
+    foreign: str | None = None,
 ) -> None:
     """Makes the bindings known to gin and checks them; for arguments and errors, see `config.load`."""
     import_builtins()
-    gin_bindings.load(gin_files, gin_params, before_imports=before_imports, called_by_program=called_by_program)
+    gin_bindings.load(
+        gin_files, gin_params, before_imports=before_imports, called_by_program=called_by_program, foreign=foreign
+    )
     # A recipe may say how any mode is to treat it, whichever mode this is.
     gin_bindings.check_settings()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from launcher.checkpoints import CheckpointStore
+from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.checkpoints.disk import sync
 from launcher.config import gin_bindings
 from launcher.errors import UsageError, user_code
@@ -19,6 +19,7 @@ from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve as resolve_cluster
 from launcher.run import assets, loading, session
 from launcher.run.plan import policy_of
+from launcher.run.recipe import Recipe
 from launcher.serving import checkpoints_of, weights
 from launcher.serving.weights import Weights
 
@@ -73,26 +74,28 @@ def save_keras(model: keras.Model, path: str, which: str, chosen: Weights) -> No
         file.writestr(_ABOUT, json.dumps({"which": which, "step": chosen.step, "averaged": chosen.averaged}))
 
 
-def load(model_dir: str, which: str = "best") -> keras.Model:
+def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Model:
     """Loads the Keras model of a run, for a notebook or a program of one's own.
 
         model = launcher.load("runs/resnet_cpu")
         model.predict(images)
 
     It comes from MODEL_DIR/model.keras where that has the weights asked for. Else it is built from MODEL_DIR/config.gin
-    under the dtype policy for this machine, and gets the checkpoint's weights.
+    under the dtype policy for this machine, and gets the checkpoint's weights. Python that came with the folder is not
+    run: not what a Lambda layer holds, and no module that lies in it.
 
     Args:
       model_dir: the folder of a run.
       which: "best" for the best checkpoint, or the last one where none was recorded as best; "last"; both averaged if
         the recipe evaluates the average (`train.evaluate_ema`). "averaged": as "best", and an error where the run kept
         no average.
+      trust: also run the Python in the folder: give it for a folder of your own, or of somebody whom you trust.
 
     Returns:
       A `keras.Model` of no strategy.
 
     Raises:
-      UsageError: there is no such run, or no such weights in it, or its recipe cannot be read here.
+      UsageError: there is no such run, or no such weights in it, or its recipe cannot be read here or needs `trust`.
     """
     weights.check_which(which)
     if not os.path.isdir(model_dir):
@@ -108,8 +111,8 @@ def load(model_dir: str, which: str = "best") -> keras.Model:
     if held is not None and _is_wanted(held, which, step):
         loading.import_builtins()  # registers the classes of models/
         try:
-            return keras.saving.load_model(path)
-        except (TypeError, ValueError) as error:  # a class that is not imported here, or a Lambda layer
+            return keras.saving.load_model(path, safe_mode=not trust)
+        except Exception as error:  # a class that is not imported here, a Lambda layer, or a damaged file
             if step is None:
                 raise UsageError(f"{path} cannot be loaded: {user_code.summary(error)}") from error
     if step is None:
@@ -119,30 +122,38 @@ def load(model_dir: str, which: str = "best") -> keras.Model:
             f"launcher.load: step {step} in {model_dir} has no averaged weights; train with train.ema_decay, or load "
             "'best' or 'last'"
         )
-    return _built(model_dir, store, step, averaged=which == "averaged" or None)
+    return _built(model_dir, store, step, averaged=which == "averaged" or None, trust=trust)
 
 
 def _is_wanted(held: dict[str, Any], which: str, step: int | None) -> bool:
-    if which == "averaged" and not held["averaged"]:
+    if which == "averaged" and not held.get("averaged"):
         return False
-    return held["step"] == step or (step is None and which in (held["which"], "averaged"))
+    return held.get("step") == step or (step is None and which in (held.get("which"), "averaged"))
 
 
 def _about(path: str) -> dict[str, Any] | None:
-    """What `save_keras` noted in a file; None for any other file or none."""
+    """What `save_keras` noted in a file; None for any other file or none.
+
+    Raises:
+      UsageError: the file would unpack to far more than it has.
+    """
+    if not os.path.isfile(path):
+        return None
     try:
-        with zipfile.ZipFile(path) as file:
-            return dict(json.loads(file.read(_ABOUT)))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        with open(path, "rb") as file, weight_files.open_zip(file) as archive:
+            return dict(json.loads(archive.read(_ABOUT)))
+    except weight_files.TooLargeError as error:
+        raise UsageError(f"launcher.load: {path} is not read: {error}") from None
+    except Exception:  # zipfile and zlib have many kinds for a file that is none of Keras's
         return None
 
 
-def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool | None) -> keras.Model:
+def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool | None, trust: bool) -> keras.Model:
     """The model that the run's recipe builds, with the weights of a checkpoint; `averaged` None: as it evaluates."""
     config = os.path.join(model_dir, "config.gin")
     if not os.path.isfile(config):
         raise UsageError(f"launcher.load: {config} is missing, which says how the model is built")
-    if "train.task" not in Path(config).read_text("utf-8"):
+    if b"train.task" not in Path(config).read_bytes():
         raise UsageError(
             f"launcher.load: {model_dir} is of a launcher.fit, whose model only its program can build, and there is no "
             f"{MODEL_FILE} with the weights asked for: python -m launcher.main --gin_file=PROGRAM.py --mode=export "
@@ -151,7 +162,8 @@ def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool 
     before = keras.config.dtype_policy()
     try:
         with gin_bindings.usage_errors():
-            recipe = loading.load([config], [], before_imports=lambda: None)
+            loading.load_bindings([config], [], foreign=None if trust else model_dir)
+            recipe = Recipe()
             cluster = resolve_cluster({})
             devices = strategy_lib.plan(requested="one_device", replicas=None, tpu=None, cluster=cluster, environ={})
             if use_assets := getattr(recipe.task, "use_assets", None):

@@ -298,3 +298,68 @@ def test_what_is_wrong_without_an_import_is_refused_before_the_first(module):
         gin_bindings.load(["recipe.gin"], before_imports=before_imports)
     write("recipe.gin", BASE)
     gin_bindings.load(["recipe.gin"], before_imports=before_imports)
+
+
+EVIL = "import pathlib; pathlib.Path('ran').touch()"
+
+
+@pytest.mark.parametrize(
+    ("statement", "module"),
+    [
+        ("import evil", "evil.py"),
+        ("import evil", "evil/__init__.py"),
+        ("from evil.deep import mine", "evil/deep/mine.py"),
+        ("import runs.foreign.evil", "evil.py"),
+        ("from runs.foreign import evil", "__init__.py"),
+        ("import foreign.evil", "evil.py"),
+        ("include 'runs/foreign/more.gin'", "evil.py"),
+    ],
+)
+@pytest.mark.parametrize("within", [".", "runs/foreign"])
+def test_of_a_foreign_folder_no_module_is_run_by_whatever_path_it_is_found(
+    folder, monkeypatch, statement, module, within
+):
+    write(
+        "runs/foreign/config.gin",
+        statement.replace("runs", str(folder / "runs")) if "include" in statement else statement,
+    )
+    write("runs/foreign/more.gin", "import evil")
+    write(f"runs/foreign/{module}", EVIL)
+    monkeypatch.chdir(within)
+    monkeypatch.setattr(sys, "path", ["", str(folder), str(folder / "runs"), *sys.path])
+    before = set(sys.modules)
+    try:
+        with pytest.raises(UsageError, match=r"runs/foreign.*, whose Python is run only with trust=True"):
+            gin_bindings.load([str(folder / "runs/foreign/config.gin")], foreign=str(folder / "runs/foreign"))
+    finally:
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+    assert not list(folder.rglob("ran"))
+
+
+def test_a_foreign_gin_file_may_import_what_is_on_the_users_own_path(folder, module):
+    module("mine", "import gin\n@gin.configurable\ndef labour(*, rate=1.0):\n    return rate")
+    write("runs/foreign/config.gin", "import mine\nimport os.path\nlabour.rate = 2.0")
+    gin_bindings.load(["runs/foreign/config.gin"], foreign="runs/foreign")
+    assert str(folder / "runs/foreign") not in sys.path
+    with pytest.raises(UsageError, match="no module named 'gone'"):
+        write("runs/foreign/config.gin", "import gone")
+        gin_bindings.load(["runs/foreign/config.gin"], foreign="runs/foreign")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from __gin__ import dynamic_registration\nimport os\ntrain.task = @os.system('touch ran')",
+        "import os\ntrain.task = @os.system()",
+        "train.task = @subprocess.run()",
+        "train.task = __import__('os').system('touch ran')",
+        f"x = {'(' * 5000}1{')' * 5000}",
+        f"x = {'[' * 90}1{']' * 90}",
+    ],
+)
+def test_gin_runs_nothing_that_nobody_registered(folder, text):
+    write("recipe.gin", text)
+    with pytest.raises(UsageError):
+        gin_bindings.load(["recipe.gin"])
+    assert not list(folder.rglob("ran"))

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from report_page import Page
 
 from launcher import main as entry
@@ -175,6 +177,65 @@ def test_damaged_files_are_left_out(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b'{"verified": \xff')
     page = of(tmp_path, record=None)
     assert page.section("Verify") == ""
+
+
+def test_what_a_newer_version_has_added_is_left_out(tmp_path: Path) -> None:
+    of(tmp_path)
+    found = json.loads((tmp_path / "run.json").read_text())
+    found["changes"][0]["by"] = "--gin_param"
+    found["changes"] += [{"binding": "of another form"}, "train.seed"]
+    found |= {"price_per_hour": {"EUR": 36}, "hosts": ["one"]}
+    (tmp_path / "run.json").write_text(json.dumps(found))
+    record = run_folder.read_record(tmp_path)
+    assert record is not None and record.changes == RECORD.changes and record.price_per_hour is None
+    assert "train.steps" in write_report(tmp_path).read_text()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run, for many changes of its files."""
+    folder = tmp_path_factory.mktemp("kept")
+    seconds = {"startup": 1.0, "train": 7.0, "total": 8.0}
+    file = AttemptsFile(str(folder), {"LAUNCHER_ATTEMPT": "1"}, lambda: dict(seconds))
+    file.begin(0)
+    file.at(60)
+    (folder / "samples.json").write_text(json.dumps({"step": 60, "rows": [["given", "written", "expected"]]}))
+    of(folder, attempts=ATTEMPTS, goodput={"train": 30.0}, goodput_share=0.5)
+    return folder
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_whatever_stands_in_its_files_there_is_a_page(kept: Path, data: st.DataObject) -> None:
+    """Any value in the place of any other, at any depth of any file: what is left of the page is written."""
+    name = data.draw(st.sampled_from(["run.json", "summary.json", "attempts.jsonl", "metrics.jsonl", "samples.json"]))
+    before = (kept / name).read_text()
+    first, *rest = [before] if name.endswith(".json") else before.splitlines()
+    place: Any = (whole := json.loads(first))
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(JSON)
+    try:
+        (kept / name).write_text("\n".join([json.dumps(whole), *rest]))
+        assert f"<h1>{kept.name}</h1>" in write_report(kept).read_text()
+    finally:
+        (kept / name).write_text(before)
+
+
+def test_a_pipe_among_its_files_is_not_waited_for(tmp_path: Path) -> None:
+    for name in ("run.json", "summary.json", "metrics.jsonl", "attempts.jsonl", "samples.json"):
+        os.mkfifo(tmp_path / name)
+    write_report(tmp_path)
 
 
 def test_a_summary_of_an_earlier_attempt_does_not_speak_for_one_that_runs(tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import sys
+import zipfile
 
+import h5py
 import keras
 import ml_dtypes
 import numpy as np
@@ -276,6 +280,88 @@ def damaged(kind, folder):
 def test_a_damaged_file_is_one_message(kind, tmp_path):
     with pytest.raises(UsageError, match=r"damaged.* cannot be read: \S+"):
         weight_files.read(str(damaged(kind, tmp_path)))
+
+
+def zipped(path, folder):
+    """Claims 80 MiB of nothing in a few kilobytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("model.weights.h5", bytes(80 * 2**20))
+
+
+def declared(path, folder):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("layers/first/vars/0", shape=(2**31,), dtype="f4", chunks=(2**20,), compression="gzip")
+
+
+def overlapping(path, folder):
+    header = {f"{n}": {"dtype": "F32", "shape": [2**18], "data_offsets": [0, 2**20]} for n in range(80)}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(2**20))
+
+
+def elsewhere(path, folder):
+    (folder / "secret").write_bytes(bytes(64))
+    with h5py.File(path, "w") as file:
+        file.create_dataset("layers/first/vars/0", (16,), "f4", external=[(str(folder / "secret"), 0, 64)])
+
+
+def linked(path, folder):
+    with h5py.File(folder / "other.h5", "w") as file:
+        file["vars/0"] = np.zeros(3)
+    with h5py.File(path, "w") as file:
+        file["layers"] = h5py.ExternalLink(str(folder / "other.h5"), "/")
+
+
+def doubled(path, folder):
+    """Sixty groups, each there by two names in the one around it: more paths than anybody walks."""
+    with h5py.File(path, "w") as file:
+        group = file
+        for _ in range(60):
+            group["b"] = group.create_group("a")
+            group = group["a"]
+
+
+def deep(path, folder):
+    text = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def listed(path, folder):
+    path.write_bytes(struct.pack("<Q", 9) + b'{"a": [1]}')
+
+
+def pipe(path, folder):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (zipped, ".keras", "it would unpack to 83886080 bytes"),
+        (declared, ".weights.h5", "it would unpack to 8589934592 bytes"),
+        (overlapping, ".safetensors", "it would unpack to 83886080 bytes"),
+        (elsewhere, ".weights.h5", "/layers/first/vars/0 is in another file"),
+        (linked, ".weights.h5", "layers is a link"),
+        (doubled, ".weights.h5", "is there by two names"),
+        (deep, ".safetensors", "recursion"),
+        (listed, ".safetensors", "cannot be read"),
+        (pipe, ".keras", "it is not a file"),
+        (pipe, ".safetensors", "it is not a file"),
+    ],
+)
+def test_a_file_that_wants_more_than_itself_to_be_read_is_refused(make, kind, message, tmp_path):
+    make(tmp_path / f"w{kind}", tmp_path)
+    with pytest.raises(UsageError, match=message):
+        weight_files.read(str(tmp_path / f"w{kind}"))
+
+
+def test_of_a_run_only_weights_are_read_and_nothing_of_it_is_run(tmp_path):
+    run_with_averages(tmp_path / "foreign")
+    (tmp_path / "foreign/config.gin").write_text("import beside")
+    (tmp_path / "foreign/beside.py").write_text("raise AssertionError")
+    (tmp_path / "foreign/model.keras").write_bytes(b"nothing of the kind")
+    made, _ = started(str(tmp_path / "foreign"))
+    assert made.trainer.step == 0 and "beside" not in sys.modules
 
 
 @pytest.mark.parametrize(

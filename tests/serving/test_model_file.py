@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import keras
 import numpy as np
 import pytest
-from places import SMALL_DIGITS
+from places import PYTHONPATH, SMALL_DIGITS
 from served import run_here
 
 import launcher
@@ -97,6 +98,75 @@ def test_what_load_refuses(copied, tmp_path):
     ):
         with pytest.raises(UsageError, match=message):
             launcher.load(*arguments)
+
+
+LOADS = """
+import sys
+import launcher
+from launcher.errors import UsageError
+try:
+    print("loaded", launcher.load(sys.argv[1], trust=sys.argv[2:] == ["trust"]).name)
+except UsageError as error:
+    print(error)
+"""
+
+
+def loaded_elsewhere(folder, *arguments):
+    """What a program prints that loads a folder, in a directory of its own."""
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", LOADS, str(folder), *arguments]
+    return subprocess.run(command, cwd=folder.parent, env=environ, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("model_file", ["none", "of another step", "cut short"])
+def test_python_that_came_with_a_folder_is_run_only_where_it_is_trusted(copied, model_file):
+    path = copied / "model.keras"
+    if model_file == "of another step":
+        with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate"):
+            file.writestr("launcher.json", '{"step": -1}')
+    elif model_file == "cut short":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        path.unlink()
+    (copied / "beside.py").write_text(f"import pathlib; pathlib.Path({str(copied.parent / 'ran')!r}).touch()")
+    config = (copied / "config.gin").read_text()
+    (copied / "config.gin").write_text(f"import beside\n{config}")
+    printed = loaded_elsewhere(copied)
+    assert f"config.gin line 1: import beside: {copied}/beside.py lies in {copied}" in printed
+    assert "trust=True" in printed and not (copied.parent / "ran").exists()
+    assert "loaded" in loaded_elsewhere(copied, "trust")
+    assert (copied.parent / "ran").exists()
+
+
+def test_a_lambda_layer_of_a_folder_is_run_only_where_it_is_trusted(copied):
+    shutil.rmtree(copied / "checkpoints")
+    inputs = keras.Input((8, 8, 1))
+    ran = copied.parent / "ran"
+    model = keras.Model(inputs, keras.layers.Lambda(lambda x: (ran.touch(), x)[1], output_shape=(8, 8, 1))(inputs))
+    ran.unlink(missing_ok=True)
+    model.save(copied / "model.keras")
+    with zipfile.ZipFile(copied / "model.keras", "a") as file:
+        file.writestr("launcher.json", '{"which": "best", "step": 1, "averaged": false}')
+    with pytest.raises(UsageError, match=r"model\.keras cannot be loaded: .*[Ll]ambda"):
+        launcher.load(str(copied))
+    assert not ran.exists()
+    launcher.load(str(copied), trust=True)(IMAGES)
+    assert ran.exists()
+
+
+def test_a_model_file_that_unpacks_to_far_more_than_it_has_is_not_unpacked(copied):
+    with zipfile.ZipFile(copied / "model.keras", "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("model.weights.h5.more", bytes(80 * 2**20))
+    with pytest.raises(UsageError, match=r"model\.keras is not read: it would unpack to 83\d{6} bytes"):
+        launcher.load(str(copied))
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(copied):
+    (copied / "model.keras").unlink()
+    os.mkfifo(copied / "model.keras")
+    (copied / "assets").mkdir(exist_ok=True)
+    os.mkfifo(copied / "assets/vocabulary.json")
+    assert "loaded" in loaded_elsewhere(copied)
 
 
 UNSAVABLE = """
