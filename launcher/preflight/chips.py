@@ -31,6 +31,7 @@ class Chip:
       link_bandwidth: bytes/s of one link between chips, in one direction.
       mxus: matrix units of one chip.
       mxu: rows and columns of each.
+      fewest_mxus: where the maker's pages do not agree on their number, the other one; then the clock may be higher.
     """
 
     family: str
@@ -42,6 +43,7 @@ class Chip:
     link_bandwidth: Constant
     mxus: int
     mxu: int = 128
+    fewest_mxus: int | None = None
 
     @property
     def device_peak_flops(self) -> float:
@@ -55,6 +57,17 @@ class Chip:
     def clock(self) -> float:
         """Hertz, at which the matrix units reach the peak: each does mxu x mxu multiply-adds a cycle."""
         return self.peak_flops.value / (2 * self.mxus * self.mxu**2)
+
+    @property
+    def clock_words(self) -> str:
+        """The clock, and how sure it is."""
+        words = f"{self.clock / 1e9:.2f} GHz"
+        if self.fewest_mxus is None:
+            return words
+        times = self.mxus / self.fewest_mxus
+        return (
+            f"{words} (with {self.mxus} matrix units; with {self.fewest_mxus}, as {_DOCS} has it, {times:g} times that)"
+        )
 
     @property
     def constants(self) -> dict[str, Constant]:
@@ -105,7 +118,7 @@ V4 = Chip(
     devices=1,
     hbm_bytes=_hbm(30.75),
     peak_flops=_flops(275, f"{_DOCS}/v4"),
-    hbm_bandwidth=_bandwidth(1228, f"{_DOCS}/v4; {_JOUPPI_2023}"),
+    hbm_bandwidth=_bandwidth(1200, f"{_DOCS}/v4; {_JOUPPI_2023}"),
     link_bandwidth=_link(50, f"6 links of 50 GB/s; {_JOUPPI_2023}"),
     mxus=8,
 )
@@ -135,10 +148,11 @@ V6E = Chip(
     devices=1,
     hbm_bytes=_hbm(31.24),
     peak_flops=_flops(918, f"{_DOCS}/v6e"),
-    hbm_bandwidth=_bandwidth(1640, f"{_DOCS}/v6e"),
+    hbm_bandwidth=_bandwidth(1638, f"{_DOCS}/v6e"),
     link_bandwidth=_link(100, f"800 GB/s a chip, over 4 links and both directions; {_DOCS}/v6e"),
     mxus=4,
     mxu=256,
+    fewest_mxus=2,
 )
 
 CHIPS = {chip.family: chip for chip in (V2, V3, V4, V5E, V5P, V6E)}

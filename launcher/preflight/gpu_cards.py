@@ -66,7 +66,8 @@ class Card:
       link: "NVLink", or "PCIe" where no NVLink connects all GPUs of a host.
       link_bandwidth: bytes/s of all links of one GPU, in one direction.
       reduces_in_switch: whether the switch between the GPUs adds up, so that each sends a sum's bytes once.
-      network: bytes/s of a host with eight of them, in one direction; None where no such host is published.
+      network: bytes/s of a host with as many of them as it has, in one direction; None where no such host is published.
+      most_on_a_host: how many a host has at most.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Card:
     link_bandwidth: Constant
     reduces_in_switch: bool = False
     network: Constant | None = None
+    most_on_a_host: int = 8
 
     @property
     def constants(self) -> dict[str, Constant]:
@@ -162,11 +164,14 @@ def _network(gigabits: float, source: str) -> Constant:
 _V100 = "NVIDIA V100 data sheet, SXM2"
 _T4 = "NVIDIA T4 data sheet"
 _A100 = "NVIDIA A100 data sheet, SXM4"
+_A100_PCIE = "NVIDIA A100 data sheet, PCIe"
+_A10G = "NVIDIA A10G data sheet, of AWS's G5; of a peak with sparsity the half"
+_L40S = "NVIDIA L40S data sheet; of a peak with sparsity the half"
 _L4 = "NVIDIA L4 data sheet; of a peak with sparsity the half"
 _H100 = "NVIDIA H100 data sheet, SXM5; of a peak with sparsity the half"
 _H100_PCIE = "NVIDIA H100 data sheet, PCIe; of a peak with sparsity the half"
 _H200 = "NVIDIA H200 data sheet, SXM; of a peak with sparsity the half"
-_B200 = "NVIDIA DGX B200 data sheet, an eighth; of a peak with sparsity the half"
+_BLACKWELL = "NVIDIA Blackwell data sheet; of a peak with sparsity the half"
 _A6000 = "NVIDIA RTX A6000 data sheet; of a peak with sparsity the half"
 _PRO_6000 = "NVIDIA RTX Blackwell PRO architecture paper; of a peak with sparsity the half"
 _DGX_H100 = _network(3200, "eight ConnectX-7, NVIDIA DGX H100 data sheet; rented hosts may have less")
@@ -186,6 +191,16 @@ _A100_80 = Card(
     link="NVLink",
     link_bandwidth=_bandwidth(300, f"600 GB/s in both directions; {_A100}"),
     network=_network(1600, "eight ConnectX-6, NVIDIA DGX A100 data sheet; rented hosts may have less"),
+)
+_A100_PCIE_80 = dataclasses.replace(
+    _A100_80,
+    name="a100-pcie-80",
+    model="A100 80GB PCIe",
+    memory_bytes=_memory(79_050_250_240, _XLA),
+    memory_bandwidth=_bandwidth(1935, _A100_PCIE),
+    link="PCIe",
+    link_bandwidth=_bandwidth(32, f"PCIe 4.0 x16, 64 GB/s in both directions; {_A100_PCIE}; NVLink joins pairs only"),
+    network=None,
 )
 _V100_16 = Card(
     name="v100",
@@ -220,6 +235,23 @@ _H100_SXM = Card(
     reduces_in_switch=True,
     network=_DGX_H100,
 )
+_B200 = Card(
+    name="b200",
+    model="B200",
+    capability=(10, 0),
+    cores=148,
+    clock_ghz=1.965,
+    l2_bytes=132_644_864,
+    memory_bytes=_memory(191_514_411_008, _XLA),
+    memory_bandwidth=_bandwidth(7700, _BLACKWELL),
+    tensor_flops=_flops(2250, _BLACKWELL),
+    tf32_flops=_flops(1100, _BLACKWELL),
+    float32_flops=_flops(75, _BLACKWELL),
+    link="NVLink",
+    link_bandwidth=_bandwidth(900, f"1,800 GB/s in both directions; {_BLACKWELL}"),
+    reduces_in_switch=True,
+    network=_network(3200, "eight ConnectX-7, NVIDIA DGX B200 data sheet; rented hosts may have less"),
+)
 _CARDS = (
     _H100_SXM,
     Card(
@@ -248,22 +280,21 @@ _CARDS = (
         float32_flops=_flops(67, _H200),
         link_bandwidth=_bandwidth(450, f"900 GB/s in both directions; {_H200}"),
     ),
-    Card(
-        name="b200",
-        model="B200",
-        capability=(10, 0),
-        cores=148,
-        clock_ghz=1.965,
-        l2_bytes=132_644_864,
-        memory_bytes=_memory(191_514_411_008, _XLA),
-        memory_bandwidth=_bandwidth(8000, _B200),
-        tensor_flops=_flops(2250, _B200),
-        tf32_flops=_flops(1125, f"half of the 16-bit peak; {_B200}"),
-        float32_flops=_flops(80, "NVIDIA Blackwell data sheet, HGX B200"),
-        link="NVLink",
-        link_bandwidth=_bandwidth(900, f"1,800 GB/s in both directions; {_B200}"),
-        reduces_in_switch=True,
-        network=_network(3200, "eight ConnectX-7, NVIDIA DGX B200 data sheet; rented hosts may have less"),
+    _B200,
+    dataclasses.replace(
+        _B200,
+        name="gb200",
+        model="GB200",
+        cores=152,
+        clock_ghz=2.062,
+        l2_bytes=135_528_448,
+        memory_bytes=_memory(197_897_748_480, _XLA),
+        memory_bandwidth=_bandwidth(8000, _BLACKWELL),
+        tensor_flops=_flops(2500, _BLACKWELL),
+        tf32_flops=_flops(1250, _BLACKWELL),
+        float32_flops=_flops(80, _BLACKWELL),
+        network=None,  # NVLink connects up to 18 hosts: another shape than is reckoned with here
+        most_on_a_host=4,
     ),
     _A100_80,
     dataclasses.replace(
@@ -272,6 +303,46 @@ _CARDS = (
         model="A100-SXM4-40GB",
         memory_bytes=_memory(42_331_013_120, _XLA),
         memory_bandwidth=_bandwidth(1555, _A100),
+    ),
+    _A100_PCIE_80,
+    dataclasses.replace(
+        _A100_PCIE_80,
+        name="a100-pcie-40",
+        model="A100-PCIE-40GB",
+        memory_bytes=_memory(42_331_013_120, f"as the SXM4; {_XLA}"),
+        memory_bandwidth=_bandwidth(1555, _A100_PCIE),
+    ),
+    Card(
+        name="a10g",
+        model="A10G",
+        capability=(8, 6),
+        cores=80,
+        clock_ghz=1.71,
+        l2_bytes=6 * 2**20,
+        memory_bytes=_memory(22.06 * GIB, f"the least of {_TORCH}"),
+        memory_bandwidth=_bandwidth(600, _A10G),
+        tensor_flops=_flops(70, _A10G),
+        tf32_flops=_flops(35, _A10G),
+        float32_flops=_flops(31.52, _A10G),
+        link="PCIe",
+        link_bandwidth=_bandwidth(32, f"PCIe 4.0 x16, 64 GB/s in both directions; {_A10G}"),
+        network=_network(100, "AWS's g5.48xlarge, of eight"),
+    ),
+    Card(
+        name="l40s",
+        model="L40S",
+        capability=(8, 9),
+        cores=142,
+        clock_ghz=2.52,
+        l2_bytes=96 * 2**20,
+        memory_bytes=_memory(44.39 * GIB, f"the least of {_TORCH}"),
+        memory_bandwidth=_bandwidth(864, _L40S),
+        tensor_flops=_flops(362.05, _L40S),
+        tf32_flops=_flops(183, _L40S),
+        float32_flops=_flops(91.6, _L40S),
+        link="PCIe",
+        link_bandwidth=_bandwidth(32, f"PCIe 4.0 x16, 64 GB/s in both directions; {_L40S}"),
+        network=_network(400, "AWS's g6e.48xlarge, of eight; others may have less"),
     ),
     Card(
         name="l4",
@@ -345,8 +416,9 @@ CARDS = {card.name: card for card in _CARDS}
 
 # Words that the driver's name of a card has, and its card; the longest one counts.
 _DRIVER_NAMES = {
-    "V100": "v100", "T4": "t4", "A100": "a100-80", "L4": "l4", "H100 PCIe": "h100-pcie", "H100": "h100", "H200": "h200",
-    "B200": "b200", "RTX A6000": "rtx-a6000", "RTX PRO 6000": "rtx-pro-6000",
+    "V100": "v100", "T4": "t4", "A100": "a100-80", "A10G": "a10g", "L4": "l4", "L40S": "l40s", "H100 PCIe": "h100-pcie",
+    "H100": "h100", "H200": "h200", "B200": "b200", "GB200": "gb200", "RTX A6000": "rtx-a6000",
+    "RTX PRO 6000": "rtx-pro-6000",
 }  # fmt: skip
 
 

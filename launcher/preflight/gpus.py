@@ -26,7 +26,6 @@ from launcher.preflight.xla_compiler import DUMP_BEFORE_LIBRARIES
 from launcher.reporting.units import amount, plural
 from launcher.run.plan import RunPlan
 
-_MOST_ON_A_HOST = 8
 _MOST_HOSTS = 1024
 _JIT = "train.jit_compile = True"
 
@@ -201,8 +200,8 @@ class GpuMachines:
     def larger(self) -> Iterator[GpuMachines]:
         """More GPUs on one host, then more hosts."""
         gpus = self.gpus
-        while self.num_hosts == 1 and gpus < _MOST_ON_A_HOST:
-            gpus = min(2 * gpus, _MOST_ON_A_HOST)
+        while self.num_hosts == 1 and gpus < self.card.most_on_a_host:
+            gpus = min(2 * gpus, self.card.most_on_a_host)
             yield dataclasses.replace(self, gpus=gpus)
         hosts = 2 * self.num_hosts
         while self.card.network is not None and hosts <= _MOST_HOSTS:
@@ -232,12 +231,14 @@ def find(gpu_type: str) -> GpuMachines:
     if name not in CARDS:
         close = [one for one in CARDS if one.startswith(f"{name}-")] or [one for one in [nearest(name, CARDS)] if one]
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-        raise UsageError(f"--gpu_type={gpu_type}: no such card; {hint}cards: {', '.join(CARDS)}")
-    card = CARDS[name]
-    if not 1 <= gpus <= _MOST_ON_A_HOST or not 1 <= hosts <= _MOST_HOSTS:
         raise UsageError(
-            f"--gpu_type={gpu_type}: a host has 1 to {_MOST_ON_A_HOST} GPUs, and there are 1 to {_MOST_HOSTS} hosts; "
-            f"write several hosts as {name}:HOSTSxGPUS, such as {name}:2x{_MOST_ON_A_HOST}"
+            f"--gpu_type={gpu_type}: nothing is known here of such a card; {hint}known: {', '.join(CARDS)}"
+        )
+    card = CARDS[name]
+    if not 1 <= gpus <= card.most_on_a_host or not 1 <= hosts <= _MOST_HOSTS:
+        raise UsageError(
+            f"--gpu_type={gpu_type}: a host has 1 to {card.most_on_a_host} GPUs, and there are 1 to {_MOST_HOSTS} "
+            f"hosts; write several hosts as {name}:HOSTSxGPUS, such as {name}:2x{card.most_on_a_host}"
         )
     if hosts > 1 and card.network is None:
         raise UsageError(

@@ -189,7 +189,7 @@ class Slice:
     def cost_model(self, costs: Costs) -> tuple[float, str] | None:
         if not costs.cycles:
             return None
-        return costs.cycles / self.chip.clock, f"one operation after another at {self.chip.clock / 1e9:.2f} GHz"
+        return costs.cycles / self.chip.clock, f"one operation after another at {self.chip.clock_words}"
 
     def larger(self) -> Iterator[Slice]:
         """Slices of the family."""
@@ -218,6 +218,8 @@ SLICES = _slices()
 # Names of a family that are in use elsewhere, as in Kubernetes and in what people say.
 _ALIASES = {"v5e": V5E.family, "v5lite": V5E.family, "v5litepods": V5E.family, "v5": V5P.family, "v6": V6E.family}
 
+_WITHOUT_TENSORFLOW = ("7x", "v7x", "v7", "7", "ironwood")  # after "tpu", if that is written
+
 
 def find(accelerator_type: str) -> Slice:
     """The slice that an accelerator type names.
@@ -231,6 +233,11 @@ def find(accelerator_type: str) -> Slice:
     match = re.fullmatch(r"(?:tpu-?)?([a-z0-9]+?)(?:-(\d+))?", name.lower())
     family, size = (match[1], match[2]) if match else (name.lower(), None)
     known = _ALIASES.get(family, family)
+    if known in _WITHOUT_TENSORFLOW:
+        raise UsageError(
+            f"--tpu_type={name}: TensorFlow does not support TPU7x (Ironwood), as its support for TPUs ends with v6e; "
+            f"known: {', '.join(f'{one}-N' for one in CHIPS)}"
+        )
     if known not in CHIPS:
         close = nearest(known, [*CHIPS, *_ALIASES])
         hint = _ALIASES.get(close, close) if close else None

@@ -107,9 +107,10 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("a100:8", r"no such card; did you mean 'a100-80' or 'a100-40'\? cards: h100, "),
+        ("a100:8", r"'a100-80' or 'a100-40' or 'a100-pcie-80' or 'a100-pcie-40'\? known: h100, "),
         ("h1000:8", r"did you mean 'h100'\?"),
-        ("mi300:8", r"no such card; cards: h100, "),
+        ("mi300:8", r"nothing is known here of such a card; known: h100, "),
+        ("gb200:8", r"a host has 1 to 4 GPUs"),
         ("h100:16", r"a host has 1 to 8 GPUs.*such as h100:2x8"),
         ("h100:8x", r"write CARD:GPUS or CARD:HOSTSxGPUS"),
         ("rtx-a6000:2x4", r"one host only, such as rtx-a6000:4"),
@@ -118,6 +119,26 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
 def test_gpus_that_there_are_not_are_refused_with_those_there_are(asked, message):
     with pytest.raises(UsageError, match=message):
         gpus.find(asked)
+
+
+def test_cards_have_what_their_data_sheets_say():
+    """16-bit, TF32 and FP32 TFLOP/s without sparsity, GB/s of memory, GB that the sheet names."""
+    sheets = {
+        "b200": (2250, 1100, 75, 7700, 180), "gb200": (2500, 1250, 80, 8000, 186), "a10g": (70, 35, 31.52, 600, 24),
+        "l40s": (362.05, 183, 91.6, 864, 48), "a100-80": (312, 156, 19.5, 2039, 80),
+        "a100-40": (312, 156, 19.5, 1555, 40), "a100-pcie-80": (312, 156, 19.5, 1935, 80), "a100-pcie-40": (312, 156, 19.5, 1555, 40),
+        "l4": (121, 60, 30.3, 300, 24), "v100": (125, None, 15.7, 900, 16), "t4": (65, None, 8.1, 320, 16),
+    }  # fmt: skip
+    for name, (tensor, tf32, float32, bandwidth, gigabytes) in sheets.items():
+        card = CARDS[name]
+        assert card.tensor_flops.value == tensor * 1e12, name
+        assert (card.tf32_flops and card.tf32_flops.value) == (tf32 and tf32 * 1e12), name
+        assert card.float32_flops.value == float32 * 1e12, name
+        assert card.memory_bandwidth.value == bandwidth * 1e9, name
+        assert 0.97 * gigabytes < card.memory_bytes.value / 1e9 < 1.075 * gigabytes, name
+        # What all cores do together at the highest clock is what the sheet says, or more where it names a lower one.
+        lanes = {(7, 0): 64, (7, 5): 64, (8, 0): 64}.get(card.capability, 128)
+        assert 0.99 < 2 * lanes * card.cores * card.clock_ghz * 1e9 / card.float32_flops.value < 1.12, name
 
 
 def test_names_say_how_many_gpus_on_how_many_hosts():

@@ -66,6 +66,8 @@ def test_the_compiler_knows_a_topology_for_each_family_with_as_many_devices_and_
         ("v4-31", "no such slice of v4; the nearest is v4-32"),
         ("v3", "no such slice of v3. Listed: v3-8, v3-32"),
         ("v5p-100000", "the nearest is v5p-17920"),
+        ("tpu7x-8", "TensorFlow does not support TPU7x (Ironwood)"),
+        ("v7x-256", "TensorFlow does not support TPU7x (Ironwood)"),
         ("h100", "known: v2-N, v3-N, v4-N, v5litepod-N, v5p-N, v6e-N"),
     ],
 )

@@ -82,5 +82,7 @@ def test_peaks_are_found_by_the_drivers_names():
     assert gpu_peak("NVIDIA H100 80GB HBM3").value == 989e12
     assert gpu_peak("NVIDIA H100 PCIe").value == 756e12
     assert gpu_peak("NVIDIA A100-SXM4-80GB").value == 312e12
+    assert gpu_peak("NVIDIA L40S").value == 362.05e12
+    assert gpu_peak("NVIDIA GB200").value == 2500e12
     assert gpu_peak("Tesla V100-SXM2-16GB").value == 125e12
     assert gpu_peak("NVIDIA L40") is None
