@@ -208,9 +208,8 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
         )
     elif costs.unestimated:
         lines["cost model"] = f"no total{_without_estimate(costs)}, and they may be most of the step"
-    if where.accelerator == "tpu":
-        published = _forecast(finding)
-        lines["forecast"] = str(published) if published else "none: no published rate of a comparable step is known"
+    published = _forecast(finding)
+    lines["forecast"] = str(published) if published else "none: no published rate of a comparable step is known"
     lines["MFU"] = f"at most {bounds.mfu:.1%}"
     lines["throughput"] = f"at most {bounds.examples_per_second:,.0f} examples/s in all" + (
         f", {bounds.tokens_per_second:,.0f} tokens/s" if bounds.tokens_per_second is not None else ""
@@ -220,10 +219,10 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
 
 
 def _forecast(finding: SliceFinding) -> Forecast | None:
-    """What published runs say of the bound; they were all on TPUs."""
-    if finding.roofline is None or finding.case.where.accelerator != "tpu":
+    """What published runs say of the bound."""
+    if finding.roofline is None:
         return None
-    return forecast(finding.model.kind, finding.roofline)
+    return forecast(finding.model.kind, finding.roofline, finding.case.where.accelerator)
 
 
 def _without_estimate(costs: Costs) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.preflight.roofline import Roofline
-from launcher.reporting.units import milliseconds
+from launcher.reporting.units import milliseconds, plural
 
 _FILE = Path(__file__).with_name("published_rates.txt")
 
@@ -22,10 +22,11 @@ class PublishedRate:
 
     Attributes:
       model: name and size of its input, such as "resnet50 224x224".
-      accelerator_type: the slice it ran on.
+      accelerator_type: the slice or the GPUs it ran on, as `--tpu_type` and `--gpu_type` have them.
       global_batch_size: of its steps.
       examples_per_second: of the whole slice.
       bound: this preflight's bound on the same.
+      bound_by: of what, as `Roofline.bound_by`.
       about: what its time has beside training steps.
       source: where to read it.
     """
@@ -35,8 +36,19 @@ class PublishedRate:
     global_batch_size: int
     examples_per_second: float
     bound: float
+    bound_by: str
     about: str
     source: str
+
+    @property
+    def accelerator(self) -> str:
+        return "gpu" if ":" in self.accelerator_type else "tpu"
+
+    @property
+    def device(self) -> str:
+        """The generation of TPU, or the card."""
+        name, colon, _ = self.accelerator_type.partition(":")
+        return name if colon else name.partition("-")[0]
 
     @property
     def share(self) -> float:
@@ -62,16 +74,14 @@ class Forecast:
         shares = [rate.share for rate in self.rates]
         return min(shares), max(shares)
 
-    @property
-    def generations(self) -> tuple[str, ...]:
-        """Of the TPUs that the runs were on."""
-        return tuple(sorted({rate.accelerator_type.partition("-")[0] for rate in self.rates}))
-
     def __str__(self) -> str:
         (least, most), (shortest, longest) = self.shares, self.step_seconds
+        share = f"{least:.0%} to {most:.0%}" if len(self.rates) > 1 else f"{least:.0%}"
+        time = f"{milliseconds(shortest)} to {milliseconds(longest)}" if len(self.rates) > 1 else milliseconds(longest)
+        devices = ", ".join(sorted({rate.device for rate in self.rates}))
         return (
-            f"{milliseconds(shortest)} to {milliseconds(longest)}, if it does as {len(self.rates)} published runs of "
-            f"{self.rates[0].model} on {', '.join(self.generations)}, which reached {least:.0%} to {most:.0%} of theirs"
+            f"{time}, if it does as {plural(len(self.rates), 'published run')} of {self.rates[0].model} on {devices}, "
+            f"which reached {share} of the bound"
         )
 
     def rows(self) -> list[list[str]]:
@@ -98,7 +108,7 @@ def published_rates() -> tuple[PublishedRate, ...]:
     found = []
     for line in _FILE.read_text("utf-8").splitlines():
         if not line.startswith("#") and line.strip():
-            model, where, batch, rate, bound, about, source = (cell.strip() for cell in line.split("|"))
+            model, where, batch, rate, bound, bound_by, about, source = (cell.strip() for cell in line.split("|"))
             found.append(
                 PublishedRate(
                     model=model,
@@ -106,6 +116,7 @@ def published_rates() -> tuple[PublishedRate, ...]:
                     global_batch_size=int(batch),
                     examples_per_second=float(rate),
                     bound=float(bound),
+                    bound_by=bound_by,
                     about=about,
                     source=source,
                 )
@@ -113,15 +124,17 @@ def published_rates() -> tuple[PublishedRate, ...]:
     return tuple(found)
 
 
-def forecast(model: str, bounds: Roofline) -> Forecast | None:
+def forecast(model: str, bounds: Roofline, accelerator: str) -> Forecast | None:
     """What published runs of the same model say of a step; None where there are none, or not of steps bound like it.
 
     Args:
       model: as `PublishedRate.model`.
       bounds: of the step.
+      accelerator: "tpu" or "gpu".
     """
-    rates = tuple(rate for rate in published_rates() if rate.model == model)
-    if not rates or bounds.bound_by != "HBM":
+    wanted = model, bounds.bound_by, accelerator
+    rates = tuple(one for one in published_rates() if (one.model, one.bound_by, one.accelerator) == wanted)
+    if not rates:
         return None
     shares = [rate.share for rate in rates]
     return Forecast(rates=rates, step_seconds=(bounds.step_seconds / max(shares), bounds.step_seconds / min(shares)))
