@@ -21,7 +21,8 @@ class PublishedRate:
     """One training run that somebody published.
 
     Attributes:
-      model: name and size of its input, such as "resnet50 224x224".
+      model: that it is comparable with: name and size of its input, such as "resnet50 224x224".
+      name: what it was, for people.
       accelerator_type: the slice or the GPUs it ran on, as `--tpu_type` and `--gpu_type` have them.
       global_batch_size: of its steps.
       examples_per_second: of the whole slice.
@@ -32,6 +33,7 @@ class PublishedRate:
     """
 
     model: str
+    name: str
     accelerator_type: str
     global_batch_size: int
     examples_per_second: float
@@ -80,7 +82,7 @@ class Forecast:
         time = f"{milliseconds(shortest)} to {milliseconds(longest)}" if len(self.rates) > 1 else milliseconds(longest)
         devices = ", ".join(sorted({rate.device for rate in self.rates}))
         return (
-            f"{time}, if it does as {plural(len(self.rates), 'published run')} of {self.rates[0].model} on {devices}, "
+            f"{time}, if it does as {plural(len(self.rates), 'published run')} of {self.rates[0].name} on {devices}, "
             f"which reached {share} of the bound"
         )
 
@@ -111,7 +113,8 @@ def published_rates() -> tuple[PublishedRate, ...]:
             model, where, batch, rate, bound, bound_by, about, source = (cell.strip() for cell in line.split("|"))
             found.append(
                 PublishedRate(
-                    model=model,
+                    model=model.partition(": ")[0],
+                    name=model.rpartition(": ")[2],
                     accelerator_type=where,
                     global_batch_size=int(batch),
                     examples_per_second=float(rate),
