@@ -145,272 +145,107 @@ class Card:
         )
 
 
-def _memory(size: float, source: str) -> Constant:
-    return Constant(value=round(size), unit="B", source=source)
+def _card(
+    name: str, model: str, capability: tuple[int, int], cores: int, clock_ghz: float, l2_bytes: int,
+    memory: tuple[float, str], sheet: str, *, bandwidth: float, tensor: float, tf32: float | None, float32: float,
+    link: tuple[str, int], link_note: str = "", network: tuple[float, str] | None = None, most_on_a_host: int = 8,
+) -> Card:  # fmt: skip
+    """A card, with numbers as data sheets have them: GB/s, TFLOP/s, and Gbit/s of a network; a link's in one direction.
+
+    Args:
+      memory, network: each with its source.
+      sheet: where all others stand.
+    """
+
+    def flops(tera: float) -> Constant:
+        return Constant(value=tera * 1e12, unit="FLOP/s", source=sheet)
+
+    def per_second(giga: float, source: str) -> Constant:
+        return Constant(value=giga * 1e9, unit="B/s", source=source)
+
+    kind, speed = link
+    slot = f"{kind} x16, " if kind.startswith("PCIe") else ""
+    unit = "B/s a host and direction"
+    return Card(
+        name=name,
+        model=model,
+        capability=capability,
+        cores=cores,
+        clock_ghz=clock_ghz,
+        l2_bytes=l2_bytes,
+        memory_bytes=Constant(value=round(memory[0]), unit="B", source=memory[1]),
+        memory_bandwidth=per_second(bandwidth, sheet),
+        tensor_flops=flops(tensor),
+        tf32_flops=None if tf32 is None else flops(tf32),
+        float32_flops=flops(float32),
+        link=kind.split()[0],
+        link_bandwidth=per_second(speed, f"{slot}{2 * speed:,} GB/s in both directions; {sheet}{link_note}"),
+        reduces_in_switch=kind == "NVLink" and capability >= (9, 0),
+        network=network
+        and Constant(value=network[0] / 8 * 1e9, unit=unit, source=f"{network[0]:g} Gbit/s; {network[1]}"),
+        most_on_a_host=most_on_a_host,
+    )
 
 
-def _bandwidth(giga: float, source: str) -> Constant:
-    return Constant(value=giga * 1e9, unit="B/s", source=source)
-
-
-def _flops(tera: float, source: str) -> Constant:
-    return Constant(value=tera * 1e12, unit="FLOP/s", source=source)
-
-
-def _network(gigabits: float, source: str) -> Constant:
-    return Constant(value=gigabits / 8 * 1e9, unit="B/s a host and direction", source=f"{gigabits:g} Gbit/s; {source}")
-
-
+_HALF = "of a peak with sparsity the half"
 _V100 = "NVIDIA V100 data sheet, SXM2"
-_T4 = "NVIDIA T4 data sheet"
-_A100 = "NVIDIA A100 data sheet, SXM4"
-_A100_PCIE = "NVIDIA A100 data sheet, PCIe"
-_A10G = "NVIDIA A10G data sheet, of AWS's G5; of a peak with sparsity the half"
-_L40S = "NVIDIA L40S data sheet; of a peak with sparsity the half"
-_L4 = "NVIDIA L4 data sheet; of a peak with sparsity the half"
-_H100 = "NVIDIA H100 data sheet, SXM5; of a peak with sparsity the half"
-_H100_PCIE = "NVIDIA H100 data sheet, PCIe; of a peak with sparsity the half"
-_H200 = "NVIDIA H200 data sheet, SXM; of a peak with sparsity the half"
-_BLACKWELL = "NVIDIA Blackwell data sheet; of a peak with sparsity the half"
-_A6000 = "NVIDIA RTX A6000 data sheet; of a peak with sparsity the half"
-_PRO_6000 = "NVIDIA RTX Blackwell PRO architecture paper; of a peak with sparsity the half"
-_DGX_H100 = _network(3200, "eight ConnectX-7, NVIDIA DGX H100 data sheet; rented hosts may have less")
+_A100, _A100_PCIE = "NVIDIA A100 data sheet, SXM4", "NVIDIA A100 data sheet, PCIe"
+_BLACKWELL = f"NVIDIA Blackwell data sheet; {_HALF}"
+_PAIRS = "; NVLink joins pairs only"
+_RENTED = "rented hosts may have less"
+_DGX_1 = (400, f"four ConnectX-4, NVIDIA DGX-1 data sheet; {_RENTED}")
+_DGX_A100 = (1600, f"eight ConnectX-6, NVIDIA DGX A100 data sheet; {_RENTED}")
+_DGX_H100 = (3200, f"eight ConnectX-7, NVIDIA DGX H100 data sheet; {_RENTED}")
+_DGX_B200 = (3200, f"eight ConnectX-7, NVIDIA DGX B200 data sheet; {_RENTED}")
+_MIB = 2**20
 
-_A100_80 = Card(
-    name="a100-80",
-    model="A100-SXM4-80GB",
-    capability=(8, 0),
-    cores=108,
-    clock_ghz=1.41,
-    l2_bytes=40 * 2**20,
-    memory_bytes=_memory(85_100_068_864, _XLA),
-    memory_bandwidth=_bandwidth(2039, _A100),
-    tensor_flops=_flops(312, _A100),
-    tf32_flops=_flops(156, _A100),
-    float32_flops=_flops(19.5, _A100),
-    link="NVLink",
-    link_bandwidth=_bandwidth(300, f"600 GB/s in both directions; {_A100}"),
-    network=_network(1600, "eight ConnectX-6, NVIDIA DGX A100 data sheet; rented hosts may have less"),
-)
-_A100_PCIE_80 = dataclasses.replace(
-    _A100_80,
-    name="a100-pcie-80",
-    model="A100 80GB PCIe",
-    memory_bytes=_memory(79_050_250_240, _XLA),
-    memory_bandwidth=_bandwidth(1935, _A100_PCIE),
-    link="PCIe",
-    link_bandwidth=_bandwidth(32, f"PCIe 4.0 x16, 64 GB/s in both directions; {_A100_PCIE}; NVLink joins pairs only"),
-    network=None,
-)
-_V100_16 = Card(
-    name="v100",
-    model="V100-SXM2-16GB",
-    capability=(7, 0),
-    cores=80,
-    clock_ghz=1.53,
-    l2_bytes=6 * 2**20,
-    memory_bytes=_memory(16_935_682_048, _XLA),
-    memory_bandwidth=_bandwidth(900, _V100),
-    tensor_flops=_flops(125, _V100),
-    tf32_flops=None,
-    float32_flops=_flops(15.7, _V100),
-    link="NVLink",
-    link_bandwidth=_bandwidth(150, f"300 GB/s in both directions; {_V100}"),
-    network=_network(400, "four ConnectX-4, NVIDIA DGX-1 data sheet; rented hosts may have less"),
-)
-_H100_SXM = Card(
-    name="h100",
-    model="H100 80GB HBM3",
-    capability=(9, 0),
-    cores=132,
-    clock_ghz=1.98,
-    l2_bytes=50 * 2**20,
-    memory_bytes=_memory(84_942_979_072, _XLA),
-    memory_bandwidth=_bandwidth(3352, _H100),
-    tensor_flops=_flops(989, _H100),
-    tf32_flops=_flops(494, _H100),
-    float32_flops=_flops(67, _H100),
-    link="NVLink",
-    link_bandwidth=_bandwidth(450, f"900 GB/s in both directions; {_H100}"),
-    reduces_in_switch=True,
-    network=_DGX_H100,
-)
-_B200 = Card(
-    name="b200",
-    model="B200",
-    capability=(10, 0),
-    cores=148,
-    clock_ghz=1.965,
-    l2_bytes=132_644_864,
-    memory_bytes=_memory(191_514_411_008, _XLA),
-    memory_bandwidth=_bandwidth(7700, _BLACKWELL),
-    tensor_flops=_flops(2250, _BLACKWELL),
-    tf32_flops=_flops(1100, _BLACKWELL),
-    float32_flops=_flops(75, _BLACKWELL),
-    link="NVLink",
-    link_bandwidth=_bandwidth(900, f"1,800 GB/s in both directions; {_BLACKWELL}"),
-    reduces_in_switch=True,
-    network=_network(3200, "eight ConnectX-7, NVIDIA DGX B200 data sheet; rented hosts may have less"),
-)
 _CARDS = (
-    _H100_SXM,
-    Card(
-        name="h100-pcie",
-        model="H100 PCIe",
-        capability=(9, 0),
-        cores=114,
-        clock_ghz=1.755,
-        l2_bytes=50 * 2**20,
-        memory_bytes=_memory(84_942_979_072, _XLA),
-        memory_bandwidth=_bandwidth(2039, _H100_PCIE),
-        tensor_flops=_flops(756, _H100_PCIE),
-        tf32_flops=_flops(378, _H100_PCIE),
-        float32_flops=_flops(51, _H100_PCIE),
-        link="PCIe",
-        link_bandwidth=_bandwidth(64, f"PCIe 5.0 x16, 128 GB/s in both directions; {_H100_PCIE}"),
-    ),
-    dataclasses.replace(
-        _H100_SXM,
-        name="h200",
-        model="H200",
-        memory_bytes=_memory(139.72 * GIB, f"the least of {_TORCH}"),
-        memory_bandwidth=_bandwidth(4800, _H200),
-        tensor_flops=_flops(989, _H200),
-        tf32_flops=_flops(494, _H200),
-        float32_flops=_flops(67, _H200),
-        link_bandwidth=_bandwidth(450, f"900 GB/s in both directions; {_H200}"),
-    ),
-    _B200,
-    dataclasses.replace(
-        _B200,
-        name="gb200",
-        model="GB200",
-        cores=152,
-        clock_ghz=2.062,
-        l2_bytes=135_528_448,
-        memory_bytes=_memory(197_897_748_480, _XLA),
-        memory_bandwidth=_bandwidth(8000, _BLACKWELL),
-        tensor_flops=_flops(2500, _BLACKWELL),
-        tf32_flops=_flops(1250, _BLACKWELL),
-        float32_flops=_flops(80, _BLACKWELL),
-        network=None,  # NVLink connects up to 18 hosts: another shape than is reckoned with here
-        most_on_a_host=4,
-    ),
-    _A100_80,
-    dataclasses.replace(
-        _A100_80,
-        name="a100-40",
-        model="A100-SXM4-40GB",
-        memory_bytes=_memory(42_331_013_120, _XLA),
-        memory_bandwidth=_bandwidth(1555, _A100),
-    ),
-    _A100_PCIE_80,
-    dataclasses.replace(
-        _A100_PCIE_80,
-        name="a100-pcie-40",
-        model="A100-PCIE-40GB",
-        memory_bytes=_memory(42_331_013_120, f"as the SXM4; {_XLA}"),
-        memory_bandwidth=_bandwidth(1555, _A100_PCIE),
-    ),
-    Card(
-        name="a10g",
-        model="A10G",
-        capability=(8, 6),
-        cores=80,
-        clock_ghz=1.71,
-        l2_bytes=6 * 2**20,
-        memory_bytes=_memory(22.06 * GIB, f"the least of {_TORCH}"),
-        memory_bandwidth=_bandwidth(600, _A10G),
-        tensor_flops=_flops(70, _A10G),
-        tf32_flops=_flops(35, _A10G),
-        float32_flops=_flops(31.52, _A10G),
-        link="PCIe",
-        link_bandwidth=_bandwidth(32, f"PCIe 4.0 x16, 64 GB/s in both directions; {_A10G}"),
-        network=_network(100, "AWS's g5.48xlarge, of eight"),
-    ),
-    Card(
-        name="l40s",
-        model="L40S",
-        capability=(8, 9),
-        cores=142,
-        clock_ghz=2.52,
-        l2_bytes=96 * 2**20,
-        memory_bytes=_memory(44.39 * GIB, f"the least of {_TORCH}"),
-        memory_bandwidth=_bandwidth(864, _L40S),
-        tensor_flops=_flops(362.05, _L40S),
-        tf32_flops=_flops(183, _L40S),
-        float32_flops=_flops(91.6, _L40S),
-        link="PCIe",
-        link_bandwidth=_bandwidth(32, f"PCIe 4.0 x16, 64 GB/s in both directions; {_L40S}"),
-        network=_network(400, "AWS's g6e.48xlarge, of eight; others may have less"),
-    ),
-    Card(
-        name="l4",
-        model="L4",
-        capability=(8, 9),
-        cores=58,
-        clock_ghz=2.04,
-        l2_bytes=48 * 2**20,
-        memory_bytes=_memory(22.03 * GIB, _TORCH),
-        memory_bandwidth=_bandwidth(300, _L4),
-        tensor_flops=_flops(121, _L4),
-        tf32_flops=_flops(60, _L4),
-        float32_flops=_flops(30.3, _L4),
-        link="PCIe",
-        link_bandwidth=_bandwidth(32, f"PCIe 4.0 x16, 64 GB/s in both directions; {_L4}"),
-        network=_network(100, "Google Cloud's g2-standard-96, of eight; others may have less"),
-    ),
-    _V100_16,
-    dataclasses.replace(
-        _V100_16, name="v100-32", model="V100-SXM2-32GB", memory_bytes=_memory(31.73 * GIB, f"the least of {_TORCH}")
-    ),
-    Card(
-        name="t4",
-        model="T4",
-        capability=(7, 5),
-        cores=40,
-        clock_ghz=1.59,
-        l2_bytes=4 * 2**20,
-        memory_bytes=_memory(15_843_721_216, "CUDA's sample deviceQuery on a T4, as published"),
-        memory_bandwidth=_bandwidth(320, _T4),
-        tensor_flops=_flops(65, _T4),
-        tf32_flops=None,
-        float32_flops=_flops(8.1, _T4),
-        link="PCIe",
-        link_bandwidth=_bandwidth(16, f"PCIe 3.0 x16, 32 GB/s in both directions; {_T4}"),
-        network=_network(100, "AWS's g4dn.metal, of eight; others may have less"),
-    ),
-    Card(
-        name="rtx-a6000",
-        model="RTX A6000",
-        capability=(8, 6),
-        cores=84,
-        clock_ghz=1.8,
-        l2_bytes=6 * 2**20,
-        memory_bytes=_memory(51_041_271_808, _XLA),
-        memory_bandwidth=_bandwidth(768, _A6000),
-        tensor_flops=_flops(154.8, _A6000),
-        tf32_flops=_flops(77.4, _A6000),
-        float32_flops=_flops(38.7, _A6000),
-        link="PCIe",
-        link_bandwidth=_bandwidth(32, f"PCIe 4.0 x16, 64 GB/s in both directions; {_A6000}; NVLink joins pairs only"),
-    ),
-    Card(
-        name="rtx-pro-6000",
-        model="RTX PRO 6000",
-        capability=(12, 0),
-        cores=188,
-        clock_ghz=2.6,
-        l2_bytes=128 * 2**20,
-        memory_bytes=_memory(94.97 * GIB, _TORCH),
-        memory_bandwidth=_bandwidth(1792, _PRO_6000),
-        tensor_flops=_flops(503.8, _PRO_6000),
-        tf32_flops=_flops(251.9, _PRO_6000),
-        float32_flops=_flops(126, _PRO_6000),
-        link="PCIe",
-        link_bandwidth=_bandwidth(64, f"PCIe 5.0 x16, 128 GB/s in both directions; {_PRO_6000}"),
-    ),
-)
+    _card("h100", "H100 80GB HBM3", (9, 0), 132, 1.98, 50 * _MIB, (84_942_979_072, _XLA),
+          f"NVIDIA H100 data sheet, SXM5; {_HALF}", bandwidth=3352, tensor=989, tf32=494, float32=67,
+          link=("NVLink", 450), network=_DGX_H100),
+    _card("h100-pcie", "H100 PCIe", (9, 0), 114, 1.755, 50 * _MIB, (84_942_979_072, _XLA),
+          f"NVIDIA H100 data sheet, PCIe; {_HALF}", bandwidth=2039, tensor=756, tf32=378, float32=51,
+          link=("PCIe 5.0", 64)),
+    _card("h200", "H200", (9, 0), 132, 1.98, 50 * _MIB, (139.72 * GIB, f"the least of {_TORCH}"),
+          f"NVIDIA H200 data sheet, SXM; {_HALF}", bandwidth=4800, tensor=989, tf32=494, float32=67,
+          link=("NVLink", 450), network=_DGX_H100),
+    _card("b200", "B200", (10, 0), 148, 1.965, 132_644_864, (191_514_411_008, _XLA), _BLACKWELL,
+          bandwidth=7700, tensor=2250, tf32=1100, float32=75, link=("NVLink", 900), network=_DGX_B200),
+    # NVLink connects up to 18 hosts of them: another shape than is reckoned with here.
+    _card("gb200", "GB200", (10, 0), 152, 2.062, 135_528_448, (197_897_748_480, _XLA), _BLACKWELL,
+          bandwidth=8000, tensor=2500, tf32=1250, float32=80, link=("NVLink", 900), most_on_a_host=4),
+    _card("a100-80", "A100-SXM4-80GB", (8, 0), 108, 1.41, 40 * _MIB, (85_100_068_864, _XLA), _A100,
+          bandwidth=2039, tensor=312, tf32=156, float32=19.5, link=("NVLink", 300), network=_DGX_A100),
+    _card("a100-40", "A100-SXM4-40GB", (8, 0), 108, 1.41, 40 * _MIB, (42_331_013_120, _XLA), _A100,
+          bandwidth=1555, tensor=312, tf32=156, float32=19.5, link=("NVLink", 300), network=_DGX_A100),
+    _card("a100-pcie-80", "A100 80GB PCIe", (8, 0), 108, 1.41, 40 * _MIB, (79_050_250_240, _XLA), _A100_PCIE,
+          bandwidth=1935, tensor=312, tf32=156, float32=19.5, link=("PCIe 4.0", 32), link_note=_PAIRS),
+    _card("a100-pcie-40", "A100-PCIE-40GB", (8, 0), 108, 1.41, 40 * _MIB, (42_331_013_120, f"as the SXM4; {_XLA}"),
+          _A100_PCIE, bandwidth=1555, tensor=312, tf32=156, float32=19.5, link=("PCIe 4.0", 32), link_note=_PAIRS),
+    _card("a10g", "A10G", (8, 6), 80, 1.71, 6 * _MIB, (22.06 * GIB, f"the least of {_TORCH}"),
+          f"NVIDIA A10G data sheet, of AWS's G5; {_HALF}", bandwidth=600, tensor=70, tf32=35, float32=31.52,
+          link=("PCIe 4.0", 32), network=(100, "AWS's g5.48xlarge, of eight")),
+    _card("l40s", "L40S", (8, 9), 142, 2.52, 96 * _MIB, (44.39 * GIB, f"the least of {_TORCH}"),
+          f"NVIDIA L40S data sheet; {_HALF}", bandwidth=864, tensor=362.05, tf32=183, float32=91.6,
+          link=("PCIe 4.0", 32), network=(400, "AWS's g6e.48xlarge, of eight; others may have less")),
+    _card("l4", "L4", (8, 9), 58, 2.04, 48 * _MIB, (22.03 * GIB, _TORCH), f"NVIDIA L4 data sheet; {_HALF}",
+          bandwidth=300, tensor=121, tf32=60, float32=30.3, link=("PCIe 4.0", 32),
+          network=(100, "Google Cloud's g2-standard-96, of eight; others may have less")),
+    _card("v100", "V100-SXM2-16GB", (7, 0), 80, 1.53, 6 * _MIB, (16_935_682_048, _XLA), _V100,
+          bandwidth=900, tensor=125, tf32=None, float32=15.7, link=("NVLink", 150), network=_DGX_1),
+    _card("v100-32", "V100-SXM2-32GB", (7, 0), 80, 1.53, 6 * _MIB, (31.73 * GIB, f"the least of {_TORCH}"), _V100,
+          bandwidth=900, tensor=125, tf32=None, float32=15.7, link=("NVLink", 150), network=_DGX_1),
+    _card("t4", "T4", (7, 5), 40, 1.59, 4 * _MIB,
+          (15_843_721_216, "CUDA's sample deviceQuery on a T4, as published"), "NVIDIA T4 data sheet",
+          bandwidth=320, tensor=65, tf32=None, float32=8.1, link=("PCIe 3.0", 16),
+          network=(100, "AWS's g4dn.metal, of eight; others may have less")),
+    _card("rtx-a6000", "RTX A6000", (8, 6), 84, 1.8, 6 * _MIB, (51_041_271_808, _XLA),
+          f"NVIDIA RTX A6000 data sheet; {_HALF}", bandwidth=768, tensor=154.8, tf32=77.4, float32=38.7,
+          link=("PCIe 4.0", 32), link_note=_PAIRS),
+    _card("rtx-pro-6000", "RTX PRO 6000", (12, 0), 188, 2.6, 128 * _MIB, (94.97 * GIB, _TORCH),
+          f"NVIDIA RTX Blackwell PRO architecture paper; {_HALF}", bandwidth=1792, tensor=503.8, tf32=251.9,
+          float32=126, link=("PCIe 5.0", 64)),
+)  # fmt: skip
 
 CARDS = {card.name: card for card in _CARDS}
 
