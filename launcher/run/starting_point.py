@@ -191,9 +191,12 @@ def _settle_loss_scale(
 
 
 def _shown(scaling: Mapping[str, Any]) -> str:
-    loss_scale = scaling["loss_scale"]
-    arguments = ", ".join(f"{name}={value}" for name, value in loss_scale["arguments"].items())
-    return f"{loss_scale['kind']}({arguments}) under {scaling['policy']}"
+    try:
+        loss_scale = scaling["loss_scale"]
+        arguments = ", ".join(f"{name}={value}" for name, value in loss_scale["arguments"].items())
+        return f"{loss_scale['kind']}({arguments}) under {scaling['policy']}"
+    except (AttributeError, KeyError, TypeError):  # another version's
+        return str(scaling)
 
 
 def _hand_out(

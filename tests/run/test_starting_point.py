@@ -40,11 +40,12 @@ def left_by(made, directory):
     return store
 
 
-def forget_the_record(store):
-    """Makes the checkpoint one of a version that did not record its loss scale."""
+def forget_the_record(store, **other):
+    """Makes the checkpoint one of a version that did not record its loss scale, or recorded something else."""
     path = store._folder(2) / manifest.MANIFEST
     content = json.loads(path.read_text())
     del content["scaling"], content["sha256"]
+    content |= other
     path.write_text(json.dumps({**content, "sha256": manifest.checksum(content)}))
 
 
@@ -111,6 +112,13 @@ def test_without_a_record_a_state_that_this_runs_loss_scale_cannot_have_come_to_
     start = starting_point.restore(store, made.trainer, same_order=True)
     assert made.trainer.loss_scale == expected
     assert "another loss scale" in start.notes[0]
+
+
+def test_a_loss_scale_that_another_version_recorded_in_its_own_way_is_shown_as_it_is(tmp_path):
+    store = left_by(run("float32", "auto"), tmp_path)
+    forget_the_record(store, scaling={"rule": "of tomorrow"})
+    start = starting_point.restore(store, run("float32", "auto").trainer, same_order=True)
+    assert "is of {'rule': 'of tomorrow'}; this run starts with its own" in start.notes[0]
 
 
 def test_without_a_record_a_state_that_fits_is_kept(tmp_path):
