@@ -25,7 +25,7 @@ def write_checkpoint(
     step: int,
     state: Mapping[str, np.ndarray],
     metrics: Mapping[str, float],
-    run: Mapping[str, int],
+    run: Mapping[str, Any],
     scaling: Mapping[str, Any] | None,
     before_commit: Callable[[], None],
 ) -> Path:

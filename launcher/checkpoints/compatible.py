@@ -14,6 +14,9 @@ from launcher.errors import UsageError
 # Of names of what is the state of no variable, may be of any size, and is understood by who wrote it.
 HOST = "host/"
 
+# Of what is recorded of a run: what its order of examples owes to the data.
+DATA = "data"
+
 
 def check_same_model(
     manifest: Mapping[str, Any],
@@ -49,23 +52,23 @@ def check_same_model(
     if details:
         raise UsageError(
             f"This model_dir holds a checkpoint of another model (step {manifest['step']} in {directory}).{details}\n"
-            f"Choose another --model_dir, or remove {directory}."
+            f"Choose another --model_dir, or remove {directory.parent}."
         )
 
 
-def check_same_run(manifest: Mapping[str, Any], expected: Mapping[str, int], directory: Path) -> None:
+def check_same_run(manifest: Mapping[str, Any], expected: Mapping[str, Any], directory: Path) -> None:
     """Refuses the checkpoint of a run that saw its examples in another order.
 
     Args:
         manifest: The checkpoint's.
-        expected: The arguments of `train` that decide the order, by name.
+        expected: The arguments of `train` that decide the order, by name; not compared is `DATA`.
         directory: Where the checkpoint lies, for the message.
 
     Raises:
         UsageError: One differs from what was recorded.
     """
     found = manifest.get("run") or {}
-    changed = [name for name, value in expected.items() if name in found and found[name] != value]
+    changed = [name for name, value in expected.items() if found.get(name, value) != value and name != DATA]
     if not changed:
         return
     was = ", ".join(f"train.{name} = {found[name]}" for name in changed)

@@ -32,6 +32,7 @@ class Saver:
         warn: Takes one message for people; called in the caller's thread.
         best: What the run has to beat.
         may_write: Called by `check`; raises when this run must not write any more.
+        saved: Takes the step of each checkpoint that is whole; called in the caller's thread.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Saver:
         warn: Callable[[str], None] = _logger.warning,
         best: Best | None = None,
         may_write: Callable[[], None] = lambda: None,
+        saved: Callable[[int], None] = lambda step: None,
     ):
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error is one of {ON_ERROR}, got {on_error!r}")
@@ -51,6 +53,7 @@ class Saver:
         self._goes_on = on_error == "continue"
         self._warn = warn
         self._may_write = may_write
+        self._saved = saved
         self._best = self._best_on_disk = best
         self._write: _Write | None = None
         self._saved_step: int | None = None
@@ -134,6 +137,7 @@ class Saver:
         self._write = None
         if write.saved:
             self._saved_step = write.step
+            self._saved(write.step)
         self._failed = write.error if isinstance(write.error, CheckpointWriteError) else None
         if write.error is None:
             self._best_on_disk = write.best or self._best_on_disk

@@ -38,7 +38,7 @@ class CheckpointStore:
         keep: How many of the newest whole checkpoints to keep; the best one is kept besides.
         keep_every_hours: Keep besides, for ever, checkpoints written at least so many hours apart; 0 for none.
         is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once. Kept as an attribute.
-        run: What must not change when the run goes on, by name; recorded in every manifest.
+        run: What must not change when the run goes on, by name; recorded in every manifest. Kept as an attribute.
         scaling: What the state of the loss scale belongs to, see `launcher.step.precision`; recorded in every manifest.
         before_write: Called before anything is written and before a checkpoint is committed; an error it raises stops
             that. Kept as an attribute.
@@ -54,7 +54,7 @@ class CheckpointStore:
         keep: int = 3,
         keep_every_hours: float = 0,
         is_chief: bool = True,
-        run: Mapping[str, int] | None = None,
+        run: Mapping[str, Any] | None = None,
         scaling: Mapping[str, Any] | None = None,
         before_write: Callable[[], None] = lambda: None,
     ):
@@ -70,7 +70,7 @@ class CheckpointStore:
         self._keep_every_hours = keep_every_hours
         self.is_chief = is_chief
         self.before_write = before_write
-        self._run = dict(run or {})
+        self.run = dict(run or {})
         self._scaling = scaling
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
@@ -101,7 +101,7 @@ class CheckpointStore:
                 return str(folder)
             _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
         self._remove_leftovers()
-        write_checkpoint(self._directory, step, state, metrics or {}, self._run, self._scaling, self.before_write)
+        write_checkpoint(self._directory, step, state, metrics or {}, self.run, self._scaling, self.before_write)
         self._whole[step] = True
         self._retire()
         return str(folder)
@@ -144,7 +144,7 @@ class CheckpointStore:
         listed = "".join(f"\n  {folder_name(step)}: {damage}" for step, damage in skipped.items())
         raise NoWholeCheckpointError(
             f"No checkpoint in {self._directory} is whole:{listed}\nRestore one of them from a copy. To begin anew, "
-            "move this folder away or choose another --model_dir."
+            f"choose another --model_dir, or move {self._directory.parent} away."
         )
 
     def best(self) -> int | None:
@@ -292,7 +292,7 @@ class CheckpointStore:
             UsageError: It differs.
             CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
         """
-        check_same_run(self.manifest(step), self._run, self._directory)
+        check_same_run(self.manifest(step), self.run, self._directory)
 
     def _folder(self, step: int) -> Path:
         return self._directory / folder_name(step)

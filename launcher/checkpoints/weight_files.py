@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from launcher.errors import UsageError
+from launcher.errors import MissingInputError, UsageError
 
 SUFFIXES = (".keras", ".weights.h5", ".safetensors")
 
@@ -83,7 +83,7 @@ def read(path: str) -> list[Stored]:
                 return list(_safetensors(file, most))
             return list(_keras(_weights_in_zip(file) if path.endswith(".keras") else file, most))
     except FileNotFoundError:
-        raise UsageError(f"train.start_from = {path!r}: there is no such file") from None
+        raise MissingInputError(f"train.start_from = {path!r}: there is no such file") from None
     except Exception as error:  # zipfile, zlib and h5py have many kinds for a file that is not what it claims to be
         raise UsageError(f"train.start_from = {path!r} cannot be read: {error}") from error
 

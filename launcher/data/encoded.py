@@ -35,6 +35,9 @@ class EncodedImages(Examples, Protocol):
     def problem(self, index: int) -> str | None:
         """What is wrong with an example as far as it shows without decoding its image; None if nothing."""
 
+    def identity(self) -> str:
+        """See `launcher.data.pipeline.Data`: of names, sizes and a glance, so that a copy of the files is the same."""
+
     def damaged(self) -> list[str]:
         """Examples that are damaged as far as it shows without decoding, each with what is wrong with it.
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import IO, Any
 
-from launcher.errors import UsageError
+from launcher.errors import MissingInputError, UsageError
 
 EVAL_SHARE = 0.1
 """How much of a set without held-out files is held out, unless `eval_share` is bound."""
@@ -40,7 +40,7 @@ def matching(pattern: str, binding: str) -> list[str]:
         found = [path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path)]
     if not found:
         where = "" if is_remote(pattern) or os.path.isabs(os.path.expanduser(pattern)) else f" (from {os.getcwd()})"
-        raise UsageError(f"{binding}: no file matches {pattern!r}{where}")
+        raise MissingInputError(f"{binding}: no file matches {pattern!r}{where}")
     return sorted(found)
 
 
@@ -99,12 +99,12 @@ def _told(path: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise MissingInputError(f"{path} cannot be read: {error.strerror}") from None
     except Exception as error:
         if type(error).__name__ not in ("NotFoundError", "PermissionDeniedError", "UnimplementedError"):
             raise
         # TensorFlow's, which is not imported for this.
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise MissingInputError(f"{path} cannot be read: {error}") from None
 
 
 def _gfile() -> Any:

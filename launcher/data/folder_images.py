@@ -8,10 +8,12 @@ hash of their names, which stays the same when files are added.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Sequence
 from concurrent import futures
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +22,7 @@ from launcher.data import encoded, files, image_header
 from launcher.data.encoded import OwnImages
 from launcher.data.image_header import DamagedImageError
 from launcher.data.text import storage
-from launcher.errors import UsageError, advice
+from launcher.errors import MissingInputError, UsageError, advice
 from launcher.errors import listed as choices
 from launcher.machine.as_written import as_written
 
@@ -31,6 +33,8 @@ _READERS = 16
 
 # From so many files on, what their headers say is kept in the data directory: to read them takes more than a second.
 _REMEMBERED = 10_000
+
+_END = 32  # bytes
 
 
 class FolderImages:
@@ -73,24 +77,38 @@ class FolderImages:
             return None
 
     def problem(self, index: int) -> str | None:
-        try:
-            with files.opened(self.name(index)) as file:
-                image_header.check(file)
-        except (UsageError, DamagedImageError) as error:
-            return str(error)
-        return None
+        return self._looked_at(index)[0]
 
     def damaged(self) -> list[str]:
         """The files that are no whole images, by their first and last bytes."""
-        if len(self) < _REMEMBERED:
-            return self._read_headers()
-        path = storage.folder("images") / f"damaged-{self._digest()}.json"
-        return json.loads(storage.stored_bytes(path, lambda: json.dumps(self._read_headers()).encode()))
+        return self._found["damaged"]
 
-    def _read_headers(self) -> list[str]:
+    @functools.cached_property
+    def _found(self) -> dict[str, Any]:
+        """The damaged files, and a digest of the ends of all, in which PNG has a checksum and JPEG its last pixels."""
+        if len(self) < _REMEMBERED:
+            return self._look()
+        path = storage.folder("images") / f"found-{storage.digest(*self._paths, self._versions)}.json"
+        return json.loads(storage.stored_bytes(path, lambda: json.dumps(self._look()).encode()))
+
+    def _look(self) -> dict[str, Any]:
+        damaged, ends = [], hashlib.sha256()
         with futures.ThreadPoolExecutor(_READERS) as pool:
-            problems = pool.map(self.problem, range(len(self)))
-            return [f"{self.name(index)} ({problem})" for index, problem in enumerate(problems) if problem]
+            for index, (problem, end) in enumerate(pool.map(self._looked_at, range(len(self)))):
+                ends.update(end)
+                if problem:
+                    damaged.append(f"{self.name(index)} ({problem})")
+        return {"damaged": damaged, "ends": ends.hexdigest()}
+
+    def _looked_at(self, index: int) -> tuple[str | None, bytes]:
+        """What is wrong with a file, if anything, and its last bytes."""
+        try:
+            with files.opened(self.name(index)) as file:
+                image_header.check(file)
+                file.seek(max(int(self._versions[index, 0]) - _END, 0))
+                return None, file.read(_END)
+        except (UsageError, DamagedImageError) as error:
+            return str(error), b""
 
     def split(self, share: float) -> tuple[FolderImages, FolderImages]:
         """Those to train on and those to hold out."""
@@ -101,8 +119,16 @@ class FolderImages:
         )
         return train, evaluation
 
-    def _digest(self) -> str:
-        return storage.digest(*(f"{path} {files.version(f'{self._root}/{path}')}" for path in self._paths))
+    def identity(self) -> str:
+        return storage.digest(*self._paths, self._versions[:, 0], self._found["ends"])
+
+    @functools.cached_property
+    def _versions(self) -> np.ndarray:
+        """Size and time of the last change of each file, int64 [n, 2]."""
+        with futures.ThreadPoolExecutor(_READERS) as pool:
+            each = pool.map if files.is_remote(self._root) else map
+            found = each(lambda path: files.version(f"{self._root}/{path}"), self._paths)
+            return np.fromiter(found, np.dtype((np.int64, 2)), len(self))
 
 
 def open_folder(
@@ -172,7 +198,7 @@ def _folders(root: str) -> list[str]:
     """Names of the folders in a folder, sorted; those that begin with a dot are left out."""
     if not _is_folder(root):
         where = "" if files.is_remote(root) else f" (from {os.getcwd()})"
-        raise UsageError(f"image_data.name = 'folder:DIR': there is no folder {root}{where}")
+        raise MissingInputError(f"image_data.name = 'folder:DIR': there is no folder {root}{where}")
     if files.is_remote(root):
         names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
         found = [name for name in names if tf.io.gfile.isdir(f"{root}/{name}")]
@@ -189,7 +215,7 @@ def _is_folder(path: str) -> bool:
 def _classes(root: str) -> list[str]:
     found = _folders(root)
     if len(found) < 2:
-        raise UsageError(
+        raise (UsageError if found else MissingInputError)(
             f"{root} needs a folder of images for each class, two or more, and has {choices(found) or 'no folder'}"
         )
     return found

@@ -30,7 +30,7 @@ from launcher.data.catalog import DIGITS, TFDS, Facts
 from launcher.data.encoded import OwnImages
 from launcher.data.folder_images import open_folder
 from launcher.data.mix import Mix
-from launcher.data.pipeline import Data, RandomAccessData, Shard
+from launcher.data.pipeline import Data, RandomAccessData, Shard, identity_of
 from launcher.data.record_images import FORMATS, open_records
 from launcher.data.stored_images import StoredImages
 from launcher.data.synthetic import SyntheticImages
@@ -76,6 +76,9 @@ class ImageData:
     def check(self) -> None:
         self.source.check()
 
+    def identity(self) -> str:
+        return identity_of(self.source)
+
     def batch_spec(self, size: int) -> BatchSpec:
         """See `launcher.data.batch_spec`."""
         spec = {
@@ -109,11 +112,13 @@ class _OpenedLater:
         num_eval_examples: int | None,
         check: Callable[[], None],
         make: Callable[[], Data],
+        identity: Callable[[], str] | None = None,
     ):
         self.num_train_examples = num_train_examples
         self.num_eval_examples = num_eval_examples
         self.check = check
         self._make = make
+        self.identity = identity or (lambda: identity_of(self._data))
 
     @functools.cached_property
     def _data(self) -> Data:
@@ -217,14 +222,17 @@ def image_data(
     )
     check: Callable[[], None]
     make: Callable[[], Data]
+    identity: Callable[[], str] | None = None
     if own is not None:
         check, make = own.check, functools.partial(stored.from_own, own, memory_limit_bytes)
+        identity = own.train.identity
     elif name == "digits":
         check, make = digits.check, stored.from_digits
     else:
         tfds_name = name.removeprefix(_TFDS_PREFIX)
         check = functools.partial(_check_tfds, tfds_name, facts)
         make = functools.partial(stored.from_tfds, tfds_name, memory_limit_bytes)
+        identity = functools.partial(tfds.identity, tfds_name, facts.train_split)
     usual = "" if mean or std else ", standardised by ImageNet's mean and standard deviation"
     return ImageData(
         name=name,
@@ -235,6 +243,7 @@ def image_data(
             num_eval_examples=facts.num_eval_examples,
             check=check,
             make=make,
+            identity=identity,
         ),
         mixed=mix is not None,
         decode=stored.decode,

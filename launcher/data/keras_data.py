@@ -237,6 +237,10 @@ class DatasetData:
     def check(self) -> None:
         """Nothing to prepare."""
 
+    def identity(self) -> str:
+        """Of what a batch looks like: what is in it is known by reading it alone."""
+        return str(self._train.element_spec)
+
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         self.steps_per_epoch(shard.global_batch_size)
         return _of_replicas(self._train.repeat().skip(shard.start_step), shard)

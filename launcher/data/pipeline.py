@@ -15,7 +15,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from launcher.data.mix import partner_positions
 from launcher.data.order import example_seeds, shuffled
+from launcher.data.text import storage
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written, call_converted
 from launcher.machine.host_arrays import copied_tensor
@@ -37,6 +38,9 @@ WEIGHT = "weight"
 
 # Finished batches beside those in the making, of which there are as many as processors.
 _AHEAD = 2
+
+# Of an array, those that its identity looks at: a second's work.
+_DIGESTED_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,8 @@ class Data(Protocol):
     def check(self) -> None:
         """Raises UsageError when the data set is not prepared; called before anything is written."""
 
-    # A class may also have `steps_per_epoch(global_batch_size) -> int | None`: see the function of this name.
+    # A class may also have `steps_per_epoch(global_batch_size) -> int | None`: see the function of this name; and
+    # `identity() -> str`, quick, which changes where the training examples or their order do.
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         """One replica's batches, static shapes, endless: the host's replicas of a step in turn, then the next step."""
@@ -114,6 +119,17 @@ def steps_per_epoch(data: Data, global_batch_size: int) -> int | None:
     """Steps of an epoch, if that is a whole number; None where batches run on over the ends of epochs."""
     find = getattr(data, "steps_per_epoch", None)
     return None if find is None else find(global_batch_size)
+
+
+def described(data: Data) -> dict[str, Any]:
+    """What a checkpoint records of the training data: the number of its examples, and its identity."""
+    return {"examples": data.num_train_examples, "identity": identity_of(data)}
+
+
+def identity_of(data: Any) -> str:
+    """What `identity` says of data or of examples; "" where there is no such method."""
+    find = getattr(data, "identity", None)
+    return "" if find is None else find()
 
 
 class Examples(Protocol):
@@ -155,6 +171,13 @@ class ArrayExamples:
 
     def __len__(self) -> int:
         return self._length
+
+    def identity(self) -> str:
+        """Of the arrays' content; of large ones, of rows that are spread over them."""
+        return storage.digest(
+            *(f"{key} {array.shape}" for key, array in self._arrays.items()),
+            *(array[:: -(-array.nbytes // _DIGESTED_BYTES) or 1] for array in self._arrays.values()),
+        )
 
     @as_written
     def fetch(self, indices: tf.Tensor) -> Batch:
@@ -239,6 +262,10 @@ class RandomAccessData:
 
     def check(self) -> None:
         """Nothing to prepare."""
+
+    def identity(self) -> str:
+        """That of the training examples, and whether they are shuffled."""
+        return f"{identity_of(self._train)}{'' if self._shuffle else ' unshuffled'}"
 
     def example_at(self, position: int, seed: int) -> int:
         """Which training example stands at a position of the training stream."""

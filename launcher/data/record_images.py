@@ -79,6 +79,9 @@ class RecordImages:
             return str(error)
         return None
 
+    def identity(self) -> str:
+        return self._records.identity()
+
     def damaged(self) -> list[str]:
         """Raises UsageError where the first record of a file is no labelled image; the others are not read."""
         for index in self._records.where.firsts():

@@ -1,6 +1,6 @@
 """Records of TFRecord and ArrayRecord files, any one of which can be had at once.
 
-A TFRecord file has no index. One pass that reads nothing but the 12 bytes in front of each record makes it, and it is
+A TFRecord file has no index. One pass that reads nothing but the 16 bytes around each record makes it, and it is
 kept in the data directory for as long as the files stay as they are. A record is then read by TensorFlow's own reader
 from the byte where it begins. So the hosts of a TPU pod, which run no Python, can read it as well, also from gs://, and
 its checksum is verified. An ArrayRecord file has an index, but only its Python package reads it.
@@ -26,6 +26,7 @@ from launcher.machine.host_arrays import copied_tensor
 # Around the bytes of a record: its length, a checksum of that, and after it one of the bytes.
 _HEADER, _FOOTER = 12, 4
 _READERS = 16
+_KEPT = ("offsets", "lengths", "checksums")  # of each record, in the data directory
 
 
 class Records(Protocol):
@@ -43,6 +44,9 @@ class Records(Protocol):
 
     def select(self, chosen: np.ndarray) -> Records:
         """Some of them, by their indices."""
+
+    def identity(self) -> str:
+        """Of the files' names and of sizes or checksums in them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,9 @@ class Where:
         """The first record of each file."""
         return np.unique(self.file, return_index=True)[1].tolist()
 
+    def digest(self, *sizes: object) -> str:
+        return storage.digest(*map(os.path.basename, self.paths), self.file, self.number, *sizes)
+
     def select(self, chosen: np.ndarray) -> Where:
         return Where(self.paths, self.file[chosen], self.number[chosen])
 
@@ -90,11 +97,12 @@ class TFRecords:
       where: where they stand.
       offsets: bytes before the header of each, int64 [n].
       lengths: bytes of each, int64 [n].
+      checksums: of the bytes of each, uint32 [n].
     """
 
-    def __init__(self, where: Where, offsets: np.ndarray, lengths: np.ndarray):
+    def __init__(self, where: Where, offsets: np.ndarray, lengths: np.ndarray, checksums: np.ndarray):
         self.where = where
-        self._offsets, self._lengths = offsets, lengths
+        self._offsets, self._lengths, self._checksums = offsets, lengths, checksums
         self._tensors: list[tf.Tensor] = []
 
     @classmethod
@@ -104,9 +112,9 @@ class TFRecords:
         Raises:
           UsageError: a file is truncated, damaged, compressed or none of TFRecords, or there are no records at all.
         """
-        version = storage.digest(*(f"{path} {files.version(path)}" for path in paths))
+        version = storage.digest("with checksums", *(f"{path} {files.version(path)}" for path in paths))
         index, _ = storage.stored_rows(storage.folder("records") / version, lambda: (_index(paths), {}))
-        return cls(Where.of_counts(paths, index["counts"]), index["offsets"], index["lengths"])
+        return cls(Where.of_counts(paths, index["counts"]), *(index[key] for key in _KEPT))
 
     def fetch(self, indices: tf.Tensor) -> tf.Tensor:
         if not self._tensors:
@@ -124,7 +132,11 @@ class TFRecords:
             return file.read(int(self._lengths[index]))
 
     def select(self, chosen: np.ndarray) -> TFRecords:
-        return TFRecords(self.where.select(chosen), self._offsets[chosen], self._lengths[chosen])
+        arrays = self._offsets, self._lengths, self._checksums
+        return TFRecords(self.where.select(chosen), *(array[chosen] for array in arrays))
+
+    def identity(self) -> str:
+        return self.where.digest(np.asarray(self._checksums))
 
 
 def _record_at(place: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -143,25 +155,31 @@ def _record_at(place: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tf.Tensor:
 def _index(paths: Sequence[str]) -> dict[str, np.ndarray]:
     with futures.ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_headers, paths))
-    if not any(len(offsets) for offsets, _ in parts):
+    counts = [len(offsets) for offsets, *_ in parts]
+    if not any(counts):
         raise UsageError(f"{paths[0]} and {len(paths) - 1} more files hold no record")
-    offsets, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return {"counts": np.array([len(part) for part, _ in parts]), "offsets": offsets, "lengths": lengths}
+    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return {"counts": np.array(counts), **dict(zip(_KEPT, columns, strict=True))}
 
 
-def _headers(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where each record of a file begins, and its length."""
+def _headers(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where each record of a file begins, its length, and the checksum behind it."""
     size, place = files.version(path)[0], 0
     offsets: list[int] = []
     headers: list[bytes] = []
+    footers: list[bytes] = []
     with files.opened(path) as file:
         while place < size:
-            file.seek(place)
-            header = file.read(_HEADER)
+            before = min(place, _FOOTER)  # bytes of the footer of the record before, if there is one
+            file.seek(place - before)
+            content = file.read(before + _HEADER)
             offsets.append(place)
-            headers.append(header.ljust(_HEADER, b"\0"))
+            footers.append(content[:before])
+            headers.append(content[before:].ljust(_HEADER, b"\0"))
             length = struct.unpack("<Q", headers[-1][:8])[0]
             place += _HEADER + length + _FOOTER
+        file.seek(max(size - _FOOTER, 0))
+        footers.append(file.read(_FOOTER))
     fields = np.frombuffer(b"".join(headers), np.dtype([("length", "<u8"), ("checksum", "<u4")]))
     wrong = np.flatnonzero(_masked_crc(fields["length"]) != fields["checksum"])
     if headers[:1] and headers[0][:2] == b"\x1f\x8b":
@@ -177,7 +195,8 @@ def _headers(path: str) -> tuple[np.ndarray, np.ndarray]:
             else f"{path} is truncated: it ends at byte {size:,}, inside the header of the record at byte "
             f"{offsets[-1]:,}; make or fetch it again"
         )
-    return np.array(offsets, np.int64), fields["length"].astype(np.int64)
+    checksums = np.frombuffer(b"".join(footers), "<u4")
+    return np.array(offsets, np.int64), fields["length"].astype(np.int64), checksums
 
 
 def _masked_crc(lengths: np.ndarray) -> np.ndarray:
@@ -243,3 +262,6 @@ class ArrayRecords:
 
     def select(self, chosen: np.ndarray) -> ArrayRecords:
         return ArrayRecords(self.where.select(chosen), self._sources)
+
+    def identity(self) -> str:
+        return self.where.digest(*(files.version(path)[0] for path in self.where.paths))

@@ -33,6 +33,9 @@ class SyntheticImages:
     def __len__(self) -> int:
         return self._length
 
+    def identity(self) -> str:
+        return f"made up: {self._image_shape}, {self._num_classes}, {self._seed}"
+
     @as_written
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
         """{"image": float32 [n, height, width, channels], already standardised, "label": int32 [n]}."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from launcher.data.catalog import TFDS, Facts
-from launcher.errors import UsageError, nearest
+from launcher.errors import MissingInputError, UsageError, nearest
 
 if TYPE_CHECKING:
     from launcher.data.decode import ImageDecoder
@@ -82,7 +82,7 @@ def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "ima
         if words := by_hand_instructions(builder):
             by_hand = f" Its files have to be downloaded by hand: {words}"
             command += " --archives=FOLDER_WITH_THE_FILES"
-        raise UsageError(
+        raise MissingInputError(
             f"data set {full_name(builder)!r} is not prepared: no data in {builder.data_dir}.{by_hand} Run: {command}"
         )
     for split in splits:
@@ -147,6 +147,12 @@ def num_examples(builder: Any, split: str, *, binding: str = "image_data") -> in
     if not count:
         raise UsageError(f"split {split!r} of {builder.name!r} is empty; choose a larger part")
     return count
+
+
+def identity(name: str, split: str) -> str:
+    """Version and size of a prepared data set, and the split, in place of its content, which may be gigabytes."""
+    builder = open_builder(name)
+    return f"{builder.info.full_name} {builder.info.dataset_size} {split} {num_examples(builder, split)}"
 
 
 def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Facts:

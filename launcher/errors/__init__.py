@@ -41,6 +41,10 @@ class UsageError(LauncherError):
     exit_code = EXIT_USAGE
 
 
+class MissingInputError(UsageError):
+    """Input is not there: exit 64; 75 where the run has found it before, see `launcher.run.input_faults`."""
+
+
 class TrainingError(LauncherError):
     """Training failed and running it again will fail again: exit 70."""
 

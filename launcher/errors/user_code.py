@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.errors import UsageError, listed, nearest
+from launcher.errors import MissingInputError, UsageError, listed, nearest
 
 TRACEBACK = "LAUNCHER_TRACEBACK"
 """Environment variable: 1 prints the whole traceback of a user's mistake, too."""
@@ -76,7 +76,8 @@ def mistake(error: BaseException) -> UsageError | None:
     place = raised_at(error)
     if place is None or place.is_ours:
         return None
-    told = UsageError(f"{place}: {summary(error)}{_keys_there(error)}{_what_to_do(error)} ({TRACEBACK}=1 shows more)")
+    kind = MissingInputError if isinstance(error, FileNotFoundError | PermissionError) else UsageError
+    told = kind(f"{place}: {summary(error)}{_keys_there(error)}{_what_to_do(error)} ({TRACEBACK}=1 shows more)")
     told.__cause__ = error
     return told
 

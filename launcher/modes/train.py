@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from launcher.checkpoints import CheckpointStore, Saver
+from launcher.checkpoints import DATA, CheckpointStore, Saver
 from launcher.config import gin_bindings, gin_used
+from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import compile_cache, gce, tpu_runtime
@@ -41,6 +42,7 @@ from launcher.run.actions import (
 )
 from launcher.run.controller import Controller
 from launcher.run.early_stopping import StopEarly
+from launcher.run.input_faults import check_checkpoints, damage_named, input_was_there
 from launcher.run.keras_callbacks import KerasCallbacks
 from launcher.run.plan import RunPlan
 from launcher.run.profile import ProfiledSteps, ProfileSteps
@@ -65,7 +67,7 @@ def run(request: Request) -> int:
     """
     program, others = programs.split(request.gin_file)
     # What a program does after its last `fit`, such as to predict, may need all workers.
-    with chief_last(cluster_lib.resolve(os.environ)):
+    with chief_last(cluster_lib.resolve(os.environ)), input_was_there(request.run_dir):
         if program is None or not MODES[request.mode].trains:
             train_on(request, lambda: resolve(request))
         else:
@@ -120,7 +122,7 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
                 check_task()
             _prepare_compile_cache(request, plan)
         this = _Run(request, plan, held, stopwatch)
-        with this.summarised():
+        with this.summarised(), input_was_there(request.run_dir):
             this.build_and_run()
 
 
@@ -210,7 +212,7 @@ class _Run:
             self._attempt.begin(built.trainer.step)
         self._announce(built, start)
         self._stopwatch.end_startup()
-        with self._damage_named(built):
+        with damage_named(self._plan, built.trainer):
             if not self._trains:
                 controller.evaluate()
                 return
@@ -247,24 +249,6 @@ class _Run:
         )
         return start
 
-    @contextlib.contextmanager
-    def _damage_named(self, built: Session) -> Iterator[None]:
-        """Where batches cannot be made of the user's files, says of which; data with a method `damage` finds them."""
-        try:
-            yield
-        except tf.errors.OpError as error:
-            find = getattr(self._plan.data, "damage", None)
-            if find is None or "Iterator" not in str(error):  # it comes from elsewhere
-                raise
-            step, recipe = built.trainer.step, self._plan.recipe
-            # A step whose batch failed may have been counted.
-            batch_of, size = built.trainer.left_out.batch_of, recipe.global_batch_size
-            first, last = batch_of(max(step, 1)), batch_of(step + built.trainer.loop_steps)
-            found = find(seed=self._plan.seed, start=(first - 1) * size, stop=last * size)
-            if found is None:
-                raise
-            raise UsageError(found) from error
-
     def _save_model(self, built: Session, store: CheckpointStore) -> None:
         recipe = self._plan.recipe
         if not self._is_chief or recipe.save_model == "none":
@@ -275,12 +259,16 @@ class _Run:
 
     def _store(self, built: Session) -> CheckpointStore:
         recipe = self._plan.recipe
+        run = {"seed": self._plan.seed, "global_batch_size": recipe.global_batch_size}
+        if self._trains:
+            with gin_bindings.usage_errors():
+                run[DATA] = pipeline.described(self._plan.data)
         return CheckpointStore(
             os.path.join(self._model_dir, "checkpoints"),
             keep=recipe.keep_checkpoints,
             keep_every_hours=recipe.keep_checkpoint_every_hours,
             is_chief=self._is_chief,
-            run={"seed": self._plan.seed, "global_batch_size": recipe.global_batch_size},
+            run=run,
             scaling=built.trainer.scaling,
             before_write=self._held.verify,
         )
@@ -289,10 +277,19 @@ class _Run:
         handed_over = _is_handed_over(self._request, self._plan.cluster)
         with self._stopwatch.phase("checkpoint"):
             restore = starting_point.restore_from_chief if handed_over else starting_point.restore
-            start_from = self._plan.recipe.start if self._trains else None
-            start = restore(store, built.trainer, same_order=self._trains, start_from=start_from)
-        if start.step is not None and (self._is_chief or not handed_over):
-            assets.check(self._model_dir, self._plan.recipe.task)
+            recipe = self._plan.recipe
+            start = restore(
+                store,
+                built.trainer,
+                same_order=self._trains,
+                start_from=recipe.start if self._trains else None,
+                on_changed_data=recipe.on_changed_data,
+            )
+        if self._is_chief or not handed_over:
+            if start.step is not None:
+                assets.check(self._model_dir, recipe.task)
+            elif self._trains:
+                check_checkpoints(self._model_dir)
         if start.step is None and not self._trains:
             raise UsageError(
                 f"--mode=eval: no checkpoint in {self._model_dir}; train first, or name another --model_dir"
@@ -361,6 +358,7 @@ class _Run:
             warn=self._reporter.note,
             best=start.best,
             may_write=self._held.check,
+            saved=self._attempt.saved,
         )
         self._controller = Controller(
             built,
@@ -418,7 +416,7 @@ class _Run:
             else:
                 step, loss_scale = self._progress(lost_devices)
                 measured: dict[str, Any] = {}
-                if self._is_chief:
+                if self._is_chief and self._start is not None:
                     self._attempt.end(step, _ended_by(exit_code, error_text))
                     measured |= attempts.reckon(self._model_dir)
                 measured |= self._times.summary() if self._times else {}

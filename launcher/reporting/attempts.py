@@ -33,6 +33,7 @@ DONE, PREEMPTED, RUNNING = "done", "preempted", "running"
 _UNKNOWN = "killed, or its machine failed: it left no word"
 _AGAIN = "+"
 _BEGIN, _AT, _END = KINDS = ("begin", "at", "end")
+_SAVED = "saved"
 # Between two lines of log events: a hundredth of the attempt so far, within these limits.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 _TRAINING = ("train", "input_wait")
@@ -76,6 +77,12 @@ class AttemptsFile:
         between = min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, self._seconds()["total"] / 100))
         if not often or time.monotonic() - self._written_at >= between:
             self._append(_AT, step, {})
+
+    def saved(self, step: int) -> None:
+        """The checkpoint of `step` is on the disk."""
+        record = {"is": _SAVED, "attempt": self._name, "time": time.time(), "step": int(step)}
+        with contextlib.suppress(OSError):
+            strict_json.append(self._path, record)
 
     def end(self, step: int, ended_by: str) -> None:
         """The attempt ends after `step` steps: "done", "preempted" or "failed: ..."."""
@@ -158,6 +165,19 @@ class _Attempt:
         if rest:
             found[tail] = found.get(tail, 0.0) + rest
         return found
+
+
+def has_begun(model_dir: str) -> bool:
+    """Whether an attempt of the run has come as far as training, with all its input there."""
+    return any(record["is"] == _BEGIN for record in _lines(Path(model_dir, FILE_NAME)))
+
+
+def last_saved(model_dir: str) -> int | None:
+    """The last step of which a checkpoint is known to have been there; None where none is known."""
+    found = [record for record in _lines(Path(model_dir, FILE_NAME)) if isinstance(record.get("step"), int)]
+    # One that began after a first step had restored it.
+    steps = [one["step"] for one in found if one["is"] == _SAVED or (one["is"] == _BEGIN and one["step"])]
+    return steps[-1] if steps else None
 
 
 def reckon(model_dir: str) -> dict[str, Any]:
@@ -246,6 +266,11 @@ def _attempts(model_dir: str) -> list[_Attempt]:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
+    return filter(_is_whole, _lines(path))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """What stands in the lines that are whole: objects that say what they are."""
     try:
         lines = regular_file.read(path).splitlines()
     except (OSError, regular_file.UnfitError):
@@ -253,12 +278,12 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if _is_whole(record):
+            if isinstance(record, dict) and "is" in record:
                 yield record
 
 
 def _is_whole(record: Any) -> bool:
-    if not isinstance(record, dict) or record.get("is") not in KINDS or not isinstance(record.get("attempt"), str):
+    if record["is"] not in KINDS or not isinstance(record.get("attempt"), str):
         return False
     of_chief = isinstance(record.get("step"), int) and isinstance(record.get("seconds"), dict)
     of_supervisor = "step" not in record and isinstance(record.get("ended_by"), str)

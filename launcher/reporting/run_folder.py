@@ -209,7 +209,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         status=RUNNING if running else status,
         events=events,
         attempts=_attempts(path, ended, events),
-        config=_bindings(path / CONFIG),
+        config=bindings(path / CONFIG),
         results={name: found for name in names if (found := strict_json.read_object(path / name))},
     )
 
@@ -284,7 +284,7 @@ def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str
     return found
 
 
-def _bindings(path: Path) -> dict[str, str]:
+def bindings(path: Path) -> dict[str, str]:
     """name -> value of the statements of a config.gin, whose long values go on over several lines."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

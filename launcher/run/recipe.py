@@ -110,6 +110,8 @@ class Recipe:
         state in the host's memory.
       on_checkpoint_error: what a checkpoint that cannot be written means before the end: "stop", or "continue" and try
         again at the next one.
+      on_changed_data: what it means that the training data is not what it was when the checkpoint was written that the
+        run goes on from: "stop", or "continue" with the data that is there now.
       best_metric: evaluation metric the best checkpoint is chosen by: the lowest value of loss, perplexity and
         bits_per_byte, the highest of any other.
       eval_batch_size: examples of an evaluation batch over all replicas; None for `global_batch_size`.
@@ -165,6 +167,7 @@ class Recipe:
     keep_checkpoint_every_hours: float = 0.0
     asynchronous_checkpoints: bool = True
     on_checkpoint_error: str = "stop"
+    on_changed_data: str = "stop"
     best_metric: str = "loss"
     eval_batch_size: int | None = None
     price_per_hour: float | None = None
@@ -197,10 +200,9 @@ class Recipe:
         for name in never:
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name} = {getattr(self, name)}: must be 0 (never) or more")
-        if self.on_checkpoint_error not in ON_ERROR:
-            raise UsageError(
-                f"train.on_checkpoint_error = {self.on_checkpoint_error!r}: must be {' or '.join(map(repr, ON_ERROR))}"
-            )
+        for name in ("on_checkpoint_error", "on_changed_data"):
+            if (value := getattr(self, name)) not in ON_ERROR:
+                raise UsageError(f"train.{name} = {value!r}: must be {' or '.join(map(repr, ON_ERROR))}")
         if self.save_model not in SAVE_MODEL:
             raise UsageError(
                 f"train.save_model = {self.save_model!r}: must be one of {', '.join(map(repr, SAVE_MODEL))}"

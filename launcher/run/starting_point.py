@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from launcher.checkpoints import HOST, Best, CheckpointStore
+from launcher.checkpoints import DATA, HOST, Best, CheckpointStore
 from launcher.data.order import ALL_IN
 from launcher.errors import LauncherError, UsageError
 from launcher.run import start_weights
@@ -44,6 +44,7 @@ class StartingPoint:
       listing: what was done with each weight of `train.start_from`; of the process that read it.
       host: what actions had in the checkpoint, see `launcher.run.actions.Action.state`.
       rewinds: how often it went back and left batches out, see `CheckpointStore.rewinds`.
+      data: the training data that it had, as `pipeline.described` says; None where that is not recorded.
     """
 
     step: int | None = None
@@ -52,10 +53,16 @@ class StartingPoint:
     listing: str = ""
     host: State = dataclasses.field(default_factory=dict)
     rewinds: tuple[Mapping[str, Any], ...] = ()
+    data: Mapping[str, Any] | None = None
 
 
 def restore(
-    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
+    store: CheckpointStore,
+    trainer: Trainer,
+    *,
+    same_order: bool,
+    start_from: StartFrom | None = None,
+    on_changed_data: str = "stop",
 ) -> StartingPoint:
     """Restores the trainer from the newest whole checkpoint of the store; without one, from the weights to start with.
 
@@ -64,16 +71,17 @@ def restore(
       trainer: what goes on.
       same_order: whether the run must see its examples in the order in which they were begun.
       start_from: what a run that starts anew starts with; None for what it was built with.
+      on_changed_data: see `Recipe.on_changed_data`; of `same_order` alone.
 
     Raises:
-      UsageError: the checkpoint is of another model, or of a run with another order of examples; or the weights to
-        start with are.
+      UsageError: the checkpoint is of another model, or of a run with another order of examples or, on any worker,
+        other training data; or the weights to start with are.
       CheckpointReadError: it cannot be read.
       PeerError: another worker found another checkpoint.
     """
     start, state = _read(store, trainer, same_order=same_order, start_from=start_from)
     _put(trainer, start, state, same_order=same_order)
-    return start
+    return _with_same_data(start, store, trainer, on_changed_data) if same_order else start
 
 
 def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
@@ -88,7 +96,12 @@ def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
 
 
 def restore_from_chief(
-    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
+    store: CheckpointStore,
+    trainer: Trainer,
+    *,
+    same_order: bool,
+    start_from: StartFrom | None = None,
+    on_changed_data: str = "stop",
 ) -> StartingPoint:
     """As `restore` on the chief; the other workers get its values over the wire and never touch their store.
 
@@ -103,7 +116,7 @@ def restore_from_chief(
     else:
         start, state = _take(wire, trainer)
     _put(trainer, start, state, same_order=same_order)
-    return start
+    return _with_same_data(start, store, trainer, on_changed_data) if same_order else start
 
 
 def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bool) -> None:
@@ -119,6 +132,33 @@ def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bo
             f"{list(trainer.left_out.ranges)} it would go on with other examples than it has left to see. Give the "
             "value that it was begun with, or choose another --model_dir"
         )
+
+
+def _with_same_data(
+    start: StartingPoint, store: CheckpointStore, trainer: Trainer, on_changed_data: str
+) -> StartingPoint:
+    """Compares the training data with what the checkpoint records of it; all workers come to the same end."""
+    now = store.run.get(DATA)
+    if start.step is None or now is None:
+        return start
+    note = "the checkpoint does not record its training data; going on with what is there, as if it were the same"
+    if start.data is not None:
+        change = ""
+        if start.data["examples"] != now["examples"]:
+            change = f"{start.data['examples']} examples then, {now['examples']} now"
+        elif start.data["identity"] != now["identity"]:
+            change = f"of the {now['examples']} examples some are others, or their order is another"
+        if not trainer.any_worker(bool(change)):
+            return start
+        note = f"the training data is not what it was at step {start.step}: {change or 'another worker has other data'}"
+        if on_changed_data == "stop":
+            raise UsageError(
+                f"{note}. The run would go on with other examples than it has left to see. Give it the data that it "
+                "had; or bind train.on_changed_data = 'continue' to go on with what is there now; or choose another "
+                "--model_dir"
+            )
+        note += "; going on with what is there now"
+    return dataclasses.replace(start, notes=(*start.notes, note))
 
 
 def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
@@ -139,10 +179,18 @@ def _read(
     if same_order:
         store.check_same_run(newest)
     state = read(store, trainer, newest)
-    note = _settle_loss_scale(state, store.manifest(newest).get("scaling"), trainer)
+    manifest = store.manifest(newest)
+    note = _settle_loss_scale(state, manifest.get("scaling"), trainer)
     host = {name.removeprefix(HOST): state.pop(name) for name in [*state] if name.startswith(HOST)}
     notes = (note,) if note else ()
-    found = StartingPoint(step=newest, best=store.best_record(), notes=notes, host=host, rewinds=store.rewinds())
+    found = StartingPoint(
+        step=newest,
+        best=store.best_record(),
+        notes=notes,
+        host=host,
+        rewinds=store.rewinds(),
+        data=manifest.get("run", {}).get(DATA),
+    )
     return found, state
 
 
@@ -224,7 +272,8 @@ def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
         raise ChiefError(told["error"], told["exit_code"])
     best = told["best"] and Best(**told["best"])
     rewinds = tuple(told["rewinds"])
-    start = StartingPoint(step=told["step"], best=best, notes=tuple(told["notes"]), rewinds=rewinds)
+    notes = tuple(told["notes"])
+    start = StartingPoint(step=told["step"], best=best, notes=notes, rewinds=rewinds, data=told["data"])
     if not told["state"]:
         return start, {}
     state = wire.arrays(_specs(trainer, told["state"], told["host"]))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.data import files
 from launcher.data.text import storage
-from launcher.errors import UsageError
+from launcher.errors import MissingInputError, UsageError
 
 Pair = tuple[str, str]
 
@@ -122,7 +122,7 @@ def _path(name: str) -> Path:
 
 def _check(path: Path, binding: str) -> None:
     if not path.is_file():
-        raise UsageError(f"{binding}.name = 'files': there is no file {str(path)!r} (from {os.getcwd()})")
+        raise MissingInputError(f"{binding}.name = 'files': there is no file {str(path)!r} (from {os.getcwd()})")
 
 
 def content_digest(*paths: str | Path) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 from launcher.data import debian, tfds
 from launcher.data.text import storage
 from launcher.data.text.help_html import paragraphs
-from launcher.errors import PeerError, UsageError
+from launcher.errors import MissingInputError, PeerError, UsageError
 
 # Language to its folder in the help.
 _ENGLISH = "en-US"
@@ -54,7 +54,7 @@ class HelpPages:
     def check(self) -> None:
         """Raises UsageError, with the command to run, unless the pairs are prepared."""
         if not prepared_folder(self.name).is_dir():
-            raise UsageError(
+            raise MissingInputError(
                 f"data set {self.name!r} is not prepared: no data in {prepared_folder(self.name)}. "
                 f"Run: python -m launcher.data.prepare {self.name} --data_dir={tfds.data_dir()}"
             )

@@ -113,6 +113,9 @@ class TextRows(abc.ABC, Generic[Item]):
         rows_spec = tf.TensorSpec([size, self.row_length], tf.int32)
         return {**dict.fromkeys(self._keys(), rows_spec), "weight": tf.TensorSpec([size], tf.float32)}
 
+    def identity(self) -> str:
+        return storage.digest(self._digest, self.vocab_size, *self._layout(), _FORMAT)
+
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         return self._opened.batches.train_batches(shard)
 
@@ -120,15 +123,19 @@ class TextRows(abc.ABC, Generic[Item]):
         return self._opened.batches.eval_batches(shard)
 
     @functools.cached_property
+    def _digest(self) -> str:
+        return self._source.digest()
+
+    @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """Trained on the training texts when it is first asked for."""
-        return vocabulary.cached_vocabulary(self.name, self._source.digest(), size=self.vocab_size, texts=self._texts)
+        return vocabulary.cached_vocabulary(self.name, self._digest, size=self.vocab_size, texts=self._texts)
 
     @functools.cached_property
     def _opened(self) -> Rows:
         opened = open_rows(
             self.name,
-            storage.digest(self._source.digest(), self.vocab_size, *self._layout(), _FORMAT),
+            self.identity(),
             self._make,
             finish=self._finish,
             memory_limit_bytes=self._memory_limit_bytes,

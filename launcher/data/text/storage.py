@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.data import tfds
-from launcher.errors import UsageError
+from launcher.errors import MissingInputError
 
 _FACTS = "facts.json"
 _THERE_ALREADY = (errno.EEXIST, errno.ENOTEMPTY)
@@ -36,8 +36,15 @@ def folder(kind: str = "text") -> Path:
 
 
 def digest(*parts: object) -> str:
-    """Sixteen hexadecimal digits that change with every part."""
-    return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:16]
+    """Sixteen hexadecimal digits that change with every part; of an array, with every byte."""
+    return hashlib.sha256("\0".join(map(_text, parts)).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _text(part: object) -> str:
+    if not isinstance(part, np.ndarray):
+        return str(part)
+    content = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    return f"{part.dtype}{part.shape}{hashlib.sha256(content).hexdigest()}"
 
 
 def file_name(name: str) -> str:
@@ -115,5 +122,5 @@ def _make_folder(path: Path) -> None:
         raise _cannot_write(error) from None
 
 
-def _cannot_write(error: OSError) -> UsageError:
-    return UsageError(f"--data_dir={tfds.data_dir()} cannot be written ({error}); choose another folder")
+def _cannot_write(error: OSError) -> MissingInputError:
+    return MissingInputError(f"--data_dir={tfds.data_dir()} cannot be written ({error}); choose another folder")

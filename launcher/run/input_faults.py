@@ -1,0 +1,82 @@
+"""Faults of what a run reads: files that are damaged, and what it has found before and is gone now.
+
+What is gone may come back, as a folder that was not mounted, so a retry may help.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow as tf
+
+from launcher.config import gin_bindings
+from launcher.errors import MissingInputError, PeerError, UsageError, failures
+from launcher.reporting import attempts, run_folder
+from launcher.run.plan import RunPlan
+from launcher.step.trainer import Trainer
+
+
+@contextlib.contextmanager
+def damage_named(plan: RunPlan, trainer: Trainer) -> Iterator[None]:
+    """Where batches cannot be made of the user's files, says of which; data with a method `damage` finds them."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        find = getattr(plan.data, "damage", None)
+        if find is None or "Iterator" not in str(error):  # it comes from elsewhere
+            raise
+        # A step whose batch failed may have been counted.
+        batch_of, size = trainer.left_out.batch_of, plan.recipe.global_batch_size
+        first, last = batch_of(max(trainer.step, 1)), batch_of(trainer.step + trainer.loop_steps)
+        found = find(seed=plan.seed, start=(first - 1) * size, stop=last * size)
+        if found is None:
+            raise
+        gone = isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError)
+        raise (MissingInputError if gone else UsageError)(found) from error
+
+
+@contextlib.contextmanager
+def input_was_there(model_dir: str) -> Iterator[None]:
+    """Takes input that is missing for a failure of the machine, where an attempt of the same run has found it.
+
+    Raises:
+      PeerError: it is missing, this or an earlier attempt has begun to train, and the bindings name what they named.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = failures.explained(error)
+        if not isinstance(told, MissingInputError) or not attempts.has_begun(model_dir) or _is_another(model_dir):
+            raise
+        raise PeerError(
+            f"{told}. This run has found it before, so it may come back, as a folder that has to be mounted. Run the "
+            "same command again when it is there, or choose another --model_dir for other data"
+        ) from error
+
+
+def check_checkpoints(model_dir: str) -> None:
+    """Called where there is no checkpoint to go on from.
+
+    Raises:
+      PeerError: an earlier attempt has saved one.
+    """
+    if (step := attempts.last_saved(model_dir)) is not None:
+        raise PeerError(
+            f"{os.path.join(model_dir, 'checkpoints')} has no checkpoint, and an earlier attempt of this run had one "
+            f"of step {step} there. Is a folder not mounted? Run the same command again when it is. To begin anew, "
+            f"choose another --model_dir, or remove {os.path.join(model_dir, attempts.FILE_NAME)}"
+        )
+
+
+def _is_another(model_dir: str) -> bool:
+    """Whether a name or path is bound otherwise than where config.gin was written: then it may be the mistake."""
+    for name, text in run_folder.bindings(Path(model_dir, run_folder.CONFIG)).items():
+        with contextlib.suppress(UsageError, ValueError, SyntaxError):  # one of them is no plain value
+            now = gin_bindings.bound(name, None)
+            if isinstance(now, str) and now != ast.literal_eval(text):
+                return True
+    return False
