@@ -1,14 +1,22 @@
-"""Own files at the front door: what is wrong with them is one message and exit code 64, before anything is written."""
+"""Own files at the front door: what is wrong with them is one message and exit code 64, before anything is written.
+
+A run that goes on finds its data as it was: what is away may come back (75), and what is other data stops it (64).
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
-from own_files import CLASSES, encoded, example, examples, write_array_records, write_folders, write_tfrecords
+from own_files import CLASSES, EACH, encoded, example, examples, write_array_records, write_folders, write_tfrecords
 
 from launcher import main as entry
+from launcher.checkpoints import CheckpointStore, manifest
+from launcher.jobs.drill import files
 
 RECIPE = """
 include 'base/images.gin'
@@ -159,3 +167,169 @@ def test_two_workers_train_on_records_as_one_does(flags, run_launcher, run_worke
     workers = run_workers(2, *run, "--model_dir=two")
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
     assert len(losses("two")) == 12 and losses("two") == pytest.approx(losses("out"), rel=1e-5)
+
+
+@pytest.fixture
+def attempt(flags, capsys):
+    """attempt(name, *bindings): trains, and returns the exit code and what was printed."""
+
+    def run(name: str, *bindings: str) -> tuple[int, str]:
+        bindings = ("image_data.eval_share = 0", "train.evaluate_every = 0", *bindings)
+        code = entry.main(["launcher", "--strategy=one_device", "--mode=train", *flags(name, *bindings)])
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return code, printed.out + printed.err
+
+    return run
+
+
+def another_of_its_size(number: int) -> bytes:
+    """The file of another picture, as long as that of this number."""
+    return next(found for other in range(60, 160) if len(found := encoded(other)) == len(encoded(number)))
+
+
+def folder(root: Path, changed: bool) -> str:
+    shutil.rmtree(root, ignore_errors=True)
+    write_folders(root)
+    if changed:
+        (root / "birch" / "3.png").write_bytes(another_of_its_size(EACH + 3))
+    return f"folder:{root}"
+
+
+def tfrecords(root: Path, changed: bool) -> str:
+    records = examples(first_label=1)
+    if changed:
+        records[33] = example(another_of_its_size(33), 2)
+    return f"tfrecord:{write_tfrecords(root, records)}"
+
+
+SOURCES = {"class folders": (folder, ()), "TFRecords": (tfrecords, OF_RECORDS)}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_run_goes_on_with_other_data_only_where_that_is_bound(attempt, tmp_path, source):
+    write, bindings = SOURCES[source]
+    assert attempt(write(tmp_path / "own", False), *bindings, "train.steps = 4")[0] == 0
+    # A copy is the same data.
+    assert attempt(write(tmp_path / "copied", False), *bindings, "train.steps = 5")[0] == 0
+    name = write(tmp_path / "own", True)
+    code, printed = attempt(name, *bindings)
+    assert code == 64
+    assert "the training data is not what it was at step 5: of the 60 examples some are others" in printed
+    assert "train.on_changed_data = 'continue'" in printed
+    assert CheckpointStore(str(tmp_path / "out/checkpoints")).latest() == 5
+    code, printed = attempt(name, *bindings, "train.on_changed_data = 'continue'")
+    assert code == 0 and "some are others, or their order is another; going on with what is there now" in printed
+    assert attempt(name, *bindings)[0] == 0  # the newest checkpoint is of this data
+
+
+def test_a_run_whose_checkpoint_does_not_say_what_its_data_was_goes_on_and_says_so(attempt, tmp_path):
+    assert attempt(folder(tmp_path / "own", False), "train.steps = 4")[0] == 0
+    path = tmp_path / "out/checkpoints/step_00000004" / manifest.MANIFEST
+    content = json.loads(path.read_text())
+    del content["run"]["data"], content["sha256"]
+    path.write_text(json.dumps({**content, "sha256": manifest.checksum(content)}))
+    code, printed = attempt(folder(tmp_path / "own", True))
+    assert code == 0 and "the checkpoint does not record its training data; going on with what is there" in printed
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_data_that_a_run_has_found_before_may_come_back(attempt, tmp_path, source):
+    write, bindings = SOURCES[source]
+    name, root, away = write(tmp_path / "own", False), tmp_path / "own", tmp_path / "away"
+    assert attempt(name, *bindings, "train.steps = 4")[0] == 0
+    root.rename(away)
+    for _ in range(2):
+        code, printed = attempt(name, *bindings)
+        assert code == 75 and "This run has found it before, so it may come back" in printed
+        root.mkdir(exist_ok=True)  # as where a disk would be mounted
+    code, printed = attempt(name.replace("own", "owm"), *bindings)
+    assert code == 64 and "found it before" not in printed
+    root.rmdir()
+    away.rename(root)
+    assert attempt(name, *bindings)[0] == 0
+
+
+def test_data_that_goes_away_under_a_run_may_come_back(flags, start_launcher, run_launcher, tmp_path):
+    name = folder(tmp_path / "own", False)
+    run = ("--mode=train", *flags(name, "image_data.eval_share = 0", "train.steps = 1000000"))
+    started = start_launcher(*run)
+    started.wait_until(lambda: (tmp_path / "out/checkpoints/step_00000008").exists())
+    (tmp_path / "own").rename(tmp_path / "away")
+    finished = started.wait()
+    assert finished.returncode == 75, finished.stderr
+    assert "images cannot be used: " in finished.stderr and "This run has found it before" in finished.stderr
+
+
+@pytest.mark.heavy
+def test_a_job_waits_for_its_data_and_ends_as_one_that_nobody_touched(flags, start_launcher, run_launcher, tmp_path):
+    steps = "train.steps = 400"
+    run = ("--mode=train", *flags(folder(tmp_path / "own", False), "train.steps_per_loop = 1", steps))
+    assert run_launcher(*run, "--model_dir=undisturbed").returncode == 0
+    job = start_launcher("--workers=1", *run, module="launcher.launch", fresh=True)
+    job.wait_until(lambda: (tmp_path / "out/checkpoints/step_00000008").exists())
+    (tmp_path / "own").rename(tmp_path / "away")
+    next(one for one in psutil.Process(job.process.pid).children() if "launcher.main" in one.cmdline()).kill()
+    job.wait_until(lambda: "This run has found it before" in job.stdout)
+    (tmp_path / "away").rename(tmp_path / "own")
+    assert job.wait().returncode == 0, job.stdout
+    assert files.difference(tmp_path / "undisturbed", tmp_path / "out") == ""
+
+
+PROGRAM = """
+import keras
+import launcher
+import numpy as np
+
+
+def build():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+launcher.fit(build, lambda: (np.load("x.npy"), np.zeros(8)), batch_size=4, steps=STEPS)
+"""
+
+
+def test_arrays_of_a_program_may_come_back_and_must_be_what_they_were(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(steps: int) -> tuple[int, str]:
+        (tmp_path / "mine.py").write_text(PROGRAM.replace("STEPS", str(steps)))
+        code = entry.main(["launcher", "--gin_file=mine.py", "--mode=train", "--model_dir=out"])
+        return code, capsys.readouterr().err
+
+    x = np.arange(24, dtype=np.float32).reshape(8, 3) / 24
+    code, printed = run(2)
+    assert code == 64 and "FileNotFoundError" in printed  # nobody has found it
+    np.save("x.npy", x)
+    assert run(2)[0] == 0
+    (tmp_path / "x.npy").rename(tmp_path / "y.npy")
+    code, printed = run(4)
+    assert code == 75 and "FileNotFoundError" in printed and "This run has found it before" in printed
+    np.save("x.npy", x + 1)
+    code, printed = run(4)
+    assert code == 64 and "the training data is not what it was at step 2" in printed
+    (tmp_path / "y.npy").rename(tmp_path / "x.npy")
+    assert run(4)[0] == 0
+
+
+@pytest.mark.heavy
+def test_workers_stop_together_where_the_data_of_one_is_not_what_it_was(flags, run_workers, tmp_path):
+    homes = [tmp_path / name for name in ("first", "second")]
+    for home in homes:
+        folder(home / "own", False)
+    run = ("--mode=train", *flags("folder:~/own", "image_data.eval_share = 0", "train.evaluate_every = 0"))
+
+    def workers(*more: str):
+        finished = run_workers(2, *run, *more, env=[{"HOME": str(home)} for home in homes])
+        return [one.returncode for one in finished], "".join(one.stderr for one in finished)
+
+    codes, printed = workers("--gin_param=train.steps = 4")
+    assert codes == [0, 0], printed
+    folder(homes[1] / "own", True)
+    codes, printed = workers()
+    assert codes == [64, 64], printed
+    assert "some are others, or their order is another. The run would" in printed
+    assert "another worker has other data. The run would" in printed

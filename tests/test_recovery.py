@@ -81,6 +81,30 @@ def test_finished_run_says_so_and_evaluates_again_without_training(capsys, tmp_p
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
+def test_a_run_whose_checkpoints_are_gone_waits_for_them_and_does_not_begin_anew(capsys, tmp_path):
+    run = tmp_path / "run"
+    command = ["launcher", *FLAGS, f"--model_dir={run}", "--mode=train", "--gin_param=train.checkpoint_every = 2"]
+    assert entry.main([*command, "--gin_param=train.steps = 3"]) == 0
+    (run / "checkpoints").rename(run / "away")
+    for _ in range(2):
+        capsys.readouterr()
+        assert entry.main([*command, "--gin_param=train.steps = 5"]) == 75
+        said = capsys.readouterr().err
+        assert f"{run}/checkpoints has no checkpoint, and an earlier attempt of this run had one of step 3" in said
+        assert f"choose another --model_dir, or remove {run}/attempts.jsonl" in said
+        (run / "checkpoints").mkdir(exist_ok=True)  # as where a disk would be mounted
+    (run / "checkpoints").rmdir()
+    (run / "away").rename(run / "checkpoints")
+    assert entry.main([*command, "--gin_param=train.steps = 5"]) == 0
+    assert f"restored step 3 from {run}" in capsys.readouterr().out
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["goodput"]["lost"] == 0
+    (run / "checkpoints").rename(run / "away")
+    (run / "attempts.jsonl").unlink()
+    assert entry.main([*command, "--gin_param=train.steps = 2"]) == 0
+    assert "restored" not in capsys.readouterr().out
+
+
 @pytest.mark.heavy
 def test_beside_a_training_an_evaluation_may_run_and_no_other_training(start_launcher, capsys, tmp_path):
     run = tmp_path / "run"

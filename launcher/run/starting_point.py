@@ -146,7 +146,7 @@ def _with_same_data(
         change = ""
         if start.data["examples"] != now["examples"]:
             change = f"{start.data['examples']} examples then, {now['examples']} now"
-        elif start.data["identity"] != now["identity"]:
+        elif start.data["identity"] not in ("", now["identity"]):
             change = f"of the {now['examples']} examples some are others, or their order is another"
         if not trainer.any_worker(bool(change)):
             return start

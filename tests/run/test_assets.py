@@ -53,7 +53,7 @@ def test_a_run_on_other_text_is_refused_by_the_vocabulary(run_launcher, tmp_path
     assert run_launcher(*flags).returncode == 0
     with (tmp_path / "train.txt").open("a") as text:
         text.write("another line\n" * 50)
-    refused = run_launcher(*flags)
+    refused = run_launcher(*flags, "--gin_param=train.on_changed_data = 'continue'")
     assert refused.returncode == 64
     assert "is not what the data gives now" in refused.stderr and "Traceback" not in refused.stderr
 
