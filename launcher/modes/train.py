@@ -165,6 +165,7 @@ class _Run:
         )
         # How far it has come, for its summary; both are None until the folder is known to be this run's.
         self._start: StartingPoint | None = None
+        self._data: dict[str, Any] = {}  # what checkpoints record of the training data
         self._trainer: Trainer | None = None
         self._controller: Controller | None = None
         self._saver: Saver | None = None
@@ -191,6 +192,7 @@ class _Run:
         """Builds the session, restores it, and trains or evaluates."""
         with gin_bindings.usage_errors(), self._reporter.waiting("building the model"):
             built = session.build(self._plan)
+            self._data = pipeline.described(self._plan.data) if self._trains else {}
         store = self._store(built)
         start = self._restore(built, store)
         self._start, self._trainer = start, built.trainer
@@ -259,16 +261,12 @@ class _Run:
 
     def _store(self, built: Session) -> CheckpointStore:
         recipe = self._plan.recipe
-        run = {"seed": self._plan.seed, "global_batch_size": recipe.global_batch_size}
-        if self._trains:
-            with gin_bindings.usage_errors():
-                run[DATA] = pipeline.described(self._plan.data)
         return CheckpointStore(
             os.path.join(self._model_dir, "checkpoints"),
             keep=recipe.keep_checkpoints,
             keep_every_hours=recipe.keep_checkpoint_every_hours,
             is_chief=self._is_chief,
-            run=run,
+            run={"seed": self._plan.seed, "global_batch_size": recipe.global_batch_size, DATA: self._data},
             scaling=built.trainer.scaling,
             before_write=self._held.verify,
         )
@@ -277,18 +275,16 @@ class _Run:
         handed_over = _is_handed_over(self._request, self._plan.cluster)
         with self._stopwatch.phase("checkpoint"):
             restore = starting_point.restore_from_chief if handed_over else starting_point.restore
-            recipe = self._plan.recipe
-            start = restore(
-                store,
-                built.trainer,
-                same_order=self._trains,
-                start_from=recipe.start if self._trains else None,
-                on_changed_data=recipe.on_changed_data,
-            )
+            recipe, trains = self._plan.recipe, self._trains
+            start = restore(store, built.trainer, same_order=trains, start_from=recipe.start if trains else None)
+            if trains:
+                may_change = recipe.on_changed_data == "continue"
+                notes = starting_point.check_data(start, self._data, built.trainer, may_change=may_change)
+                start = dataclasses.replace(start, notes=(*start.notes, *notes))
         if self._is_chief or not handed_over:
             if start.step is not None:
                 assets.check(self._model_dir, recipe.task)
-            elif self._trains:
+            elif trains:
                 check_checkpoints(self._model_dir)
         if start.step is None and not self._trains:
             raise UsageError(

@@ -57,12 +57,7 @@ class StartingPoint:
 
 
 def restore(
-    store: CheckpointStore,
-    trainer: Trainer,
-    *,
-    same_order: bool,
-    start_from: StartFrom | None = None,
-    on_changed_data: str = "stop",
+    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
 ) -> StartingPoint:
     """Restores the trainer from the newest whole checkpoint of the store; without one, from the weights to start with.
 
@@ -71,17 +66,16 @@ def restore(
       trainer: what goes on.
       same_order: whether the run must see its examples in the order in which they were begun.
       start_from: what a run that starts anew starts with; None for what it was built with.
-      on_changed_data: see `Recipe.on_changed_data`; of `same_order` alone.
 
     Raises:
-      UsageError: the checkpoint is of another model, or of a run with another order of examples or, on any worker,
-        other training data; or the weights to start with are.
+      UsageError: the checkpoint is of another model, or of a run with another order of examples; or the weights to
+        start with are.
       CheckpointReadError: it cannot be read.
       PeerError: another worker found another checkpoint.
     """
     start, state = _read(store, trainer, same_order=same_order, start_from=start_from)
     _put(trainer, start, state, same_order=same_order)
-    return _with_same_data(start, store, trainer, on_changed_data) if same_order else start
+    return start
 
 
 def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
@@ -96,12 +90,7 @@ def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
 
 
 def restore_from_chief(
-    store: CheckpointStore,
-    trainer: Trainer,
-    *,
-    same_order: bool,
-    start_from: StartFrom | None = None,
-    on_changed_data: str = "stop",
+    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
 ) -> StartingPoint:
     """As `restore` on the chief; the other workers get its values over the wire and never touch their store.
 
@@ -116,7 +105,7 @@ def restore_from_chief(
     else:
         start, state = _take(wire, trainer)
     _put(trainer, start, state, same_order=same_order)
-    return _with_same_data(start, store, trainer, on_changed_data) if same_order else start
+    return start
 
 
 def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bool) -> None:
@@ -134,13 +123,23 @@ def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bo
         )
 
 
-def _with_same_data(
-    start: StartingPoint, store: CheckpointStore, trainer: Trainer, on_changed_data: str
-) -> StartingPoint:
-    """Compares the training data with what the checkpoint records of it; all workers come to the same end."""
-    now = store.run.get(DATA)
-    if start.step is None or now is None:
-        return start
+def check_data(start: StartingPoint, now: Mapping[str, Any], trainer: Trainer, *, may_change: bool) -> tuple[str, ...]:
+    """Compares the training data with what the checkpoint records of it; all workers come to the same end.
+
+    Args:
+      start: what `restore` returned on this worker.
+      now: the data that is there now, as `pipeline.described` says.
+      trainer: to ask the other workers.
+      may_change: whether the run goes on with other data than it had.
+
+    Returns:
+      What a person should know of it.
+
+    Raises:
+      UsageError: it is not what it was, here or on another worker.
+    """
+    if start.step is None:
+        return ()
     note = "the checkpoint does not record its training data; going on with what is there, as if it were the same"
     if start.data is not None:
         change = ""
@@ -149,16 +148,16 @@ def _with_same_data(
         elif start.data["identity"] not in ("", now["identity"]):
             change = f"of the {now['examples']} examples some are others, or their order is another"
         if not trainer.any_worker(bool(change)):
-            return start
+            return ()
         note = f"the training data is not what it was at step {start.step}: {change or 'another worker has other data'}"
-        if on_changed_data == "stop":
+        if not may_change:
             raise UsageError(
                 f"{note}. The run would go on with other examples than it has left to see. Give it the data that it "
                 "had; or bind train.on_changed_data = 'continue' to go on with what is there now; or choose another "
                 "--model_dir"
             )
         note += "; going on with what is there now"
-    return dataclasses.replace(start, notes=(*start.notes, note))
+    return (note,)
 
 
 def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:

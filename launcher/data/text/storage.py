@@ -43,7 +43,7 @@ def digest(*parts: object) -> str:
 def _text(part: object) -> str:
     if not isinstance(part, np.ndarray):
         return str(part)
-    content = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    content = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
     return f"{part.dtype}{part.shape}{hashlib.sha256(content).hexdigest()}"
 
 
