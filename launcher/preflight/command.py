@@ -140,7 +140,7 @@ class Preflight:
             else:
                 possible.append(case)
         if not possible:
-            raise UsageError("no case can be compiled: " + "; ".join(f"{name}: {why}" for name, why in refused))
+            raise UsageError(_no_case(refused))
         return possible, refused
 
     def _report(self, case: Case) -> CaseReport:
@@ -213,9 +213,23 @@ class Preflight:
             self._console.note(f"preflight: the step compiles and fits: {names}")
             return EXIT_DONE
         if len(self._cases) > 1:
+            findings = [one.finding for one in reports]
+            refused = [*not_applicable, *((one.case.name, one.refusal or "") for one in findings if one.hbm is None)]
+            if len(refused) == len(self._cases):
+                raise UsageError(_no_case(refused))
+            but = f", and cannot be compiled for {len(refused)} others" if refused else ""
             hint = "" if self._request.search else ", or let --preflight_search look for what makes it fit"
-            raise UsageError(f"the step fits none of {len(self._cases)} cases; see the table and the advice{hint}")
+            fitted = len(self._cases) - len(refused)
+            raise UsageError(f"the step fits none of {fitted} cases{but}; see the table and the advice{hint}")
         raise UsageError(_refusal(reports[0]))
+
+
+def _no_case(refused: Sequence[tuple[str, str]]) -> str:
+    """Why nothing was compiled; a reason that several cases share stands once."""
+    names: dict[str, list[str]] = {}
+    for name, why in refused:
+        names.setdefault(why, []).append(name)
+    return "no case can be compiled: " + "; ".join(f"{', '.join(cases)}: {why}" for why, cases in names.items())
 
 
 def _refusal(reported: CaseReport) -> str:

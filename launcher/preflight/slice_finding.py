@@ -241,7 +241,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     session = lowering.build(resolved, num_replicas)
     lowered = lowering.lower_session(session, for_tpu=resolved.strategy.accelerator == "tpu")
     facts = _facts(resolved, session)
-    facts = dataclasses.replace(facts, notes=(*facts.notes, *lowered.notes))
+    facts = dataclasses.replace(facts, notes=(*session.notes, *facts.notes, *lowered.notes))
     found = lowered.program, facts, op_source.user_lines(lowered.graph)
     # A model of the size of a chip's memory must not stay while the compiler needs this machine's. TensorFlow keeps a
     # graph with a custom gradient for good, and with it the variables: their values go by themselves.

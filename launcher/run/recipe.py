@@ -28,6 +28,7 @@ from launcher.watch.precision_watch import PrecisionWatch
 from models.transformer.attention_form import FORMS
 
 SAVE_MODEL = ("best", "last", "none")
+BATCH_NORM = ("auto", "global", "local")
 
 
 @gin.configurable("train")
@@ -55,6 +56,10 @@ class Recipe:
         {'stage3_.*': 'float32'}; see `launcher.step.layer_policies.apply`.
       attention: "plain" for the scores of all positions at once, "blocks" for attention whose memory does not grow with
         the square of the length, "auto" for blocks where rows are long enough for them; of transformers.
+      batch_norm: what batch normalisation takes its statistics over in training: "global" for the global batch, "local"
+        for each microbatch of each replica by itself, whose moving statistics are averaged; "auto" for "global" in a
+        compiled Keras model, else for what its layers were made for. "global" on several replicas works neither with
+        several `microbatches` nor, but on TPUs, with `jit_compile`.
       precision_watch: `@PrecisionWatch()` to sample what float16 does to the gradients during training, or None.
       sinks: where events go besides the console, metrics.jsonl and TensorBoard: `[@WandbSink()]`, `[@MlflowSink()]` or
         your own; see `launcher.reporting.sinks.Sink`.
@@ -131,6 +136,7 @@ class Recipe:
     precision: str = "auto"
     precision_overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     attention: str = "auto"
+    batch_norm: str = "auto"
     precision_watch: PrecisionWatch | None = None
     sinks: Sequence[Any] = ()
     loss_scale: Any = "auto"
@@ -200,13 +206,12 @@ class Recipe:
         for name in never:
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name} = {getattr(self, name)}: must be 0 (never) or more")
-        for name in ("on_checkpoint_error", "on_changed_data"):
-            if (value := getattr(self, name)) not in ON_ERROR:
-                raise UsageError(f"train.{name} = {value!r}: must be {' or '.join(map(repr, ON_ERROR))}")
-        if self.save_model not in SAVE_MODEL:
-            raise UsageError(
-                f"train.save_model = {self.save_model!r}: must be one of {', '.join(map(repr, SAVE_MODEL))}"
-            )
+        for name, known in (
+            ("on_checkpoint_error", ON_ERROR), ("on_changed_data", ON_ERROR), ("save_model", SAVE_MODEL),
+            ("attention", FORMS), ("batch_norm", BATCH_NORM),
+        ):  # fmt: skip
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(f"train.{name} = {value!r}: must be one of {', '.join(map(repr, known))}")
         for name in ("steps", "epochs", "eval_batch_size", "price_per_hour", "bucket_bytes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -231,8 +236,6 @@ class Recipe:
                 "train.early_stopping needs evaluations while training goes on, and train.evaluate_every = 0: bind "
                 "it to the steps between two"
             )
-        if self.attention not in FORMS:
-            raise UsageError(f"train.attention = {self.attention!r}: must be one of {', '.join(map(repr, FORMS))}")
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
         checked_patterns(start_comparison.ALLOW, self.start_allow)

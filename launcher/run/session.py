@@ -17,13 +17,12 @@ from launcher.data.pipeline import Shard
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer
-from launcher.run import attention, rematerialization
+from launcher.run import attention, batch_norm, rematerialization
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step import freezing, initial_values, layer_policies, moving_statistics
 from launcher.step.clipping import Clipping
-from launcher.step.layers import group_size, walk
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
 from launcher.watch import float32_copy
@@ -71,7 +70,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     with initial_values.scope(strategy):
         model = build_model(plan, notes.append)
         optimizer = build_optimizer(plan)
-    check_normalization(model, plan)
+    batch_norm.check(model, plan)
     if recipe.penalty is not None:
         recipe.penalty.check(model)
     trainer = Trainer(
@@ -136,15 +135,7 @@ def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) 
     model = model_of(plan.recipe, policy=plan.policy, seed=plan.seed, note=note)
     attention.apply(model, plan.recipe.attention, plan.strategy.accelerator)
     rematerialization.apply(model, plan)
-    if getattr(plan.recipe.task, "statistics_over_global_batch", False):
-        layers = [layer for layer, *_ in walk(model) if isinstance(layer, keras.layers.BatchNormalization)]
-        for layer in layers if plan.num_parts > 1 else ():
-            layer.synchronized = True
-        if layers:
-            note(
-                "batch normalisation takes its statistics over the global batch, as on one device; where the last "
-                "batch of an epoch is short, over what it is filled up with, too"
-            )
+    batch_norm.apply(model, plan, note)
     return model
 
 
@@ -183,30 +174,6 @@ def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], No
     layer_policies.apply(model, recipe.precision_overrides)
     freezing.freeze(model, recipe.freeze)
     return model
-
-
-def check_normalization(model: keras.Model, plan: RunPlan) -> None:
-    """Refuses, before anything is traced or written, what a normalisation layer could not do.
-
-    Raises:
-      UsageError: groups that do not fit a microbatch, or statistics over all replicas inside a loop or under XLA, where
-        TensorFlow allows no collective.
-    """
-    for layer, *_ in walk(model):
-        group = group_size(layer)
-        if group and plan.microbatch_size % group:
-            raise UsageError(
-                f"layer {layer.name!r} takes its statistics over groups of {group} examples, which does not divide the "
-                f"{plan.microbatch_size} of one microbatch on one replica; bind the layer's group size to a divisor "
-                f"(e.g. resnet.norm_group_size = {plan.microbatch_size}), or change train.global_batch_size, "
-                "train.microbatches or the number of replicas"
-            )
-        if getattr(layer, "synchronized", False) and (plan.microbatches > 1 or plan.jit_compile):
-            raise UsageError(
-                f"layer {layer.name!r} synchronises its statistics over all replicas, which works neither with "
-                f"train.microbatches > 1 (it is {plan.microbatches}) nor with train.jit_compile "
-                f"(it is {plan.jit_compile}); use a fixed group instead, e.g. resnet.norm_group_size = 32"
-            )
 
 
 def build_optimizer(plan: RunPlan) -> Optimizer:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.step.layers import Placed
 from launcher.step.moving_statistics import captures
 from launcher.step_program import op_source
 
 _UNSUPPORTED = re.compile(r"Detected unsupported operations .*?: (\w+) \(")
+_NODE = re.compile(r"\{\{node (\S+?)\}\}")
 _NOT_CONSTANT = re.compile(r"Input \d+ to node `\S+` with op (\w+) must be a compile-time constant")
 # The frames are those of the user and of Launcher, the innermost last; TensorFlow takes its own out.
 _FRAME = re.compile(r'^File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
@@ -47,12 +51,13 @@ class CannotLowerError(UsageError):
         self.where = where
 
 
-def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collection[int]) -> None:
+def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collection[int], model: keras.Model) -> None:
     """Refuses a step that uses what is neither a tensor nor a variable of the run's state.
 
     Args:
       traced: the step.
       held: ids of the handles of the run's variables.
+      model: whose layers are named.
 
     Raises:
       CannotLowerError: it does.
@@ -66,7 +71,7 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
         where = lines.get(node.name)
         found = (told for kind, told in _RESOURCES.items() if any(re.search(kind, one) for one in types))
         what, instead = next(found, _OTHER_RESOURCE)
-        at = f" ({where})" if where else ""
+        at = _at(where, _layer([node.name], model))
         raise CannotLowerError(
             f"the step cannot be compiled for an accelerator: it uses {what}{at}; {instead}",
             operation=node.op,
@@ -93,16 +98,33 @@ def _nodes(graph: tf.Graph) -> list[tuple[tf.compat.v1.NodeDef, set[str]]]:
     return [(node, types(node)) for node in definition.node]
 
 
-def explain(error: Exception, graph: tf.Graph) -> CannotLowerError:
-    """The message of a failed `experimental_get_compiler_ir` of TensorFlow 2.21, for the user; `graph` is the step."""
+def _layer(op_names: Sequence[str], model: keras.Model) -> Placed | None:
+    return next(filter(None, (op_source.layer_of(name, model) for name in op_names)), None)
+
+
+def _at(where: str | None, layer: Placed | None) -> str:
+    """What is known of a place, in brackets: the layer, and the user's line."""
+    named = f"layer {layer.place!r} of type {type(layer.layer).__name__}" if layer else None
+    told = "; ".join(filter(None, (named, where)))
+    return f" ({told})" if told else ""
+
+
+def explain(error: Exception, graph: tf.Graph, model: keras.Model) -> CannotLowerError:
+    """The message of a failed `experimental_get_compiler_ir` of TensorFlow 2.21, for the user.
+
+    Args:
+      error: what it raised.
+      graph: the step.
+      model: whose layers are named.
+    """
     said = str(error)
     frames = [found for found in _FRAME.findall(said) if found[0] != _NO_FILE]
-    where = None
-    if frames:
-        path, line, function = frames[-1]
-        # Written without the slash in front.
-        where = f"/{path.lstrip('/')}:{line}, in {function}"
-    at = f" ({where})" if where else ""
+    # Whole paths may be written without the slash in front.
+    files = [path if os.path.exists(path) else f"/{path}" for path, *_ in frames]
+    place = op_source.user_frame(files)
+    where = None if place is None else f"{files[place]}:{frames[place][1]}, in {frames[place][2]}"
+    layer = _layer(_NODE.findall(said), model)
+    at = _at(where, layer)
     if found := _UNSUPPORTED.search(said):
         operation = found.group(1)
         # TensorFlow's own name for what is handed in from outside.
@@ -115,15 +137,17 @@ def explain(error: Exception, graph: tf.Graph) -> CannotLowerError:
         )
     if found := _NOT_CONSTANT.search(said):
         operation = found.group(1)
+        of_keras = layer is not None and type(layer.layer).__module__.startswith("keras.")
+        instead = "have the data do this layer's work" if of_keras else "give Python numbers instead"
         return CannotLowerError(
             f"the step cannot be compiled for an accelerator: a shape or an axis given to {operation} is a tensor "
-            f"whose value XLA does not know{at}; give Python numbers instead",
+            f"whose value XLA does not know{at}; {instead}",
             operation=operation,
             where=where,
         )
     if _ENDLESS_LOOP in said:
         where = _endless_loop(graph)
-        at = f" ({where})" if where else ""
+        at = _at(where, layer)
         return CannotLowerError(
             f"the step cannot be compiled for an accelerator: a loop with a gradient turns as often as a tensor "
             f"says{at}, and XLA must know how often at most; loop over tf.range of a Python number, or give "

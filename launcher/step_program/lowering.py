@@ -153,11 +153,11 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
     function = tf.function(step, jit_compile=True, autograph=False)
     with tf.device("/CPU:0"):
         traced = function.get_concrete_function(*spec.values())
-        cannot_lower.check_resources(traced, {id(variable.handle) for variable in variables})
+        cannot_lower.check_resources(traced, {id(variable.handle) for variable in variables}, session.model)
         try:
             hlo = function.experimental_get_compiler_ir(*spec.values())(stage="hlo_serialized")
         except (ValueError, tf.errors.OpError) as error:
-            raise cannot_lower.explain(error, traced.graph) from None
+            raise cannot_lower.explain(error, traced.graph, session.model) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
     reports = [
         Argument(name=name, shape=(), dtype="float32", kind="report") for name in trainer.replica_step.report_names

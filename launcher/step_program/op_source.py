@@ -8,13 +8,15 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import keras
 import tensorflow as tf
 
 import launcher
 from launcher.errors.user_code import Place
+from launcher.step.layers import Placed, walk
 
 _LAUNCHER = f"{Path(launcher.__file__).resolve().parent}{os.sep}"
 _GRADIENT_TAPE = "gradient_tape/"
@@ -53,11 +55,34 @@ def user_lines(graph: tf.Graph) -> dict[str, str]:
     found = {}
     for operation in graph.get_operations():
         if not operation.name.startswith(_GRADIENT_TAPE):
-            for frame in reversed(list(operation.traceback)):
-                if _is_of_a_model(frame.filename):
-                    found[operation.name] = f"{_relative(frame.filename)}:{frame.lineno}"
-                    break
+            frames = list(operation.traceback)
+            place = user_frame([frame.filename for frame in frames])
+            if place is not None:
+                found[operation.name] = f"{_relative(frames[place].filename)}:{frames[place].lineno}"
     return found
+
+
+def user_frame(files: Sequence[str]) -> int | None:
+    """Of the frames in these files that Launcher led to, the innermost that is no library's and not Launcher's own."""
+    first = next((place for place, file in enumerate(files) if file.startswith(_LAUNCHER)), 0)
+    return next((place for place in reversed(range(first, len(files))) if _is_of_a_model(files[place])), None)
+
+
+def layer_of(op_name: str, model: keras.Model) -> Placed | None:
+    """The innermost layer that an operation is a part of, by its name; None for what stands outside of all layers."""
+    scopes = [_COUNTER.sub("", scope) for scope in op_name.split("/")]
+    found: dict[tuple[int, int], Placed] = {}
+    for placed in walk(model):
+        place = -1
+        try:
+            for layer in (*placed.around, placed.layer)[1:]:
+                place = scopes.index(layer.name, place + 1)
+        except ValueError:
+            continue
+        # Of layers side by side that have the names of scopes inside of one another, the outer one.
+        found.setdefault((len(placed.around), -place), placed)
+    depth, _ = deepest = max(found)
+    return found[deepest] if depth else None
 
 
 @functools.cache

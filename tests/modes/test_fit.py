@@ -135,6 +135,40 @@ def test_it_trains_as_keras_does_on_one_device(name, two, tmp_path):
         np.testing.assert_allclose(kind + 0.2 * sign, whole, rtol=1e-5)
 
 
+def of_keras_in_parts(build, parts, batch_size=16):
+    """The weights after an epoch in which Keras sees each part of a batch alone, and what came of them is averaged."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    model = build()
+    moving = model.non_trainable_variables
+    for rows in np.arange(len(X)).reshape(-1, parts, batch_size // parts):
+        before, found = [variable.numpy() for variable in moving], []
+        for part in rows:
+            with tf.GradientTape() as tape:
+                loss = model.compute_loss(y=LABEL[part], y_pred=model(X[part], training=True))
+            gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+            found.append((gradients, [variable.numpy() for variable in moving]))
+            for variable, value in zip(moving, before, strict=True):
+                variable.assign(value)
+        gradients, moved = keras.tree.map_structure(lambda *of_parts: sum(of_parts) / parts, *found)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        for variable, value in zip(moving, moved, strict=True):
+            variable.assign(value)
+    return [variable.numpy() for variable in model.weights]
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"), [({}, 2), ({"jit_compile": True}, 2), ({"jit_compile": True, "microbatches": 2}, 4)]
+)
+def test_local_batch_norm_is_that_of_keras_on_each_part_of_the_batch(settings, parts, two, tmp_path):
+    settings = {"batch_norm": "local", "batch_size": 16, "shuffle": False, "strategy": two, **settings}
+    found = launcher.fit(scored, (X, LABEL), model_dir=str(tmp_path), **settings).model
+    for variable, expected in zip(found.weights, of_keras_in_parts(scored, parts), strict=True):
+        first, second = (copy.numpy() for copy in variable.value.values)
+        np.testing.assert_array_equal(first, second, err_msg=variable.path)
+        np.testing.assert_allclose(first, expected, rtol=1e-5, atol=1e-6, err_msg=variable.path)
+
+
 def test_a_short_last_batch_is_the_mean_over_its_own_examples(two, tmp_path):
     data = (X[:39], POSITIVE[:39])
     expected, validation = of_keras(judged_by_curve, data)
@@ -216,6 +250,8 @@ def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
         ({"train": tf.data.Dataset.from_tensor_slices((X, LABEL))}, r"call .batch\(size\)"),
         ({"train": tf.data.Dataset.from_tensor_slices((X, LABEL)).batch(8).repeat()}, "steps_per_epoch"),
         ({"validation_split": 1.5}, "validation_split = 1.5"),
+        ({"batch_norm": "keras"}, "train.batch_norm = 'keras': must be one of 'auto', 'global', 'local'"),
+        ({"build": not_built_yet, "batch_norm": "local"}, "sequential has no batch normalisation; leave the binding"),
         ({"build": lambda: classifier(loss=keras.losses.MeanSquaredError(reduction="sum"))}, "reduction='sum'"),
     ],
 )
@@ -233,15 +269,21 @@ def test_a_program_runs_with_the_launchers_flags(run_launcher, tmp_path):
         "x = numpy.random.default_rng(0).normal(size=(32, 4))\n"
         "data = x, x[:, :1]\n"
         "def build():\n"
-        "    model = keras.Sequential([keras.layers.Dense(1)])\n"
+        "    model = keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dense(1)])\n"
         "    model.compile('sgd', 'mse')\n"
         "    return model\n"
         "for _ in range(2):\n"
         "    print('losses', launcher.fit(build, data, data, epochs=2, batch_size=8).history['loss'])\n"
     )
-    done = run_launcher(f"--gin_file={program}", "--replicas=2", f"--model_dir={tmp_path / 'run'}")
+    command = [f"--gin_file={program}", "--replicas=2", f"--model_dir={tmp_path / 'run'}"]
+    command += ["--gin_param=train.jit_compile = True"]
+    refused = run_launcher(*command)
+    assert (refused.returncode, "resnet" in refused.stderr) == (64, False)
+    assert "works neither with" in refused.stderr and "train.batch_norm = 'local'" in refused.stderr
+    done = run_launcher(*command, "--gin_param=train.batch_norm = 'local'")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("losses [") == 2
+    assert "each microbatch of each replica by itself, 4 examples" in done.stdout
     for folder in ("run", "run/fit_2"):
         assert json.loads((tmp_path / folder / "summary.json").read_text())["num_replicas"] == 2
     done = run_launcher(f"--gin_file={program}", "--mode=eval", f"--model_dir={tmp_path / 'run'}")

@@ -150,6 +150,14 @@ MODULE = """
 import gin, keras, numpy as np, tensorflow as tf
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 
+class Inner(keras.layers.Layer):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.tags = keras.layers.CategoryEncoding(6, output_mode="multi_hot", name="tags")
+
+    def call(self, inputs):
+        return self.tags(inputs)  # inner
+
 @gin.configurable
 class Odd:
     def __init__(self, what="table"):
@@ -168,10 +176,18 @@ class Odd:
         self.places = tf.lookup.StaticHashTable(pairs, 0)
         self.generator = tf.random.Generator.from_seed(1)
         self.writer = tf.summary.create_file_writer("summaries") if self.what == "summary" else None
-        return keras.Sequential([keras.Input((8,)), keras.layers.Dense(6)])
+        inputs = keras.Input((8,))
+        out = keras.layers.Dense(6)(inputs)
+        if self.what == "hot":
+            out += keras.layers.CategoryEncoding(6, output_mode="multi_hot", name="tags")(inputs)
+        if self.what == "inner":
+            out += Inner(name="block")(inputs)
+        if self.what == "known":
+            out += keras.layers.IntegerLookup(vocabulary=[1], name="known")(inputs)[:, :6]
+        return keras.Model(inputs, out)
 
     def loss(self, model, batch, training):
-        out = model(batch["x"], training=training) @ self.table
+        out = model(batch["x"], training=training) @ self.table  # hot
         if self.what == "python":
             out += tf.py_function(lambda: 1.0, [], tf.float32)  # python
         if self.what == "shape":
@@ -226,7 +242,7 @@ def odd(tmp_path, monkeypatch):
     (tmp_path / "odd.gin").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield lambda what="table": pods.plan_of("odd.gin", [f"Odd.what = '{what}'"])
+    yield lambda what="table", *more: pods.plan_of("odd.gin", [f"Odd.what = '{what}'", *more])
     gin_bindings.reset()
 
 
@@ -251,6 +267,15 @@ def test_what_xla_cannot_compile_is_refused_with_the_operation_and_the_line(odd,
     assert refused.value.where in str(refused.value)
 
 
+@pytest.mark.parametrize(("what", "layer", "function"), [("hot", "tags", "loss"), ("inner", "block/tags", "call")])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_layer_of_keras_that_xla_cannot_compile_is_named_with_the_users_line(odd, what, layer, function, jit_compile):
+    said = f"layer '{layer}' of type CategoryEncoding; .*have the data do this layer's work"
+    with pytest.raises(CannotLowerError, match=said) as refused:
+        lowering.lower(odd(what, f"train.jit_compile = {jit_compile}"), 2)
+    assert refused.value.where.endswith(f"odd.py:{line_of(what)}, in {function}")
+
+
 def test_a_loss_with_control_flow_on_tensors_is_lowered_as_it_trains(odd):
     text = lowering.lower(odd("control"), 2).stablehlo
     assert "stablehlo.sine" in text
@@ -272,6 +297,11 @@ def test_what_a_step_cannot_hold_is_refused_with_the_line_and_what_to_do(odd, wh
     with pytest.raises(CannotLowerError, match=f"{said}.*; ") as refused:
         lowering.lower(odd(what), 2)
     assert refused.value.where.endswith(f"odd.py:{line_of(what)}")
+
+
+def test_a_table_of_a_layer_is_refused_by_the_layers_name(odd):
+    with pytest.raises(CannotLowerError, match=r"a lookup table \(layer 'known' of type IntegerLookup; "):
+        lowering.lower(odd("known"), 2)
 
 
 def test_a_tpu_draws_with_its_own_generator_what_the_caller_left_to_the_device(odd):
