@@ -93,11 +93,11 @@ def test_averages_of_weights_and_factored_moments_move_as_in_the_trainer(text_fo
     assert_same_training(pod, expected)
 
 
-def test_statistics_synchronised_over_a_pod_are_those_of_the_whole_batch(run_launcher, tmp_path):
-    whole = ("two_convolutions.group_size = None",)
-    recipe, params = of_images(*whole, "two_convolutions.synchronized = True")
+@pytest.mark.parametrize(("over", "replicas"), [("global", 1), ("local", 2)])
+def test_batch_norm_on_a_pod_is_over_the_whole_batch_or_that_of_each_replica(over, replicas, run_launcher, tmp_path):
+    recipe, params = of_images("two_convolutions.group_size = None", f"train.batch_norm = '{over}'")
     pod = pods.run(pods.export(tmp_path, recipe, params, replicas=2, steps=STEPS), run_launcher)
-    assert_same_training(pod, trained(*of_images(*whole)))
+    assert_same_training(pod, trained(recipe, params, replicas))
 
 
 MODULE = """
