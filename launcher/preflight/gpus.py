@@ -133,7 +133,7 @@ class GpuMachines:
     def check(self, plan: RunPlan) -> None:
         if not plan.jit_compile:
             raise UsageError(
-                "nothing can be told of this run on GPUs, as train.jit_compile is off: TensorFlow runs it kernel by "
+                "nothing can be told of this run, as train.jit_compile is off: on GPUs TensorFlow runs it kernel by "
                 "kernel, keeps what XLA would not, and no compiler sees the whole. For figures of the run with XLA, or "
                 f'of the program of --mode=export_step, which is always compiled, add --gin_param="{_JIT}"'
                 + (_LOCAL if plan.num_parts > 1 and batch_norm.is_global(plan.recipe) else "")
