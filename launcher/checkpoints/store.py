@@ -74,7 +74,14 @@ class CheckpointStore:
         self._scaling = scaling
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
-    def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, np.ndarray],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        replaces: bool = False,
+    ) -> str:
         """Saves `state` as the checkpoint of `step` and retires the checkpoints that are no longer kept.
 
         A whole checkpoint of this step is left as it is; a damaged one is moved aside for a person to look at.
@@ -83,6 +90,7 @@ class CheckpointStore:
             step: Training step, 0 or more.
             state: Arrays by name ('/' allowed) of any shape and any numeric or boolean dtype, bfloat16 included.
             metrics: Recorded in the manifest for people.
+            replaces: Whether a whole checkpoint of this step gives way to this one.
 
         Returns:
             The checkpoint's folder.
@@ -95,7 +103,7 @@ class CheckpointStore:
         if not self.is_chief:
             return str(folder)
         self.before_write()
-        if folder.exists():
+        if folder.exists() and not replaces:
             damage = find_damage(folder)
             if damage is None:
                 return str(folder)

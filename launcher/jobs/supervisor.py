@@ -174,9 +174,14 @@ class Supervisor:
             timeout_seconds=self._job.stall_timeout_seconds, start_timeout_seconds=self._job.start_timeout_seconds
         )
         frozen = FrozenWatch()
+        has_passed_on = False
         while True:
             self._turn(workers)
             outcomes = outcomes_of(workers)
+            if not has_passed_on and any(worker.report and worker.report.stopping for worker in workers):
+                has_passed_on = True  # those who wait for that worker cannot hear it from it
+                for worker in workers:
+                    worker.send(signal.SIGTERM)
             if self._signals:
                 return self._stop(workers)
             try:

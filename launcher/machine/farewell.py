@@ -27,6 +27,7 @@ from launcher.machine.cluster import Cluster
 _WAIT_SECONDS = 30.0
 # Whoever asked for the end may kill what is left soon, and the chief is to end with its own exit code before that.
 _PREEMPTED_WAIT_SECONDS = 10.0
+_CHIEF_SECONDS = 15.0
 _CONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 2.0
 
@@ -98,6 +99,12 @@ def chief_last(cluster: Cluster) -> Iterator[None]:
         _wait_for_others(cluster, _WAIT_SECONDS)
         raise
     _wait_for_others(cluster, _WAIT_SECONDS)
+
+
+def await_chief(cluster: Cluster) -> None:
+    """Returns on a worker other than the chief when the chief's process is gone, after 15 s at the latest."""
+    if not cluster.is_chief:
+        _has_ended(cluster.workers[0], time.monotonic() + _CHIEF_SECONDS)
 
 
 def _wait_for_others(cluster: Cluster, seconds: float) -> None:

@@ -16,7 +16,7 @@ from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
 from launcher.machine import cluster as cluster_lib
-from launcher.machine import compile_cache, gce, tpu_runtime
+from launcher.machine import compile_cache, farewell, gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request, TrainRequest, commands
@@ -196,8 +196,9 @@ class _Run:
         store = self._store(built)
         start = self._restore(built, store)
         self._start, self._trainer = start, built.trainer
-        stop = StopRequest()
-        lasting = self._lasting_actions(built)
+        tell = Progress(os.environ)
+        stop = StopRequest(self._leave, tell.stopping)
+        lasting = [TellSupervisor(tell), *self._lasting_actions(built)]
         controller = self._make_controller(built, store, start, stop, lasting)
         with gin_bindings.usage_errors():
             if self._trains:
@@ -226,6 +227,16 @@ class _Run:
                     controller.prepare()
         self._save_model(built, store)
 
+    def _leave(self, seconds: float) -> str | None:
+        """As `Controller.leave`, of all workers: the chief first, which TensorFlow may end as soon as one is gone."""
+        assert self._controller is not None
+        why = self._controller.leave(seconds)
+        if why is None:
+            return None
+        if self._controller.has_trained:
+            farewell.await_chief(self._plan.cluster)
+        return why
+
     def _go_back(self, built: Session, store: CheckpointStore, rewind: Rewind) -> StartingPoint:
         """Restores an earlier checkpoint, from which the run goes on as it would from a new attempt."""
         trainer, record = built.trainer, rewind.record
@@ -243,7 +254,7 @@ class _Run:
         if self._is_chief:
             self._attempt.begin_again(trainer.step)
         first, last = record["left_out"]
-        self._reporter.truncate_after(trainer.step)
+        self._reporter.truncate_after(trainer.step, evaluated=not start.evaluation_due)
         self._reporter.spike({**record, "step": trainer.step, "spike_step": record["step"]})
         self._reporter.note(
             f"step {record['step']}: {record['what']}; gone back to step {start.step}, and from there the batches "
@@ -294,7 +305,7 @@ class _Run:
 
     def _lasting_actions(self, built: Session) -> list[Action]:
         """Those that go on where the run goes back to an earlier checkpoint."""
-        actions: list[Action] = [TellSupervisor(Progress(os.environ)), DrillFault(), self._last_events]
+        actions: list[Action] = [DrillFault(), self._last_events]
         if self._is_chief:
             actions.append(SaveConfig(self._model_dir, self._reporter.note))
             if self._trains:
@@ -364,6 +375,7 @@ class _Run:
             evaluate=self._request.mode != "train",
             actions=[*lasting, *self._restored_actions(built, start)],
             stop_requested=stop,
+            evaluation_due=start.evaluation_due,
         )
         return self._controller
 
@@ -378,7 +390,7 @@ class _Run:
             started = time.time() - self._stopwatch.seconds()["total"]
             reporter.begin(record(self._plan, self._request, lines, started))
             # What an attempt that died had logged past its last checkpoint is about to happen again.
-            reporter.truncate_after(-1 if start.step is None else start.step)
+            reporter.truncate_after(-1 if start.step is None else start.step, evaluated=not start.evaluation_due)
         if start.step is not None:
             reporter.note(f"restored step {start.step} from {self._model_dir}")
         for note in (*start.notes, *trainer.notes) if self._trains else ():

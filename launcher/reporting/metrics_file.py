@@ -85,8 +85,12 @@ class MetricsFile:
     def spike(self, event: Mapping[str, Any]) -> None:
         self._append("spike", event)
 
-    def truncate_after(self, step: int) -> int:
+    def truncate_after(self, step: int, *, evaluated: bool = True) -> int:
         """Drops the events past `step` that an earlier attempt logged, and any broken line.
+
+        Args:
+            step: The last one that is kept.
+            evaluated: Whether an evaluation after that step is kept, too.
 
         Returns:
             How many lines were dropped.
@@ -94,11 +98,13 @@ class MetricsFile:
         Raises:
             MetricsWriteError: The file cannot be rewritten; it is as it was.
         """
+        last = {} if evaluated else {"eval": step - 1}
         self.close()
         try:
             content = self._path.read_bytes()
             lines = content.split(b"\n")
-            kept = [line for line in lines if (event := _parse(line)) is not None and event["step"] <= step]
+            events = ((line, _parse(line)) for line in lines)
+            kept = [line for line, event in events if event and event["step"] <= last.get(event.get("split"), step)]
             whole = b"".join(line + b"\n" for line in kept)
             try:
                 strict_json.replace_file(self._path, whole.decode(errors="replace"))

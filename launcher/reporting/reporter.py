@@ -126,8 +126,11 @@ class Reporter:
         if self._is_chief:
             self._console.note(text)
 
-    def truncate_after(self, step: int) -> int:
+    def truncate_after(self, step: int, *, evaluated: bool = True) -> int:
         """Forgets what was reported past `step`, from which this attempt goes on, or to which the run goes back.
+
+        Args:
+            evaluated: Whether the evaluation after `step` is not made again.
 
         Returns:
             How many lines of metrics.jsonl were dropped.
@@ -139,7 +142,7 @@ class Reporter:
             return 0
         self._first_step = max(step, 0)
         self._sinks.tell("truncate_after", step)
-        return self._metrics.truncate_after(step)
+        return self._metrics.truncate_after(step, evaluated=evaluated)
 
     def flush(self) -> None:
         """Waits until the events are on the disk; call before a checkpoint, whose step must find them there."""

@@ -57,6 +57,9 @@ class Action:
     def on_log(self, event: Event) -> None:
         """A log event of the training was reported."""
 
+    def evaluates_again(self) -> None:
+        """Before it trains, this attempt evaluates: an earlier one was stopped in the middle of that."""
+
     def on_evaluation(self, event: Event) -> None:
         """An evaluation was reported."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,15 +17,22 @@ from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run.actions import Action, Event
 from launcher.run.early_stopping import is_better
+from launcher.run.loop import Loop
 from launcher.run.session import Session
 from launcher.run.skipped_steps import SkippedSteps
-from launcher.run.starting_point import LEFT_OUT
+from launcher.run.starting_point import EVALUATION_DUE, LEFT_OUT
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import Task, metric_results
 
-# Steps of the first loops where the recipe leaves their length open, and the most.
-_FIRST_LOOP, _LONGEST_LOOP = 10, 10_000
+
+# A request to stop is answered between two loops on the device. Where the main thread does not come to one, another
+# thread saves after so many seconds, or leaves without: a scheduler may grant no more than thirty.
+_SAVE_AFTER_SECONDS, _LEAVE_AFTER_SECONDS = 8.0, 15.0
+
+
+class _Stopped(Exception):  # noqa: N818
+    """A worker was asked to stop; raised in all of them between the same two loops."""
 
 
 class Controller:
@@ -37,7 +45,11 @@ class Controller:
       stopwatch: splits the wall time into phases.
       evaluate: whether to evaluate while training and at the end.
       actions: what else happens at the run's events, in this order.
-      stop_requested: whether this worker has been asked to stop; looked at between steps.
+      stop_requested: whether this worker has been asked to stop; looked at between two loops on the device.
+      evaluation_due: whether an earlier attempt was stopped in the middle of the evaluation after the trainer's step.
+
+    Attributes:
+      has_trained: whether there is something that the checkpoints do not have.
     """
 
     def __init__(
@@ -50,6 +62,7 @@ class Controller:
         evaluate: bool = True,
         actions: Sequence[Action] = (),
         stop_requested: Callable[[], bool] = lambda: False,
+        evaluation_due: bool = False,
     ):
         plan = session.plan
         self._trainer = session.trainer
@@ -70,12 +83,19 @@ class Controller:
         )
         self._actions = (*actions, skipped)
         self._stop_requested = stop_requested
-        self._loop = _Loop(self._recipe.steps_per_loop)
+        self._evaluation_due = evaluation_due
+        self._loop = Loop(self._recipe.steps_per_loop)
         self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
         self._pending_since = 0.0
         self._saved_at = time.monotonic()
         self._has_evaluated = False
+        # What changes the state that a checkpoint holds is either a loop of steps, or between two of them. `leave`
+        # saves from another thread where `_held` gives that state, and nothing but an evaluation goes on.
+        self._lock = threading.RLock()
+        self._held: Callable[[], dict[str, np.ndarray]] | None = None
+        self._is_answered = False
+        self.has_trained = False
 
     @property
     def ended_early(self) -> str:
@@ -110,13 +130,63 @@ class Controller:
           CheckpointWriteError: a checkpoint could not be written.
         """
         try:
-            self._train()
+            with contextlib.suppress(_Stopped):
+                return self._train()
+            step = self._trainer.step
+            if self.has_trained:
+                self._save(step, {})
+                self._finish_saving()
+            # Where a worker is gone, TensorFlow may end the chief in the middle of its write.
+            self._trainer.any_worker(True)
+            raise Preempted(
+                f"asked to stop: step {step} of {self._total_steps} is saved; the same command goes on from there"
+            )
         finally:
+            with self._lock:
+                self._is_answered = True
             self._saver.close()
+
+    def leave(self, seconds: float) -> str | None:
+        """Answers a request to stop in the place of a `train` that does not come to it; for another thread to call.
+
+        Args:
+          seconds: since the request.
+
+        Returns:
+          What to say; the process may end now. None: not yet.
+
+        Raises:
+          CheckpointWriteError: as `train`.
+        """
+        with self._lock:
+            if self._is_answered:
+                return None
+            again = "the same command goes on from the last checkpoint"
+            if not self.has_trained:
+                return f"asked to stop: nothing trained yet that is to be saved; {again}"
+            if self._held is None:
+                patience = max(_LEAVE_AFTER_SECONDS, 2 * self._loop.seconds)
+                if seconds < patience:
+                    return None
+                self._saver.close()
+                return f"asked to stop: the loop of steps has not ended within {patience:.0f} s; {again}"
+            if seconds < _SAVE_AFTER_SECONDS:
+                return None
+            step = self._trainer.step
+            self._save(step, {})
+            self._finish_saving()
+            return f"asked to stop in an evaluation: step {step} is saved; the same command goes on from there"
 
     def _train(self) -> None:
         trainer, total = self._trainer, self._total_steps
         step = trainer.step
+        if self._evaluation_due:
+            for action in self._actions:
+                action.evaluates_again()
+            self._evaluate_and_save(step, again=True)
+            self._finish_saving()
+            if step >= self._total_steps:
+                return
         if step >= total or self.ended_early:
             why = f": {self.ended_early}" if self.ended_early else ""
             self._reporter.note(f"already trained to step {step} of {total}{why}")
@@ -127,24 +197,34 @@ class Controller:
             self._save(step, {})
         with self._reporter.waiting("compiling the training step"):
             self._take(1, phase="compile")
+        self.has_trained = True
         self._diagnosis.check_weight(float(self._pending[-1].weight[-1]))
         for action in self._actions:
             action.after_first_step()
         self._act(step + 1)
         while (step := trainer.step) < self._total_steps:
-            stops, seconds = trainer.mean_over_workers([self._stop_requested(), self._loop.seconds])
-            self._loop.choose(seconds)
-            if stops:
-                self._save(step, {})
-                self._finish_saving()
-                raise Preempted(f"asked to stop: step {step} of {total} is saved; the same command goes on from there")
+            self._loop.choose(self._agree(self._loop.seconds))
             self._take(self._steps_until_next_event(step), phase="train")
             self._reporter.progress(trainer.step)
             self._act(trainer.step)
         self._finish_saving()
 
+    def _agree(self, seconds: float) -> float:
+        """Called by all workers between two loops on the device: the mean of what the last one took on each.
+
+        Raises:
+          _Stopped: one of them was asked to stop.
+        """
+        stops, mean = self._trainer.mean_over_workers([self._stop_requested(), seconds])
+        if stops:
+            with self._lock:
+                self._is_answered = True
+            raise _Stopped
+        return float(mean)
+
     def evaluate(self, last: bool = True) -> Event:
         """Evaluates the current weights and reports them; `last` as in `Evaluator.evaluate`."""
+        held = self._state_to_hold()
         # The first evaluation is traced and compiled, which takes as long as it takes.
         self._begin("evaluate" if self._has_evaluated else "compile")
         averaged = (
@@ -153,8 +233,10 @@ class Controller:
             else contextlib.nullcontext()
         )
         with self._stopwatch.phase("evaluate"), averaged, self._reporter.waiting("evaluating"):
-            event = {"step": self._trainer.step, **self._evaluator.evaluate(last)}
+            self._hold(held)
+            event = {"step": self._trainer.step, **self._evaluator.evaluate(last, self._agree)}
             self._reporter.samples(self._trainer.step, self._evaluator.samples)
+            self._hold(None)
         self._reporter.evaluation(event)
         for note in self._evaluator.notes if last else ():
             self._reporter.note(note)
@@ -162,6 +244,18 @@ class Controller:
         for action in self._actions:
             action.on_evaluation(event)
         return event
+
+    def _state_to_hold(self) -> Callable[[], dict[str, np.ndarray]]:
+        """What gives the state from which the evaluation that is about to be made is made again."""
+        host = {**self._of_host(), f"{HOST}{EVALUATION_DUE}": np.ones(1, np.uint8)}
+        if not self.has_trained or not (self._trainer.snapshots_together or self._recipe.evaluate_ema):
+            return lambda: {**self._trainer.snapshot(), **host}
+        weights = self._trainer.snapshot()  # in the middle of the evaluation they could not be had
+        return lambda: {**weights, **host}
+
+    def _hold(self, state: Callable[[], dict[str, np.ndarray]] | None) -> None:
+        with self._lock:
+            self._held = state
 
     def _begin(self, phase: str) -> None:
         step = self._trainer.step
@@ -180,10 +274,8 @@ class Controller:
         with self._phase(phase):
             for action in self._actions:
                 action.before_steps()
-            started = time.monotonic()
-            records = self._trainer.train(self._batches, num_steps)
-            if phase == "train":
-                self._loop.took(num_steps, time.monotonic() - started)
+            with self._loop.timed(num_steps) if phase == "train" else contextlib.nullcontext():
+                records = self._trainer.train(self._batches, num_steps)
         self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
         self._pending.append(records)
         for action in self._actions:
@@ -210,8 +302,13 @@ class Controller:
         if error is not None:
             raise error
         self._tell_after_steps(step)
+        self._evaluate_and_save(step)
+
+    def _evaluate_and_save(self, step: int, again: bool = False) -> None:
+        """What follows steps, where it is due, or `again`: the checkpoint of this step is from the middle of it."""
+        recipe, last = self._recipe, step >= self._total_steps
         event: Event = {}
-        if self._evaluates and (last or _due(step, recipe.evaluate_every)):
+        if self._evaluates and (last or again or _due(step, recipe.evaluate_every)):
             event = self.evaluate(last)
         answers = [action.before_saving(step) for action in self._actions]
         if any(answers):
@@ -219,10 +316,10 @@ class Controller:
         best = self._new_best(event) if event else None
         minutes = (time.monotonic() - self._saved_at) / 60
         by_clock = bool(recipe.checkpoint_every_minutes) and minutes >= recipe.checkpoint_every_minutes
-        saves = best is not None or last or by_clock or _due(step, recipe.checkpoint_every)
+        saves = best is not None or last or again or by_clock or _due(step, recipe.checkpoint_every)
         # By their own clocks workers would not save at the same step.
         if self._trainer.any_worker(saves) if self._trainer.snapshots_together else saves:
-            self._save(step, event if best else {}, best)
+            self._save(step, event if best else {}, best, replaces=again)
 
     def _tell_after_steps(self, step: int) -> None:
         started = time.monotonic()
@@ -242,26 +339,27 @@ class Controller:
             return found
         return found if is_better(name, found.value, best.value) else None
 
-    def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
-        with self._phase("checkpoint"):
+    def _save(self, step: int, metrics: Event, best: Best | None = None, replaces: bool = False) -> None:
+        with self._lock, self._phase("checkpoint"):
             self._reporter.flush()
-            snapshot = self._snapshot
+            snapshot = self._held or self._snapshot
             if self._trainer.snapshots_together:  # also where the saver would not call it
                 state = snapshot()
                 snapshot = lambda: state  # noqa: E731
-            self._saver.save(step, snapshot, metrics=metrics, best=best)
+            self._saver.save(step, snapshot, metrics=metrics, best=best, replaces=replaces)
         self._saved_at = time.monotonic()
 
     def _snapshot(self) -> dict[str, np.ndarray]:
-        state = self._trainer.snapshot()
-        for action in self._actions:
-            state.update({f"{HOST}{name}": value for name, value in action.state().items()})
+        return {**self._trainer.snapshot(), **self._of_host()}
+
+    def _of_host(self) -> dict[str, np.ndarray]:
+        state = {f"{HOST}{name}": value for action in self._actions for name, value in action.state().items()}
         if ranges := self._trainer.left_out.ranges:
             state[f"{HOST}{LEFT_OUT}"] = np.frombuffer(json.dumps(ranges).encode(), np.uint8)
         return state
 
     def _finish_saving(self) -> None:
-        with self._phase("checkpoint"):
+        with self._lock, self._phase("checkpoint"):
             self._saver.finish()
 
     def _log(self, step: int) -> None:
@@ -282,36 +380,6 @@ class Controller:
         self._reporter.train(event)
         for action in self._actions:
             action.on_log(event)
-
-
-class _Loop:
-    """How many steps the device takes before the host looks again.
-
-    Args:
-      bound: of the recipe: that many, or "auto" for as many as take about a second.
-
-    Attributes:
-      steps: of the next loop.
-      seconds: what the last loop took on this worker; 0 before the first.
-    """
-
-    def __init__(self, bound: int | str):
-        self.steps = _FIRST_LOOP if bound == "auto" else int(bound)
-        self.seconds = 0.0
-        self._is_bound = bound != "auto"
-
-    def took(self, steps: int, seconds: float) -> None:
-        """Notes a loop; of one that an event cut short, how long a whole one would have taken."""
-        self.seconds = seconds * self.steps / steps
-
-    def choose(self, seconds: float) -> None:
-        """Chooses by what the last loop took, which must be the same on all workers, as their loops have to be."""
-        if self._is_bound or not seconds:
-            return
-        if seconds < 0.5 and self.steps < _LONGEST_LOOP:
-            self.steps *= 2
-        elif seconds > 2.0 and self.steps > 1:
-            self.steps //= 2
 
 
 def summarise(parts: list[StepRecords], task: Task) -> Event:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -13,6 +13,7 @@ from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Batch, Data, Shard
 from launcher.errors import UsageError
 from launcher.machine.as_written import call_converted
+from launcher.run.loop import Loop
 from launcher.step import gradients
 from launcher.tasks import loss_pieces as pieces
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, loss_sums, metric_results
@@ -53,6 +54,7 @@ class Evaluator:
         self._forward = tf.function(self._sums, jit_compile=True, autograph=False) if jit_compile else self._sums
         self._run_batches = tf.function(self._run_batches_in_graph, autograph=False)
         self._batches: tf.distribute.DistributedDataset | None = None
+        self._loop = Loop()
         self.notes: list[str] = []
         self._samples: Sequence[tuple[str, str, str]] = ()
         self._sample_batch: Batch | None = None
@@ -71,11 +73,13 @@ class Evaluator:
         """Metrics that every evaluation has and training has not."""
         return tuple(getattr(self._task, "evaluation_metrics", ()))
 
-    def evaluate(self, last: bool = True) -> dict[str, float]:
+    def evaluate(self, last: bool = True, agree: Callable[[float], float] = lambda seconds: 0.0) -> dict[str, float]:
         """Evaluates the current weights.
 
         Args:
           last: whether this is the evaluation after the last step; tasks may do more then.
+          agree: called by all workers between two loops on the device, with the seconds of the last one; returns their
+            mean. What it raises ends the evaluation.
 
         Returns:
           `loss` and the task's metrics, means over all evaluation examples or made from these, metrics of what the
@@ -88,10 +92,16 @@ class Evaluator:
             self._batches = distribute_batches(
                 self._strategy, self._data.eval_batches, global_batch_size=self._global_batch_size
             )
-        num_batches = math.ceil(num_examples / self._global_batch_size)
-        table = self._run_batches(iter(self._batches), tf.constant(num_batches, tf.int32))
+        batches, tables = iter(self._batches), []
+        left = math.ceil(num_examples / self._global_batch_size)
+        while left:
+            self._loop.choose(agree(self._loop.seconds))
+            count = min(left, self._loop.steps)
+            with self._loop.timed(count):
+                tables.append(self._run_batches(batches, tf.constant(count, tf.int32)).numpy())
+            left -= count
         # float64 on the host: counts stay exact past 2**24 examples.
-        totals = table.numpy().astype(np.float64).sum(axis=0)
+        totals = np.concatenate(tables).astype(np.float64).sum(axis=0)
         loss, weight = float(totals[0]), float(totals[1])
         ends = np.cumsum(self._metric_sizes)[:-1]
         parts = np.split(totals[2:], ends) if self._metric_names else []
@@ -100,7 +110,7 @@ class Evaluator:
         if finish := getattr(self._task, "finish_metrics", None):
             result = dict(finish(result))
         self.notes = []
-        if self._decoding is not None and (score := self._decoding.evaluate(last)):
+        if self._decoding is not None and (score := self._decoding.evaluate(last, agree)):
             result.update(score.metrics)
             self.notes, self._samples = score.notes, score.samples
         result["examples"] = weight
@@ -166,8 +176,8 @@ class DecodingEvaluator:
         self._run_batch = tf.function(self._run_batch_in_graph, autograph=False)
         self._batches: tf.distribute.DistributedDataset | None = None
 
-    def evaluate(self, last: bool) -> Score | None:
-        """Decodes and scores with the current weights; None if the task has nothing to decode now."""
+    def evaluate(self, last: bool, agree: Callable[[float], float]) -> Score | None:
+        """Decodes and scores with the current weights, as `Evaluator.evaluate`; None if there is nothing to decode."""
         count = self._task.num_decode_examples(last)
         if not count:
             return None
@@ -175,8 +185,10 @@ class DecodingEvaluator:
             self._batches = distribute_batches(
                 self._strategy, self._task.decode_batches, global_batch_size=self._global_batch_size
             )
-        batches = iter(self._batches)
-        parts = [self._run_batch(next(batches)) for _ in range(math.ceil(count / self._global_batch_size))]
+        batches, parts = iter(self._batches), []
+        for _ in range(math.ceil(count / self._global_batch_size)):
+            agree(0.0)
+            parts.append(self._run_batch(next(batches)))
         examples, weight, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
         real = np.flatnonzero(weight > 0)
         order = real[np.argsort(examples[real])]

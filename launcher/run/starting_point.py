@@ -23,6 +23,8 @@ State = Mapping[str, np.ndarray]
 
 # In a checkpoint: the batches that the run leaves out, as far as it knew then; of those to come the store knows more.
 LEFT_OUT = "left_out"
+# In a checkpoint that was saved in the middle of the evaluation after its step.
+EVALUATION_DUE = "evaluation_due"
 
 
 class ChiefError(LauncherError):
@@ -54,6 +56,11 @@ class StartingPoint:
     host: State = dataclasses.field(default_factory=dict)
     rewinds: tuple[Mapping[str, Any], ...] = ()
     data: Mapping[str, Any] | None = None
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether an earlier attempt was stopped in the middle of the evaluation after this step."""
+        return EVALUATION_DUE in self.host
 
 
 def restore(

@@ -1,5 +1,8 @@
 """Preemption: when asked to stop, finish the step, save, and end with exit code 42.
 
+Whoever trains looks at the request between two loops on the device. For what has no such moment soon, such as a compiler,
+a thread asks what may be done without the main thread.
+
 Schedulers send SIGTERM some time before they take a machine away (Slurm by `--signal=TERM@300`, Kubernetes at the start
 of the grace period, Cloud TPU and GCE at preemption; for a word from GCE before that see `launcher.machine.gce`).
 TensorFlow's own handler does nothing on one host.
@@ -15,29 +18,38 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
-from launcher.errors import EXIT_PREEMPTED, Preempted
-from launcher.supervised.progress import PROGRESS_FILE
+from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted
+from launcher.supervised import progress
 
 # What comes within so many seconds of a signal repeats it; what comes later is from somebody who will not wait.
 REPEAT_SECONDS = 3.0
+_TURN_SECONDS = 0.25
 
 
 class StopRequest:
-    """Remembers the first SIGTERM or SIGINT.
+    """Remembers the first SIGTERM or SIGINT, from the moment it comes.
 
     Under a supervisor nothing that comes after it counts: who will not wait tells the supervisor, which kills. Without
     one, a signal that comes `REPEAT_SECONDS` later ends the process at once.
 
-    Python runs the handler between bytecodes, so a step on the device ends first.
+    Args:
+      unanswered: asked again and again from the request on, in a thread of its own and with the seconds since, until
+        the block of `installed` ends: why this process may end with 42 now, whatever the main thread does; None for
+        not yet.
+      told: called once, in that thread, when the request has come.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, unanswered: Callable[[float], str | None] = lambda seconds: None, told: Callable[[], None] = lambda: None
+    ) -> None:
+        self._unanswered, self._told = unanswered, told
         self._signal: int | None = None
         self._heard_at = 0.0
         self._noticed = False
+        self._answered = threading.Event()
 
     def __call__(self) -> bool:
         """Whether this process has been asked to stop."""
@@ -45,63 +57,105 @@ class StopRequest:
 
     def notice(self, reason: str) -> None:
         """Asks to stop for another reason than a signal, from any thread; the first signal still is the first."""
-        self._noticed = True
         _say(f"{reason}: finishing the step and saving")
+        is_first, self._noticed = not self(), True
+        if is_first:
+            self._await_answer()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Takes over both signals inside the block, if this is the main thread, which alone may."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
-        wakeup = signal.set_wakeup_fd(-1)  # of `before_training`
         try:
-            yield
-        except Preempted:
-            self._noticed = True  # maybe by a peer first, and this worker's own signal is still to come
-            raise
+            with _listening(self._heard, signal.SIGTERM, signal.SIGINT, ignored_after=self):
+                try:
+                    yield
+                except Preempted:
+                    self._noticed = True  # maybe by a peer first, and this worker's own signal is still to come
+                    raise
         finally:
-            for number, handler in before.items():
-                # What repeats a request that has been answered must not end the process with another code now.
-                signal.signal(number, signal.SIG_IGN if self() else handler)
-            signal.set_wakeup_fd(wakeup)
+            self._answered.set()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        now, name = time.monotonic(), signal.Signals(number).name
+    def _heard(self, number: int) -> None:
+        now, name, is_first = time.monotonic(), signal.Signals(number).name, not self()
         if self._signal is None:
             self._signal, self._heard_at = number, now
             again = "" if _is_supervised() else f"; once more, after {REPEAT_SECONDS:g} s, to end at once"
             _say(f"{name}: finishing the step and saving{again}")
         elif not _is_supervised() and now - self._heard_at >= REPEAT_SECONDS:
             os._exit(128 + number)
+        if is_first:
+            self._await_answer()
+
+    def _await_answer(self) -> None:
+        threading.Thread(target=self._answer, name="request to stop", daemon=True).start()
+
+    def _answer(self) -> None:
+        self._told()
+        began = time.monotonic()
+        try:
+            while (why := self._unanswered(time.monotonic() - began)) is None:
+                if self._answered.wait(_TURN_SECONDS):
+                    return
+        except LauncherError as error:
+            progress.record_error(os.environ, error, error.exit_code)
+            _say(f"error: {error}")
+            os._exit(error.exit_code)
+        _say(why)
+        os._exit(EXIT_PREEMPTED)
 
 
 @contextlib.contextmanager
 def before_training() -> Iterator[None]:
     """Inside the block SIGTERM ends the process at once with 42, until a `StopRequest` is installed and after it.
 
-    There is nothing to save, and the main thread may be inside TensorFlow for minutes, where no handler of Python's
-    runs. So a thread waits for the signal.
+    There is nothing to save.
+    """
+    with _listening(_leave, signal.SIGTERM):
+        yield
+
+
+@contextlib.contextmanager
+def _listening(
+    heard: Callable[[int], None], *numbers: int, ignored_after: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Calls `heard` for each of the signals, if this is the main thread, which alone may take them over.
+
+    In another thread: the main thread may be inside TensorFlow for minutes, where no handler of Python's runs. What
+    repeats a request that has been answered must not end the process with another code: `ignored_after` the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     source, target = os.pipe()
     os.set_blocking(target, False)
-    handler = signal.signal(signal.SIGTERM, _leave)
+    before = {number: signal.signal(number, _wake) for number in numbers}
     wakeup = signal.set_wakeup_fd(target, warn_on_full_buffer=False)
-    listener = threading.Thread(target=_listen, args=(source,), name="SIGTERM before training", daemon=True)
+
+    def listen() -> None:
+        while found := os.read(source, 64):
+            for number in filter(numbers.__contains__, found):
+                heard(number)
+
+    listener = threading.Thread(target=listen, name="signals", daemon=True)
     listener.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(wakeup)
-        if signal.getsignal(signal.SIGTERM) is _leave:
-            signal.signal(signal.SIGTERM, handler)
         os.close(target)
         listener.join()
         os.close(source)
+        for number, handler in before.items():
+            if signal.getsignal(number) is _wake:
+                signal.signal(number, signal.SIG_IGN if ignored_after() else handler)
+
+
+def _wake(number: int, frame: FrameType | None) -> None:
+    """Without a handler of Python's no signal would come to `_listening`."""
+
+
+# A forked child shares the pipe: its signals are not its parent's.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def leave_at_once() -> None:
@@ -112,8 +166,8 @@ def leave_at_once() -> None:
 
 def hear_again() -> None:
     """Gives SIGTERM back to `before_training`: TensorFlow takes it when it connects several workers, and ignores it."""
-    if signal.getsignal(signal.SIGTERM) is _leave:
-        signal.signal(signal.SIGTERM, _leave)
+    if signal.getsignal(signal.SIGTERM) is _wake:
+        signal.signal(signal.SIGTERM, _wake)
 
 
 def ignore_repeats() -> None:
@@ -122,19 +176,13 @@ def ignore_repeats() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _listen(source: int) -> None:
-    while numbers := os.read(source, 64):
-        if signal.SIGTERM in numbers:
-            _leave()
-
-
-def _leave(number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
+def _leave(number: int) -> None:
     _say("SIGTERM: not training, so there is nothing to save; the same command goes on from the last checkpoint")
     os._exit(EXIT_PREEMPTED)
 
 
 def _is_supervised() -> bool:
-    return bool(os.environ.get(PROGRESS_FILE))
+    return bool(os.environ.get(progress.PROGRESS_FILE))
 
 
 def _say(text: str) -> None:

@@ -52,6 +52,7 @@ class Report:
       monotonic: seconds of the host's monotonic clock, which all its processes share.
       first_step: the step this worker began at; None before it is known.
       drill_struck: whether a drill's fault has happened in it.
+      stopping: whether it has been asked to stop, so that all are.
     """
 
     step: int | None
@@ -61,6 +62,7 @@ class Report:
     monotonic: float
     first_step: int | None = None
     drill_struck: bool = False
+    stopping: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,14 @@ class Progress:
         self._step: int | None = None
         self._first_step: int | None = None
         self._count = 0
+        self._phase = "startup"
+        self._stopping = False
         self._lock = threading.Lock()
+
+    def stopping(self) -> None:
+        """Says that this worker has been asked to stop; from any thread."""
+        self._stopping = True
+        self.report(phase=self._phase)
 
     def report(self, *, phase: str, step: int | None = None) -> None:
         """Says that this worker now begins `phase`, having done `step` steps (as last reported, when None)."""
@@ -110,6 +119,7 @@ class Progress:
             self._step = self._step if step is None else int(step)
             self._first_step = self._step if self._first_step is None else self._first_step
             self._count += 1
+            self._phase = phase
             report = Report(
                 step=self._step,
                 phase=phase,
@@ -118,6 +128,7 @@ class Progress:
                 monotonic=time.monotonic(),
                 first_step=self._first_step,
                 drill_struck=drill.has_struck(),
+                stopping=self._stopping,
             )
             _write(self._path, dataclasses.asdict(report), _REPORT_BYTES)
 

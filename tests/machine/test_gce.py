@@ -142,7 +142,7 @@ def test_a_signal_after_the_notice_is_the_first_signal() -> None:
     stop = StopRequest()
     stop.notice("GCE is taking this machine away")
     assert stop()
-    stop._handle(15, None)
+    stop._heard(15)
     assert stop()
 
 
