@@ -71,7 +71,6 @@ class Saver:
         *,
         metrics: Mapping[str, float] | None = None,
         best: Best | None = None,
-        replaces: bool = False,
     ) -> None:
         """Saves the state that `snapshot` returns, and then records it as the best if `best` is given.
 
@@ -81,7 +80,6 @@ class Saver:
                 saver: the training must not change them.
             metrics: Recorded in the manifest for people.
             best: What makes this the best checkpoint.
-            replaces: As for `CheckpointStore.save`.
 
         Raises:
             CheckpointWriteError: This or the write before failed, and failures stop the run.
@@ -93,7 +91,7 @@ class Saver:
         if step == self._saved_step and best is None:
             return
         self._best = best or self._best
-        self._write = _Write(self._store, step, snapshot(), metrics or {}, best, replaces)
+        self._write = _Write(self._store, step, snapshot(), metrics or {}, best)
         if self._asynchronous:
             self._write.start()
         else:
@@ -160,7 +158,6 @@ class _Write(threading.Thread):
         state: Mapping[str, np.ndarray],
         metrics: Mapping[str, float],
         best: Best | None,
-        replaces: bool,
     ):
         # A daemon: a process that is told twice to end does not wait for a disk that hangs.
         super().__init__(name=f"save step {step}", daemon=True)
@@ -170,11 +167,11 @@ class _Write(threading.Thread):
         self.error: BaseException | None = None
         self._store = store
         self._state: Mapping[str, Any] = state
-        self._options: dict[str, Any] = {"metrics": metrics, "replaces": replaces}
+        self._metrics = metrics
 
     def run(self) -> None:
         try:
-            self._store.save(self.step, self._state, **self._options)
+            self._store.save(self.step, self._state, metrics=self._metrics)
             self.saved = True
             if self.best is not None:
                 # Only now: a record of the best must never name a checkpoint that is not there.

@@ -74,23 +74,16 @@ class CheckpointStore:
         self._scaling = scaling
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
-    def save(
-        self,
-        step: int,
-        state: Mapping[str, np.ndarray],
-        *,
-        metrics: Mapping[str, float] | None = None,
-        replaces: bool = False,
-    ) -> str:
+    def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
         """Saves `state` as the checkpoint of `step` and retires the checkpoints that are no longer kept.
 
-        A whole checkpoint of this step is left as it is; a damaged one is moved aside for a person to look at.
+        A whole checkpoint of this step with arrays of the same names is left as it is; a damaged one is moved aside for
+        a person to look at.
 
         Args:
             step: Training step, 0 or more.
             state: Arrays by name ('/' allowed) of any shape and any numeric or boolean dtype, bfloat16 included.
             metrics: Recorded in the manifest for people.
-            replaces: Whether a whole checkpoint of this step gives way to this one.
 
         Returns:
             The checkpoint's folder.
@@ -103,11 +96,12 @@ class CheckpointStore:
         if not self.is_chief:
             return str(folder)
         self.before_write()
-        if folder.exists() and not replaces:
+        if folder.exists():
             damage = find_damage(folder)
-            if damage is None:
+            if damage is None and self.manifest(step)["tensors"].keys() == state.keys():
                 return str(folder)
-            _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
+            if damage is not None:
+                _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
         self._remove_leftovers()
         write_checkpoint(self._directory, step, state, metrics or {}, self.run, self._scaling, self.before_write)
         self._whole[step] = True

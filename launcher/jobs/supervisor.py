@@ -252,10 +252,9 @@ class Supervisor:
             outcome.exit_code is None for outcome in outcomes
         ):
             told = verdict.cause if verdict.cause and verdict.cause.error else None
-            saved = any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes)
-            began = any(worker.report is not None and worker.report.step is not None for worker in workers)
-            had_nothing = number == signal.SIGTERM and not began
-            exit_code = EXIT_PREEMPTED if saved or had_nothing else 128 + number
+            preempted = any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes)
+            preempted = preempted or all(map(_was_starting, workers))
+            exit_code = EXIT_PREEMPTED if preempted else 128 + number
             verdict = Verdict(action=Decision.STOP, exit_code=exit_code, cause=told)
         return verdict, outcomes
 
@@ -374,6 +373,11 @@ class Supervisor:
             if verdict.action is Decision.GIVE_UP and verdict.exit_code == EXIT_RETRY:
                 again = "The same command goes on from the last checkpoint."
                 self._console.error(f"Gave up: {self._why_no_more}. {again}")
+
+
+def _was_starting(worker: Worker) -> bool:
+    """Whether SIGTERM ended it before it could answer, and before it had anything to save."""
+    return worker.exit_code == -signal.SIGTERM and (worker.report is None or worker.report.step is None)
 
 
 def _not_started(why: str, *, is_outage: bool = False) -> Trouble:

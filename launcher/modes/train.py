@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -57,6 +58,8 @@ from launcher.step.trainer import Trainer
 from launcher.supervised import progress
 from launcher.supervised.preemption import StopRequest
 from launcher.supervised.progress import Progress
+
+_SUMMARY_SECONDS = 3.0  # at most, of a process that is about to end whatever its main thread does
 
 
 def run(request: Request) -> int:
@@ -231,10 +234,11 @@ class _Run:
         """As `Controller.leave`, of all workers: the chief first, which TensorFlow may end as soon as one is gone."""
         assert self._controller is not None
         why = self._controller.leave(seconds)
-        if why is None:
-            return None
-        if self._controller.has_trained:
+        if why is not None and self._controller.has_trained:
             farewell.await_chief(self._plan.cluster)
+            summarising = threading.Thread(target=self._summarise, args=(EXIT_PREEMPTED, why, True), daemon=True)
+            summarising.start()
+            summarising.join(_SUMMARY_SECONDS)
         return why
 
     def _go_back(self, built: Session, store: CheckpointStore, rewind: Rewind) -> StartingPoint:
@@ -422,33 +426,36 @@ class _Run:
                 # Summary and report tell of the training, which may even be going on beside an evaluation.
                 self._reporter.close()
             else:
-                step, loss_scale = self._progress(lost_devices)
-                measured: dict[str, Any] = {}
-                if self._is_chief and self._start is not None:
-                    self._attempt.end(step, _ended_by(exit_code, error_text))
-                    measured |= attempts.reckon(self._model_dir)
-                measured |= self._times.summary() if self._times else {}
-                measured |= self._spikes.summary() if self._spikes else {}
-                if self._controller is not None and (why := self._controller.ended_early):
-                    measured["ended_early"] = why
-                summary = make_summary(
-                    exit_code=exit_code,
-                    error=error_text,
-                    metrics={"train": self._last_events.train, "eval": self._last_events.evaluation},
-                    step=step,
-                    strategy=self._plan.strategy.kind,
-                    num_replicas=self._plan.strategy.num_replicas,
-                    policy=self._plan.policy,
-                    loss_scale=loss_scale,
-                    seconds=self._stopwatch.seconds(),
-                    measured=measured,
-                )
-                best = self._saver.best if self._saver is not None else None
-                self._reporter.finish(
-                    summary,
-                    best=(best.metric, best.value, best.step) if best is not None else None,
-                    commands=commands.after_training(self._request, self._plan.recipe.task),
-                )
+                self._summarise(exit_code, error_text, lost_devices)
+
+    def _summarise(self, exit_code: int, error_text: str | None, lost_devices: bool) -> None:
+        step, loss_scale = self._progress(lost_devices)
+        measured: dict[str, Any] = {}
+        if self._is_chief and self._start is not None:
+            self._attempt.end(step, attempts.ended_by(exit_code, error_text))
+            measured |= attempts.reckon(self._model_dir)
+        measured |= self._times.summary() if self._times else {}
+        measured |= self._spikes.summary() if self._spikes else {}
+        if self._controller is not None and (why := self._controller.ended_early):
+            measured["ended_early"] = why
+        summary = make_summary(
+            exit_code=exit_code,
+            error=error_text,
+            metrics={"train": self._last_events.train, "eval": self._last_events.evaluation},
+            step=step,
+            strategy=self._plan.strategy.kind,
+            num_replicas=self._plan.strategy.num_replicas,
+            policy=self._plan.policy,
+            loss_scale=loss_scale,
+            seconds=self._stopwatch.seconds(),
+            measured=measured,
+        )
+        best = self._saver.best if self._saver is not None else None
+        self._reporter.finish(
+            summary,
+            best=(best.metric, best.value, best.step) if best is not None else None,
+            commands=commands.after_training(self._request, self._plan.recipe.task),
+        )
 
     def _progress(self, lost_devices: bool) -> tuple[int, float | None]:
         """Steps done and the loss scale; without devices to ask, what they said last."""
@@ -466,11 +473,6 @@ def _train(controller: Controller) -> Rewind | None:
     except Rewind as rewind:
         return rewind
     return None
-
-
-def _ended_by(exit_code: int, error: str | None) -> str:
-    told = {EXIT_DONE: attempts.DONE, EXIT_PREEMPTED: attempts.PREEMPTED}
-    return told.get(exit_code) or f"failed: {(error or '').strip().partition(chr(10))[0]}"
 
 
 def _peak_flops(plan: RunPlan) -> float | None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
 from launcher.machine import regular_file
 from launcher.reporting import strict_json
 
@@ -218,6 +219,12 @@ def wall_seconds(reckoned: Mapping[str, Any]) -> float | None:
     """The seconds of all attempts and between them, of what `reckon` returned; None where nothing was trained."""
     share = reckoned.get("goodput_share")
     return reckoned["goodput"]["train"] / share if share else None
+
+
+def ended_by(exit_code: int, error: str | None) -> str:
+    """What ended an attempt, in the words of `AttemptsFile.end`."""
+    told = {EXIT_DONE: DONE, EXIT_PREEMPTED: PREEMPTED}
+    return told.get(exit_code) or f"failed: {(error or '').strip().partition(chr(10))[0]}"
 
 
 def describe(reckoned: Mapping[str, Any]) -> str:

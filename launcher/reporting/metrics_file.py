@@ -86,11 +86,7 @@ class MetricsFile:
         self._append("spike", event)
 
     def truncate_after(self, step: int, *, evaluated: bool = True) -> int:
-        """Drops the events past `step` that an earlier attempt logged, and any broken line.
-
-        Args:
-            step: The last one that is kept.
-            evaluated: Whether an evaluation after that step is kept, too.
+        """Drops what an earlier attempt logged past `step`, or of its evaluation if it is not `evaluated`; and broken lines.
 
         Returns:
             How many lines were dropped.
@@ -98,12 +94,11 @@ class MetricsFile:
         Raises:
             MetricsWriteError: The file cannot be rewritten; it is as it was.
         """
-        last = {} if evaluated else {"eval": step - 1}
         self.close()
         try:
             content = self._path.read_bytes()
             lines = content.split(b"\n")
-            events = ((line, _parse(line)) for line in lines)
+            last, events = {} if evaluated else {"eval": step - 1}, zip(lines, map(_parse, lines), strict=True)
             kept = [line for line, event in events if event and event["step"] <= last.get(event.get("split"), step)]
             whole = b"".join(line + b"\n" for line in kept)
             try:

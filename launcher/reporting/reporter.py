@@ -129,8 +129,7 @@ class Reporter:
     def truncate_after(self, step: int, *, evaluated: bool = True) -> int:
         """Forgets what was reported past `step`, from which this attempt goes on, or to which the run goes back.
 
-        Args:
-            evaluated: Whether the evaluation after `step` is not made again.
+        Where it is not `evaluated` yet, its evaluation is forgotten, too.
 
         Returns:
             How many lines of metrics.jsonl were dropped.

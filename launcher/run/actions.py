@@ -57,8 +57,8 @@ class Action:
     def on_log(self, event: Event) -> None:
         """A log event of the training was reported."""
 
-    def evaluates_again(self) -> None:
-        """Before it trains, this attempt evaluates: an earlier one was stopped in the middle of that."""
+    def goes_on(self) -> None:
+        """Before its first step this attempt evaluates, as an earlier one was stopped in the middle of that."""
 
     def on_evaluation(self, event: Event) -> None:
         """An evaluation was reported."""

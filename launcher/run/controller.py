@@ -25,13 +25,12 @@ from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import Task, metric_results
 
-
 # A request to stop is answered between two loops on the device. Where the main thread does not come to one, another
 # thread saves after so many seconds, or leaves without: a scheduler may grant no more than thirty.
 _SAVE_AFTER_SECONDS, _LEAVE_AFTER_SECONDS = 8.0, 15.0
 
 
-class _Stopped(Exception):  # noqa: N818
+class _Stopped(Exception):
     """A worker was asked to stop; raised in all of them between the same two loops."""
 
 
@@ -169,7 +168,7 @@ class Controller:
                 if seconds < patience:
                     return None
                 self._saver.close()
-                return f"asked to stop: the loop of steps has not ended within {patience:.0f} s; {again}"
+                return f"asked to stop: busy for {patience:.0f} s with what cannot be saved in the middle; {again}"
             if seconds < _SAVE_AFTER_SECONDS:
                 return None
             step = self._trainer.step
@@ -182,7 +181,7 @@ class Controller:
         step = trainer.step
         if self._evaluation_due:
             for action in self._actions:
-                action.evaluates_again()
+                action.goes_on()
             self._evaluate_and_save(step, again=True)
             self._finish_saving()
             if step >= self._total_steps:
@@ -319,7 +318,7 @@ class Controller:
         saves = best is not None or last or again or by_clock or _due(step, recipe.checkpoint_every)
         # By their own clocks workers would not save at the same step.
         if self._trainer.any_worker(saves) if self._trainer.snapshots_together else saves:
-            self._save(step, event if best else {}, best, replaces=again)
+            self._save(step, event if best else {}, best)
 
     def _tell_after_steps(self, step: int) -> None:
         started = time.monotonic()
@@ -339,14 +338,14 @@ class Controller:
             return found
         return found if is_better(name, found.value, best.value) else None
 
-    def _save(self, step: int, metrics: Event, best: Best | None = None, replaces: bool = False) -> None:
+    def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
         with self._lock, self._phase("checkpoint"):
             self._reporter.flush()
             snapshot = self._held or self._snapshot
             if self._trainer.snapshots_together:  # also where the saver would not call it
                 state = snapshot()
                 snapshot = lambda: state  # noqa: E731
-            self._saver.save(step, snapshot, metrics=metrics, best=best, replaces=replaces)
+            self._saver.save(step, snapshot, metrics=metrics, best=best)
         self._saved_at = time.monotonic()
 
     def _snapshot(self) -> dict[str, np.ndarray]:

@@ -92,12 +92,15 @@ class KerasCallbacks(Action):
         if phase == "evaluate":
             self._call("on_test_begin")
 
-    def evaluates_again(self) -> None:
-        self._begin()
+    def goes_on(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._call("on_train_begin")
+            self._restore()
 
     def before_steps(self) -> None:
         step = self._trainer.step
-        self._begin()
+        self.goes_on()
         if step % self._an_epoch == 0:
             self._sums = {}
             self._call("on_epoch_begin", step // self._an_epoch)
@@ -143,12 +146,6 @@ class KerasCallbacks(Action):
         records: list[dict[str, Any]] = [{"ended": self._has_ended, "sums": self._sums}]
         records += [{**vars(callback), _KIND: type(callback).__name__} for callback in self._callbacks]
         return {_STATE: _packed(records)}
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._call("on_train_begin")
-            self._restore()
 
     def _logs(self) -> dict[str, float]:
         weight = float(self._sums.get("weight", 0.0))

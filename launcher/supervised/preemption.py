@@ -1,7 +1,7 @@
 """Preemption: when asked to stop, finish the step, save, and end with exit code 42.
 
-Whoever trains looks at the request between two loops on the device. For what has no such moment soon, such as a compiler,
-a thread asks what may be done without the main thread.
+Whoever trains looks at the request between two loops on the device. What has no such moment soon, such as a compiler,
+is answered for by a thread.
 
 Schedulers send SIGTERM some time before they take a machine away (Slurm by `--signal=TERM@300`, Kubernetes at the start
 of the grace period, Cloud TPU and GCE at preemption; for a word from GCE before that see `launcher.machine.gce`).
