@@ -7,11 +7,14 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from places import SMALL_DIGITS
+from places import PYTHONPATH, SMALL_DIGITS
+from running import is_worker
 
 from launcher import main as entry
 from launcher.checkpoints import CheckpointStore, find_damage
+from launcher.jobs.drill import files
 
 STEPS = 200
 FLAGS = (
@@ -178,3 +181,92 @@ def test_sigterms_in_a_row_are_one_request_and_leave_whole_checkpoints_only(star
     assert len(folders) >= 3
     assert [find_damage(folder) for folder in folders] == [None] * len(folders)
     assert store.latest() == max(store.steps())
+
+
+HELD = {"env": {"PYTHONPATH": PYTHONPATH}}
+
+
+def held_recipe(folder: Path, *bindings: str) -> Path:
+    """Twenty steps with an evaluation after ten and at the end, of batches that are held until `folder` has "go"."""
+    lines = (
+        "image_classification.data = @slowed.HeldBatches()",
+        "slowed.HeldBatches.data = @image_data()",
+        f"slowed.HeldBatches.file = '{folder}/go'",
+        "slowed.HeldBatches.evaluation = True",
+        "train.steps = 20",
+        "train.evaluate_every = 10",
+        "train.eval_batch_size = 16",
+        "train.early_stopping = @EarlyStopping()",
+        "train.ema_decay = 0.9",
+        *bindings,
+    )
+    recipe = folder / "held.gin"
+    recipe.write_text("\n".join(["import slowed_digits", f"include '{SMALL_DIGITS}'", *lines]) + "\n")
+    return recipe
+
+
+def reported(model_dir: Path) -> list[tuple]:
+    return [(one["step"], one["split"], one["loss"], one["accuracy"]) for one in events(model_dir)]
+
+
+def assert_as_undisturbed(run, disturbed: Path, *flags: str) -> None:
+    """Ends a run that was interrupted, and compares it with one that nobody touched."""
+    (disturbed.parent / "go").touch()
+    undisturbed = disturbed.parent / "undisturbed"
+    for folder in (disturbed, undisturbed):
+        finished = run(*flags, "--gin_param=slowed.HeldBatches.first = 0", f"--model_dir={folder}", **HELD)
+        assert finished.returncode == 0, finished.stderr
+    assert files.difference(disturbed, undisturbed) == ""
+    assert reported(disturbed) == reported(undisturbed)
+    best = [CheckpointStore(str(folder / "checkpoints")).best_record() for folder in (disturbed, undisturbed)]
+    assert best[0] == best[1]
+
+
+@pytest.mark.parametrize(("step", "evaluate_every", "evaluate_ema"), [(10, 10, True), (20, 0, False)])
+def test_sigterm_between_the_batches_of_an_evaluation_saves_and_the_evaluation_is_made_again(
+    start_launcher, run_launcher, tmp_path, step, evaluate_every, evaluate_ema
+):
+    more = (f"train.evaluate_every = {evaluate_every}", f"train.evaluate_ema = {evaluate_ema}")
+    flags, run = (f"--gin_file={held_recipe(tmp_path, *more)}",), tmp_path / "run"
+    started = start_launcher(*flags, "--gin_param=slowed.HeldBatches.first = 4", f"--model_dir={run}", **HELD)
+    started.wait_until((tmp_path / "go.held").exists)
+    started.send(signal.SIGTERM)
+    started.wait_until(lambda: "SIGTERM: finishing the step and saving" in started.stderr)
+    (tmp_path / "go").touch()
+    assert_preempted(started.wait(), run)
+    assert CheckpointStore(str(run / "checkpoints")).latest() == step
+    assert (step, "eval") not in [one[:2] for one in reported(run)]
+    assert_as_undisturbed(run_launcher, run, *flags)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("evaluate_ema", "shard"), [(False, False), (True, False), (False, True)])
+def test_sigterm_while_nobody_looks_at_it_saves_what_an_evaluation_began_with(
+    start_launcher, run_launcher, tmp_path, evaluate_ema, shard
+):
+    more = (f"train.evaluate_ema = {evaluate_ema}", f"train.shard_optimizer = {shard}", "train.eval_batch_size = 400")
+    flags, run = (f"--gin_file={held_recipe(tmp_path, *more)}", "--replicas=2"), tmp_path / "run"
+    started = start_launcher(*flags, "--gin_param=slowed.HeldBatches.first = 0", f"--model_dir={run}", **HELD)
+    started.wait_until((tmp_path / "go.held").exists)
+    started.send(signal.SIGTERM)
+    assert_preempted(started.wait(), run)
+    assert_as_undisturbed(run_launcher, run, *flags)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("shard", [False, True])
+def test_sigterm_to_a_worker_for_which_the_others_wait_saves_on_all(start_launcher, run_launcher, tmp_path, shard):
+    more = ("slowed.HeldBatches.worker = 1", f"train.shard_optimizer = {shard}")
+    flags, run = (f"--gin_file={held_recipe(tmp_path, *more)}", "--workers=2"), tmp_path / "run"
+    as_job = {"module": "launcher.launch", "fresh": True}
+    started = start_launcher(*flags, "--gin_param=slowed.HeldBatches.first = 4", f"--model_dir={run}", **HELD, **as_job)
+    started.wait_until((tmp_path / "go.held").exists)
+    (worker,) = (child for child in psutil.Process(started.process.pid).children() if is_worker(child, 1))
+    worker.send_signal(signal.SIGTERM)
+    assert started.wait().returncode == 42, started.stdout
+    assert CheckpointStore(str(run / "checkpoints")).latest() == 10
+
+    def run_job(*arguments, **options):
+        return run_launcher(*arguments, **options, **as_job)
+
+    assert_as_undisturbed(run_job, run, *flags)

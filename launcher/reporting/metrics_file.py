@@ -86,7 +86,7 @@ class MetricsFile:
         self._append("spike", event)
 
     def truncate_after(self, step: int, *, evaluated: bool = True) -> int:
-        """Drops what an earlier attempt logged past `step`, or of its evaluation if it is not `evaluated`; and broken lines.
+        """Drops events past `step` of an earlier attempt, that step's evaluation unless `evaluated`, and broken lines.
 
         Returns:
             How many lines were dropped.

@@ -48,7 +48,7 @@ class Recipe:
       rematerialize: whether layers that can, such as the blocks of transformers, compute their activations again in the
         backward pass instead of keeping them: less memory, about a third more arithmetic. None for what the model's own
         arguments say; "auto" for only if the step does not fit without, tried as for `microbatches`.
-      steps_per_loop: steps the device takes before the host looks again; "auto" for as many as take about a second,
+      steps_per_loop: most steps that the device takes before the host looks again; as many as take about a second,
         by their time so far, on all workers alike. It changes no number.
       strategy: what `--strategy` means when the flag is not given.
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".

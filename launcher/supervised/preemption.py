@@ -83,7 +83,8 @@ class StopRequest:
             _say(f"{name}: finishing the step and saving{again}")
         elif not _is_supervised() and now - self._heard_at >= REPEAT_SECONDS:
             os._exit(128 + number)
-        if is_first:
+        # Without a supervisor SIGINT is a person's, who may want to keep the process, such as a notebook's.
+        if is_first and (number == signal.SIGTERM or _is_supervised()):
             self._await_answer()
 
     def _await_answer(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ import psutil
 import pytest
 from launched import fault
 from places import PYTHONPATH, SMALL_DIGITS
-from running import is_running
+from running import is_running, is_worker
 
 from launcher import launch as entry
 from launcher import main
@@ -36,13 +35,6 @@ def standing(started):
 def spares(job):
     """The spares that wait: no worker of any attempt is one of them."""
     return sorted(set(standing(job.started)) - set(job.numbers("pids")))
-
-
-def is_worker(process, rank):
-    with contextlib.suppress(psutil.Error):
-        config = process.environ().get("TF_CONFIG")
-        return config is not None and json.loads(config)["task"]["index"] == rank
-    return False
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from launcher.checkpoints import CheckpointStore, CheckpointWriteError, Saver, s
 from launcher.errors import Preempted
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
+from launcher.run.actions import Action
 from launcher.run.controller import Controller
 from launcher.run.loop import Loop
 
@@ -41,6 +42,7 @@ def controller(made, model_dir: Path, **options):
     """A controller that saves under `model_dir`, and the store it saves to."""
     stop_requested = options.pop("stop_requested", lambda: False)
     evaluate = options.pop("evaluate", False)
+    actions = options.pop("actions", ())
     checkpoints = CheckpointStore(str(model_dir / "checkpoints"), keep=100)
     reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True)
     made_controller = Controller(
@@ -49,6 +51,7 @@ def controller(made, model_dir: Path, **options):
         reporter=reporter,
         stopwatch=Stopwatch(),
         evaluate=evaluate,
+        actions=actions,
         stop_requested=stop_requested,
     )
     made_controller.prepare()
@@ -124,6 +127,20 @@ def test_a_run_asked_to_stop_ends_when_its_step_is_whole(tmp_path: Path) -> None
     with pytest.raises(Preempted, match="step 5 of 12 is saved"):
         run.train()
     assert checkpoints.latest() == 5
+
+
+def test_in_the_middle_of_steps_a_request_waits_for_their_end_but_not_for_ever(tmp_path: Path) -> None:
+    made, answers = session(), []
+
+    class Ask(Action):
+        def took(self, records) -> None:
+            answers.append([bool(run.leave(seconds)) for seconds in (0.0, 14.0, 16.0)])
+
+    run, checkpoints = controller(made, tmp_path, actions=[Ask()])
+    run.train()
+    # Before the first step has ended there is nothing to lose.
+    assert answers == [[True, True, True], *[[False, False, True]] * (STEPS - 1)]
+    assert checkpoints.latest() == STEPS and run.leave(1e6) is None
 
 
 def test_the_best_checkpoint_is_the_one_a_synchronous_run_finds(tmp_path: Path) -> None:

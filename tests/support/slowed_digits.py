@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from pathlib import Path
 
 import gin
 import keras
@@ -62,19 +63,32 @@ class Batches:
 
 @gin.configurable(module="slowed")
 class HeldBatches:
-    """Another data set, whose batches after the first few come when there is a file."""
+    """Another data set, whose batches after the first few come when there is a file; FILE.held once they are held.
 
-    def __init__(self, *, data: ImageData, first: int, file: str):
+    Those of training, or of the evaluation instead, on all workers or on one.
+    """
+
+    def __init__(self, *, data: ImageData, first: int, file: str, evaluation: bool = False, worker: int | None = None):
         self._data, self._first, self._file = data, first, file
+        self._evaluation = evaluation
+        if worker is not None and resolve(os.environ).index != worker:
+            self._first = 10**9
 
     def __getattr__(self, name):
         return getattr(self._data, name)
 
     def train_batches(self, shard):
+        return self._data.train_batches(shard) if self._evaluation else self._held(self._data.train_batches(shard))
+
+    def eval_batches(self, shard):
+        return self._held(self._data.eval_batches(shard)) if self._evaluation else self._data.eval_batches(shard)
+
+    def _held(self, batches):
         numbers = itertools.count()
 
         def wait() -> np.int32:
             while next(numbers) >= self._first and not os.path.exists(self._file):
+                Path(f"{self._file}.held").touch()
                 time.sleep(0.01)
             return np.int32(0)
 
@@ -82,4 +96,4 @@ class HeldBatches:
             with tf.control_dependencies([tf.numpy_function(wait, [], tf.int32)]):
                 return tf.nest.map_structure(tf.identity, batch)
 
-        return self._data.train_batches(shard).map(held)
+        return batches.map(held)
