@@ -222,7 +222,7 @@ def assert_as_undisturbed(run, disturbed: Path, *flags: str) -> None:
     assert best[0] == best[1]
 
 
-@pytest.mark.parametrize(("step", "evaluate_every", "evaluate_ema"), [(10, 10, True), (20, 0, False)])
+@pytest.mark.parametrize(("step", "evaluate_every", "evaluate_ema"), [(10, 10, True), (20, 20, False)])
 def test_sigterm_between_the_batches_of_an_evaluation_saves_and_the_evaluation_is_made_again(
     start_launcher, run_launcher, tmp_path, step, evaluate_every, evaluate_ema
 ):
