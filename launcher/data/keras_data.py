@@ -32,16 +32,19 @@ class Structure:
         self._parts = _split(element)
 
     def __str__(self) -> str:
-        element = tuple(part for part in self._parts if part is not None)
-        leaves = flatten(element).items()
+        leaves = flatten(self._parts).items()
         return ", ".join(f"{key} is {_dtype(leaf).name} {[None, *leaf.shape[1:]]}" for key, leaf in leaves)
+
+    @property
+    def keys(self) -> set[str]:
+        """Of a batch, but for the weight that marks what fills it up."""
+        return set(flatten(self._parts))
 
     def example(self) -> dict[str, tf.Tensor]:
         """A batch of one example that is all zeros, or empty strings."""
-        element = tuple(part for part in self._parts if part is not None)
         return {
             key: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], _dtype(leaf))
-            for key, leaf in flatten(element).items()
+            for key, leaf in flatten(self._parts).items()
         }
 
     def pack(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -313,8 +316,8 @@ def make_data(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_split: float = 0.0,
-) -> tuple[Data, Structure]:
-    """`Data` from what `fit` takes, and how its batches are put together again.
+) -> tuple[Data, list[Structure]]:
+    """`Data` from what `fit` takes, and how its batches are put together again: of training, and of validation.
 
     Args:
       train, validation: both datasets, or both arrays, see `DatasetData` and `as_arrays`.
@@ -334,7 +337,7 @@ def make_data(
             steps_per_epoch=steps_per_epoch,
             validation_steps=validation_steps,
         )
-        return data, Structure(train.element_spec)
+        return data, [Structure(one.element_spec) for one in (train, validation) if one is not None]
     _refuse_other(train)
     for name, value in (("steps_per_epoch", steps_per_epoch), ("validation_steps", validation_steps)):
         if value is not None:
@@ -345,7 +348,8 @@ def make_data(
         held_out = as_arrays(validation, role="validation")
     elif validation_split:
         arrays, held_out = split_off(arrays, validation_split)
-    return array_data(arrays, held_out, shuffle=shuffle), Structure(arrays)
+    structures = [Structure(one) for one in (arrays, held_out) if one is not None]
+    return array_data(arrays, held_out, shuffle=shuffle), structures
 
 
 def _refuse_other(train: Any) -> None:

@@ -92,9 +92,8 @@ def fit(
             f"got {type(build).__name__}"
         )
     handler = programs.handler()
-    if handler is None:  # else it was done before the program's first line
-        # What a function draws where it makes the data must be the same when the call goes on after an interruption.
-        keras.utils.set_random_seed(settings.get("seed", Recipe.seed))
+    # Devices and seeds are set up before a function makes the data: here, or before the program's first line.
+    machine = _set_up(strategy, replicas, settings.get("seed", Recipe.seed)) if handler is None else None
     train, validation = (source() if is_function(source) else source for source in (train, validation))
     size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
     history = keras.callbacks.History()
@@ -124,9 +123,8 @@ def fit(
         model_dir=model_dir,
         replicas=replicas,
     )
-    made = None if isinstance(strategy, str) else strategy
     try:
-        history.model_dir = _train_here(call, made) if handler is None else handler(call)
+        history.model_dir = _train_here(call, machine) if handler is None else handler(call)
     except Exception as error:
         told = failures.explained(error)
         if told is error:
@@ -144,16 +142,24 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
 
 
-def _train_here(call: FitCall, strategy: tf.distribute.Strategy | None) -> str:
-    """Trains in a process that the launcher did not start, such as a notebook's, and returns the folder."""
+def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None, seed: int) -> Machine:
+    """The machine with its devices set up, in a process that the launcher did not start, such as a notebook's."""
+    if not isinstance(strategy, str):
+        keras.utils.set_random_seed(seed)
+        return Machine(environ=os.environ, replicas=replicas, on=strategy_lib.describe(strategy), made=strategy)
+    machine = Machine(environ=os.environ, strategy=strategy, replicas=replicas, seed=seed)
+    machine.set_up()
+    return machine
+
+
+def _train_here(call: FitCall, machine: Machine) -> str:
+    """Trains in such a process, and returns the folder."""
     evaluates = bool(call.settings["task"].data().num_eval_examples)
     request = Request(
         mode="train_and_eval" if evaluates else "train",
         model_dir=call.model_dir or os.path.join("runs", "fit"),
         replicas=call.replicas,
     )
-    on = None if strategy is None else strategy_lib.describe(strategy)
-    machine = Machine(environ=os.environ, replicas=call.replicas, on=on, made=strategy)
     with chief_last(cluster_lib.resolve(os.environ)):
         train_on(request, lambda: machine.plan_of(call.recipe()))
     return request.run_dir

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from launcher.checkpoints import HOST, Best, Saver
-from launcher.errors import Preempted, UsageError, advice
+from launcher.errors import Preempted, TrainingError, UsageError, advice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run.actions import Action, Event
@@ -23,7 +23,7 @@ from launcher.run.skipped_steps import SkippedSteps
 from launcher.run.starting_point import EVALUATION_DUE, LEFT_OUT
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
-from launcher.tasks.base import Task, metric_results
+from launcher.tasks.base import Task, folded, metric_results
 
 # A request to stop is answered between two loops on the device. Where the main thread does not come to one, another
 # thread saves after so many seconds, or leaves without: a scheduler may grant no more than thirty.
@@ -122,7 +122,8 @@ class Controller:
         """Trains from the trainer's step to the last one, after `prepare`; returns when the last checkpoint is whole.
 
         Raises:
-          TrainingError: gradients stayed non-finite at the smallest loss scale, or a spike ends the run.
+          TrainingError: gradients stayed non-finite at the smallest loss scale, a spike ends the run, or every step
+            was skipped.
           Rewind: a spike has the run go back.
           UsageError: the task's loss() returns means instead of sums.
           Preempted: a worker was asked to stop; all have, at the same step, which is saved.
@@ -189,6 +190,7 @@ class Controller:
         if step >= total or self.ended_early:
             why = f": {self.ended_early}" if self.ended_early else ""
             self._reporter.note(f"already trained to step {step} of {total}{why}")
+            self._check_trained()
             if self._evaluates:
                 self.evaluate()
             return
@@ -207,6 +209,15 @@ class Controller:
             self._reporter.progress(trainer.step)
             self._act(trainer.step)
         self._finish_saving()
+        self._check_trained()
+
+    def _check_trained(self) -> None:
+        if self._trainer.skipped_steps >= self._trainer.step:
+            raise TrainingError(
+                f"all {self._trainer.step} steps were skipped, as the notes above say, so nothing was trained: the "
+                "weights are those that the run began with. Check the data for values that are not finite and for "
+                "weights of 0, lower the learning rate, or train in float32"
+            )
 
     def _agree(self, seconds: float) -> float:
         """Called by all workers between two loops on the device: the mean of what the last one took on each.
@@ -395,7 +406,7 @@ def summarise(parts: list[StepRecords], task: Task) -> Event:
     finite = column("finite") > 0
     weight = float(column("weight")[finite].sum())
     sums = {
-        name: np.concatenate([part.metrics[name] for part in parts])[finite].sum(axis=0) for name in parts[0].metrics
+        name: folded(name, np.concatenate([part.metrics[name] for part in parts])[finite]) for name in parts[0].metrics
     }
     loss = float(column("loss")[finite].sum())
     event: Event = {"loss": loss / weight if weight else math.nan, **metric_results(task, sums, weight)}

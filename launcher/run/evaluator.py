@@ -16,7 +16,7 @@ from launcher.machine.as_written import call_converted
 from launcher.run.loop import Loop
 from launcher.step import gradients
 from launcher.tasks import loss_pieces as pieces
-from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, loss_sums, metric_results
+from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results
 
 
 class Evaluator:
@@ -101,11 +101,12 @@ class Evaluator:
                 tables.append(self._run_batches(batches, tf.constant(count, tf.int32)).numpy())
             left -= count
         # float64 on the host: counts stay exact past 2**24 examples.
-        totals = np.concatenate(tables).astype(np.float64).sum(axis=0)
-        loss, weight = float(totals[0]), float(totals[1])
+        table = np.concatenate(tables).astype(np.float64)
+        loss, weight = table[:, :2].sum(axis=0).tolist()
         ends = np.cumsum(self._metric_sizes)[:-1]
-        parts = np.split(totals[2:], ends) if self._metric_names else []
-        sums = {name: part if len(part) > 1 else part[0] for name, part in zip(self._metric_names, parts, strict=True)}
+        parts = np.split(table[:, 2:], ends, axis=1) if self._metric_names else []
+        totals = {name: folded(name, part) for name, part in zip(self._metric_names, parts, strict=True)}
+        sums = {name: part if len(part) > 1 else part[0] for name, part in totals.items()}
         result = {"loss": loss / weight, **metric_results(self._task, sums, weight)}
         if finish := getattr(self._task, "finish_metrics", None):
             result = dict(finish(result))

@@ -22,7 +22,7 @@ from launcher.run.actions import Action, Event, Phase
 from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
 from launcher.step.trainer import StepRecords, Trainer
-from launcher.tasks.base import Task, metric_results
+from launcher.tasks.base import Task, folded, metric_results
 from launcher.tasks.callbacks import answers
 
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -112,9 +112,10 @@ class KerasCallbacks(Action):
 
     def took(self, records: StepRecords) -> None:
         finite = records.finite > 0
-        parts = {"loss": records.loss, "weight": records.weight, **{f"/{k}": v for k, v in records.metrics.items()}}
+        parts = {" loss": records.loss, " weight": records.weight, **{f"/{k}": v for k, v in records.metrics.items()}}
         for name, values in parts.items():
-            self._sums[name] = self._sums.get(name, 0.0) + values[finite].sum(axis=0)
+            earlier = np.asarray(self._sums[name])[None] if name in self._sums else values[:0]
+            self._sums[name] = folded(name[1:], np.concatenate([earlier, values[finite]]))
 
     def after_steps(self, step: int, phase: Phase) -> None:
         if self._every_step:
@@ -148,9 +149,9 @@ class KerasCallbacks(Action):
         return {_STATE: _packed(records)}
 
     def _logs(self) -> dict[str, float]:
-        weight = float(self._sums.get("weight", 0.0))
+        weight = float(self._sums.get(" weight", 0.0))
         sums = {name[1:]: value for name, value in self._sums.items() if name.startswith("/")}
-        loss = float(self._sums["loss"]) / weight if weight else float("nan")
+        loss = float(self._sums[" loss"]) / weight if weight else float("nan")
         return {"loss": loss, **metric_results(self._task, sums, weight)}
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -71,6 +71,8 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         model = build_model(plan, notes.append)
         optimizer = build_optimizer(plan)
     batch_norm.check(model, plan)
+    if (placed := getattr(recipe.task, "placed", None)) is not None:
+        placed(plan.strategy.num_replicas, plan.microbatches, plan.jit_compile or plan.strategy.accelerator == "tpu")
     if recipe.penalty is not None:
         recipe.penalty.check(model)
     trainer = Trainer(

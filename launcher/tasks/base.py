@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from launcher.data.pipeline import WEIGHT, Data, Shard
@@ -35,6 +36,9 @@ class Task(Protocol):
     - `evaluation_metrics`, names: those that every evaluation has beyond the names that training has.
     - `results(sums, weight) -> metrics`: numbers from the sums over all examples of what loss() gives as metrics, which
       may be vectors then, such as the state of a `keras.metrics.AUC`; and `result_names`, known once a step is traced.
+      What is named `max:…` or `min:…` is the largest or smallest over the examples, and not a sum.
+    - `adds_losses`, True where loss() gives what layers add to the model's losses, too; else the step does in training.
+    - `placed(num_replicas, microbatches, compiled)`: told where it will run, and raises UsageError if it cannot.
     - `optimizer()`: the optimizer that comes with the model; called after `model()`, under the same scope, unless
       `train.optimizer` is bound.
     - `callbacks() -> Keras callbacks`: called at the ends of epochs, see `launcher.run.keras_callbacks`.
@@ -256,6 +260,12 @@ def checked_sums(
         raise _mean(where, 1.0, rows, "examples in its batch")
     loss, weight, *rest = tensors.values()
     return loss, weight, dict(zip(metrics, rest, strict=True))
+
+
+def folded(name: str, values: npt.ArrayLike) -> np.ndarray:
+    """What a task's metric of several steps or batches is, from its values [n, ...] in each of them."""
+    fold, nothing = {"max": (np.max, -np.inf), "min": (np.min, np.inf)}.get(name.partition(":")[0], (np.sum, 0.0))
+    return fold(np.asarray(values), axis=0, initial=nothing)
 
 
 def metric_results(task: Task, sums: Mapping[str, np.ndarray], weight: float) -> dict[str, float]:

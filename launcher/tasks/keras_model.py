@@ -5,8 +5,10 @@
     KerasTask.train = @my.train_data     # returns arrays (x, y[, sample_weight]) or a tf.data.Dataset of batches
     KerasTask.validation = @my.validation_data
 
-The reference is Keras on one device. What is not the same there is: the gradient of an embedding is made dense before
-the optimizer sees it, so that rows that occur twice count once; and a short batch has the mean over its own examples.
+The reference is Keras on one device: its own `compute_loss`, `compute_metrics` and metrics see the rows that they would
+see there. Where XLA compiles them, shapes are static, and what fills up a short batch has weight 0. A replica's loss is
+a mean over its rows, and is weighted with them; for the states of metrics, see `launcher.tasks.keras_metrics`. What
+differs on purpose is listed in docs/keras.md.
 """
 
 from __future__ import annotations
@@ -23,16 +25,25 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.keras_data import DatasetData, Structure, make_data
-from launcher.data.pipeline import WEIGHT, Data
+from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
+from launcher.machine import xla
 from launcher.machine.as_written import as_written
 from launcher.optimizers import Optimizer
-from launcher.tasks import callbacks
+from launcher.tasks import callbacks, keras_metrics
 from launcher.tasks.base import check_builder
-from launcher.tasks.keras_weights import class_weights, counted, padding_left_out, regularized, weights_of
+from launcher.tasks.keras_weights import (
+    class_weights,
+    each_tensor,
+    keras_losses_of,
+    padding_left_out,
+    real_weight,
+    weights_of,
+)
 
-_STATE = "state"
+_OF_BATCH = "batch/"
+_TRIED = 8  # examples
 _COLOURS = re.compile(r"\x1b\[\d*m")
 _REPLACED = {
     "train_step": "the launcher's step takes its place",
@@ -57,6 +68,7 @@ class KerasTask:
 
     # Of batch normalisation: the reference is one device, which sees the whole batch.
     statistics_over_global_batch = True
+    adds_losses = True
 
     def __init__(
         self,
@@ -82,14 +94,18 @@ class KerasTask:
             "validation_split": validation_split,
         }
         self._callbacks = callbacks
-        self._data: tuple[Data, Structure] | None = None
+        self._data: tuple[Data, list[Structure]] | None = None
         self._model: keras.Model | None = None
         self._initial: list[np.ndarray] = []
+        self._folds: list[keras_metrics.Fold] = []
+        self._of_batch: tuple[str, ...] = ()
+        self._example: keras_metrics.Batch | None = None
+        self._compiled = self._has_own_losses = False
 
     def data(self) -> Data:
         return self._opened()[0]
 
-    def _opened(self) -> tuple[Data, Structure]:
+    def _opened(self) -> tuple[Data, list[Structure]]:
         if self._data is None:
             train, validation = (source() if is_function(source) else source for source in self._sources)
             self._data = make_data(train, validation, **self._arguments)
@@ -113,21 +129,65 @@ class KerasTask:
         """
         model = self._build()
         _check(model, defined_at(self._build))
-        structure = self._opened()[1]
-        x, y, weight = structure.pack(structure.example())
-        with _refused(f"{defined_at(self._build)}: {model.name!r} does not take this data, in which {structure}"):
-            outputs = model(x, training=False)
-        what = f"{defined_at(self._build)}: the loss or a metric does not take the model's outputs with {structure}"
-        if y is None:
-            what += ", without any y (data is one tuple, (x, y))"
-        # What they count is as it was, afterwards.
-        with _refused(what), keras.StatelessScope(regularized(model)):
-            model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
-            model.compute_metrics(x, y, outputs, weight)
+        where, structures = defined_at(self._build), self._opened()[1]
+        for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
+            x, y, weight = structure.pack(structure.example())
+            with _refused(f"{where}: {model.name!r} does not take this data, in which {structure}"):
+                outputs = model(x, training=False)
+            what = f"{where}: the loss or a metric does not take the model's outputs with {structure}"
+            if y is None:
+                what += ", without any y (data is one tuple, (x, y))"
+            own = list(model.losses)
+            # What they count is as it was, afterwards.
+            with _refused(what), keras.StatelessScope(), keras_losses_of(own, model):
+                model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
+                model.compute_metrics(x, y, outputs, weight)
+            self._example = x, y, outputs, weight
+        self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
         _check_reductions(model, defined_at(self._build))
         self._model = model
         self._initial = [np.array(variable.numpy()) for variable in model.metrics_variables]
+        self._folds = [keras_metrics.Fold("sum", False)] * len(self._initial)
+        self._of_batch = ()
         return model
+
+    def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
+        """Finds out how the metrics' states are put together.
+
+        Raises:
+          UsageError: a metric of one's own cannot be right here.
+        """
+        model, self._compiled = self._model, compiled
+        if model is None or not (compiled or keras_metrics.has_unknown(model)):
+            return
+        size = getattr(self.data(), "batch_size", _TRIED)
+        shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
+        batch = next(iter(self.data().train_batches(shard)))
+        x, y, weight = self._packed({key: tf.concat([part, part][: 1 + (size < 2)], 0) for key, part in batch.items()})
+        tried = x, y, _call(model, x, False), weight
+        self._folds = keras_metrics.folds(model, tried)
+        self._of_batch = keras_metrics.of_one_batch(model, tried)
+        where = f"{defined_at(self._build)}: metric"
+        if compiled and (names := keras_metrics.ignores_weights(model, tried)):
+            raise UsageError(
+                f"{where} {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
+                "(train.jit_compile, a TPU): have it use sample_weight, or train without"
+            )
+        whole = [*keras_metrics.of_whole_batches(model, self._folds), *self._of_batch]
+        if whole and (microbatches > 1 or (compiled and num_replicas > 1)):
+            raise UsageError(
+                f"{where} {whole[0]!r} does not add up over the rows of a batch, so it needs the whole batch: that "
+                f"works neither with train.microbatches > 1 (it is {microbatches}) nor under XLA on several replicas"
+            )
+
+    @property
+    def _takes_whole_batches(self) -> bool:
+        return bool(self._of_batch) or any(fold.whole for fold in self._folds)
+
+    def _packed(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        structures = self._opened()[1]
+        keys = batch.keys() - {WEIGHT}
+        return next((one for one in structures if one.keys == keys), structures[0]).pack(batch)
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """What the order of the examples rests on."""
@@ -150,59 +210,95 @@ class KerasTask:
     def loss(
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-        x, y, sample_weight = self._opened()[1].pack(batch)
+        x, y, sample_weight = self._packed(batch)
         real = batch[WEIGHT]
-        outputs = _call(model, x, training)
+        num_real = tf.reduce_sum(real)
+        compiled = self._compiled or xla.is_compiling()
+
+        def rows(part: Any) -> Any:
+            # Where there are none, one, which weighs nothing: the mean of no rows is none.
+            return each_tensor(part, lambda one: one[: tf.maximum(tf.cast(num_real, tf.int32), 1)])
+
+        if self._has_own_losses and not compiled and not any("moving_mean" in one.path for one in model.weights):
+            x = rows(x)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)
-        outputs, weights, weight = weights_of(outputs, sample_weight, real)
-        variables = model.metrics_variables
+        outputs = _call(model, x, training)
+        own = list(model.losses)
+        if compiled:
+            outputs, weights, over = weights_of(outputs, sample_weight, real)
+            weight = tf.reduce_sum(over)
+        else:
+            together = (x, y, outputs, sample_weight), real
+            x, y, outputs, weights = (rows(part) for part in (x, y, outputs, sample_weight))
+            over, weight = real, real_weight(outputs) * tf.minimum(num_real, 1.0)
         initial = [tf.constant(value) for value in self._initial]
-        with keras.StatelessScope([*zip(variables, initial, strict=True), *regularized(model)]) as scope:
-            total = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
-            # Of layers, which the step adds in training, once for the whole batch.
-            extra = tf.add_n([tf.cast(one, tf.float32) for one in model.losses]) if model.losses else 0.0
-            with padding_left_out(model, weight):
-                model.compute_metrics(x, y, outputs, weights)
-            states = [scope.get_current_value(variable) for variable in variables]
-        states = counted(model, states, tf.reduce_sum(weight))
-        # Keras takes a mean over the rows of this replica, and divides all by the number of replicas.
-        rows = float(weight.shape.num_elements())
-        loss = (tf.cast(total, tf.float32) * tf.distribute.get_strategy().num_replicas_in_sync - extra) * rows
-        weight = tf.reduce_sum(weight)
-        if not training:
-            loss += weight * extra
-        gained = [
-            tf.reshape(tf.cast(state, tf.float32) - tf.cast(before, tf.float32), [-1])
-            for state, before in zip(states, initial, strict=True)
-        ]
-        return loss, weight, {_STATE: tf.concat(gained, axis=0)} if gained else {}
+        with keras.StatelessScope([*zip(model.metrics_variables, initial, strict=True)]) as scope:
+            before = {id(scope.get_current_value(variable)) for variable in model.metrics_variables}
+            with keras_losses_of(own, model):
+                total = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
+            keras_metrics.count_losses(model, scope, before, weight)
+            with padding_left_out(model, over) if compiled else contextlib.nullcontext():
+                logs = model.compute_metrics(x, y, outputs, weights)
+            states = whole = [scope.get_current_value(variable) for variable in model.metrics_variables]
+        loss, is_first = tf.cast(total, tf.float32) * weight, True
+        if compiled:  # the mean over what fills up the batch, too, but for the model's own losses
+            extra = tf.add_n([tf.cast(one, tf.float32) for one in own]) if own else 0.0
+            loss = (tf.cast(total, tf.float32) - extra) * float(over.shape.num_elements()) + weight * extra
+        context = tf.distribute.get_replica_context()
+        of_batch = num_real
+        if self._takes_whole_batches and context is not None and context.num_replicas_in_sync > 1:
+            parts = keras_metrics.of_all_replicas(*together, needs_x=keras_metrics.is_overridden(model))
+            whole, logs = keras_metrics.updated(model, initial, parts)
+            is_first = tf.equal(context.replica_id_in_sync_group, 0)
+            of_batch = tf.cast(tf.shape(keras.tree.flatten(parts[2])[0])[0], tf.float32)
+        found: dict[str, list[tf.Tensor]] = {}
+        for fold, state, of_whole, before in zip(self._folds, states, whole, initial, strict=True):
+            value = tf.cast(of_whole if fold.whole else state, tf.float32)
+            if fold.over_steps == "sum":
+                value -= tf.cast(before, tf.float32)
+            value = tf.where(
+                is_first if fold.whole else num_real > 0, tf.reshape(value, [before.shape.num_elements()]), 0.0
+            )
+            found.setdefault(f"{fold.over_steps}:", []).append(value)
+        metrics = {name: tf.concat(values, axis=0) for name, values in found.items()}
+        for name in self._of_batch:
+            metrics[_OF_BATCH + name] = tf.where(is_first, tf.cast(logs[name], tf.float32) * of_batch, 0.0)
+        return loss, weight, metrics
 
     @property
     def result_names(self) -> tuple[str, ...]:
         """Of `results`."""
-        size = sum(value.size for value in self._initial)
-        return tuple(self.results({_STATE: np.zeros(size)}, 1.0))
+        sizes = {f"{name}:": 0 for name in ("sum", "max", "min")}
+        for fold, value in zip(self._folds, self._initial, strict=True):
+            sizes[f"{fold.over_steps}:"] += value.size
+        zeros = {name: np.zeros(size) for name, size in sizes.items()}
+        return tuple(self.results(zeros | {_OF_BATCH + name: np.zeros([]) for name in self._of_batch}, 1.0))
 
     def results(self, sums: Mapping[str, np.ndarray], weight: float) -> dict[str, float]:
-        """The compiled metrics' results from their states, added up."""
+        """The compiled metrics' results from their states, put together, as Keras's fit has them at an epoch's end."""
         model = self._model
-        if model is None or _STATE not in sums:
+        if model is None:
             return {}
-        ends = np.cumsum([value.size for value in self._initial])[:-1]
-        mapping = [
-            (variable, (before + part.reshape(before.shape)).astype(before.dtype))
-            for variable, before, part in zip(
-                model.metrics_variables, self._initial, np.split(np.atleast_1d(sums[_STATE]), ends), strict=True
-            )
-        ]
-        with keras.StatelessScope(mapping):
+        left, mapping = {name: np.atleast_1d(part) for name, part in sums.items()}, []
+        for variable, fold, before in zip(model.metrics_variables, self._folds, self._initial, strict=True):
+            name = f"{fold.over_steps}:"
+            part, left[name] = np.split(left[name], [before.size])
+            value = part.reshape(before.shape) + (before if fold.over_steps == "sum" else 0)
+            mapping.append((variable, value.astype(before.dtype)))
+        with keras_metrics.Frozen(mapping):
             found = model.get_metrics_result()
+            if keras_metrics.is_overridden(model):
+                logs = model.compute_metrics(*self._example)
+                found = found if logs.keys() == found.keys() else logs
+            # A result may be a variable, which is worth something in here alone.
+            numbers = {name: np.asarray(keras.ops.convert_to_tensor(value)) for name, value in found.items()}
         named: dict[str, float] = {}
-        for name, value in found.items():
-            numbers = np.asarray(value)
-            if name != "loss":  # its own mean, which knows nothing of the other replicas
-                named.update(_numbered(name, numbers))
+        for name, number in numbers.items():
+            if name in self._of_batch:
+                named[name] = float(sums[_OF_BATCH + name] / weight)
+            elif name != "loss":  # its own mean, which knows nothing of the other replicas
+                named.update(_numbered(name, number))
         return named
 
 

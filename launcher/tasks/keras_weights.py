@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -61,23 +62,46 @@ def class_weights(y: Any, class_weight: Mapping[int, float], sample_weight: Any)
     return found if sample_weight is None else found * tf.cast(sample_weight, tf.float32)
 
 
-def counted(model: keras.Model, states: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
-    """The metrics' states, in which the means of single losses are over the weight of the batch, not over its rows."""
-    compiled = {
-        id(variable) for metric in model.metrics if metric.name == "compile_metrics" for variable in metric.variables
-    }
-    counts = {
-        id(metric.variables[1])
-        for metric in model.metrics
-        if isinstance(metric, keras.metrics.Mean) and id(metric.variables[1]) not in compiled and metric.name != "loss"
-    }
-    pairs = zip(model.metrics_variables, states, strict=True)
-    return [weight if id(variable) in counts else state for variable, state in pairs]
+def each_tensor(part: Any, function: Callable[[Any], Any]) -> Any:
+    """`function` of every tensor of a nest, and of the masks that Keras keeps with them; None of None."""
+
+    def of_one(tensor: Any) -> Any:
+        found, mask = function(tensor), getattr(tensor, "_keras_mask", None)
+        if mask is not None:
+            found._keras_mask = function(mask)
+        return found
+
+    return None if part is None else keras.tree.map_structure(of_one, part)
 
 
-def regularized(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Variables that a stateless scope must know for `model.losses` to be read inside of it."""
-    return [(variable, variable) for variable in model.trainable_variables if variable.regularizer is not None]
+def real_weight(outputs: Any) -> tf.Tensor:
+    """What Keras's mean over these outputs is taken over: rows, or the elements that a mask leaves; float32 scalar."""
+    leaves = keras.tree.flatten(outputs)
+    mask = getattr(leaves[0], "_keras_mask", None)
+    if mask is None:
+        return tf.cast(tf.shape(leaves[0])[0], tf.float32)
+    return tf.reduce_sum(tf.cast(mask, tf.float32))
+
+
+@contextlib.contextmanager
+def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator[None]:
+    """Has Keras compute a loss as on one device, with these as the model's own, also inside a stateless scope.
+
+    Of each loss that Keras reduces itself it takes 1/replicas, for a sum over equal parts of a batch. Here a part's
+    mean is weighted by its examples.
+    """
+    module = sys.modules[keras.losses.Loss.__module__]
+    names = [name for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution") if hasattr(module, name)]
+    before = {name: getattr(module, name) for name in names}
+    try:
+        for name in names:
+            setattr(module, name, lambda value: value)
+        model._losses_override[:] = losses
+        yield
+    finally:
+        model._losses_override.clear()
+        for name, function in before.items():
+            setattr(module, name, function)
 
 
 @contextlib.contextmanager

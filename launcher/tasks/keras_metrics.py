@@ -1,0 +1,220 @@
+"""How the states of a compiled model's metrics are put together over replicas and steps.
+
+Keras updates a metric once with each batch. Here a batch lies on several replicas, and any number of steps is reported
+together. The states of Keras's own metrics add up. What others do is found by trial: on two halves of a batch, the two
+one after the other, and both as one batch. A state that does not add up over the rows of a batch is updated with the
+whole global batch, as Keras does; one that is no sum, maximum or minimum over batches is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.tasks.keras_weights import each_tensor, padding_left_out, weights_of
+
+Batch = tuple[Any, Any, Any, Any]
+"""x, y, outputs and sample weights, as Keras's `compute_metrics` takes them."""
+
+
+class Fold(NamedTuple):
+    """How one state is put together.
+
+    Attributes:
+      over_steps: "sum", "max" or "min".
+      whole: it takes all rows of a global batch together; else the replicas' states add up.
+    """
+
+    over_steps: str
+    whole: bool
+
+
+class Frozen(keras.StatelessScope):
+    """A scope in which variables have given values, and assigning changes nothing."""
+
+    def add_update(self, update: Any) -> None:
+        del update
+
+
+def is_overridden(model: keras.Model) -> bool:
+    """Whether the model computes its metrics by a method of its own."""
+    return type(model).compute_metrics is not keras.Model.compute_metrics
+
+
+def has_unknown(model: keras.Model) -> bool:
+    """Whether the model has metrics of which nothing is known before a trial."""
+    return is_overridden(model) or not all(one.is_kerass for one in _names(model).values())
+
+
+def updated(model: keras.Model, start: Sequence[Any], batch: Batch) -> tuple[list[Any], dict[str, Any]]:
+    """The states of the model's metrics after a batch, and what `compute_metrics` returns for it."""
+    with keras.StatelessScope([*zip(model.metrics_variables, start, strict=True)]) as scope:
+        logs = model.compute_metrics(*batch)
+        return [scope.get_current_value(variable) for variable in model.metrics_variables], logs
+
+
+def count_losses(model: keras.Model, scope: keras.StatelessScope, before: set[int], weight: tf.Tensor) -> None:
+    """Has the means of single losses, which `compute_loss` has just taken, be over the weight of the batch.
+
+    Args:
+      scope: in which it was called.
+      before: ids of the values that the scope held before.
+      weight: float32 scalar, of the batch.
+    """
+    for metric in model.metrics:
+        values = [scope.get_current_value(variable) for variable in metric.variables]
+        if type(metric) is keras.metrics.Mean and not before & {*map(id, values)}:
+            mean = tf.math.divide_no_nan(*values)
+            for variable, value in zip(metric.variables, (mean * weight, weight), strict=True):
+                scope.add_update((variable, value))
+
+
+def of_all_replicas(batch: Batch, real: tf.Tensor, *, needs_x: bool) -> Batch:
+    """The real rows of the global batch, on every replica; in replica context."""
+    context = tf.distribute.get_replica_context()
+    present = context.all_gather(real, axis=0) > 0
+
+    def gathered(one: tf.Tensor) -> tf.Tensor:
+        # Collectives know neither bool nor all kinds of floats; metrics compute in float32.
+        wire = tf.float32 if one.dtype.is_floating else tf.int32 if one.dtype.is_bool else one.dtype
+        whole = context.all_gather(tf.cast(tf.stop_gradient(one), wire), axis=0)
+        return tf.boolean_mask(tf.cast(whole, tf.bool) if one.dtype.is_bool else whole, present)
+
+    x, *rest = batch
+    x, y, outputs, weight = (each_tensor(part, gathered) for part in (x if needs_x else None, *rest))
+    return x, y, outputs, weight
+
+
+def folds(model: keras.Model, batch: Batch) -> list[Fold]:
+    """How each of the model's metrics' variables is put together.
+
+    Args:
+      model: built, with its metrics.
+      batch: real examples, at least two.
+
+    Raises:
+      UsageError: a state is put together in no way that is known.
+    """
+    names, variables = _names(model), model.metrics_variables
+    found = [Fold("sum", False)] * len(variables)
+    open_ones = [index for index, variable in enumerate(variables) if not names[id(variable)].is_kerass]
+    if not open_ones:
+        return found
+    start = [np.array(variable.numpy()) for variable in variables]
+    trials = []
+    for both in _variants(batch):
+        first, second = halves(both)
+        after = [updated(model, start, part)[0] for part in (first, second, both)]
+        after += [updated(model, after[0], second)[0], updated(model, after[1], first)[0]]
+        trials.append([[np.asarray(state, np.float64) for state in states] for states in after])
+    for index in open_ones:
+        fold = _fold(start[index].astype(np.float64), [[states[index] for states in trial] for trial in trials])
+        if fold is None:
+            raise UsageError(
+                f"metric {names[id(variables[index])].name!r} keeps {variables[index].name!r}, which is no sum, "
+                "maximum or minimum over batches, so what several steps make of it is not known; keep sums in it, and "
+                "divide in result()"
+            )
+        found[index] = fold
+    return found
+
+
+def _fold(start: np.ndarray, trials: Sequence[Sequence[np.ndarray]]) -> Fold | None:
+    """From a state after the first half, the second, both as one batch, the second after the first, and the reverse."""
+    trials = [trial for trial in trials if not any(np.isnan(state).any() for state in trial)]
+    merges = {
+        "sum": lambda one, other: one + other - start,
+        "max": np.maximum,
+        "min": np.minimum,
+    }
+    for name, merge in merges.items():
+        merged = [merge(first, second) for first, second, *_ in trials]
+        if all(_equal(after, whole) for whole, trial in zip(merged, trials, strict=True) for after in trial[3:]):
+            # Where nothing moved it, nothing is known of how its rows add up.
+            moved = any(not _equal(trial[0], start) and not _equal(trial[1], start) for trial in trials)
+            adds_up = all(_equal(trial[2], whole) for whole, trial in zip(merged, trials, strict=True))
+            return Fold(name, whole=name != "sum" or not (moved and adds_up))
+    return None
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def of_one_batch(model: keras.Model, batch: Batch) -> tuple[str, ...]:
+    """Names of what an overridden `compute_metrics` returns that depends on the batch itself, not on states alone."""
+    if not is_overridden(model):
+        return ()
+    with Frozen([(variable, np.array(variable.numpy())) for variable in model.metrics_variables]):
+        one, other = (model.compute_metrics(*part) for part in halves(batch))
+        return tuple(name for name in one if not np.array_equal(_number(one[name]), _number(other[name]), True))
+
+
+def ignores_weights(model: keras.Model, batch: Batch) -> list[str]:
+    """Names of the metrics that rows of weight 0 change."""
+    start = [np.array(variable.numpy()) for variable in model.metrics_variables]
+    x, y, outputs, weight = batch
+    real = np.zeros(len(keras.tree.flatten(x)[0]), np.float32)
+    real[: len(real) // 2] = 1
+    padded, weights, over = weights_of(outputs, weight, tf.constant(real))
+    names, alone = _names(model), updated(model, start, halves(batch)[0])[0]
+    try:
+        with padding_left_out(model, over):
+            together = updated(model, start, (x, y, padded, weights))[0]
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError):
+        together = [np.nan] * len(alone)
+    pairs = zip(model.metrics_variables, alone, together, strict=True)
+    changed = [names[id(variable)].name for variable, one, other in pairs if not _equal(_number(one), _number(other))]
+    return [*dict.fromkeys(changed)]
+
+
+def of_whole_batches(model: keras.Model, found: Sequence[Fold]) -> list[str]:
+    """Names of the metrics with states that take whole batches."""
+    names, pairs = _names(model), zip(model.metrics_variables, found, strict=True)
+    return [*dict.fromkeys(names[id(variable)].name for variable, fold in pairs if fold.whole)]
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """The first and the second half of a batch's rows."""
+    middle = len(keras.tree.flatten(batch[0])[0]) // 2
+    first, second = (
+        tuple(each_tensor(part, lambda tensor, rows=rows: tensor[rows]) for part in batch)
+        for rows in (slice(middle), slice(middle, None))
+    )
+    return first, second
+
+
+def _variants(batch: Batch) -> Iterator[Batch]:
+    """The batch, and with outputs of other sizes: a model that is not trained yet may give almost the same for all."""
+    random = np.random.default_rng(0)
+    x, y, outputs, weight = batch
+    yield batch
+    for draw in (random.uniform, lambda size: 3 * random.normal(size=size)):
+        yield x, y, each_tensor(outputs, lambda one, draw=draw: tf.cast(draw(size=one.shape), one.dtype)), weight
+
+
+class _Named(NamedTuple):
+    name: str
+    is_kerass: bool
+
+
+def _names(model: keras.Model) -> dict[int, _Named]:
+    """The metric that each variable belongs to, by the variable's id."""
+    overridden, found = is_overridden(model), {}
+    for group in model.metrics:
+        compiled = group.name == "compile_metrics"
+        for metric in group.metrics if compiled else [group]:
+            # A function that is given as a metric may give one number a batch.
+            own = type(metric).__module__.startswith("keras.") and type(metric) is not keras.metrics.MeanMetricWrapper
+            named = _Named(metric.name, own and (compiled or not overridden))
+            found |= {id(variable): named for variable in metric.variables}
+    return found
+
+
+def _number(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_tensor(value), np.float64)
