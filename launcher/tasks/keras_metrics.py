@@ -8,11 +8,12 @@ whole global batch, as Keras does; one that is no sum, maximum or minimum over b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from launcher.errors import UsageError
@@ -48,7 +49,7 @@ def is_overridden(model: keras.Model) -> bool:
 
 def has_unknown(model: keras.Model) -> bool:
     """Whether the model has metrics of which nothing is known before a trial."""
-    return is_overridden(model) or not all(one.is_kerass for one in _names(model).values())
+    return is_overridden(model) or not all(one.of_keras for one in _names(model).values())
 
 
 def updated(model: keras.Model, start: Sequence[Any], batch: Batch) -> tuple[list[Any], dict[str, Any]]:
@@ -102,7 +103,7 @@ def folds(model: keras.Model, batch: Batch) -> list[Fold]:
     """
     names, variables = _names(model), model.metrics_variables
     found = [Fold("sum", False)] * len(variables)
-    open_ones = [index for index, variable in enumerate(variables) if not names[id(variable)].is_kerass]
+    open_ones = [index for index, variable in enumerate(variables) if not names[id(variable)].of_keras]
     if not open_ones:
         return found
     start = [np.array(variable.numpy()) for variable in variables]
@@ -142,7 +143,7 @@ def _fold(start: np.ndarray, trials: Sequence[Sequence[np.ndarray]]) -> Fold | N
     return None
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+def _equal(one: npt.ArrayLike, other: npt.ArrayLike) -> bool:
     return np.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -151,8 +152,8 @@ def of_one_batch(model: keras.Model, batch: Batch) -> tuple[str, ...]:
     if not is_overridden(model):
         return ()
     with Frozen([(variable, np.array(variable.numpy())) for variable in model.metrics_variables]):
-        one, other = (model.compute_metrics(*part) for part in halves(batch))
-        return tuple(name for name in one if not np.array_equal(_number(one[name]), _number(other[name]), True))
+        one, other = (numbers(model.compute_metrics(*part)) for part in halves(batch))
+    return tuple(name for name in one if not np.array_equal(one[name], other[name], equal_nan=True))
 
 
 def ignores_weights(model: keras.Model, batch: Batch) -> list[str]:
@@ -166,17 +167,16 @@ def ignores_weights(model: keras.Model, batch: Batch) -> list[str]:
     try:
         with padding_left_out(model, over):
             together = updated(model, start, (x, y, padded, weights))[0]
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError):
-        together = [np.nan] * len(alone)
+    except (ValueError, TypeError, AssertionError, tf.errors.InvalidArgumentError):
+        return [named.name for named in names.values() if not named.of_keras]
     pairs = zip(model.metrics_variables, alone, together, strict=True)
-    changed = [names[id(variable)].name for variable, one, other in pairs if not _equal(_number(one), _number(other))]
-    return [*dict.fromkeys(changed)]
+    return [names[id(variable)].name for variable, one, other in pairs if not _equal(one, other)]
 
 
 def of_whole_batches(model: keras.Model, found: Sequence[Fold]) -> list[str]:
     """Names of the metrics with states that take whole batches."""
     names, pairs = _names(model), zip(model.metrics_variables, found, strict=True)
-    return [*dict.fromkeys(names[id(variable)].name for variable, fold in pairs if fold.whole)]
+    return [names[id(variable)].name for variable, fold in pairs if fold.whole]
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
@@ -200,7 +200,7 @@ def _variants(batch: Batch) -> Iterator[Batch]:
 
 class _Named(NamedTuple):
     name: str
-    is_kerass: bool
+    of_keras: bool
 
 
 def _names(model: keras.Model) -> dict[int, _Named]:
@@ -216,5 +216,15 @@ def _names(model: keras.Model) -> dict[int, _Named]:
     return found
 
 
-def _number(value: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_tensor(value), np.float64)
+def leaves(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Results by name, also those of metrics that give several by names of their own."""
+    return {
+        inner: leaf
+        for name, value in results.items()
+        for inner, leaf in (leaves(value) if isinstance(value, dict) else {name: value}).items()
+    }
+
+
+def numbers(results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The same as arrays; inside the scope, as a result may be a variable, which has its value there alone."""
+    return {name: np.asarray(keras.ops.convert_to_tensor(value)) for name, value in leaves(results).items()}

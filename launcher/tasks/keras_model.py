@@ -245,25 +245,25 @@ class KerasTask:
         if compiled:  # the mean over what fills up the batch, too, but for the model's own losses
             extra = tf.add_n([tf.cast(one, tf.float32) for one in own]) if own else 0.0
             loss = (tf.cast(total, tf.float32) - extra) * float(over.shape.num_elements()) + weight * extra
-        context = tf.distribute.get_replica_context()
-        of_batch = num_real
+        context, num_rows = tf.distribute.get_replica_context(), num_real
         if self._takes_whole_batches and context is not None and context.num_replicas_in_sync > 1:
             parts = keras_metrics.of_all_replicas(*together, needs_x=keras_metrics.is_overridden(model))
             whole, logs = keras_metrics.updated(model, initial, parts)
             is_first = tf.equal(context.replica_id_in_sync_group, 0)
-            of_batch = tf.cast(tf.shape(keras.tree.flatten(parts[2])[0])[0], tf.float32)
-        found: dict[str, list[tf.Tensor]] = {}
+            num_rows = tf.cast(tf.shape(keras.tree.flatten(parts[2])[0])[0], tf.float32)
+        states_by_fold: dict[str, list[tf.Tensor]] = {}
         for fold, state, of_whole, before in zip(self._folds, states, whole, initial, strict=True):
             value = tf.cast(of_whole if fold.whole else state, tf.float32)
             if fold.over_steps == "sum":
                 value -= tf.cast(before, tf.float32)
-            value = tf.where(
-                is_first if fold.whole else num_real > 0, tf.reshape(value, [before.shape.num_elements()]), 0.0
-            )
-            found.setdefault(f"{fold.over_steps}:", []).append(value)
-        metrics = {name: tf.concat(values, axis=0) for name, values in found.items()}
-        for name in self._of_batch:
-            metrics[_OF_BATCH + name] = tf.where(is_first, tf.cast(logs[name], tf.float32) * of_batch, 0.0)
+            value = tf.reshape(value, [before.shape.num_elements()])
+            value = tf.where(is_first if fold.whole else num_real > 0, value, 0.0)
+            states_by_fold.setdefault(f"{fold.over_steps}:", []).append(value)
+        metrics = {name: tf.concat(values, axis=0) for name, values in states_by_fold.items()}
+        if self._of_batch:
+            found = {name: keras_metrics.leaves(logs)[name] for name in self._of_batch} | {"": 1.0}
+            for name, value in found.items():
+                metrics[_OF_BATCH + name] = tf.where(is_first, tf.cast(value, tf.float32) * num_rows, 0.0)
         return loss, weight, metrics
 
     @property
@@ -273,7 +273,7 @@ class KerasTask:
         for fold, value in zip(self._folds, self._initial, strict=True):
             sizes[f"{fold.over_steps}:"] += value.size
         zeros = {name: np.zeros(size) for name, size in sizes.items()}
-        return tuple(self.results(zeros | {_OF_BATCH + name: np.zeros([]) for name in self._of_batch}, 1.0))
+        return tuple(self.results(zeros | {_OF_BATCH + name: np.ones([]) for name in ("", *self._of_batch)}, 1.0))
 
     def results(self, sums: Mapping[str, np.ndarray], weight: float) -> dict[str, float]:
         """The compiled metrics' results from their states, put together, as Keras's fit has them at an epoch's end."""
@@ -291,12 +291,11 @@ class KerasTask:
             if keras_metrics.is_overridden(model):
                 logs = model.compute_metrics(*self._example)
                 found = found if logs.keys() == found.keys() else logs
-            # A result may be a variable, which is worth something in here alone.
-            numbers = {name: np.asarray(keras.ops.convert_to_tensor(value)) for name, value in found.items()}
+            numbers = keras_metrics.numbers(found)
         named: dict[str, float] = {}
         for name, number in numbers.items():
             if name in self._of_batch:
-                named[name] = float(sums[_OF_BATCH + name] / weight)
+                named[name] = float(sums[_OF_BATCH + name] / sums[_OF_BATCH])
             elif name != "loss":  # its own mean, which knows nothing of the other replicas
                 named.update(_numbered(name, number))
         return named
