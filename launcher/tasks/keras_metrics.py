@@ -78,7 +78,7 @@ def count_losses(model: keras.Model, scope: keras.StatelessScope, before: set[in
 def of_all_replicas(batch: Batch, real: tf.Tensor, *, needs_x: bool) -> Batch:
     """The real rows of the global batch, on every replica; in replica context."""
     context = tf.distribute.get_replica_context()
-    present = context.all_gather(real, axis=0) > 0
+    present = context.all_gather(tf.identity(real), axis=0) > 0
 
     def gathered(one: tf.Tensor) -> tf.Tensor:
         # Collectives know neither bool nor all kinds of floats; metrics compute in float32.
