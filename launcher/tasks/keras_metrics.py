@@ -22,6 +22,9 @@ from launcher.tasks.keras_weights import each_tensor, padding_left_out, weights_
 Batch = tuple[Any, Any, Any, Any]
 """x, y, outputs and sample weights, as Keras's `compute_metrics` takes them."""
 
+# A function that is given as a metric may give one number a batch; R2Score counts rows whatever they weigh.
+_TO_BE_TRIED = (keras.metrics.MeanMetricWrapper, keras.metrics.R2Score)
+
 
 class Fold(NamedTuple):
     """How one state is put together.
@@ -81,6 +84,8 @@ def of_all_replicas(batch: Batch, real: tf.Tensor, *, needs_x: bool) -> Batch:
     present = context.all_gather(tf.identity(real), axis=0) > 0
 
     def gathered(one: tf.Tensor) -> tf.Tensor:
+        missing = [[0, real.shape[0] - tf.shape(one)[0]], *[[0, 0]] * (one.shape.rank - 1)]
+        one = tf.ensure_shape(tf.pad(one, missing), [real.shape[0], *one.shape[1:]])
         # Collectives know neither bool nor all kinds of floats; metrics compute in float32.
         wire = tf.float32 if one.dtype.is_floating else tf.int32 if one.dtype.is_bool else one.dtype
         whole = context.all_gather(tf.cast(tf.stop_gradient(one), wire), axis=0)
@@ -128,11 +133,7 @@ def folds(model: keras.Model, batch: Batch) -> list[Fold]:
 def _fold(start: np.ndarray, trials: Sequence[Sequence[np.ndarray]]) -> Fold | None:
     """From a state after the first half, the second, both as one batch, the second after the first, and the reverse."""
     trials = [trial for trial in trials if not any(np.isnan(state).any() for state in trial)]
-    merges = {
-        "sum": lambda one, other: one + other - start,
-        "max": np.maximum,
-        "min": np.minimum,
-    }
+    merges = {"sum": lambda one, other: one + other - start, "max": np.maximum, "min": np.minimum}
     for name, merge in merges.items():
         merged = [merge(first, second) for first, second, *_ in trials]
         if all(_equal(after, whole) for whole, trial in zip(merged, trials, strict=True) for after in trial[3:]):
@@ -209,8 +210,7 @@ def _names(model: keras.Model) -> dict[int, _Named]:
     for group in model.metrics:
         compiled = group.name == "compile_metrics"
         for metric in group.metrics if compiled else [group]:
-            # A function that is given as a metric may give one number a batch.
-            own = type(metric).__module__.startswith("keras.") and type(metric) is not keras.metrics.MeanMetricWrapper
+            own = type(metric).__module__.startswith("keras.") and type(metric) not in _TO_BE_TRIED
             named = _Named(metric.name, own and (compiled or not overridden))
             found |= {id(variable): named for variable in metric.variables}
     return found

@@ -158,7 +158,7 @@ class KerasTask:
           UsageError: a metric of one's own cannot be right here.
         """
         model, self._compiled = self._model, compiled
-        if model is None or not (compiled or keras_metrics.has_unknown(model)):
+        if model is None or not keras_metrics.has_unknown(model):
             return
         size = getattr(self.data(), "batch_size", _TRIED)
         shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
