@@ -45,9 +45,15 @@ class Judged(NamedTuple):
 
 
 @as_written
-def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """The gradient as one float32 tensor (bfloat16 IndexedSlices cannot be reduced, and sums need duplicates added)."""
-    return tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+def dense(gradient: tf.Tensor | tf.IndexedSlices, shape: tf.TensorShape) -> tf.Tensor:
+    """The gradient as one float32 tensor (bfloat16 IndexedSlices cannot be reduced, and sums need duplicates added).
+
+    Args:
+      gradient: by a variable; without a static shape where a Python function has made it.
+      shape: of the variable.
+    """
+    found = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+    return found if found.shape.is_fully_defined() else tf.ensure_shape(found, shape)
 
 
 def plan_buckets(sizes: Sequence[int], dtypes: Sequence[tf.DType], bucket_bytes: int) -> list[list[int]]:

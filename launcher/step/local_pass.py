@@ -193,7 +193,7 @@ class LocalPass:
             )
         return (
             [
-                tf.zeros(variable.shape) if gradient is None else gradients.dense(gradient)
+                tf.zeros(variable.shape) if gradient is None else gradients.dense(gradient, variable.shape)
                 for gradient, variable in zip(found, variables, strict=True)
             ],
             [

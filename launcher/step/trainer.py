@@ -19,7 +19,7 @@ from launcher.errors import PeerError
 from launcher.machine import farewell
 from launcher.optimizers import Optimizer
 from launcher.optimizers.parts import Part
-from launcher.step import flops, initial_values, moving_statistics, overflow, precision
+from launcher.step import flops, initial_values, moving_statistics, overflow, precision, summation
 from launcher.step.local_pass import Watch
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
@@ -119,7 +119,8 @@ class Trainer:
         self.task, self._loss_scale = task, loss_scale
         self.replica_step = self.step_of(model)
         self._traced: tf.types.experimental.ConcreteFunction | None = None
-        self._run_steps = tf.function(self._run_steps_in_graph, autograph=False)
+        run, on_tpu = self._run_steps_in_graph, config.compiled and not config.jit_compile  # which has one order anyway
+        self._run_steps = tf.function(run, autograph=False) if on_tpu else summation.InOrder(run)
         # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
         self._sum = tf.function(self._sum_in_graph, autograph=False)
         self._gather = tf.function(self._gather_in_graph, autograph=False)
@@ -222,12 +223,14 @@ class Trainer:
         """
         first_step, self.loop_steps = self.step + 1, num_steps
         table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy().astype(np.float64)
-        columns = _columns((*self.replica_step.report_names, "waited"), table)
+        names = (*self.replica_step.report_names, "waited")
+        columns = _columns(names, table.reshape(num_steps, len(names)))
 
         def within(field: str) -> dict[str, np.ndarray]:
             return {name.partition("/")[2]: part for name, part in columns.items() if name.startswith(f"{field}/")}
 
-        self.last_seen = first_step + num_steps - 1, float(columns["loss_scale"][-1])
+        if num_steps:
+            self.last_seen = first_step + num_steps - 1, float(columns["loss_scale"][-1])
         packed = np.stack([*within("non_finite").values()], axis=1)
         return StepRecords(
             first_step=first_step,

@@ -188,4 +188,4 @@ def test_no_norm_is_added_up_in_an_order_that_depends_on_what_else_the_machine_d
 
 def test_sparse_gradients_add_up_duplicate_rows():
     slices = tf.IndexedSlices(tf.ones([3, 2], tf.bfloat16), tf.constant([0, 2, 2]), dense_shape=tf.constant([4, 2]))
-    np.testing.assert_array_equal(gradients.dense(slices), [[1, 1], [0, 0], [2, 2], [0, 0]])
+    np.testing.assert_array_equal(gradients.dense(slices, tf.TensorShape([4, 2])), [[1, 1], [0, 0], [2, 2], [0, 0]])

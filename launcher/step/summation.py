@@ -1,0 +1,137 @@
+"""Sums in one order, whatever else the machine does.
+
+`AddN` writes into whichever of its inputs nobody else reads any more, and begins with that one. Where other operations
+read them, too, time decides which one that is, and with three tensors and more the last bit of the sum. TensorFlow adds
+up by `AddN` the gradients of what is used several times, and the parts of several devices; Grappler makes one of every
+tree of additions. Here each becomes sums of two, which have one order. `Snapshot` keeps Grappler from joining them: it
+is no addition, and copies nothing where nobody else reads its input.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+# Grappler puts the function in the place of these.
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+class InOrder:
+    """A `tf.function` whose sums, and those in all that it calls, have one order.
+
+    Args:
+      function: takes and returns tensors, or what is made of them; its results depend on all that it does.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._written = tf.function(function, autograph=False)
+        self._ordered = tf.function(self._call, autograph=False)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._ordered(*args)
+
+    def get_concrete_function(self, *args: Any) -> tf.types.experimental.ConcreteFunction:
+        """Traces what will be called; returns the function as it was written, whose shapes are all known."""
+        self._ordered.get_concrete_function(*args)
+        return self._traced
+
+    def _call(self, *args: Any) -> Any:
+        self._traced = traced = self._written.get_concrete_function(*args)
+        graph = traced.graph.as_graph_def()
+        if not _rewrite(graph):
+            return traced(*args)
+
+        def imported(*given: tf.Tensor) -> list[tf.Tensor]:
+            inputs = {placeholder.name: value for placeholder, value in zip(traced.inputs, given, strict=True)}
+            outputs = [output.name for output in traced.outputs]
+            return tf.graph_util.import_graph_def(graph, input_map=inputs, return_elements=outputs, name="")
+
+        # Without `wrap_function` the runtime would not know the imported library.
+        signature = [tf.TensorSpec(placeholder.shape, placeholder.dtype) for placeholder in traced.inputs]
+        ordered = tf.compat.v1.wrap_function(imported, signature)
+        given = [*tf.nest.flatten(args, expand_composites=True), *traced.captured_inputs]
+        return tf.nest.pack_sequence_as(traced.structured_outputs, ordered(*given), expand_composites=True)
+
+
+def _rewrite(graph: Any) -> bool:
+    """Changes the sums of a graph and of its library, whose functions get new names; False where none had to be."""
+    library = {function.signature.name: function for function in graph.library.function}
+    bodies = [graph.node, *(function.node_def for function in library.values())]
+    called = {one.name for nodes in bodies for node in nodes if node.op in _CALLS for one in _functions(node)}
+    changed = _Sums(graph.node, {}, in_function=False).rewrite()
+    for name, function in library.items():
+        # XLA has an order of its own.
+        if not ("_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b):
+            changed |= _Sums(function.node_def, function.ret if name in called else {}, in_function=True).rewrite()
+        function.signature.name += "_in_order"
+    for one in [one for nodes in bodies for node in nodes for one in _functions(node) if one.name in library]:
+        one.name += "_in_order"
+    return changed
+
+
+class _Sums:
+    """The additions of a graph or of a function's body.
+
+    Args:
+      nodes: of it.
+      returns: what it returns, where its call gives way to it.
+      in_function: whether inputs are named as in a function's body.
+    """
+
+    def __init__(self, nodes: Any, returns: Any, *, in_function: bool):
+        self._nodes, self._returns, self._in_function = nodes, returns, in_function
+        self._by_name = {node.name: node for node in nodes}
+        self._readers = Counter(map(_producer, [*returns.values(), *(name for node in nodes for name in _data(node))]))
+        self._changed = False
+
+    def rewrite(self) -> bool:
+        """Returns whether there was anything to change."""
+        for node in [one for one in self._nodes if one.op == "AddN" and _adds(one) and len(_data(one)) > 2]:
+            total, *others, last = _data(node)
+            for other in others:
+                total = self._new("AddV2", "z", [total, other], node)
+            node.input[:] = [total, last, *(name for name in node.input if name[0] == "^")]
+            node.attr["N"].i = 2
+        for node in [one for one in self._nodes if one.op in _CALLS or _adds(one)]:
+            for place, name in enumerate(_data(node)):
+                node.input[place] = self._apart(name)
+        for output, name in self._returns.items():
+            self._returns[output] = self._apart(name)
+        return self._changed
+
+    def _apart(self, name: str) -> str:
+        """What to read instead of an input, so that it and its reader are not made one addition."""
+        node = self._by_name.get(_producer(name))
+        while node is not None and node.op == "Identity" and self._readers[node.name] == 1:
+            node = self._by_name.get(_producer(node.input[0]))
+        alone = node is not None and _adds(node) and self._readers[node.name] == 1
+        return self._new("Snapshot", "output", [name], node) if alone else name
+
+    def _new(self, op: str, output: str, inputs: Iterable[str], like: Any) -> str:
+        """The output of a new operation with the dtype and the device of another one."""
+        name = f"{like.name}/{op}_{len(self._nodes)}"
+        self._by_name[name] = self._nodes.add(op=op, name=name, device=like.device, input=inputs)
+        self._by_name[name].attr["T"].CopyFrom(like.attr["T"])
+        self._readers[name], self._changed = 1, True
+        return f"{name}:{output}:0" if self._in_function else name
+
+
+def _functions(node: Any) -> Iterator[Any]:
+    for value in node.attr.values():
+        yield from [value.func] if value.HasField("func") else value.list.func
+
+
+def _adds(node: Any) -> bool:
+    dtype = tf.as_dtype(node.attr["T"].type) if node.op in ("Add", "AddV2", "AddN") else tf.int32
+    return dtype.is_floating or dtype.is_complex
+
+
+def _data(node: Any) -> list[str]:
+    return [name for name in node.input if name[0] != "^"]
+
+
+def _producer(name: str) -> str:
+    return name.partition(":")[0]
