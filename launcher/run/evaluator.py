@@ -14,7 +14,7 @@ from launcher.data.pipeline import Batch, Data, Shard
 from launcher.errors import UsageError
 from launcher.machine.as_written import call_converted
 from launcher.run.loop import Loop
-from launcher.step import gradients
+from launcher.step import gradients, summation
 from launcher.tasks import loss_pieces as pieces
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results
 
@@ -52,7 +52,7 @@ class Evaluator:
         self._metric_names: tuple[str, ...] = ()
         self._metric_sizes: list[int] = []
         self._forward = tf.function(self._sums, jit_compile=True, autograph=False) if jit_compile else self._sums
-        self._run_batches = tf.function(self._run_batches_in_graph, autograph=False)
+        self._run_batches = summation.in_order(self._run_batches_in_graph, strategy)
         self._batches: tf.distribute.DistributedDataset | None = None
         self._loop = Loop()
         self.notes: list[str] = []

@@ -36,8 +36,8 @@ def pack(flags: tf.Tensor) -> tf.Tensor:
 
 def unpack(packed: np.ndarray, num_gradients: int) -> np.ndarray:
     """bool [steps, num_gradients] from what `pack` made in each step, [steps, num_scalars(num_gradients)]."""
-    numbers = packed.astype(np.int64)[:, :, None]
-    return ((numbers >> np.arange(_FLAGS_A_SCALAR)) & 1).reshape(len(packed), -1)[:, :num_gradients] > 0
+    bits = (packed.astype(np.int64)[:, :, None] >> np.arange(_FLAGS_A_SCALAR)) & 1
+    return bits.reshape(len(packed), packed.shape[1] * _FLAGS_A_SCALAR)[:, :num_gradients] > 0
 
 
 def describe(paths: Sequence[str], flagged: np.ndarray) -> str:

@@ -9,34 +9,67 @@ is no addition, and copies nothing where nobody else reads its input.
 
 from __future__ import annotations
 
+import contextlib
+import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+_NODE = re.compile(r"(?P<begin>Detected at node (?P<name>\S+) defined at .*\n)<stack traces unavailable>\n?")
 # Grappler puts the function in the place of these.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
-class InOrder:
+def in_order(function: Callable[..., Any], strategy: tf.distribute.Strategy) -> Any:
     """A `tf.function` whose sums, and those in all that it calls, have one order.
 
     Args:
       function: takes and returns tensors, or what is made of them; its results depend on all that it does.
+      strategy: where it runs: on a TPU, sums have one order anyway.
     """
+    on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    return tf.function(function, autograph=False) if on_tpu else _InOrder(function)
 
+
+class _InOrder:
     def __init__(self, function: Callable[..., Any]):
-        self._written = tf.function(function, autograph=False)
+        self._function = function
+        self._written = tf.function(self._call_written, autograph=False)
         self._ordered = tf.function(self._call, autograph=False)
+        # Of the function as it was written, and of the bodies of its loops, branches and calls.
+        self._graphs: dict[int, tf.Graph] = {}
 
     def __call__(self, *args: Any) -> Any:
-        return self._ordered(*args)
+        try:
+            return self._ordered(*args)
+        except tf.errors.OpError as error:
+            told = _NODE.sub(self._with_traceback, error.message)
+            raise type(error)(error.node_def, error.op, told).with_traceback(error.__traceback__) from None
 
     def get_concrete_function(self, *args: Any) -> tf.types.experimental.ConcreteFunction:
         """Traces what will be called; returns the function as it was written, whose shapes are all known."""
         self._ordered.get_concrete_function(*args)
         return self._traced
+
+    def _with_traceback(self, told: re.Match[str]) -> str:
+        """What TensorFlow says of an operation, with the lines that made it, which a graph does not carry."""
+        for graph in self._graphs.values():
+            with contextlib.suppress(KeyError, ValueError):
+                frames = traceback.format_list(list(graph.get_operation_by_name(told["name"]).traceback))
+                return f"{told['begin']}{''.join(frames)}"
+        return told[0]
+
+    def _call_written(self, *args: Any) -> Any:
+        def seen(operation: tf.Operation) -> str:
+            self._graphs[id(operation.graph)] = operation.graph
+            return operation.device
+
+        # A function of devices is called for each operation, in whatever graph it is made.
+        with tf.compat.v1.get_default_graph().device(seen):
+            return self._function(*args)
 
     def _call(self, *args: Any) -> Any:
         self._traced = traced = self._written.get_concrete_function(*args)

@@ -119,8 +119,7 @@ class Trainer:
         self.task, self._loss_scale = task, loss_scale
         self.replica_step = self.step_of(model)
         self._traced: tf.types.experimental.ConcreteFunction | None = None
-        run, on_tpu = self._run_steps_in_graph, config.compiled and not config.jit_compile  # which has one order anyway
-        self._run_steps = tf.function(run, autograph=False) if on_tpu else summation.InOrder(run)
+        self._run_steps = summation.in_order(self._run_steps_in_graph, strategy)
         # Not lambdas: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
         self._sum = tf.function(self._sum_in_graph, autograph=False)
         self._gather = tf.function(self._gather_in_graph, autograph=False)
@@ -223,14 +222,12 @@ class Trainer:
         """
         first_step, self.loop_steps = self.step + 1, num_steps
         table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy().astype(np.float64)
-        names = (*self.replica_step.report_names, "waited")
-        columns = _columns(names, table.reshape(num_steps, len(names)))
+        columns = _columns((*self.replica_step.report_names, "waited"), table)
 
         def within(field: str) -> dict[str, np.ndarray]:
             return {name.partition("/")[2]: part for name, part in columns.items() if name.startswith(f"{field}/")}
 
-        if num_steps:
-            self.last_seen = first_step + num_steps - 1, float(columns["loss_scale"][-1])
+        self.last_seen = (first_step + num_steps - 1, float(columns["loss_scale"][-1])) if num_steps else self.last_seen
         packed = np.stack([*within("non_finite").values()], axis=1)
         return StepRecords(
             first_step=first_step,
@@ -462,7 +459,7 @@ def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
 
 def _columns(names: Sequence[str], table: np.ndarray) -> dict[str, np.ndarray]:
     """A table's columns by name: [rows], or [rows, n] of a name that stands n times in a row."""
-    places: dict[str, list[int]] = {}
+    places, table = dict[str, list[int]](), table.reshape(-1, len(names))  # of no rows, it has no columns either
     for place, name in enumerate(names):
         places.setdefault(name, []).append(place)
     return {name: table[:, found if len(found) > 1 else found[0]] for name, found in places.items()}

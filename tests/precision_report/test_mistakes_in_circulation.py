@@ -17,6 +17,7 @@ from launcher.machine import strategy as strategy_lib
 from launcher.run import plan
 from launcher.run.recipe import Recipe
 from launcher.step import precision
+from models.transformer import layers
 
 PAGE = (ROOT / "docs" / "mixed_precision.md").read_text("utf-8")
 
@@ -75,6 +76,23 @@ def test_relu_sigmoid_and_tanh_work_in_16_bits(activation, oracle, policy):
         tf.cast(found, tf.float64), oracle(x.astype(np.float64)), rtol=2 * resolution, atol=2.0**-14
     )
     assert np.all(np.isfinite(tf.cast(gradient, tf.float32)))
+
+
+def test_layer_normalisation_of_bfloat16_loses_digits_where_the_mean_is_hundreds_of_deviations():
+    def error(policy: str, mean: float) -> float:
+        layer = layers.LayerNormalization(name="norm")
+        layer.dtype_policy = keras.DTypePolicy(policy)
+        layer.build((None, 1024))
+        noise = np.random.default_rng(0).normal(size=(64, 1024))
+        x = tf.cast(tf.cast(mean + noise, tf.bfloat16), layer.compute_dtype)
+        values = tf.cast(x, tf.float64).numpy()
+        expected = (values - values.mean(-1, keepdims=True)) / values.std(-1, keepdims=True)
+        return float(np.max(np.abs(tf.cast(tf.cast(layer(x), tf.bfloat16), tf.float64) - expected)))
+
+    means = (0, 100, 1000)
+    one_pass, two_passes = ([error(policy, mean) for mean in means] for policy in ("mixed_bfloat16", "float32"))
+    assert one_pass[:2] == pytest.approx(two_passes[:2], abs=1e-3)
+    assert one_pass[2] > 5 * two_passes[2]
 
 
 def test_mixed_precision_is_off_until_it_is_asked_for():

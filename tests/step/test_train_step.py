@@ -49,6 +49,21 @@ def network() -> keras.Model:
     return model
 
 
+class ByPython(keras.layers.Dense):
+    """A layer that a Python function computes, with its gradients; they have no static shapes."""
+
+    def call(self, x):
+        outputs = tf.py_function(lambda *parts: parts[0] @ parts[1] + parts[2], [x, self.kernel, self.bias], tf.float32)
+        return self.activation(tf.ensure_shape(outputs, [x.shape[0], self.units]))
+
+
+def network_by_python() -> keras.Model:
+    layers = [ByPython(HIDDEN, "tanh", name="hidden"), keras.layers.Dense(CLASSES, name="logits")]
+    model = keras.Sequential([keras.Input((FEATURES,)), *layers])
+    model.set_weights(initial_weights())
+    return model
+
+
 def cross_entropy(model, batch, training):
     logits = model(batch["x"], training=training)
     weight = batch["weight"]
@@ -454,3 +469,20 @@ def test_a_batch_without_weight_moves_nothing_but_the_count_of_steps(replicas, m
     assert after["loss_scale/finite_steps"] == 2
     made.trainer.train(source, 1)
     assert made.trainer.loss_scale == 2 * DynamicLossScale().initial_scale, "the third finite step makes it grow"
+
+
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 2)])
+def test_a_gradient_without_a_static_shape_has_its_variables(replicas, microbatches):
+    task = GivenTask(batches(), network_by_python, cross_entropy)
+    made = build(task, replicas, microbatches, optimizer=lambda: descent(LEARNING_RATE, MOMENTUM), loss_scale="none")
+    assert_equals_numpy(made, train(made), "ones")
+
+
+def test_no_steps_leave_no_records_and_change_nothing():
+    made = built(1, 1)
+    batches_of = made.trainer.batches(made.plan.data)
+    nothing = made.trainer.train(batches_of, 0)
+    assert nothing.loss.shape == nothing.metrics["accuracy"].shape == (0,)
+    assert nothing.non_finite.shape == (0, len(made.model.trainable_variables))
+    assert (made.trainer.step, made.trainer.last_seen) == (0, None)
+    assert_equals_numpy(made, made.trainer.train(batches_of, STEPS), "ones")
