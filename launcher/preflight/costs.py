@@ -28,6 +28,10 @@ _FREE = {
 _HOST = {"infeed", "outfeed"}
 _HOST_ALWAYS_TARGETS = ("callback", "HostExecute", "SendToHost", "RecvFromHost")
 _PARTIAL_READS = ("dynamic-slice", "slice", "gather")
+# What changes parts of its first operand and leaves the rest where it is, and which operand has the parts.
+_CHANGED = {"dynamic-update-slice": 1, "scatter": -1}
+# Of a TPU's program: memory that nothing is written to yet, and names of what is there already.
+_FREE_TARGETS = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
 _CALLS = (
     "branch_computations", "true_computation", "false_computation", "to_apply", "calls", "called_computations",
 )  # fmt: skip
@@ -177,11 +181,17 @@ def _is_kernel(one: Instruction) -> bool:
     return one.opcode == "custom-call" and one.attribute("custom_call_target") == _KERNEL
 
 
+def _is_free(one: Instruction) -> bool:
+    return one.opcode in _FREE or (
+        one.opcode == "custom-call" and one.attribute("custom_call_target") in _FREE_TARGETS
+    )
+
+
 def _should_be_estimated(one: Instruction) -> bool:
     """Whether the cost model has cycles for operations like it: none for those that are free or run beside others."""
     moves = one.opcode.removesuffix("-start").removesuffix("-done") in _COLLECTIVES
     moves = moves or any(name.startswith(_REDUCE_SCATTER) for name in one.called.get("calls", ()))
-    return one.opcode not in _FREE and not moves and not one.opcode.endswith(("-start", "-done"))
+    return not _is_free(one) and not moves and not one.opcode.endswith(("-start", "-done"))
 
 
 def _matters(one: Instruction) -> bool:
@@ -302,77 +312,80 @@ def valid_positions(
 
 
 def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> int:
-    if one.opcode in _FREE or one.opcode.endswith("-done"):
+    if _is_free(one) or one.opcode.endswith("-done"):
         return 0
     if one.opcode.endswith("-start"):
         # Its result is both ends of the move, of which one may be the whole of what only a part is taken from.
         ends = one.shapes[:2] if len(one.shapes) > 1 else (*one.shapes, *one.shapes)
         return min(end.padded_bytes for end in ends) * len(_in_hbm(ends))
-    if one.opcode == "dynamic-update-slice":  # in place
-        part = _operand(computation, one, 1)
+    if one.opcode in _CHANGED:
+        part = _operand(computation, one, _CHANGED[one.opcode])
         return part.padded_bytes * len(_in_hbm([part, *one.shapes]))
     if one.opcode in _PARTIAL_READS:
         (part,) = one.shapes
         return part.padded_bytes * len(_in_hbm([_operand(computation, one, 0), part]))
-    written = sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
+    (fused,) = (module.computations[name] for name in one.called["calls"]) if one.opcode == "fusion" else (None,)
     read = 0
-    fused = [module.computations[name] for name in one.called.get("calls", ())] if one.opcode == "fusion" else []
     for place, name in enumerate(one.operands):
         operand = computation.instructions.get(name)
         if operand is None or operand.opcode == "constant":
             continue
         whole = sum(shape.padded_bytes for shape in _in_hbm(operand.shapes))
-        read += min(whole, _read_by(module, fused[0], place)) if fused and whole else whole
-        if fused and whole and (updated := _updated_in_place(fused[0], place)):
-            written -= whole - updated
-    return read + max(written, 0)
+        parameter = fused.parameters.get(place) if fused else None
+        read += min(whole, _read(module, fused, parameter.name)) if fused and parameter and whole else whole
+    return read + _written(fused, one)
 
 
 def _in_hbm(shapes: Sequence[Array]) -> list[Array]:
     return [shape for shape in shapes if shape.space == HBM]
 
 
-def _read_by(module: Module, fused: Computation, place: int) -> int:
-    """Bytes of a fusion's operand that it reads, when all it does is to take parts of it; else more than there are."""
-    parameter = fused.parameters.get(place)
-    users = fused.users.get(parameter.name, []) if parameter else []
+def _read(module: Module, fused: Computation, name: str) -> int:
+    """Bytes of a value inside a fusion that are read, when all that is done is to take or change parts of it; else more
+    than there are.
+    """
     everything = 1 << 62
-    if not users:
-        return everything
-    total = 0
+    users = fused.users.get(name, [])
+    total = 0 if users else everything
     for user in users:
         if user.opcode == "fusion":
-            (inner,) = (module.computations[name] for name in user.called["calls"])
-            total += sum(
-                _read_by(module, inner, index)
-                for index, name in enumerate(user.operands)
-                if parameter is not None and name == parameter.name
-            )
-            continue
-        if user.operands[0] != parameter.name:  # type: ignore[union-attr]
+            (inner,) = (module.computations[called] for called in user.called["calls"])
+            places = [place for place, operand in enumerate(user.operands) if operand == name]
+            total += sum(_read(module, inner, inner.parameters[place].name) for place in places)
+        elif user.opcode == "bitcast":
+            total += _read(module, fused, user.name)
+        elif user.operands.index(name) or user.operands.count(name) > 1:
             return everything
-        if user.opcode in _PARTIAL_READS:
+        elif user.opcode in _PARTIAL_READS:
             total += sum(shape.padded_bytes for shape in user.shapes)
-        elif user.opcode == "dynamic-update-slice":
-            total += _operand(fused, user, 1).padded_bytes
-        else:
+        elif user.opcode == "scatter":  # what is there and what comes there are put together
+            total += _operand(fused, user, _CHANGED[user.opcode]).padded_bytes
+        elif user.opcode not in _CHANGED:
             return everything
     return total
 
 
-def _updated_in_place(fused: Computation, place: int) -> int:
-    """Bytes of the part of a fusion's operand that it writes where the rest stays as it is; 0 if it does not."""
-    parameter = fused.parameters.get(place)
-    users = fused.users.get(parameter.name, []) if parameter else []
-    # What was in the part may be read for what comes there.
-    updates = [user for user in users if user.opcode not in _PARTIAL_READS]
-    if parameter is None or len(updates) != 1:
-        return 0
-    (user,) = updates
-    # The operand may also be the part that is written into something else.
-    if user.opcode != "dynamic-update-slice" or not user.is_root or user.operands[0] != parameter.name:
-        return 0
-    return _operand(fused, user, 1).padded_bytes
+def _written(fused: Computation | None, one: Instruction) -> int:
+    """Bytes of an instruction's results that it writes; of what a fusion changes in place, only the parts."""
+    results: Sequence[Instruction] = []
+    if fused is not None:
+        root = fused.root
+        results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    if len(results) != len(one.shapes):
+        return sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
+    pairs = zip(one.shapes, results, strict=True)
+    return sum(min(shape.padded_bytes, _changed(fused, made)) for shape, made in pairs if shape.space == HBM)
+
+
+def _changed(fused: Computation, made: Instruction) -> int:
+    """Bytes of a value inside a fusion that are not where they were in an operand of it."""
+    parts = 0
+    while made.opcode in ("bitcast", *_CHANGED):
+        if made.opcode in _CHANGED:
+            parts += _operand(fused, made, _CHANGED[made.opcode]).padded_bytes
+        made = fused.instructions[made.operands[0]]
+    # An operand that is a result as it is was copied.
+    return parts if made.opcode == "parameter" and parts else 1 << 62
 
 
 # --------------------------------------------------------------------------------------- between devices, and the host

@@ -83,6 +83,43 @@ module @step attributes {{mhlo.num_replicas = 1 : i32, mhlo.num_partitions = 1 :
 """
 
 
+def stored_states(turns: int, *, rows: int, columns: int) -> str:
+    """h = tanh(h + x[i]) in a loop that stores h and h * x[i] of every turn in float32, each where its turn stands."""
+    one, all_ = f"tensor<{rows}x{columns}xf32>", f"tensor<{turns}x{rows}x{columns}xf32>"
+    part = f"tensor<1x{rows}x{columns}xf32>"
+    index = "tensor<i32>"
+    slots = f"({all_}, {part}, {index}, {index}, {index}) -> {all_}"
+    return f"""
+module @step attributes {{mhlo.num_replicas = 1 : i32, mhlo.num_partitions = 1 : i32}} {{
+  func.func @main(%xs: {all_}, %h: {one}) -> ({all_}, {all_}) {{
+    %zero = stablehlo.constant dense<0> : {index}
+    %step = stablehlo.constant dense<1> : {index}
+    %end = stablehlo.constant dense<{turns}> : {index}
+    %empty = stablehlo.constant dense<0.0> : {all_}
+    %r:4 = stablehlo.while(%i = %zero, %s = %h, %a = %empty, %b = %empty) : {index}, {one}, {all_}, {all_}
+      cond {{
+        %go = stablehlo.compare LT, %i, %end : ({index}, {index}) -> tensor<i1>
+        stablehlo.return %go : tensor<i1>
+      }} do {{
+        %x = stablehlo.dynamic_slice %xs, %i, %zero, %zero, sizes = [1, {rows}, {columns}]
+           : ({all_}, {index}, {index}, {index}) -> {part}
+        %xr = stablehlo.reshape %x : ({part}) -> {one}
+        %sum = stablehlo.add %s, %xr : {one}
+        %new = stablehlo.tanh %sum : {one}
+        %product = stablehlo.multiply %new, %xr : {one}
+        %n = stablehlo.reshape %new : ({one}) -> {part}
+        %p = stablehlo.reshape %product : ({one}) -> {part}
+        %ka = stablehlo.dynamic_update_slice %a, %n, %i, %zero, %zero : {slots}
+        %kb = stablehlo.dynamic_update_slice %b, %p, %i, %zero, %zero : {slots}
+        %next = stablehlo.add %i, %step : {index}
+        stablehlo.return %next, %new, %ka, %kb : {index}, {one}, {all_}, {all_}
+      }}
+    return %r#2, %r#3 : {all_}, {all_}
+  }}
+}}
+"""
+
+
 def convolution_step(*, image: int, channels: int, filters: int, kernel: int, stride: int, batch: int = 4) -> str:
     """A convolution with padding "SAME" and the gradient of its kernel, from a cotangent of ones."""
     out = -(-image // stride)
