@@ -16,6 +16,7 @@ from launcher.step_program.op_source import short_name
 # Below these shares, advice would be noise.
 _WORTH_OF_COMPUTE = 0.02
 _WORTH_OF_MEMORY = 0.02
+_WORTH_OF_TIME = 0.02
 _SHOWN = 3
 
 
@@ -31,7 +32,7 @@ def advise(
       shared_gradient_bytes: of all gradients, as they are reduced, under `train.shard_optimizer`; else 0.
     """
     return (
-        *_reductions(bounds, where),
+        *_reductions(costs, bounds, where),
         *_sharing(costs, where, bounds, shared_gradient_bytes),
         *where.advice(costs, hbm),
         *_float32(costs, hbm, policy, where),
@@ -43,12 +44,22 @@ def advise(
     )
 
 
-def _reductions(bounds: Roofline, where: Target) -> Iterator[str]:
-    if bounds.bound_by == where.wire_name:
+def _reductions(costs: Costs, bounds: Roofline, where: Target) -> Iterator[str]:
+    if bounds.bound_by == where.wire_name == bounds.most_for:
         yield (
             f"the step waits for its reductions ({milliseconds(bounds.wire_seconds)} against "
             f"{milliseconds(max(bounds.compute_seconds, bounds.hbm_seconds))}): fewer devices or more examples a "
             "replica would use them better"
+        )
+    small = [one for one in costs.collectives if where.wire_seconds(one) < where.latency_seconds(one)]
+    latency = sum(where.latency_seconds(one) for one in small)
+    if latency > _WORTH_OF_TIME * (bounds.estimated_seconds or bounds.step_seconds):
+        count = sum(one.times for one in small)
+        names = list(dict.fromkeys(short_name(str(one.source)) or one.kind for one in small))
+        yield (
+            f"{count} small collectives wait for the {where.wire_name} about {milliseconds(latency / count)} each, "
+            f"whatever their size, {milliseconds(latency)} a step: {', '.join(names[:_SHOWN])}; statistics that each "
+            "replica takes for itself need none, and one sum of them all waits once"
         )
 
 

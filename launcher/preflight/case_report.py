@@ -12,13 +12,16 @@ from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.kept_reports import Recorder
 from launcher.preflight.largest_batch import LargestBatch, batch_size
+from launcher.preflight.roofline import VECTOR_UNIT, Roofline, of_operation
 from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
-from launcher.reporting.units import amount, bytes_text, milliseconds
+from launcher.reporting.units import amount, bytes_text, milliseconds, step_text
 from launcher.step_program.op_source import short_name
 
 _OF_PLAN = ("task", "data", "batch", "rematerialisation", "policy", "steps")
-_MEASURED = ("verdict", "memory needed", "of it", "step at least", "bound by", "compiled in")
+_MEASURED = ("verdict", "memory needed", "of it", "step", "bound by", "compiled in")
+_SHOWN = 8
+_DIFFERENT = 1.005  # of HFU and MFU, beyond rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +71,11 @@ def show(reported: CaseReport, console: Recorder) -> None:
             console.table(_buffer_rows(finding))
     if finding.roofline is not None:
         console.note("")
-        console.note("Time of a step, at least")
+        console.note("Time of a step")
         console.plan(_roofline_lines(finding))
+        if finding.roofline.estimated:
+            console.note("")
+            console.table(_unfilled_rows(finding))
         published = _forecast(finding)
         if published is not None:
             console.note("")
@@ -198,24 +204,62 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
         memory: f"{amount(costs.hbm_bytes)}B read and written a device",
         wire: f"{amount(reduced)}B in {collectives} {where.wire_words()}",
     }
-    lines = {
-        name: f"{milliseconds(seconds)}: {what[name]}{', the bound' if name == bounds.bound_by else ''}"
-        for name, seconds in times.items()
-    }
-    if told := where.cost_model(costs):
-        lines["cost model"] = (
-            f"{milliseconds(told[0])}: no bound but the compiler's own estimate, {told[1]}{_without_estimate(costs)}"
+    lines = {"step": f"{step_text(bounds.step_seconds, bounds.estimated_seconds)}, bound by {_mostly(bounds)}"}
+    if bounds.estimated:
+        lines["estimate"] = (
+            f"the compiler's cost model, one operation after another at {where.clock_words}, and collectives with their "
+            f"latency: {_parts(bounds)}{_without_estimate(costs)}"
         )
     elif costs.unestimated:
-        lines["cost model"] = f"no total{_without_estimate(costs)}, and they may be most of the step"
+        lines["estimate"] = f"none{_without_estimate(costs)}, and they may be most of the step"
+    lines |= {
+        f"{name}, at least": f"{milliseconds(seconds)}: {what[name]}{', the bound' if name == bounds.bound_by else ''}"
+        for name, seconds in times.items()
+    }
     published = _forecast(finding)
     lines["forecast"] = str(published) if published else "none: no published rate of a comparable step is known"
-    lines["MFU"] = f"at most {bounds.mfu:.1%}"
-    lines["throughput"] = f"at most {bounds.examples_per_second:,.0f} examples/s in all" + (
+    about, most = ("about", "about") if bounds.estimated else ("at least", "at most")
+    lines["MFU"] = f"{most} {bounds.mfu:.1%}"
+    if finding.model.flops is None:
+        lines["MFU"] += ", products that are computed again counted as well"
+    elif bounds.hfu > _DIFFERENT * bounds.mfu:
+        lines["HFU"] = f"{most} {bounds.hfu:.1%}, with what is computed again or filled up to whole tiles"
+    lines["throughput"] = f"{most} {bounds.examples_per_second:,.0f} examples/s in all" + (
         f", {bounds.tokens_per_second:,.0f} tokens/s" if bounds.tokens_per_second is not None else ""
     )
-    lines["the whole run"] = f"at least {_hours(bounds.hours)} for {plan.total_steps:,} steps, training alone"
+    lines["the whole run"] = f"{about} {_hours(bounds.hours)} for {plan.total_steps:,} steps, training alone"
     return lines
+
+
+def _mostly(bounds: Roofline) -> str:
+    """What the step is bound by; of an estimate, what most of it goes to."""
+    if bounds.most_for != VECTOR_UNIT:
+        return bounds.most_for
+    return f"the {VECTOR_UNIT}, that is by operations that fill neither memory bandwidth nor matrix unit"
+
+
+def _parts(bounds: Roofline) -> str:
+    """ "vector unit 12.3 ms (60%), compute 8 ms (40%)"."""
+    total = sum(bounds.estimated.values())
+    parts = sorted(bounds.estimated.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {milliseconds(seconds)} ({seconds / total:.0%})" for name, seconds in parts if seconds)
+
+
+def _unfilled_rows(finding: SliceFinding) -> list[list[str]]:
+    """The operations that fill neither memory bandwidth nor matrix unit, those of a layer together."""
+    costs, where = finding.costs, finding.case.where
+    assert costs is not None
+    groups: dict[str, list[float]] = {}
+    for one in costs.operations:
+        seconds, fills = of_operation(one, where)
+        if fills == VECTOR_UNIT:
+            group = groups.setdefault(short_name(str(one.source)) or one.opcode, [0, 0, 0.0])
+            for place, more in enumerate((1, one.cycles or 0, seconds)):
+                group[place] += more
+    rows = [["fills neither memory bandwidth nor matrix unit", "operations", "cycles a step", "time"]]
+    for name, (count, cycles, seconds) in sorted(groups.items(), key=lambda item: -item[1][2])[:_SHOWN]:
+        rows.append([name, f"{count:,.0f}", f"{cycles:,.0f}", milliseconds(seconds)])
+    return rows
 
 
 def _forecast(finding: SliceFinding) -> Forecast | None:
@@ -229,7 +273,8 @@ def _without_estimate(costs: Costs) -> str:
     """What the compiler's cost model leaves out."""
     if not costs.unestimated:
         return ""
-    return f"; the compiler has no estimate for {_counted(costs.unestimated, 'operation')}"
+    taken = ", taken at least" if costs.operations else ""
+    return f"; the compiler has no estimate for {_counted(costs.unestimated, 'operation')}{taken}"
 
 
 def _unread(finding: SliceFinding) -> dict[str, str]:
@@ -294,8 +339,8 @@ def _measurements(finding: SliceFinding) -> list[str]:
         verdict(finding),
         bytes_text(hbm.needed) if hbm else "",
         f"{hbm.needed / hbm.available:.0%}" if hbm else "",
-        milliseconds(bounds.step_seconds) if bounds else "",
-        bounds.bound_by if bounds else "",
+        step_text(bounds.step_seconds, bounds.estimated_seconds) if bounds else "",
+        bounds.most_for if bounds else "",
         _seconds(finding.compilation),
     ]
 
@@ -336,6 +381,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         if costs is None
         else {
             "flops": costs.flops,
+            "model_flops": None if finding.model.flops is None else finding.model.flops.model,
             "hbm_bytes": costs.hbm_bytes,
             "compiler_flops": finding.compilation.cost.get("flops"),
             "compiler_bytes_accessed": finding.compilation.cost.get("bytes accessed"),
@@ -350,7 +396,14 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
             "kernels_by_kind": dict(costs.kernels_by_kind),
             "recomputed": len(costs.recomputed),
         },
-        "roofline": None if bounds is None else {**dataclasses.asdict(bounds), "step_seconds": bounds.step_seconds},
+        "roofline": None
+        if bounds is None
+        else {
+            **dataclasses.asdict(bounds),
+            "step_seconds": bounds.step_seconds,
+            "estimated_seconds": bounds.estimated_seconds,
+            "most_for": bounds.most_for,
+        },
         "forecast": None if published is None else published.as_json(),
         "advice": list(finding.advice),
         "suggestions": [_tried_json(one) for one in reported.tried],
@@ -386,6 +439,7 @@ def _tried_json(one: Tried) -> Mapping[str, Any]:
         "verdict": None if found is None else verdict(found),
         "hbm_bytes": None if found is None or found.hbm is None else found.hbm.needed,
         "step_seconds": None if found is None or found.roofline is None else found.roofline.step_seconds,
+        "estimated_seconds": None if found is None or found.roofline is None else found.roofline.estimated_seconds,
         "compile_seconds": None if found is None else found.compilation.seconds,
         "refused": one.refused,
     }

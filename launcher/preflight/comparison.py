@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from launcher.preflight.case_report import verdict
 from launcher.preflight.slice_finding import SliceFinding
-from launcher.reporting.units import bytes_text, milliseconds
+from launcher.reporting.units import bytes_text, step_text
 
 _HEADING = (
-    "where", "batch", "a replica", "verdict", "memory needed", "of it", "step at least", "bound by", "MFU",
+    "where", "batch", "a replica", "verdict", "memory needed", "of it", "step", "bound by", "MFU",
     "examples/s", "hours",
 )  # fmt: skip
 
@@ -35,8 +35,8 @@ def rows(findings: Sequence[SliceFinding], not_applicable: Sequence[tuple[str, s
                 f"{hbm.needed / hbm.available:.0%}" if hbm else "",
                 *(
                     (
-                        milliseconds(bounds.step_seconds),
-                        bounds.bound_by,
+                        step_text(bounds.step_seconds, bounds.estimated_seconds),
+                        bounds.most_for,
                         f"{bounds.mfu:.1%}",
                         f"{bounds.examples_per_second:,.0f}",
                         f"{bounds.hours:,.2f}",

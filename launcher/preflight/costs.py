@@ -36,8 +36,7 @@ _CALLS = (
     "branch_computations", "true_computation", "false_computation", "to_apply", "calls", "called_computations",
 )  # fmt: skip
 _KERNEL = "tpu_custom_call"  # Pallas and Mosaic
-# Shares of the HBM traffic: of an operation without an estimate that is told, and of all of them that hide the total.
-_WORTH_NAMING, _MUCH = 0.001, 0.1
+_WORTH_NAMING = 0.001  # share of the HBM traffic of an operation without an estimate
 _LANES, _SUBLANES = 128, 8
 
 
@@ -87,6 +86,7 @@ class Collective:
       bytes: of what is reduced or gathered, in one turn.
       times: turns.
       dtypes: of its arrays.
+      waits: whether the device does nothing else meanwhile.
     """
 
     kind: str
@@ -94,6 +94,26 @@ class Collective:
     times: int
     dtypes: tuple[str, ...]
     source: OpSource
+    waits: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operation:
+    """An instruction that the device steps through, with all its turns.
+
+    Attributes:
+      source: where it is from.
+      opcode: HLO's.
+      cycles: of the compiler's own cost model; None where it has no estimate.
+      flops: of the matrix products and convolutions in it.
+      hbm_bytes: read and written.
+    """
+
+    source: OpSource
+    opcode: str
+    cycles: int | None
+    flops: float
+    hbm_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,9 +123,10 @@ class Costs:
     Attributes:
       flops: of matrix products and convolutions.
       hbm_bytes: read from and written to HBM, padding included; what stays on the chip is not counted.
-      cycles: clock cycles in the compiler's own cost model, operations one after another; 0 when it tells none, or
-        none for operations that matter.
-      unestimated: operations worth mentioning that its cost model has no cycles for, collectives left out.
+      operations: those that the compiler's own cost model has cycles for, and those worth mentioning that it has none
+        for, collectives left out; empty where it has cycles for none, or none for a kernel, which may be most of the
+        step.
+      unestimated: how many worth mentioning it has no cycles for.
       kernels: operations that are programs of their own, written for the TPU: their arithmetic is not seen.
       matrix_ops, collectives: the parts.
       host_transfers: instructions that wait for the host.
@@ -117,16 +138,21 @@ class Costs:
 
     flops: float
     hbm_bytes: int
-    cycles: int
     matrix_ops: tuple[MatrixOp, ...]
     collectives: tuple[Collective, ...]
     host_transfers: tuple[Instruction, ...]
     dynamic: tuple[Instruction, ...]
     unknown_loops: int
+    operations: tuple[Operation, ...] = ()
     unestimated: int = 0
     kernels: int = 0
     kernels_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
     recomputed: tuple[Instruction, ...] = ()
+
+    @property
+    def cycles(self) -> int:
+        """Of the operations one after another, as far as there are estimates."""
+        return sum(one.cycles or 0 for one in self.operations)
 
     @property
     def biggest_convolution(self) -> int:
@@ -140,34 +166,45 @@ def count(module: Module) -> Costs:
     collectives: list[Collective] = []
     host: list[Instruction] = []
     dynamic: list[Instruction] = []
-    unknown_loops = hbm_bytes = cycles = kernels = 0
-    unestimated: list[tuple[Instruction, int]] = []
+    unknown_loops = hbm_bytes = kernels = 0
+    operations: list[tuple[Instruction, Operation]] = []
     for computation, times in executed(module):
         for one in computation.instructions.values():
+            inside = list(_with_fused(module, computation, one))
+            products = [_matrix_op(at, each, times) for at, each in inside if each.opcode in ("convolution", "dot")]
+            matrix_ops += products
             moved = times * _hbm_bytes(module, computation, one)
             hbm_bytes += moved
             kernels += _is_kernel(one)
-            if one.cycles is not None:
-                cycles += times * one.cycles
-            elif _should_be_estimated(one):
-                unestimated.append((one, moved))
+            if one.cycles is not None or _should_be_estimated(one):
+                named = (each.source for _, each in reversed(inside) if each.source.op_name)
+                operation = Operation(
+                    source=one.source if one.source.op_name else next(named, one.source),
+                    opcode=one.opcode,
+                    cycles=None if one.cycles is None else times * one.cycles,
+                    flops=sum(product.flops for product in products),
+                    hbm_bytes=moved,
+                )
+                operations.append((one, operation))
             unknown_loops += one.opcode == "while" and turns(module, computation, one) is None
-        for inner, one in _with_fused(module, computation):
-            if one.opcode in ("convolution", "dot"):
-                matrix_ops.append(_matrix_op(inner, one, times))
-            elif one.opcode.removesuffix("-start") in _COLLECTIVES:
-                collectives.append(_collective(inner, one, times))
-            if _is_host_transfer(inner, one):
-                host.append(one)
-            if any(shape.dynamic for shape in one.shapes) and one.opcode != "get-tuple-element":
-                dynamic.append(one)
-    weighty = [(one, moved) for one, moved in unestimated if _matters(one) or moved > _WORTH_NAMING * hbm_bytes]
-    hidden = any(_matters(one) for one, _ in weighty) or sum(moved for _, moved in weighty) > _MUCH * hbm_bytes
+            for at, each in inside:
+                if each.opcode.removesuffix("-start") in _COLLECTIVES:
+                    collectives.append(_collective(at, each, times))
+                if _is_host_transfer(at, each):
+                    host.append(each)
+                if any(shape.dynamic for shape in each.shapes) and each.opcode != "get-tuple-element":
+                    dynamic.append(each)
+    least = _WORTH_NAMING * hbm_bytes
+    weighty = [
+        (one, each) for one, each in operations if each.cycles is not None or _matters(one) or each.hbm_bytes > least
+    ]
+    unknown = [one for one, each in weighty if each.cycles is None]
+    told = len(weighty) > len(unknown)
     return Costs(
         flops=sum(one.flops for one in matrix_ops),
         hbm_bytes=hbm_bytes,
-        cycles=0 if hidden else cycles,
-        unestimated=len(weighty) if cycles else 0,
+        operations=tuple(each for _, each in weighty) if told and not any(map(_is_kernel, unknown)) else (),
+        unestimated=len(unknown) if told else 0,
         kernels=kernels,
         matrix_ops=tuple(matrix_ops),
         collectives=tuple(collectives),
@@ -182,9 +219,7 @@ def _is_kernel(one: Instruction) -> bool:
 
 
 def _is_free(one: Instruction) -> bool:
-    return one.opcode in _FREE or (
-        one.opcode == "custom-call" and one.attribute("custom_call_target") in _FREE_TARGETS
-    )
+    return one.opcode in _FREE or (one.opcode == "custom-call" and one.attribute("custom_call_target") in _FREE_TARGETS)
 
 
 def _should_be_estimated(one: Instruction) -> bool:
@@ -221,13 +256,16 @@ def _executed(module: Module, computation: Computation, times: int) -> Iterator[
             yield from _executed(module, module.computations[name], inside)
 
 
-def _with_fused(module: Module, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:
-    """The instructions of a computation, and those inside its fusions."""
-    for one in computation.instructions.values():
-        yield computation, one
-        if one.opcode == "fusion":
-            for name in one.called.get("calls", ()):
-                yield from _with_fused(module, module.computations[name])
+def _with_fused(
+    module: Module, computation: Computation, one: Instruction
+) -> Iterator[tuple[Computation, Instruction]]:
+    """An instruction of a computation and, of a fusion, those inside."""
+    yield computation, one
+    if one.opcode == "fusion":
+        for name in one.called.get("calls", ()):
+            inner = module.computations[name]
+            for each in inner.instructions.values():
+                yield from _with_fused(module, inner, each)
 
 
 def _operand(computation: Computation, one: Instruction, index: int) -> Array:
@@ -367,17 +405,17 @@ def _read(module: Module, fused: Computation, name: str) -> int:
 
 def _written(fused: Computation | None, one: Instruction) -> int:
     """Bytes of an instruction's results that it writes; of what a fusion changes in place, only the parts."""
-    results: Sequence[Instruction] = []
-    if fused is not None:
-        root = fused.root
-        results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    if fused is None:
+        return sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
+    root = fused.root
+    results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
     if len(results) != len(one.shapes):
         return sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
     pairs = zip(one.shapes, results, strict=True)
-    return sum(min(shape.padded_bytes, _changed(fused, made)) for shape, made in pairs if shape.space == HBM)
+    return sum(_made(fused, made, shape.padded_bytes) for shape, made in pairs if shape.space == HBM)
 
 
-def _changed(fused: Computation, made: Instruction) -> int:
+def _made(fused: Computation, made: Instruction, whole: int) -> int:
     """Bytes of a value inside a fusion that are not where they were in an operand of it."""
     parts = 0
     while made.opcode in ("bitcast", *_CHANGED):
@@ -385,7 +423,7 @@ def _changed(fused: Computation, made: Instruction) -> int:
             parts += _operand(fused, made, _CHANGED[made.opcode]).padded_bytes
         made = fused.instructions[made.operands[0]]
     # An operand that is a result as it is was copied.
-    return parts if made.opcode == "parameter" and parts else 1 << 62
+    return min(parts, whole) if made.opcode == "parameter" and parts else whole
 
 
 # --------------------------------------------------------------------------------------- between devices, and the host
@@ -407,6 +445,7 @@ def _collective(computation: Computation, one: Instruction, times: int) -> Colle
         times=times,
         dtypes=tuple(sorted({array.dtype for array in arrays})),
         source=one.source,
+        waits=not one.opcode.endswith("-start"),
     )
 
 

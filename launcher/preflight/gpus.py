@@ -17,7 +17,7 @@ from launcher.machine.devices import GpuOptions
 from launcher.machine.strategy import StrategyPlan
 from launcher.preflight import gpu_advice, gpu_program
 from launcher.preflight.constants import Constant
-from launcher.preflight.costs import Collective, Costs
+from launcher.preflight.costs import Collective, Costs, Operation
 from launcher.preflight.gpu_cards import CARDS, Card
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
@@ -37,6 +37,11 @@ _SYSTEM_MIB_FROM_9 = 1800
 _TF_SOURCE = "what TensorFlow leaves free for them: MinSystemMemory in its common_runtime/gpu/gpu_device.cc"
 _NCCL_BYTES = 2 * 32 * 4 * 2**20
 _NCCL_SOURCE = "to send and to receive, 32 channels of 4 MiB; NCCL's documentation: NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS"
+_NCCL_LATENCY = Constant(
+    value=6.6,
+    unit="µs",
+    source="the least that NCCL reckons with, whatever the size: baseLat in its src/graph/tuning.cc",
+)
 _CUDNN_MOST = 4 * 2**30
 _CUDNN_SOURCE = (
     "chosen, not measured: room to turn the tensors of the biggest convolution into another layout, 4 GiB at most as "
@@ -62,6 +67,7 @@ class GpuMachines:
 
     accelerator = "gpu"
     memory_name = "memory"
+    clock = None  # XLA's own cost model for GPUs gives hours for some kernels and nothing for cuDNN's
 
     @property
     def name(self) -> str:
@@ -103,7 +109,8 @@ class GpuMachines:
     @property
     def constants(self) -> Mapping[str, Constant]:
         alone = self.num_hosts == 1
-        return {name: one for name, one in self.card.constants.items() if name != "network" or not alone}
+        of_card = {name: one for name, one in self.card.constants.items() if name != "network" or not alone}
+        return {**of_card, "collective_latency": _NCCL_LATENCY}
 
     @property
     def figures_of(self) -> str:
@@ -176,7 +183,7 @@ class GpuMachines:
         shares = gpu_advice.shares(costs, self.card)
         return "; ".join(f"{amount(flops)}FLOP of {name}" for name, flops, _ in shares) + " a device"
 
-    def memory_seconds(self, costs: Costs) -> float:
+    def memory_seconds(self, costs: Costs | Operation) -> float:
         return costs.hbm_bytes / self.card.memory_bandwidth.value
 
     def wire_seconds(self, collective: Collective) -> float:
@@ -197,8 +204,8 @@ class GpuMachines:
             return words
         return f"{words} and a network of {self.card.network.value / 1e9:g} GB/s a host"
 
-    def cost_model(self, costs: Costs) -> tuple[float, str] | None:
-        return None  # XLA's own for GPUs gives hours for some kernels and nothing for cuDNN's
+    def latency_seconds(self, collective: Collective) -> float:
+        return collective.times * _NCCL_LATENCY.value * 1e-6 if self.num_replicas > 1 else 0.0
 
     def larger(self) -> Iterator[GpuMachines]:
         """More GPUs on one host, then more hosts."""

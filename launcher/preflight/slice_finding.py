@@ -24,6 +24,8 @@ from launcher.preflight.targets import Target
 from launcher.run import computed, loading, rematerialization
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
+from launcher.step import flops
+from launcher.step.flops import Flops
 from launcher.step.layers import group_size, walk
 from launcher.step.trainer import Trainer
 from launcher.step_program import lowering, op_source
@@ -74,6 +76,7 @@ class ModelFacts:
         it does already or cannot.
       kind: its name and the size of its images, as published rates have it.
       computed: the plan's lines on how a step computes attention, loss and optimizer state.
+      flops: of one replica's step, as its graph has them; None where it does not tell.
     """
 
     parameters: int
@@ -85,6 +88,7 @@ class ModelFacts:
     shareable_bytes: int = 0
     kind: str = ""
     computed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    flops: Flops | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,6 +223,7 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs | None) -> Sl
         global_batch_size=recipe.global_batch_size,
         tokens_per_example=found.model.tokens_per_example,
         steps=found.plan.total_steps,
+        model_flops=found.model.flops.model if found.model.flops else None,
     )
     return dataclasses.replace(
         found,
@@ -241,7 +246,9 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     session = lowering.build(resolved, num_replicas)
     lowered = lowering.lower_session(session, for_tpu=resolved.strategy.accelerator == "tpu")
     facts = _facts(resolved, session)
-    facts = dataclasses.replace(facts, notes=(*session.notes, *facts.notes, *lowered.notes))
+    loops = [resolved.microbatches] if resolved.microbatches > 1 else []
+    counted = flops.count(lowered.graph, loops)
+    facts = dataclasses.replace(facts, notes=(*session.notes, *facts.notes, *lowered.notes), flops=counted)
     found = lowered.program, facts, op_source.user_lines(lowered.graph)
     # A model of the size of a chip's memory must not stay while the compiler needs this machine's. TensorFlow keeps a
     # graph with a custom gradient for good, and with it the variables: their values go by themselves.

@@ -20,7 +20,7 @@ from launcher.preflight import costs as costs_lib
 from launcher.preflight import tpu_advice
 from launcher.preflight.chips import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip
 from launcher.preflight.constants import Constant
-from launcher.preflight.costs import Collective, Costs
+from launcher.preflight.costs import Collective, Costs, Operation
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
 from launcher.preflight.targets import CROSSINGS
@@ -37,6 +37,11 @@ _LIBTPU = {V5E.family: "v5e", V5P.family: "v5"}
 # switches close every axis.
 _RING = {V2.family: 16, V3.family: 32, V5E.family: 16, V6E.family: 16}
 _CUBE = 4
+_HOP = Constant(
+    value=1.0,
+    unit="µs",
+    source="about, whatever the size; Austin et al. 2025, How To Scale Your Model, jax-ml.github.io/scaling-book",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,8 +84,16 @@ class Slice:
         return self.chip.device_peak_flops
 
     @property
+    def clock(self) -> float:
+        return self.chip.clock
+
+    @property
+    def clock_words(self) -> str:
+        return self.chip.clock_words
+
+    @property
     def constants(self) -> Mapping[str, Constant]:
-        return self.chip.constants
+        return {**self.chip.constants, "hop_latency": _HOP}
 
     @property
     def num_chips(self) -> int:
@@ -172,7 +185,7 @@ class Slice:
     def compute_words(self, costs: Costs) -> str:
         return f"{amount(costs.flops)}FLOP a device"
 
-    def memory_seconds(self, costs: Costs) -> float:
+    def memory_seconds(self, costs: Costs | Operation) -> float:
         return costs.hbm_bytes / self.chip.device_hbm_bandwidth
 
     def wire_seconds(self, collective: Collective) -> float:
@@ -186,10 +199,10 @@ class Slice:
     def wire_words(self) -> str:
         return f"over the {self.links} {'link' if self.links == 1 else 'links'} of a corner chip"
 
-    def cost_model(self, costs: Costs) -> tuple[float, str] | None:
-        if not costs.cycles:
-            return None
-        return costs.cycles / self.chip.clock, f"one operation after another at {self.chip.clock_words}"
+    def latency_seconds(self, collective: Collective) -> float:
+        """Along the longest way through the slice, for a sum of all there and back."""
+        hops = sum(length // 2 if self._closed(length) else length - 1 for length in self.shape)
+        return collective.times * CROSSINGS.get(collective.kind, 1) * hops * _HOP.value * 1e-6
 
     def larger(self) -> Iterator[Slice]:
         """Slices of the family."""

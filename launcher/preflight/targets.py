@@ -12,7 +12,7 @@ from launcher.preflight.constants import Constant
 
 if TYPE_CHECKING:
     from launcher.machine.strategy import StrategyPlan
-    from launcher.preflight.costs import Collective, Costs
+    from launcher.preflight.costs import Collective, Costs, Operation
     from launcher.preflight.hbm import HbmUse
     from launcher.preflight.hlo import Module
     from launcher.run.plan import RunPlan
@@ -35,6 +35,7 @@ class Target(Protocol):
       num_chips, num_replicas, num_hosts: of all of them together.
       memory_bytes: of one replica.
       peak_flops: 16-bit FLOP/s of one replica, of which MFU is a share.
+      clock: hertz of the cycles of its compiler's cost model; None where that tells nothing of use.
       constants: every number that its estimates use, by name.
       figures_of: what of a run the figures are of; empty where it is the very program.
     """
@@ -63,6 +64,10 @@ class Target(Protocol):
     def memory_bytes(self) -> Constant: ...
     @property
     def peak_flops(self) -> float: ...
+    @property
+    def clock(self) -> float | None: ...
+    @property
+    def clock_words(self) -> str: ...
     @property
     def constants(self) -> Mapping[str, Constant]: ...
     @property
@@ -114,7 +119,7 @@ class Target(Protocol):
         """How much arithmetic that is, and of what."""
         ...
 
-    def memory_seconds(self, costs: Costs) -> float:
+    def memory_seconds(self, costs: Costs | Operation) -> float:
         """Seconds that its memory traffic needs at least."""
         ...
 
@@ -126,8 +131,8 @@ class Target(Protocol):
         """What the collectives go over, such as "over the 2 links of a corner chip"."""
         ...
 
-    def cost_model(self, costs: Costs) -> tuple[float, str] | None:
-        """The compiler's own estimate in seconds, and how it comes by it; None where it tells none."""
+    def latency_seconds(self, collective: Collective) -> float:
+        """Seconds that one collective takes whatever its size, about, all its turns together."""
         ...
 
     def larger(self) -> Iterator[Target]:

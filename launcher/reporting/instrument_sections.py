@@ -12,7 +12,7 @@ from launcher.reporting import page, run_folder
 from launcher.reporting.curves import Charts
 from launcher.reporting.page import Section
 from launcher.reporting.run_folder import RunFolder
-from launcher.reporting.units import bytes_text, milliseconds
+from launcher.reporting.units import bytes_text, step_text
 
 _16_BITS = ("float16", "bfloat16")
 _FLUSH, _NORMAL, _LARGEST = -25, -14, 16  # float16's limits, powers of two
@@ -82,8 +82,8 @@ def preflight(folder: RunFolder) -> Section | None:
     if not found:
         return None
     cases = [one for one in found.get("cases", []) if isinstance(one, Mapping)]
-    heading = ["Where", "Batch", "A replica", "Verdict", "Memory needed", "Of it", "Step at least", "Bound by", "MFU"]
-    rows = [[*heading, "Examples/s at most"], *map(_preflight_row, cases)]
+    heading = ["Where", "Batch", "A replica", "Verdict", "Memory needed", "Of it", "Step", "Bound by", "MFU"]
+    rows = [[*heading, "Examples/s"], *map(_preflight_row, cases)]
     rows += [
         [one.get("case"), "", "", f"not applicable: {one.get('why')}", *[""] * 6]
         for one in found.get("not_applicable", [])
@@ -208,8 +208,8 @@ def _preflight_row(one: Mapping[str, Any]) -> list[str]:
     mfu, rate = bounds.get("mfu"), bounds.get("examples_per_second")
     return [
         *row,
-        milliseconds(bounds["step_seconds"]),
-        str(bounds["bound_by"]),
+        step_text(bounds["step_seconds"], bounds.get("estimated_seconds")),
+        str(bounds.get("most_for", bounds["bound_by"])),
         "" if mfu is None else f"{mfu:.1%}",
         "" if rate is None else f"{rate:,.0f}",
     ]

@@ -20,6 +20,12 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
+def step_text(least: float, estimate: float | None) -> str:
+    """ "at least 12.3 ms", "about 15 ms (at least 12.3 ms)"."""
+    bound = f"at least {milliseconds(least)}"
+    return bound if estimate is None else f"about {milliseconds(estimate)} ({bound})"
+
+
 def amount(number: float) -> str:
     """ "1.44 T", "25.6 M": with the prefix that leaves one to three digits before the point."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -14,6 +14,7 @@ from launcher.config import gin_used
 from launcher.machine import compile_cache
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
+from launcher.step.flops import Flops
 from launcher.step.trainer import StepRecords, Trainer
 from launcher.supervised import drill
 from launcher.supervised.progress import Progress
@@ -151,6 +152,8 @@ class DrillFault(Action):
 class MeasureFlops(Action):
     """Adds to log events the FLOP/s of the matrix products of all replicas, and the MFU where a device's peak is known.
 
+    Of what is computed again, the FLOP/s have all, the MFU nothing.
+
     Args:
         trainer: of the run.
         peak: 16-bit FLOP/s of one replica's device, or None.
@@ -159,19 +162,19 @@ class MeasureFlops(Action):
     def __init__(self, trainer: Trainer, peak: float | None):
         self._trainer = trainer
         self._peak = peak
-        self._of_example: float | None = None
+        self._of_step: Flops | None = None
 
     def after_first_step(self) -> None:
-        if found := self._trainer.matrix_flops():
-            replicas = self._trainer.strategy.num_replicas_in_sync
-            self._of_example = found * replicas / self._trainer.config.global_batch_size
+        self._of_step = self._trainer.matrix_flops()
 
     def before_log(self, event: Event) -> None:
-        if self._of_example is None:
+        if self._of_step is None:
             return
-        event["flops_per_second"] = self._of_example * event["examples_per_second"]
+        steps_per_second = event["examples_per_second"] / self._trainer.config.global_batch_size
+        replicas = self._trainer.strategy.num_replicas_in_sync
+        event["flops_per_second"] = self._of_step.hardware * replicas * steps_per_second
         if self._peak is not None:
-            event["mfu"] = event["flops_per_second"] / (self._peak * self._trainer.strategy.num_replicas_in_sync)
+            event["mfu"] = self._of_step.model * steps_per_second / self._peak
 
 
 class SampleGradients(Action):

@@ -1,17 +1,21 @@
 """FLOPs of the matrix products and convolutions of a traced step, counted in its graph: nothing is compiled for it.
 
 A multiply-add is two. What is not a matrix product is left out, as in the usual definition of MFU (Chowdhery et al.
-2022, PaLM, appendix B), but products that are computed again in the backward pass count.
+2022, PaLM, appendix B), which counts what the model needs: products that the backward pass computes again, in place of
+keeping their results, are in the hardware's FLOPs alone (HFU).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from launcher.tasks.chunked_cross_entropy import COMPUTED_AGAIN
+
+_GRADIENTS = {"gradient_tape", "gradients"}
 _LOOPS = ("While", "StatelessWhile")
 _PRODUCTS = {"MatMul": "transpose_a", "BatchMatMul": "adj_x", "BatchMatMulV2": "adj_x", "BatchMatMulV3": "adj_x"}
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -22,66 +26,101 @@ class _NotCountable(Exception):
     pass
 
 
-def count(function: tf.types.experimental.ConcreteFunction, loops: Sequence[int]) -> float | None:
-    """Counts the FLOPs of a function.
+class Flops(NamedTuple):
+    """Those that the model needs, of which MFU is a share, and those computed, what is computed again among them."""
+
+    model: float
+    hardware: float
+
+
+def count(graph: tf.Graph, loops: Sequence[int]) -> Flops | None:
+    """Counts the FLOPs of a graph.
 
     Args:
-      function: traced, with static shapes.
+      graph: of a traced function, with static shapes.
       loops: how often its loops turn, by their depth. Those that count from 0 to a constant tell that themselves;
         matrix products in deeper ones that do not cannot be counted.
 
     Returns:
       The FLOPs; None where they cannot be counted: a shape is not static, a loop's turns are not known.
     """
-    graph = function.graph.as_graph_def(add_shapes=True)
-    library = {called.signature.name: called for called in graph.library.function}
+    definition = graph.as_graph_def(add_shapes=True)
+    library = {called.signature.name: called for called in definition.library.function}
     try:
-        return _of_nodes(graph.node, {}, library, tuple(loops))
+        return _of_nodes(definition.node, {}, library, tuple(loops))
     except _NotCountable:
         return None
 
 
-def _of_nodes(nodes: Iterable, arguments: Mapping[str, _Shape], library: Mapping[str, Any], loops: tuple) -> float:
+def _of_nodes(
+    nodes: Iterable, arguments: Mapping[str, _Shape], library: Mapping[str, Any], loops: tuple, again: bool = False
+) -> Flops:
     shapes: dict[str, list[_Shape]] = {name: [shape] for name, shape in arguments.items()}
     nodes = list(nodes)
     shapes |= {node.name: [_shape(one) for one in node.attr["_output_shapes"].list.shape] for node in nodes}
-    total = 0.0
+    model = hardware = 0.0
     for node in nodes:
-        total += _of_node(node, [_input(name, shapes) for name in node.input if name[0] != "^"])
+        scopes = set(node.name.split("/"))
+        repeated = again or (COMPUTED_AGAIN in scopes and not scopes & _GRADIENTS)
+        own = _of_node(node, [_input(name, shapes) for name in node.input if name[0] != "^"])
         called = [value.func.name for value in node.attr.values() if value.HasField("func")]
         called += [one.name for value in node.attr.values() for one in value.list.func]
-        inner = [_of_function(library[name], library, loops[node.op in _LOOPS :]) for name in called if name in library]
-        if node.op in _LOOPS and any(flops > 0 for flops in inner):
-            turns = _turns(node, nodes, library) or next(iter(loops), None)
-            if turns is None:
+        of_loop = loops[node.op in _LOOPS :]
+        inner = [_of_function(library[name], library, of_loop, repeated) for name in called if name in library]
+        turns = 1
+        if node.op in _LOOPS and any(one.hardware > 0 for one in inner):
+            turns = _turns(node, nodes, library) or next(iter(loops), 0)
+            if not turns:
                 raise _NotCountable
-            inner = [flops * turns for flops in inner]
-        total += sum(inner)
-    return total
+        model += (0.0 if repeated else own) + turns * sum(one.model for one in inner)
+        hardware += own + turns * sum(one.hardware for one in inner)
+    return Flops(model, hardware)
 
 
-def _of_function(function: Any, library: Mapping[str, Any], loops: tuple) -> float:
+def _of_function(function: Any, library: Mapping[str, Any], loops: tuple, again: bool) -> Flops:
     arguments: dict[str, _Shape] = {}
     for place, argument in enumerate(function.signature.input_arg):
         told = function.arg_attr[place].attr["_output_shapes"].list.shape if place in function.arg_attr else []
         arguments[argument.name] = _shape(told[0]) if told else None
-    return _of_nodes(function.node_def, arguments, library, loops)
+    return _of_nodes(function.node_def, arguments, library, loops, again)
 
 
 def _turns(loop: Any, nodes: Sequence[Any], library: Mapping[str, Any]) -> int | None:
-    """How often a loop turns that counts from 0 to a constant in steps of 1; None for any other."""
-    condition, body = (library[loop.attr[name].func.name] for name in ("cond", "body"))
-    compare = _made_by(condition.ret[condition.signature.output_arg[0].name], condition.node_def)
+    """How often a loop turns that counts from 0 in steps of 1; None for any other.
+
+    It counts to a constant, or to what a loop before has counted to, as the gradient of a loop does.
+    """
+    condition = library[loop.attr["cond"].func.name]
     names = [argument.name for argument in condition.signature.input_arg]
-    if compare is None or compare.op != "Less" or compare.input[0] not in names:
-        return None
-    place = names.index(compare.input[0])
+
+    def limit(output: str) -> int | None:
+        if output not in names:
+            return _integer(output, condition.node_def)
+        outer = loop.input[names.index(output)]
+        before = _made_by(outer, nodes)
+        if before is None or before.op not in _LOOPS:
+            return _integer(outer, nodes)
+        place = int((outer.split(":") + ["0"])[1])
+        return _turns(before, nodes, library) if _counts(before, place, nodes, library) else None
+
+    def of(compare: Any) -> int | None:
+        if compare is not None and compare.op == "LogicalAnd":
+            one, other = (of(_made_by(output, condition.node_def)) for output in compare.input)
+            return None if one is None or other is None else min(one, other)
+        if compare is None or compare.op != "Less" or compare.input[0] not in names:
+            return None
+        return limit(compare.input[1]) if _counts(loop, names.index(compare.input[0]), nodes, library) else None
+
+    return of(_made_by(condition.ret[condition.signature.output_arg[0].name], condition.node_def))
+
+
+def _counts(loop: Any, place: int, nodes: Sequence[Any], library: Mapping[str, Any]) -> bool:
+    """Whether what stands at a place of a loop's state begins as 0 and grows by 1 in each turn."""
+    body = library[loop.attr["body"].func.name]
     add = _made_by(body.ret[body.signature.output_arg[place].name], body.node_def)
-    counter = body.signature.input_arg[place].name
-    if add is None or not add.op.startswith("Add") or add.input[0] != counter:
-        return None
-    first, step = _integer(loop.input[place], nodes), _integer(add.input[1], body.node_def)
-    return _integer(compare.input[1], condition.node_def) if (first, step) == (0, 1) else None
+    if add is None or not add.op.startswith("Add") or add.input[0] != body.signature.input_arg[place].name:
+        return False
+    return (_integer(loop.input[place], nodes), _integer(add.input[1], body.node_def)) == (0, 1)
 
 
 def _made_by(output: str, nodes: Iterable[Any]) -> Any:
@@ -131,7 +170,8 @@ def _of_einsum(equation: str, inputs: Sequence[_Shape]) -> float:
 def _input(name: str, shapes: Mapping[str, list[_Shape]]) -> _Shape:
     producer, *rest = name.split(":")
     found = shapes.get(producer, [])
-    place = int(rest[-1]) if rest else 0
+    # Inside functions an output is named as well: TensorListPopBack gives the list and then its last "tensor".
+    place = len(found) - 1 if rest[:1] == ["tensor"] else int(rest[-1]) if rest else 0
     return found[place] if place < len(found) else None
 
 

@@ -201,14 +201,14 @@ class Trainer:
         self._traced = self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
         return self.replica_step.metric_names
 
-    def matrix_flops(self) -> float | None:
+    def matrix_flops(self) -> flops.Flops | None:
         """FLOPs of one step on one replica, once it is traced; None where its graph does not tell. Takes some 0.1 s."""
         if self._traced is None:
             return None
         microbatches = [self.config.microbatches] if self.config.microbatches > 1 else []
-        found = flops.count(self._traced, [1, *microbatches])
+        found = flops.count(self._traced.graph, [1, *microbatches])
         local_replicas = len(self.strategy.extended.worker_devices)
-        return found / local_replicas if found else None
+        return flops.Flops(*(one / local_replicas for one in found)) if found and found.hardware else None
 
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
         """Takes `num_steps` steps, looping on the device.

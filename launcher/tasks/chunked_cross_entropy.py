@@ -16,6 +16,9 @@ import tensorflow as tf
 from launcher.tasks.cross_entropy import token_losses
 from launcher.tasks.loss_pieces import LANES, Split
 
+COMPUTED_AGAIN = "computed_again"
+"""Name scope of what the backward pass computes again, here and in `models.transformer`: no part of a model's FLOPs."""
+
 _LOWEST = -1e30
 
 
@@ -184,7 +187,8 @@ def _by_words(
                 factor = (weight[row] * by_loss)[:, tf.newaxis]
 
                 def turn(index: tf.Tensor, by_x: tf.Tensor, *totals: tf.TensorArray) -> list:
-                    logits, places, real = piece(x, index)
+                    with tf.name_scope(COMPUTED_AGAIN):
+                        logits, places, real = piece(x, index)
                     by_logits = tf.exp(logits - log_sum) - tf.where(places == target, certain, 0.0)
                     if label_smoothing:
                         by_logits -= tf.where(real, spread, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from models.transformer.attention import Attention, Cache
+from models.transformer.blockwise_attention import COMPUTED_AGAIN
 from models.transformer.layers import NORMALIZATIONS, Dropout, FeedForward
 from models.transformer.visibility import Visibility
 
@@ -119,7 +122,7 @@ class Block(keras.layers.Layer):
             )
 
         if self.rematerialize and training:
-            compute = tf.recompute_grad(compute)
+            compute = tf.recompute_grad(_named_when_repeated(compute))
         return compute(inputs) if memory is None else compute(inputs, memory)
 
     def start(self, rows: int | tf.Tensor, length: int, memory: tf.Tensor | None = None) -> dict[str, Cache]:
@@ -170,3 +173,14 @@ class Block(keras.layers.Layer):
             else:
                 features = norm(features + tf.cast(drop(sublayer(features)), features.dtype))
         return features
+
+
+def _named_when_repeated(compute: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """`compute` with a name scope around what it does from the second call on, which is the backward pass's."""
+    calls = itertools.count()
+
+    def named(*tensors: tf.Tensor) -> tf.Tensor:
+        with tf.name_scope(COMPUTED_AGAIN) if next(calls) else contextlib.nullcontext():
+            return compute(*tensors)
+
+    return named

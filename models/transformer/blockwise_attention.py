@@ -17,6 +17,9 @@ import tensorflow as tf
 
 from models.transformer.visibility import Visibility, same_segment
 
+COMPUTED_AGAIN = "computed_again"
+"""Name scope of what the backward pass computes again: no part of a model's FLOPs."""
+
 _FAR_BELOW = -1e30  # of any float32 score; its exponential is 0
 
 
@@ -264,7 +267,9 @@ def _backward(
     ) -> tuple[Any, ...]:  # fmt: skip
         at_query, at_key = turn.places(rows, of_query, of_key)
         queries, keys, of_outputs = query[at_query], key[at_key], upstream[at_query]
-        weights = tf.exp(turn.scores(queries, keys, rows, of_query, of_key) - logs[at_query])
+        with tf.name_scope(COMPUTED_AGAIN):
+            scores = turn.scores(queries, keys, rows, of_query, of_key)
+        weights = tf.exp(scores - logs[at_query])
         dropped = tf.cast(turn.drop(weights, number), value.dtype)
         by_value = turn.product(dropped, of_outputs, transpose_a=True)
         by_weight = turn.drop(turn.product(of_outputs, value[at_key], transpose_b=True), number)

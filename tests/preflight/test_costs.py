@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_step import convolution_step, dense_step, looped_product, part_of_a_sum, stored_states
 
-from launcher.preflight import costs, hbm, hlo, roofline, slices
+from launcher.preflight import advice, costs, hbm, hlo, roofline, slices
 from launcher.preflight.costs import valid_positions
 
 
@@ -144,7 +144,7 @@ def test_a_refused_program_names_its_biggest_buffers(compiled):
 def test_the_roofline_is_the_longest_of_three_quotients():
     where = slices.find("v5litepod-256")  # 197 TFLOP/s, 819 GB/s, four links of 50 GB/s
     found = costs.Costs(
-        flops=1.97e12, hbm_bytes=int(8.19e9), cycles=0, matrix_ops=(), host_transfers=(), dynamic=(), unknown_loops=0,
+        flops=1.97e12, hbm_bytes=int(8.19e9), matrix_ops=(), host_transfers=(), dynamic=(), unknown_loops=0,
         collectives=(
             costs.Collective(kind="all-reduce", bytes=10**9, times=2, dtypes=("f32",), source=hlo.OpSource()),
         ),
@@ -155,10 +155,47 @@ def test_the_roofline_is_the_longest_of_three_quotients():
     assert bounds.hbm_seconds == pytest.approx(0.01)
     assert bounds.wire_seconds == pytest.approx(ici)
     assert (bounds.bound_by, bounds.step_seconds) == ("ICI", pytest.approx(ici))
-    assert bounds.mfu == pytest.approx(0.01 / ici)
+    assert bounds.mfu == bounds.hfu == pytest.approx(0.01 / ici)
     assert bounds.examples_per_second == pytest.approx(512 / ici)
     assert bounds.tokens_per_second == pytest.approx(51200 / ici)
     assert bounds.hours == pytest.approx(ici)
+
+
+def test_the_compilers_estimate_is_the_step_and_names_what_fills_neither_memory_nor_matrix_unit():
+    where = slices.find("v5litepod-256")
+    second = where.clock
+
+    def operation(**given):
+        return costs.Operation(**{"source": hlo.OpSource(), "opcode": "fusion", "flops": 0, "hbm_bytes": 0, **given})
+
+    reduction = costs.Collective(
+        kind="all-reduce", bytes=16, times=1, dtypes=("f32",), source=hlo.OpSource("norm/Mean")
+    )
+    found = costs.Costs(
+        flops=1.97e12, hbm_bytes=int(8.19e9), matrix_ops=(), host_transfers=(), dynamic=(), unknown_loops=0,
+        operations=(
+            operation(cycles=round(0.015 * second), flops=1.97e12),
+            operation(cycles=round(0.04 * second), hbm_bytes=int(8.19e8), source=hlo.OpSource("layer/Tanh")),
+            operation(cycles=None, hbm_bytes=int(7.371e9)),
+        ),
+        collectives=(reduction,) * 104,
+    )  # fmt: skip
+    given = {"global_batch_size": 512, "tokens_per_example": None, "steps": 3600}
+    bounds = roofline.estimate(found, where, **given, model_flops=1.5e12)
+    # Both axes of 16 chips are rings: eight hops along each, there and back.
+    latency = 104 * 2 * (8 + 8) * 1e-6
+    parts = {"compute": 0.015, "vector unit": 0.04, "HBM": 0.009, "ICI": latency}
+    assert bounds.estimated == pytest.approx(parts, rel=1e-3)
+    assert (bounds.bound_by, bounds.most_for, bounds.step_seconds) == ("compute", "vector unit", pytest.approx(0.01))
+    total = sum(parts.values())
+    assert bounds.estimated_seconds == pytest.approx(total, rel=1e-3)
+    assert bounds.examples_per_second == pytest.approx(512 / total, rel=1e-3)
+    # What is computed again is no part of MFU.
+    assert bounds.mfu == pytest.approx(1.5e12 / 197e12 / total, rel=1e-3)
+    assert bounds.hfu == pytest.approx(1.97e12 / 197e12 / total, rel=1e-3)
+    held = hbm.HbmUse(available=1, needed=0, arguments=0, outputs=0, temporaries=0, code=0, fits=True, buffers=())
+    said = advice.advise(found, held, where, policy="mixed_bfloat16", bounds=bounds)
+    assert any("104 small collectives" in line and "norm/Mean" in line and "3.33 ms a step" in line for line in said)
 
 
 def test_one_chip_has_nobody_to_exchange_with_and_cores_of_a_chip_share_its_peaks():

@@ -50,6 +50,7 @@ def test_attributes_over_several_lines_end_no_computation():
 def test_an_estimate_that_the_compiler_does_not_have_is_no_number_of_cycles():
     counted = costs.count(hlo.parse(KERNEL))
     assert (counted.cycles, counted.unestimated) == (0, 1), "a kernel may be most of the step"
+    assert not counted.operations
     known = costs.count(hlo.parse(KERNEL.replace("9223372036854775807", "1000")))
     assert (known.cycles, known.unestimated) == (1000 + 300 + 4252, 0)
 

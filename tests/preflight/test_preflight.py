@@ -46,7 +46,11 @@ def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
     assert any(buffer["name"] == "model/dense1/kernel" for buffer in used["buffers"])
     bounds = case["roofline"]
     assert bounds["step_seconds"] == max(bounds["compute_seconds"], bounds["hbm_seconds"], bounds["wire_seconds"])
-    assert 0 < bounds["mfu"] < 1
+    assert case["costs"]["model_flops"] == 2 * products
+    assert 0 < bounds["mfu"] <= bounds["hfu"] < 1
+    # The compiler's estimate is the headline, the bound its floor.
+    assert bounds["estimated_seconds"] == pytest.approx(sum(bounds["estimated"].values())) > bounds["step_seconds"]
+    assert bounds["examples_per_second"] == pytest.approx(256 / bounds["estimated_seconds"])
     assert all(constant["source"] for constant in case["constants"].values())
     assert set(case) == CASE_KEYS
     assert set(used) == {
@@ -56,7 +60,7 @@ def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
     assert set(case["costs"]["collectives"][0]) == {"kind", "bytes", "times", "dtypes"}
     for words in (
         "HBM of one device",
-        "Time of a step, at least",
+        "fills neither memory bandwidth nor matrix unit",
         "Constants of the estimates",
         "the step compiles and",
     ):

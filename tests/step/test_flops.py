@@ -6,27 +6,36 @@ import json
 
 import pytest
 import tensorflow as tf
+import text_run
 from building import build_session
 from places import SMALL_DIGITS
 
 from launcher import main as entry
 from launcher.preflight.gpu_cards import gpu_peak
 from launcher.step import flops
+from launcher.tasks import chunked_cross_entropy
+from models.transformer import blockwise_attention
 
 # Forward and by the weights in both layers of 64 -> 32 -> 10; by the inputs in the second alone.
 OF_EXAMPLE = 2 * (2 * 64 * 32 + 3 * 32 * 10)
+
+ROWS, LENGTH, WIDTH, HIDDEN, LAYERS = 8, 32, 16, 48, 2
+SCORES = 2 * ROWS * LENGTH * LENGTH * WIDTH
+# Of one block: query, key, value and output; scores and what they weigh; the three matrices of SwiGLU.
+FORWARD = 2 * ROWS * LENGTH * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN) + 2 * SCORES
 
 
 @pytest.mark.parametrize("bindings", [(), ("train.microbatches = 4",), ("train.jit_compile = True",)])
 def test_the_products_of_a_step_are_counted_whatever_it_is_cut_in(bindings):
     session = build_session(SMALL_DIGITS, bindings)
     session.trainer.trace(session.trainer.batches(session.plan.data))
-    assert session.trainer.matrix_flops() == 64 * OF_EXAMPLE
+    assert session.trainer.matrix_flops() == flops.Flops(64 * OF_EXAMPLE, 64 * OF_EXAMPLE)
 
 
 def count(function, *shapes, loops=()):
     traced = tf.function(function).get_concrete_function(*(tf.TensorSpec(shape) for shape in shapes))
-    return flops.count(traced, loops)
+    found = flops.count(traced.graph, loops)
+    return found and found.hardware
 
 
 def test_each_kind_of_product_counts_its_multiply_adds_twice():
@@ -68,6 +77,47 @@ def test_loops_that_count_to_a_constant_tell_how_often_they_turn():
         return tf.while_loop(lambda i, b: i < 5, lambda i, b: (i + 1, inner(b)), (0, a))
 
     assert count(loop, [2, 2]) == 5 * 3 * 2 * 8
+
+
+def test_the_gradient_of_a_loop_turns_as_often_as_the_loop():
+    def state(a):
+        with tf.GradientTape() as tape:
+            tape.watch(a)
+            last = tf.scan(lambda state, _: tf.tanh(tf.matmul(state, a)), tf.zeros([6, 1]), tf.ones([4, 3]))[-1]
+        return tape.gradient(last, a)
+
+    # In each turn a product, its gradient by the state and that by the matrix.
+    assert count(state, [3, 3]) == 6 * 3 * (2 * 4 * 3 * 3)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "again"),
+    [
+        ((), 0),
+        (("train.rematerialize = True",), LAYERS * FORWARD),
+        (("train.attention = 'blocks'",), LAYERS * SCORES),
+        (
+            ("train.attention = 'blocks'", "train.rematerialize = True", "train.microbatches = 2"),
+            LAYERS * (FORWARD + SCORES),
+        ),
+        (("train.loss_pieces = 4",), 0),
+    ],
+)
+def test_what_the_backward_pass_computes_again_is_no_part_of_the_models_flops(tmp_path, bindings, again):
+    text_run.write_corpus(tmp_path)
+    sizes = {"text_corpus.length": LENGTH, "train.global_batch_size": ROWS, "language_model.layers": LAYERS}
+    sizes |= {"language_model.width": WIDTH, "language_model.hidden": HIDDEN, "language_model.heads": 2}
+    sizes |= {"language_model.kv_heads": 2, "language_model.dropout": 0.0, "language_model.smeared_keys": False}
+    given = [f"{name} = {value}" for name, value in sizes.items()]
+    session = build_session("lm_cpu.gin", (*text_run.corpus_bindings(tmp_path), *given, *bindings))
+    session.trainer.trace(session.trainer.batches(session.plan.data))
+    words = session.model.embedding.embeddings.shape[0]
+    model = 3 * (LAYERS * FORWARD + 2 * ROWS * LENGTH * WIDTH * words)  # each product and its two gradients
+    assert session.trainer.matrix_flops() == flops.Flops(model, model + again)
+
+
+def test_both_packages_call_what_is_computed_again_by_one_name():
+    assert chunked_cross_entropy.COMPUTED_AGAIN == blockwise_attention.COMPUTED_AGAIN
 
 
 def test_a_runs_events_tell_flops_per_second_and_without_a_known_peak_no_share_of_it(tmp_path):
