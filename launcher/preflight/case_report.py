@@ -207,8 +207,8 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
     lines = {"step": f"{step_text(bounds.step_seconds, bounds.estimated_seconds)}, bound by {_mostly(bounds)}"}
     if bounds.estimated:
         lines["estimate"] = (
-            f"the compiler's cost model, one operation after another at {where.clock_words}, and collectives with their "
-            f"latency: {_parts(bounds)}{_without_estimate(costs)}"
+            f"the compiler's cost model, one operation after another at {where.clock_words}, and collectives with "
+            f"their latency: {_parts(bounds)}{_without_estimate(costs)}"
         )
     elif costs.unestimated:
         lines["estimate"] = f"none{_without_estimate(costs)}, and they may be most of the step"

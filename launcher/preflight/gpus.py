@@ -68,6 +68,7 @@ class GpuMachines:
     accelerator = "gpu"
     memory_name = "memory"
     clock = None  # XLA's own cost model for GPUs gives hours for some kernels and nothing for cuDNN's
+    clock_words = ""
 
     @property
     def name(self) -> str:

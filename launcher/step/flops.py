@@ -8,6 +8,7 @@ keeping their results, are in the hardware's FLOPs alone (HFU).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,8 @@ import tensorflow as tf
 
 from launcher.tasks.chunked_cross_entropy import COMPUTED_AGAIN
 
-_GRADIENTS = {"gradient_tape", "gradients"}
+# TensorFlow numbers scopes of one name. Gradients of what is computed again have its name behind their own scope.
+_AGAIN, _GRADIENT = (re.compile(rf"(^|/)({names})(_\d+)?/") for names in (COMPUTED_AGAIN, "gradient_tape|gradients"))
 _LOOPS = ("While", "StatelessWhile")
 _PRODUCTS = {"MatMul": "transpose_a", "BatchMatMul": "adj_x", "BatchMatMulV2": "adj_x", "BatchMatMulV3": "adj_x"}
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -60,8 +62,7 @@ def _of_nodes(
     shapes |= {node.name: [_shape(one) for one in node.attr["_output_shapes"].list.shape] for node in nodes}
     model = hardware = 0.0
     for node in nodes:
-        scopes = set(node.name.split("/"))
-        repeated = again or (COMPUTED_AGAIN in scopes and not scopes & _GRADIENTS)
+        repeated = again or bool(_AGAIN.search(node.name) and not _GRADIENT.search(node.name))
         own = _of_node(node, [_input(name, shapes) for name in node.input if name[0] != "^"])
         called = [value.func.name for value in node.attr.values() if value.HasField("func")]
         called += [one.name for value in node.attr.values() for one in value.list.func]

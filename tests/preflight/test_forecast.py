@@ -11,7 +11,7 @@ from launcher.preflight.forecast import forecast, published_rates
 def bounds(*, flops: float = 1e12, hbm_bytes: float = 45e9, on: str = "v3-8") -> roofline.Roofline:
     """Of a step; a core of a v3-8 has 450 GB/s of HBM and 61.5 TFLOP/s."""
     found = costs.Costs(
-        flops=flops, hbm_bytes=int(hbm_bytes), cycles=0, matrix_ops=(), collectives=(), host_transfers=(), dynamic=(),
+        flops=flops, hbm_bytes=int(hbm_bytes), matrix_ops=(), collectives=(), host_transfers=(), dynamic=(),
         unknown_loops=0,
     )  # fmt: skip
     where = (gpus if ":" in on else slices).find(on)
