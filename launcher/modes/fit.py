@@ -93,7 +93,7 @@ def fit(
         )
     handler = programs.handler()
     # Devices and seeds are set up before a function makes the data: here, or before the program's first line.
-    machine = _set_up(strategy, replicas, settings.get("seed", Recipe.seed)) if handler is None else None
+    machine = None if handler else _set_up(strategy, replicas, settings.get("seed", Recipe.seed))
     train, validation = (source() if is_function(source) else source for source in (train, validation))
     size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
     history = keras.callbacks.History()
@@ -124,7 +124,7 @@ def fit(
         replicas=replicas,
     )
     try:
-        history.model_dir = _train_here(call, machine) if handler is None else handler(call)
+        history.model_dir = handler(call) if handler else _train_here(call, machine)
     except Exception as error:
         told = failures.explained(error)
         if told is error:
@@ -152,8 +152,9 @@ def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None, seed: 
     return machine
 
 
-def _train_here(call: FitCall, machine: Machine) -> str:
+def _train_here(call: FitCall, machine: Machine | None) -> str:
     """Trains in such a process, and returns the folder."""
+    assert machine is not None
     evaluates = bool(call.settings["task"].data().num_eval_examples)
     request = Request(
         mode="train_and_eval" if evaluates else "train",

@@ -98,7 +98,8 @@ class MetricsFile:
         try:
             content = self._path.read_bytes()
             lines = content.split(b"\n")
-            last, events = {} if evaluated else {"eval": step - 1}, zip(lines, map(_parse, lines), strict=True)
+            last: dict[Any, int] = {} if evaluated else {"eval": step - 1}
+            events = zip(lines, map(_parse, lines), strict=True)
             kept = [line for line, event in events if event and event["step"] <= last.get(event.get("split"), step)]
             whole = b"".join(line + b"\n" for line in kept)
             try:

@@ -177,7 +177,7 @@ def ignore_repeats() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _leave(number: int) -> None:
+def _leave(number: int, frame: FrameType | None = None) -> None:
     _say("SIGTERM: not training, so there is nothing to save; the same command goes on from the last checkpoint")
     os._exit(EXIT_PREEMPTED)
 

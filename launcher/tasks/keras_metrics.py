@@ -8,7 +8,9 @@ whole global batch, as Keras does; one that is no sum, maximum or minimum over b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -133,7 +135,11 @@ def folds(model: keras.Model, batch: Batch) -> list[Fold]:
 def _fold(start: np.ndarray, trials: Sequence[Sequence[np.ndarray]]) -> Fold | None:
     """From a state after the first half, the second, both as one batch, the second after the first, and the reverse."""
     trials = [trial for trial in trials if not any(np.isnan(state).any() for state in trial)]
-    merges = {"sum": lambda one, other: one + other - start, "max": np.maximum, "min": np.minimum}
+    merges: dict[str, Callable[..., Any]] = {
+        "sum": lambda one, other: one + other - start,
+        "max": np.maximum,
+        "min": np.minimum,
+    }
     for name, merge in merges.items():
         merged = [merge(first, second) for first, second, *_ in trials]
         if all(_equal(after, whole) for whole, trial in zip(merged, trials, strict=True) for after in trial[3:]):
@@ -184,7 +190,7 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
     """The first and the second half of a batch's rows."""
     middle = len(keras.tree.flatten(batch[0])[0]) // 2
     first, second = (
-        tuple(each_tensor(part, lambda tensor, rows=rows: tensor[rows]) for part in batch)
+        tuple(each_tensor(part, operator.itemgetter(rows)) for part in batch)
         for rows in (slice(middle), slice(middle, None))
     )
     return first, second
@@ -195,8 +201,12 @@ def _variants(batch: Batch) -> Iterator[Batch]:
     random = np.random.default_rng(0)
     x, y, outputs, weight = batch
     yield batch
-    for draw in (random.uniform, lambda size: 3 * random.normal(size=size)):
-        yield x, y, each_tensor(outputs, lambda one, draw=draw: tf.cast(draw(size=one.shape), one.dtype)), weight
+    for draw in (random.uniform, functools.partial(random.normal, scale=3)):
+        yield x, y, each_tensor(outputs, functools.partial(_drawn, draw)), weight
+
+
+def _drawn(draw: Callable[..., Any], like: tf.Tensor) -> tf.Tensor:
+    return tf.cast(draw(size=like.shape), like.dtype)
 
 
 class _Named(NamedTuple):
@@ -206,7 +216,7 @@ class _Named(NamedTuple):
 
 def _names(model: keras.Model) -> dict[int, _Named]:
     """The metric that each variable belongs to, by the variable's id."""
-    overridden, found = is_overridden(model), {}
+    overridden, found = is_overridden(model), dict[int, _Named]()
     for group in model.metrics:
         compiled = group.name == "compile_metrics"
         for metric in group.metrics if compiled else [group]:
