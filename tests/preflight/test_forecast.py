@@ -51,3 +51,14 @@ def test_runs_on_gpus_say_something_of_gpus_and_those_on_tpus_of_tpus():
     }  # fmt: skip
     assert 0.5 < min(found.shares) < max(found.shares) < 0.7
     assert {rate.device for rate in forecast("resnet50 224x224", bounds(), "tpu").rates} == {"v2", "v3", "v4"}
+
+
+def test_of_one_run_a_forecast_is_one_time_and_says_what_ran():
+    """BERT-large: 1,117 steps of 448 examples between two lines of Google's log, 514,417 ms apart."""
+    (rate,) = (rate for rate in published_rates() if rate.name == "BERT-large")
+    assert rate.examples_per_second == pytest.approx(1117 * 448 / 514.417, rel=1e-4)
+    found = forecast("language_model", bounds(flops=1e14), "tpu")
+    assert found.rates == (rate,)
+    assert f"if it does as 1 published run of BERT-large on v3, which reached {rate.share:.0%} of" in str(found)
+    assert forecast("language_model", bounds(), "tpu") is None
+    assert forecast("language_model", bounds(flops=1e16, on="a100-40:8"), "gpu") is None
