@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -93,7 +94,9 @@ def fit(
         )
     handler = programs.handler()
     # Devices and seeds are set up before a function makes the data: here, or before the program's first line.
-    machine = None if handler else _set_up(strategy, replicas, settings.get("seed", Recipe.seed))
+    if handler is None:
+        machine = _set_up(strategy, replicas, settings.get("seed", Recipe.seed))
+        handler = functools.partial(_train_here, machine=machine)
     train, validation = (source() if is_function(source) else source for source in (train, validation))
     size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
     history = keras.callbacks.History()
@@ -124,7 +127,7 @@ def fit(
         replicas=replicas,
     )
     try:
-        history.model_dir = handler(call) if handler else _train_here(call, machine)
+        history.model_dir = handler(call)
     except Exception as error:
         told = failures.explained(error)
         if told is error:
@@ -152,9 +155,8 @@ def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None, seed: 
     return machine
 
 
-def _train_here(call: FitCall, machine: Machine | None) -> str:
+def _train_here(call: FitCall, machine: Machine) -> str:
     """Trains in such a process, and returns the folder."""
-    assert machine is not None
     evaluates = bool(call.settings["task"].data().num_eval_examples)
     request = Request(
         mode="train_and_eval" if evaluates else "train",

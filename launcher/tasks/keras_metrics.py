@@ -8,8 +8,6 @@ whole global batch, as Keras does; one that is no sum, maximum or minimum over b
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -189,11 +187,12 @@ def of_whole_batches(model: keras.Model, found: Sequence[Fold]) -> list[str]:
 def halves(batch: Batch) -> tuple[Batch, Batch]:
     """The first and the second half of a batch's rows."""
     middle = len(keras.tree.flatten(batch[0])[0]) // 2
-    first, second = (
-        tuple(each_tensor(part, operator.itemgetter(rows)) for part in batch)
-        for rows in (slice(middle), slice(middle, None))
-    )
-    return first, second
+
+    def part(rows: slice) -> Batch:
+        x, y, outputs, weight = (each_tensor(one, lambda tensor: tensor[rows]) for one in batch)
+        return x, y, outputs, weight
+
+    return part(slice(middle)), part(slice(middle, None))
 
 
 def _variants(batch: Batch) -> Iterator[Batch]:
@@ -201,12 +200,8 @@ def _variants(batch: Batch) -> Iterator[Batch]:
     random = np.random.default_rng(0)
     x, y, outputs, weight = batch
     yield batch
-    for draw in (random.uniform, functools.partial(random.normal, scale=3)):
-        yield x, y, each_tensor(outputs, functools.partial(_drawn, draw)), weight
-
-
-def _drawn(draw: Callable[..., Any], like: tf.Tensor) -> tf.Tensor:
-    return tf.cast(draw(size=like.shape), like.dtype)
+    yield x, y, each_tensor(outputs, lambda one: tf.cast(random.uniform(size=one.shape), one.dtype)), weight
+    yield x, y, each_tensor(outputs, lambda one: tf.cast(random.normal(0, 3, one.shape), one.dtype)), weight
 
 
 class _Named(NamedTuple):
@@ -216,7 +211,8 @@ class _Named(NamedTuple):
 
 def _names(model: keras.Model) -> dict[int, _Named]:
     """The metric that each variable belongs to, by the variable's id."""
-    overridden, found = is_overridden(model), dict[int, _Named]()
+    overridden = is_overridden(model)
+    found: dict[int, _Named] = {}
     for group in model.metrics:
         compiled = group.name == "compile_metrics"
         for metric in group.metrics if compiled else [group]:
