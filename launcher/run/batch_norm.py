@@ -77,9 +77,7 @@ def check(model: keras.Model, plan: RunPlan) -> None:
                 "train.microbatches or the number of replicas"
             )
         if getattr(layer, "synchronized", False) and (plan.microbatches > 1 or plan.jit_compile):
-            grouped = (
-                ", or bind its group size, e.g. resnet.norm_group_size = 32" if hasattr(layer, "group_size") else ""
-            )
+            grouped = ", or bind its group size, e.g. resnet.norm_group_size" if hasattr(layer, "group_size") else ""
             raise UsageError(
                 f"layer {layer.name!r} takes its statistics over the global batch, by a collective inside the forward "
                 f"pass, which works neither with train.microbatches > 1 (it is {plan.microbatches}) nor, but on TPUs, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import keras
 import tensorflow as tf
@@ -71,7 +71,7 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
         where = lines.get(node.name)
         found = (told for kind, told in _RESOURCES.items() if any(re.search(kind, one) for one in types))
         what, instead = next(found, _OTHER_RESOURCE)
-        at = _at(where, _layer([node.name], model))
+        at = _at(where, op_source.layer_of(node.name, model))
         raise CannotLowerError(
             f"the step cannot be compiled for an accelerator: it uses {what}{at}; {instead}",
             operation=node.op,
@@ -98,10 +98,6 @@ def _nodes(graph: tf.Graph) -> list[tuple[tf.compat.v1.NodeDef, set[str]]]:
     return [(node, types(node)) for node in definition.node]
 
 
-def _layer(op_names: Sequence[str], model: keras.Model) -> Placed | None:
-    return next(filter(None, (op_source.layer_of(name, model) for name in op_names)), None)
-
-
 def _at(where: str | None, layer: Placed | None) -> str:
     """What is known of a place, in brackets: the layer, and the user's line."""
     named = f"layer {layer.place!r} of type {type(layer.layer).__name__}" if layer else None
@@ -110,20 +106,14 @@ def _at(where: str | None, layer: Placed | None) -> str:
 
 
 def explain(error: Exception, graph: tf.Graph, model: keras.Model) -> CannotLowerError:
-    """The message of a failed `experimental_get_compiler_ir` of TensorFlow 2.21, for the user.
-
-    Args:
-      error: what it raised.
-      graph: the step.
-      model: whose layers are named.
-    """
+    """The message of a failed `experimental_get_compiler_ir` of TensorFlow 2.21, for the user; `graph` is the step."""
     said = str(error)
     frames = [found for found in _FRAME.findall(said) if found[0] != _NO_FILE]
     # Whole paths may be written without the slash in front.
     files = [path if os.path.exists(path) else f"/{path}" for path, *_ in frames]
     place = op_source.user_frame(files)
     where = None if place is None else f"{files[place]}:{frames[place][1]}, in {frames[place][2]}"
-    layer = _layer(_NODE.findall(said), model)
+    layer = op_source.layer_of("/".join(_NODE.findall(said)), model)  # calls around the node have names of their own
     at = _at(where, layer)
     if found := _UNSUPPORTED.search(said):
         operation = found.group(1)
