@@ -98,7 +98,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Damage(f"{MANIFEST} is not JSON ({error})") from None
     found = manifest.get("format") if isinstance(manifest, dict) else None
-    if isinstance(found, int) and _is_whole_number(found) and found > FORMAT:
+    if isinstance(found, int) and found > FORMAT:
         raise Damage(f"{MANIFEST} has format {found}: a newer version of Launcher wrote it, this one reads {FORMAT}")
     if not is_whole:
         raise Damage(f"{MANIFEST} does not match its own checksum")
