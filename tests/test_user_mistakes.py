@@ -243,8 +243,9 @@ def test_a_number_in_the_data_that_is_not_finite_is_named_by_its_example(flags, 
 
 
 def test_a_loss_that_the_model_makes_infinite_is_not_blamed_on_the_data(wine):
-    code, _, told = wine({"losses * weight": "losses * weight / 0.0"}, "--gin_param=train.steps = 2")
-    assert code == 0
+    code, error, told = wine({"losses * weight": "losses * weight / 0.0"}, "--gin_param=train.steps = 2")
+    assert code == 70
+    assert "all 2 steps were skipped" in error
     assert "step 1 skipped: the loss was not finite; its batch holds no such number" in told
 
 
