@@ -273,7 +273,7 @@ def _without_estimate(costs: Costs) -> str:
     """What the compiler's cost model leaves out."""
     if not costs.unestimated:
         return ""
-    taken = ", taken at least" if costs.operations else ""
+    taken = ", taken at what their memory traffic needs" if costs.operations else ""
     return f"; the compiler has no estimate for {_counted(costs.unestimated, 'operation')}{taken}"
 
 
