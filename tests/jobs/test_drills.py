@@ -150,7 +150,7 @@ def test_the_result_is_compared_with_an_undisturbed_run(run_job, tmp_path):
     job, finished = run_job(*flags, steps=4, weights="other", model_dir="other", **settings)
     record = json.loads((job.model_dir / "drill.json").read_text())
     assert finished.returncode == 70
-    assert record["difference"].startswith("the bytes of step 4 in state differ from those in ")
+    assert record["difference"].startswith("the bytes of step 4 in state.data differ from those in ")
 
 
 # -------------------------------------------------------------------------------------------------------------- flags

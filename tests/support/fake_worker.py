@@ -213,16 +213,18 @@ def misbehave(step):
 
 def save(step):
     """A checkpoint without tensors: complete, as far as the supervisor looks; with some bytes, if it is not hollow."""
-    data = b"" if SETTINGS["hollow"] else f"{SETTINGS['weights']} after {step} steps".encode() * 100
-    files = {"state": {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}} if data else {}
-    manifest = {"format": 1, "step": step, "files": files, "tensors": {}}
+    contents = {"state.index": b""}
+    if not SETTINGS["hollow"]:
+        contents["state.data"] = f"{SETTINGS['weights']} after {step} steps".encode() * 100
+    files = {name: {"size": len(one), "sha256": hashlib.sha256(one).hexdigest()} for name, one in contents.items()}
+    manifest = {"format": 1, "step": step, "time": 0.0, "files": files, "tensors": {}}
     manifest["sha256"] = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
     folder = checkpoint(step)
     writing = folder.with_name(f".writing-{folder.name}")
     writing.mkdir(parents=True, exist_ok=True)
     drill.before_write()
-    if data:
-        (writing / "state").write_bytes(data)
+    for name, content in contents.items():
+        (writing / name).write_bytes(content)
     (writing / "manifest.json").write_text(json.dumps(manifest))
     if folder.exists():  # a damaged one, or of a step that is repeated
         folder.rename(folder.with_name(f"old-{ATTEMPT}-{folder.name}"))
