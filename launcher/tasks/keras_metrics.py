@@ -8,7 +8,7 @@ whole global batch, as Keras does; one that is no sum, maximum or minimum over b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -96,19 +96,21 @@ def of_all_replicas(batch: Batch, real: tf.Tensor, *, needs_x: bool) -> Batch:
     return x, y, outputs, weight
 
 
-def folds(model: keras.Model, batch: Batch) -> list[Fold]:
+def folds(model: keras.Model, batch: Batch, of_loss: Collection[int]) -> list[Fold]:
     """How each of the model's metrics' variables is put together.
 
     Args:
       model: built, with its metrics.
       batch: real examples, at least two.
+      of_loss: ids of the variables that `compute_loss` counts in.
 
     Raises:
       UsageError: a state is put together in no way that is known.
     """
     names, variables = _names(model), model.metrics_variables
     found = [Fold("sum", False)] * len(variables)
-    open_ones = [index for index, variable in enumerate(variables) if not names[id(variable)].of_keras]
+    known = {*of_loss, *(one for one, named in names.items() if named.of_keras)}
+    open_ones = [index for index, variable in enumerate(variables) if id(variable) not in known]
     if not open_ones:
         return found
     start = [np.array(variable.numpy()) for variable in variables]
@@ -217,7 +219,7 @@ def _names(model: keras.Model) -> dict[int, _Named]:
         compiled = group.name == "compile_metrics"
         for metric in group.metrics if compiled else [group]:
             own = type(metric).__module__.startswith("keras.") and type(metric) not in _TO_BE_TRIED
-            named = _Named(metric.name, own and (compiled or not overridden))
+            named = _Named(metric.name, own and (compiled or not overridden or metric.name == "loss"))
             found |= {id(variable): named for variable in metric.variables}
     return found
 

@@ -99,6 +99,7 @@ class KerasTask:
         self._initial: list[np.ndarray] = []
         self._folds: list[keras_metrics.Fold] = []
         self._of_batch: tuple[str, ...] = ()
+        self._of_loss: frozenset[int] = frozenset()
         self._example: keras_metrics.Batch | None = None
         self._compiled = self._has_own_losses = False
 
@@ -139,8 +140,9 @@ class KerasTask:
                 what += ", without any y (data is one tuple, (x, y))"
             own = list(model.losses)
             # What they count is as it was, afterwards.
-            with _refused(what), keras.StatelessScope(), keras_losses_of(own, model):
+            with _refused(what), keras.StatelessScope() as scope, keras_losses_of(own, model):
                 model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
+                counted = [one for one in model.metrics_variables if scope.get_current_value(one) is not None]
                 model.compute_metrics(x, y, outputs, weight)
             self._example = x, y, outputs, weight
         self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
@@ -148,7 +150,7 @@ class KerasTask:
         self._model = model
         self._initial = [np.array(variable.numpy()) for variable in model.metrics_variables]
         self._folds = [keras_metrics.Fold("sum", False)] * len(self._initial)
-        self._of_batch = ()
+        self._of_batch, self._of_loss = (), frozenset(map(id, counted))
         return model
 
     def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
@@ -165,10 +167,10 @@ class KerasTask:
         batch = next(iter(self.data().train_batches(shard)))
         x, y, weight = self._packed({key: tf.concat([part, part][: 1 + (size < 2)], 0) for key, part in batch.items()})
         tried = x, y, _call(model, x, False), weight
-        self._folds = keras_metrics.folds(model, tried)
+        self._folds = keras_metrics.folds(model, tried, self._of_loss)
         self._of_batch = keras_metrics.of_one_batch(model, tried)
         where = f"{defined_at(self._build)}: metric"
-        if compiled and (names := keras_metrics.ignores_weights(model, tried)):
+        if compiled and (names := [*keras_metrics.ignores_weights(model, tried), *self._of_batch]):
             raise UsageError(
                 f"{where} {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
                 "(train.jit_compile, a TPU): have it use sample_weight, or train without"

@@ -67,6 +67,12 @@ class Overrides(keras.Model):
         return results | {"mine": self.mine.result(), "twice": 2 * self.mine.result()}
 
 
+class TwoOutputs(keras.Model):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        return results | {"ratio": results["a_loss"] / results["b_loss"]}
+
+
 class ReturnsOfBatch(keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return super().compute_metrics(x, y, y_pred, sample_weight) | {"error": ops.mean(ops.abs(y - y_pred))}
@@ -93,6 +99,13 @@ def of_own_metrics():
         ],
         loss=lambda y, found: ops.mean(ops.square(y - found)),  # one number a batch
     )
+
+
+def of_two_outputs():
+    inputs = keras.Input((6,))
+    model = TwoOutputs(inputs, {name: layers.Dense(1, name=name)(inputs) for name in "ab"})
+    model.compile(keras.optimizers.SGD(0.05), {"a": "mse", "b": "mae"}, metrics={"a": [root_mean_square]})
+    return model
 
 
 def of_two_classes():
@@ -168,6 +181,14 @@ def test_xla_counts_nothing_that_fills_up_a_batch(tmp_path):
         np.testing.assert_allclose(found[key], values, rtol=1e-5, err_msg=key)
 
 
+def test_the_losses_of_single_outputs_stand_beside_metrics_that_take_whole_batches(tmp_path):
+    arguments = (X[:32], {"a": Y[:32], "b": Y[:32]})
+    expected = of_keras(of_two_outputs, arguments, None)
+    found = of_launcher(of_two_outputs, arguments, None, tmp_path)
+    for key in ("a_loss", "b_loss", "a_root_mean_square", "loss"):
+        np.testing.assert_allclose(found[key], expected[key], rtol=1e-5, err_msg=key)
+
+
 def test_a_number_of_one_batch_is_shown_as_the_mean_over_all_examples(tmp_path):
     def build():
         return regression(ReturnsOfBatch, metrics=["mae"])
@@ -196,6 +217,7 @@ def test_a_loss_that_is_no_mean_over_examples_is_the_mean_of_the_replicas_parts(
             "'root_mean_square' does not add up over the rows of a batch.*it is 2",
         ),
         (root_mean_square, {"jit_compile": True}, "'root_mean_square' counts rows of weight 0"),
+        (ReturnsOfBatch, {"jit_compile": True}, "'error' counts rows of weight 0"),
         (keras.metrics.R2Score(), {"jit_compile": True}, "'r2_score' counts rows of weight 0"),
         (keras.metrics.MeanAbsoluteError(name="fine"), {"microbatches": 2, "jit_compile": True}, None),
     ],
@@ -203,7 +225,8 @@ def test_a_loss_that_is_no_mean_over_examples_is_the_mean_of_the_replicas_parts(
 def test_a_metric_that_cannot_be_right_is_refused_by_name(metric, arguments, message, tmp_path):
     def train():
         copy = Own(metric.name, metric.update) if isinstance(metric, Own) else metric
-        return of_launcher(lambda: regression(metrics=[copy]), (X, Y), None, tmp_path / "run", **arguments)
+        kind, metrics = (metric, []) if metric is ReturnsOfBatch else (keras.Model, [copy])
+        return of_launcher(lambda: regression(kind, metrics=metrics), (X, Y), None, tmp_path / "run", **arguments)
 
     if message is None:
         np.testing.assert_allclose(train()["fine"], of_keras(lambda: regression(metrics=["mae"]), (X, Y), None)["mae"])
