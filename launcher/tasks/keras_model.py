@@ -33,14 +33,8 @@ from launcher.machine.as_written import as_written
 from launcher.optimizers import Optimizer
 from launcher.tasks import callbacks, keras_metrics
 from launcher.tasks.base import check_builder
-from launcher.tasks.keras_weights import (
-    class_weights,
-    each_tensor,
-    keras_losses_of,
-    padding_left_out,
-    real_weight,
-    weights_of,
-)
+from launcher.tasks.keras_private import keras_losses_of
+from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
 
 _OF_BATCH = "batch/"
 _TRIED = 8  # examples

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -81,27 +80,6 @@ def real_weight(outputs: Any) -> tf.Tensor:
     if mask is None:
         return tf.cast(tf.shape(leaves[0])[0], tf.float32)
     return tf.reduce_sum(tf.cast(mask, tf.float32))
-
-
-@contextlib.contextmanager
-def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator[None]:
-    """Has Keras compute a loss as on one device, with these as the model's own, also inside a stateless scope.
-
-    Of each loss that Keras reduces itself it takes 1/replicas, for a sum over equal parts of a batch. Here a part's
-    mean is weighted by its examples.
-    """
-    module = sys.modules[keras.losses.Loss.__module__]
-    names = [name for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution") if hasattr(module, name)]
-    before = {name: getattr(module, name) for name in names}
-    try:
-        for name in names:
-            setattr(module, name, lambda value: value)
-        model._losses_override[:] = losses
-        yield
-    finally:
-        model._losses_override.clear()
-        for name, function in before.items():
-            setattr(module, name, function)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,48 @@
+"""What is private to Keras and has no public form. Tried with Keras 3.15.1; 3.10.0 has the same names.
+
+In a stateless scope `model.losses` has what was added inside of it alone, and reductions divide by the replicas. Keras's
+own trainers step around the one by `_losses_override`, and around the other by undoing it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+from launcher.errors import TrainingError
+
+_SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+
+
+@contextlib.contextmanager
+def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator[None]:
+    """Has Keras compute a loss as on one device, with these as the model's own, also inside a stateless scope.
+
+    Of each loss that Keras reduces itself it takes 1/replicas, for a sum over equal parts of a batch. Here a part's
+    mean is weighted by its examples.
+
+    Raises:
+      TrainingError: this Keras has other names for it.
+    """
+    module = sys.modules[keras.losses.Loss.__module__]
+    missing = [name for name in _SCALES if not hasattr(module, name)]
+    missing += ["_losses_override"] if not hasattr(model, "_losses_override") else []
+    if missing:
+        raise TrainingError(
+            f"Keras {keras.version()} has no {missing[0]}, by which a compiled model's loss is taken over replicas; "
+            "install keras 3.10 to 3.15"
+        )
+    before = {name: getattr(module, name) for name in _SCALES}
+    try:
+        for name in _SCALES:
+            setattr(module, name, lambda value: value)
+        model._losses_override[:] = losses
+        yield
+    finally:
+        model._losses_override.clear()
+        for name, function in before.items():
+            setattr(module, name, function)
