@@ -1,7 +1,7 @@
 """What is private to Keras and has no public form. Tried with Keras 3.15.1; 3.10.0 has the same names.
 
-In a stateless scope `model.losses` has what was added inside of it alone, and reductions divide by the replicas. Keras's
-own trainers step around the one by `_losses_override`, and around the other by undoing it.
+In a stateless scope `model.losses` has what was added inside of it alone, and reductions divide by the replicas.
+Keras's own trainers step around the one by `_losses_override`, and around the other by undoing it.
 """
 
 from __future__ import annotations
