@@ -60,8 +60,8 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.10,<3.14",  # what TensorFlow 2.20 and 2.21 have wheels for
-    # gin_configs holds data only; it stands beside launcher/ in a checkout and in site-packages alike.
-    packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs"],
+    # Recipes, and the data that they import, stand beside launcher/ in a checkout and in site-packages alike.
+    packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs", "examples.data"],
     package_data={
         "launcher": ["py.typed"],
         "models": ["py.typed"],

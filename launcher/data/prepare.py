@@ -32,8 +32,7 @@ from typing import Any
 
 from absl import flags
 
-from launcher.data import catalog, debian, tfds
-from launcher.data.text import help_pages
+from launcher.data import catalog, tfds
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError, nearest
 from launcher.machine import installation
 
@@ -41,6 +40,9 @@ _PROBE_SECONDS = 8.0
 
 _FULL = (errno.EDQUOT, errno.ENOSPC)
 _NOT_WRITABLE = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+
+# Made by examples/data, as are the packages in which some TFDS sets come: imported when one is asked for.
+_HELP_PAGES = ("help_en_de", "help_en_es", "help_en_fr")
 
 # Need no preparation, so a user may well ask for it.
 _ALWAYS_THERE = {
@@ -118,7 +120,9 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
     if name in _ALWAYS_THERE:
         say(f"{name}: nothing to prepare, {_ALWAYS_THERE[name]}")
         return
-    if name in help_pages.NAMES:
+    if name in _HELP_PAGES:
+        from examples.data import help_pages
+
         help_pages.prepare(name, archives=archives, say=say)
         return
     builder = _open(name)
@@ -141,7 +145,7 @@ def _open(name: str) -> Any:
     try:
         return tfds.open_builder(name)
     except UsageError as error:
-        known = [*_ALWAYS_THERE, *catalog.TFDS, *help_pages.NAMES]
+        known = [*_ALWAYS_THERE, *catalog.TFDS, *_HELP_PAGES]
         close = nearest(name, known)
         raise UsageError(
             f"{error}\nKnown here: {', '.join(sorted(known))}" + (f"; did you mean {close!r}?" if close else "")
@@ -179,6 +183,8 @@ def _find_archives(
     if failure is None:
         return None
     say(f"cannot download from there: {failure}")
+    from examples.data import debian
+
     package = debian.PACKAGES.get(name)
     if package is not None and debian.available():
         say(f"taking it from the Debian package {package.name} instead")

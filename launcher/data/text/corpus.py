@@ -1,6 +1,5 @@
-"""Running text for language models, bound by gin: `text_corpus.name = 'python_docs'`.
+"""Running text for language models, bound by gin: a `text_corpus.source` of any kind, or `text_corpus.name`.
 
-    python_docs           the docstrings of Python's standard library and its help topics; nothing to download
     tfds:NAME             any TFDS set with a text: tfds:lm1b
     lines:GLOB            own files, each line a document
     jsonl:GLOB            own files, the field text_corpus.text_feature of each line a document
@@ -25,15 +24,14 @@ from launcher.data.text import packing, patterns, rows, storage
 from launcher.data.text.files import FileCorpus
 from launcher.data.text.packing import Sequences
 from launcher.data.text.patterns import PatternTexts
-from launcher.data.text.python_docs import PythonDocs
 from launcher.data.text.rows import TextRows
-from launcher.data.text.source import Source, refuse
+from launcher.data.text.source import Source, chosen, refuse
 from launcher.data.text.tfds_text import TfdsCorpus
 from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError, advice
 
 _BLOCK = 1_000
-_NAMES = ("python_docs", "files", "lines:", "jsonl:", "tfds:lm1b")
+_NAMES = ("files", "lines:", "jsonl:", "tfds:lm1b")
 _TFDS_PREFIX = "tfds:"
 
 
@@ -153,7 +151,8 @@ def cut(document: list[int], *, length: int, context: int) -> Iterator[tuple[lis
 @gin.configurable
 def text_corpus(
     *,
-    name: str = gin.REQUIRED,
+    name: str | None = None,
+    source: Source[str] | None = None,
     vocab_size: int = gin.REQUIRED,
     length: int = gin.REQUIRED,
     eval_context: int = 0,
@@ -167,10 +166,11 @@ def text_corpus(
     eval_share: float | None = None,
     memory_limit_bytes: int = 2 * 1024**3,
 ) -> TextCorpus:
-    """Running text by name. Reads and trains nothing: that happens with the first batch.
+    """Running text by name or from a source. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      name: "python_docs", "tfds:NAME", "lines:GLOB", "jsonl:GLOB" or "files".
+      name: "tfds:NAME", "lines:GLOB", "jsonl:GLOB" or "files".
+      source: where documents come from, in place of a name: a class of yours, such as those of examples/data.
       vocab_size: token ids.
       length: tokens of a row.
       eval_context: tokens that a held-out piece repeats from the one before; see `TextCorpus`.
@@ -186,6 +186,7 @@ def text_corpus(
       UsageError: an unknown name, or arguments that do not fit.
     """
     files = {"train_file": train_file, "eval_file": eval_file, "documents": documents}
+    name, source = chosen("text_corpus", name, source)
     kind = name.partition(":")[0] if ":" in name else ""
     if name != "files":
         refuse("text_corpus", name, files, "'files'")
@@ -196,9 +197,8 @@ def text_corpus(
     if kind not in ("lines", "jsonl"):
         of_patterns = {"eval_files": eval_files, "eval_share": eval_share}
         refuse("text_corpus", name, of_patterns, "'lines:GLOB' or 'jsonl:GLOB'")
-    source: Source[str]
-    if name == "python_docs":
-        source = PythonDocs()
+    if source is not None:
+        pass  # it is made already
     elif name == "files":
         source = FileCorpus(train_file=train_file, eval_file=eval_file, documents=documents or "line")
     elif kind in ("lines", "jsonl"):

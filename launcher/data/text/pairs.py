@@ -1,7 +1,5 @@
-"""Sentences and their translations, bound by gin: `text_pairs.name = 'spoken_numbers'`.
+"""Sentences and their translations, bound by gin: a `text_pairs.source` of any kind, or `text_pairs.name`.
 
-    spoken_numbers        numbers, ordinals, dates and amounts in English and German words; nothing to download
-    help_en_de            help pages of LibreOffice, also _fr and _es; python -m launcher.data.prepare help_en_de
     tfds:NAME             any TFDS translation set: tfds:wmt14_translate/de-en
     tsv:GLOB              own files, two columns of each line a pair
     jsonl:GLOB            own files, the fields text_pairs.source_language and target_language of each line a pair
@@ -26,14 +24,12 @@ import tensorflow as tf
 from absl import logging
 
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
-from launcher.data.text import help_pages, packing, patterns, rows, storage
+from launcher.data.text import packing, patterns, rows, storage
 from launcher.data.text.files import FilePairs
-from launcher.data.text.help_pages import HelpPages
 from launcher.data.text.packing import Sequences
 from launcher.data.text.patterns import PatternTexts
 from launcher.data.text.rows import TextRows
-from launcher.data.text.source import Source, refuse
-from launcher.data.text.spoken_numbers import SpokenNumbers
+from launcher.data.text.source import Source, chosen, refuse
 from launcher.data.text.tfds_text import TfdsPairs
 from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError, advice
@@ -43,7 +39,7 @@ Pair = tuple[str, str]
 _BLOCK = 10_000
 _DECODE = "decode.source"  # the key of held-out sources, one a row
 _KINDS = ("source", "target")
-_NAMES = ("spoken_numbers", *help_pages.NAMES, "files", "tsv:", "jsonl:", "tfds:wmt14_translate/de-en")
+_NAMES = ("files", "tsv:", "jsonl:", "tfds:wmt14_translate/de-en")
 _TFDS_PREFIX = "tfds:"
 
 
@@ -206,7 +202,8 @@ def _decode_batch(stored: Batch) -> Batch:
 @gin.configurable
 def text_pairs(
     *,
-    name: str = gin.REQUIRED,
+    name: str | None = None,
+    source: Source[Pair] | None = None,
     vocab_size: int = gin.REQUIRED,
     max_length: int = gin.REQUIRED,
     packed: bool = True,
@@ -224,11 +221,11 @@ def text_pairs(
     eval_share: float | None = None,
     memory_limit_bytes: int = 2 * 1024**3,
 ) -> TextPairs:
-    """Pairs of texts by name. Reads and trains nothing: that happens with the first batch.
+    """Pairs of texts by name or from a source. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      name: "spoken_numbers", "help_en_de", "help_en_fr", "help_en_es", "tfds:NAME", "tsv:GLOB", "jsonl:GLOB" or
-        "files".
+      name: "tfds:NAME", "tsv:GLOB", "jsonl:GLOB" or "files".
+      source: where pairs come from, in place of a name: a class of yours, such as those of examples/data.
       vocab_size: token ids, one vocabulary for both sides.
       max_length: tokens of the longest source or target, with its end; see `TextPairs`.
       packed: several pairs share a row.
@@ -254,6 +251,7 @@ def text_pairs(
     }
     languages = {"source_language": source_language, "target_language": target_language}
     splits = {"train_split": train_split, "eval_split": eval_split}
+    name, source = chosen("text_pairs", name, source)
     kind = name.partition(":")[0] if ":" in name else ""
     if name != "files":
         refuse("text_pairs", name, files, "'files'")
@@ -266,11 +264,8 @@ def text_pairs(
     if kind not in ("tsv", "jsonl"):
         of_patterns = {"eval_files": eval_files, "eval_share": eval_share}
         refuse("text_pairs", name, of_patterns, "'tsv:GLOB' or 'jsonl:GLOB'")
-    source: Source[Pair]
-    if name == "spoken_numbers":
-        source = SpokenNumbers()
-    elif name in help_pages.NAMES:
-        source = HelpPages(name)
+    if source is not None:
+        pass  # it is made already
     elif name == "files":
         source = FilePairs(**files)
     elif kind in ("tsv", "jsonl"):

@@ -113,7 +113,7 @@ def test_nothing_is_read_before_the_check(data_dir):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "python_doc"}, "unknown; did you mean 'python_docs'"),
+        ({"name": "file"}, "unknown; did you mean 'files'"),
         ({"length": 1}, "text_corpus.length = 1 must be 2 or more"),
         ({"eval_context": 64}, "eval_context = 64 must be from 0 to length - 1 = 63"),
         ({"name": "files"}, "needs text_corpus.train_file"),

@@ -156,7 +156,7 @@ def test_a_set_without_held_out_pairs_says_so():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "spoken_number"}, "unknown; did you mean 'spoken_numbers'"),
+        ({"name": "file"}, "unknown; did you mean 'files'"),
         ({"name": "wmt14_translate/de-en"}, "did you mean 'tfds:wmt14_translate/de-en'"),
         ({"vocab_size": 100}, "vocab_size = 100 is too small"),
         ({"max_length": 1}, "max_length = 1 must be 2 or more"),

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.data.text import python_docs
-from launcher.data.text.python_docs import PythonDocs, is_held_out
+from examples.data import python_docs
+from examples.data.python_docs import PythonDocs, is_held_out
+from launcher.data.text.corpus import text_corpus
 from launcher.errors import UsageError
 
 
@@ -70,3 +71,17 @@ def test_this_pythons_library_gives_two_parts_that_share_no_docstring(docs):
     sizes = [sum(len(text.encode()) for text in texts) for texts in (docs.train(), docs.held_out())]
     assert 1_200_000 < sizes[0] < 5_000_000
     assert 0.02 < sizes[1] / sum(sizes) < 0.12
+
+
+def test_the_name_of_before_still_makes_it_and_says_what_to_write_instead(caplog):
+    data = text_corpus(name="python_docs", vocab_size=300, length=32)
+    assert data.name == "python_docs" and isinstance(data._source, PythonDocs)
+    assert "import examples.data.python_docs and bind text_corpus.source = @PythonDocs()" in caplog.text
+
+
+def test_a_bound_name_goes_before_the_source_of_a_recipe(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    data = text_corpus(name=f"lines:{tmp_path}/a.txt", source=PythonDocs(), vocab_size=300, length=32)
+    assert data.name == f"lines:{tmp_path}/a.txt"
+    with pytest.raises(UsageError, match=r"required and not bound: text_corpus.source, or text_corpus.name"):
+        text_corpus(vocab_size=300, length=32)

@@ -1,5 +1,8 @@
 """Numbers, ordinals, dates and amounts in English words, to be said in German: made by num2words and babel.
 
+    import examples.data.spoken_numbers
+    text_pairs.source = @SpokenNumbers()
+
     twenty-seven thousand and one                 siebenundzwanzigtausendeins
     the fifth of March nineteen ninety-nine       der fünfte März neunzehnhundertneunundneunzig
     four hundred and twelve euros and five cents  vierhundertzwölf Euro und fünf Cent
@@ -19,6 +22,8 @@ import importlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
+
+import gin
 
 from launcher.data.text import storage
 from launcher.errors import UsageError
@@ -56,6 +61,7 @@ Pair = tuple[str, str]
 T = TypeVar("T")
 
 
+@gin.configurable
 class SpokenNumbers:
     """The pairs; see `launcher.data.text.source.Source`."""
 
@@ -70,7 +76,7 @@ class SpokenNumbers:
                 if error.name != package:
                     raise
                 raise UsageError(
-                    f"text_pairs.name = 'spoken_numbers' needs {package}, which is not installed: "
+                    f"text_pairs.source = @SpokenNumbers() needs {package}, which is not installed: "
                     f"{installation.command('text')}"
                 ) from None
 

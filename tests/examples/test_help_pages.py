@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from examples.data import help_pages
+from examples.data.help_html import paragraphs
+from examples.data.help_pages import HelpPages, align, is_held_out, prepare
 from launcher.data import prepare as prepare_module
 from launcher.data import tfds
-from launcher.data.text import help_pages
-from launcher.data.text.help_html import paragraphs
-from launcher.data.text.help_pages import HelpPages, align, is_held_out, prepare
 from launcher.data.text.pairs import text_pairs
 from launcher.errors import EXIT_USAGE, UsageError
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 from num2words import num2words
 
-from launcher.data.text import spoken_numbers
-from launcher.data.text.spoken_numbers import HELD_OUT_NUMBERS, HELD_OUT_YEARS, SpokenNumbers
+from examples.data import spoken_numbers
+from examples.data.spoken_numbers import HELD_OUT_NUMBERS, HELD_OUT_YEARS, SpokenNumbers
 from launcher.errors import UsageError
 
 

@@ -1,5 +1,8 @@
 """What CPython says of itself: the docstrings of its standard library and the topics of its help().
 
+    import examples.data.python_docs
+    text_corpus.source = @PythonDocs()
+
 A document is one module: its name, then every docstring under the name of what it documents, as they stand in the
 source. Modules are held out whole, and what the training modules say word for word is taken out of the held-out ones.
 The text is that of the Python that runs, about 2 MB: it differs between versions.
@@ -17,6 +20,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+import gin
+
 from launcher.data.text import storage
 from launcher.errors import UsageError
 
@@ -33,6 +38,7 @@ Entry = tuple[str, str]
 """What is documented, and its docstring."""
 
 
+@gin.configurable
 class PythonDocs:
     """The documents; see `launcher.data.text.source.Source`."""
 
@@ -42,8 +48,8 @@ class PythonDocs:
         """Raises UsageError where this Python comes without the sources of its library."""
         if not _files() or not _topics_file().is_file():
             raise UsageError(
-                "text_corpus.name = 'python_docs' reads the standard library's own sources, and this Python has none "
-                f"in {_library()}; use a complete installation, or bind text_corpus.name to another data set"
+                "text_corpus.source = @PythonDocs() reads the standard library's own sources, and this Python has none "
+                f"in {_library()}; use a complete installation, or bind another data set"
             )
 
     def digest(self) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.data import debian
-from launcher.data.debian import Package
+from examples.data import debian
+from examples.data.debian import Package
 from launcher.errors import LauncherError, PeerError
 
 TIME = 1_500_000_000

@@ -1,5 +1,9 @@
 """LibreOffice's help pages in two languages: `help_en_de`, `help_en_fr` and `help_en_es`.
 
+    import examples.data.help_pages
+    text_pairs.source = @HelpPages()
+    HelpPages.name = 'help_en_de'
+
 A paragraph of the help has the same id in every language, so (file, id) aligns translations exactly. Files are held out
 whole; what they share with training files, word for word on either side, is taken out of the held-out pairs.
 
@@ -20,9 +24,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.data import debian, tfds
+import gin
+
+from examples.data import debian
+from examples.data.help_html import paragraphs
+from launcher.data import tfds
 from launcher.data.text import storage
-from launcher.data.text.help_html import paragraphs
 from launcher.errors import MissingInputError, PeerError, UsageError
 
 # Language to its folder in the help.
@@ -41,6 +48,7 @@ _PAIRS, _FACTS = "pairs.jsonl", "facts.json"
 Pair = tuple[str, str]
 
 
+@gin.configurable
 class HelpPages:
     """The prepared pairs; see `launcher.data.text.source.Source`.
 
