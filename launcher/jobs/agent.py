@@ -29,7 +29,6 @@ from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole, Tee
 from launcher.jobs.transports import AGENT
 from launcher.machine.ports import free_ports
-from launcher.supervised import progress
 
 _TURN_SECONDS = 0.05
 # Workers wait when their output cannot be passed on, as they would for a slow terminal.
@@ -174,22 +173,10 @@ class Agent:
 
     def _command(self, wanted: Mapping[str, Any]) -> Command:
         assert self._backend is not None
-        rank = wanted["rank"]
-        reports, errors = progress.files(self._scratch, rank)
-        return Command(
-            rank=rank,
-            argv=tuple(wanted["argv"]),
-            environ={
-                **self._backend.gpus_of(wanted["slot"]),
-                **wanted["environ"],
-                guard.JOB: self._mark,
-                progress.PROGRESS_FILE: str(reports),
-                progress.ERROR_FILE: str(errors),
-            },
-            log=Path(os.devnull),  # the head keeps it
-            progress_file=reports,
-            error_file=errors,
-        )
+        environ = {**self._backend.gpus_of(wanted["slot"]), **wanted["environ"], guard.JOB: self._mark}
+        log = Path(os.devnull)  # the head keeps it
+        command = Command(rank=wanted["rank"], argv=tuple(wanted["argv"]), environ=environ, log=log)
+        return command.reporting_in(self._scratch)
 
     def _make_tee(self, command: Command) -> Tee:
         return Tee(None, "", _ToHead(self._outgoing, command.rank))

@@ -12,6 +12,10 @@ from typing import Protocol
 from launcher.errors import PeerError
 from launcher.jobs.output import Tee
 from launcher.jobs.policy import Outcome, Trouble
+from launcher.machine.peers import START_TIMEOUT
+from launcher.model_dir import lease
+from launcher.reporting.attempts import ATTEMPT
+from launcher.supervised import progress
 from launcher.supervised.progress import ErrorRecord, Report
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
@@ -55,6 +59,24 @@ class Job:
         """Where the workers' output goes, a folder an attempt."""
         return Path(self.model_dir, "logs")
 
+    def log(self, attempt: int, rank: int) -> Path:
+        """Where the output of one worker goes."""
+        return self.logs / f"attempt_{attempt}" / f"worker_{rank}.log"
+
+    def command(self, attempt: int, rank: int, *, python: str, environ: Mapping[str, str]) -> Command:
+        """One worker of an attempt, run by the interpreter `python`, with `environ` beside what every worker gets."""
+        everybodys = {
+            lease.JOB: self.identity,
+            ATTEMPT: self.attempt_name(attempt),
+            START_TIMEOUT: f"{self.start_timeout_seconds:g}",
+        }
+        return Command(
+            rank=rank,
+            argv=(python, "-m", self.module, *self.arguments),
+            environ={**environ, **everybodys},
+            log=self.log(attempt, rank),
+        )
+
     def attempt_name(self, number: int) -> str:
         """What an attempt is called in attempts.jsonl, unlike those of all other jobs."""
         return f"{self.identity}/{number}"
@@ -79,6 +101,12 @@ class Command:
     log: Path
     progress_file: Path = Path()
     error_file: Path = Path()
+
+    def reporting_in(self, folder: Path) -> Command:
+        """This worker with files in `folder`, one of the host it runs on, for what it tells the supervisor."""
+        reports, errors = progress.files(folder, self.rank)
+        told = {progress.PROGRESS_FILE: str(reports), progress.ERROR_FILE: str(errors)}
+        return dataclasses.replace(self, environ={**self.environ, **told}, progress_file=reports, error_file=errors)
 
     def __str__(self) -> str:
         """The line a shell would run."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import selectors
 import subprocess
@@ -20,11 +19,8 @@ from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Trouble, WorkerState
 from launcher.jobs.standby import Spare
 from launcher.machine import child_process
-from launcher.machine.cluster import without_peers
-from launcher.machine.peers import START_TIMEOUT
+from launcher.machine.cluster import tf_config, without_peers
 from launcher.machine.ports import free_ports
-from launcher.model_dir import lease
-from launcher.reporting.attempts import ATTEMPT
 from launcher.supervised import progress
 from launcher.supervised.progress import ErrorRecord, Report
 
@@ -95,13 +91,10 @@ class LocalBackend:
         """What an attempt would run, on ports that are free now; a member finds its peers in the environment."""
         job = self._job
         if job.member is not None:
-            return (make_command(job, attempt, job.member, {}),)
+            return (self._command(attempt, job.member, {}),)
         addresses = [f"127.0.0.1:{port}" for port in free_ports(job.workers)]
-        found = []
-        for rank in range(job.workers):
-            cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-            found.append(make_command(job, attempt, rank, {"TF_CONFIG": json.dumps(cluster), **self.gpus_of(rank)}))
-        return tuple(found)
+        places = [{**tf_config.of_worker(addresses, rank), **self.gpus_of(rank)} for rank in range(job.workers)]
+        return tuple(self._command(attempt, rank, place) for rank, place in enumerate(places))
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
         """Starts one attempt's workers.
@@ -178,6 +171,11 @@ class LocalBackend:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._guard.wait(_GUARD_SECONDS)
             self._guard = None
+
+    def _command(self, attempt: int, rank: int, place: Mapping[str, str]) -> Command:
+        environ = {**place, "PYTHONUNBUFFERED": "1", guard.JOB: self._job.identity}
+        command = self._job.command(attempt, rank, python=sys.executable, environ=environ)
+        return command.reporting_in(self._job.scratch)
 
     def _all_variables(self, command: Command) -> dict[str, str]:
         # A worker that is told its place must not hear of another one from a scheduler.
@@ -384,35 +382,6 @@ class LocalWorker:
     def _read_files(self) -> None:
         self.report = progress.read_report(self.command.progress_file) or self.report
         self.error = progress.read_error(self.command.error_file) or self.error
-
-
-def make_command(job: Job, attempt: int, rank: int, environ: Mapping[str, str]) -> Command:
-    """One worker of an attempt on this host.
-
-    Args:
-      job: what is run.
-      attempt: its number.
-      rank: which worker.
-      environ: variables of this worker, beside those by which it tells the supervisor of itself.
-    """
-    reports, errors = progress.files(job.scratch, rank)
-    return Command(
-        rank=rank,
-        argv=(sys.executable, "-m", job.module, *job.arguments),
-        environ={
-            **environ,
-            "PYTHONUNBUFFERED": "1",
-            guard.JOB: job.identity,
-            lease.JOB: job.identity,
-            ATTEMPT: job.attempt_name(attempt),
-            START_TIMEOUT: f"{job.start_timeout_seconds:g}",
-            progress.PROGRESS_FILE: str(reports),
-            progress.ERROR_FILE: str(errors),
-        },
-        log=job.logs / f"attempt_{attempt}" / f"worker_{rank}.log",
-        progress_file=reports,
-        error_file=errors,
-    )
 
 
 def _trains(worker: LocalWorker) -> bool:

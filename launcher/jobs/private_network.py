@@ -90,8 +90,8 @@ def _needs_network(arguments: Sequence[str], request: Request, environ: Mapping[
         ]
     except LauncherError:
         return True
-    if any(isinstance(each, gin_files.Import) or "://" in str(each.value) for each in found):
-        return True
+    if any(each.folder if isinstance(each, gin_files.Import) else "://" in str(each.value) for each in found):
+        return True  # of a recipe of Launcher's, `folder` is empty: what it imports is Launcher's, too
     return any(text.lstrip().startswith("import ") for text in request.gin_param)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,7 @@ from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Trouble, WorkerState, find_cause
 from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts, first_of
 from launcher.jobs.transports import AgentCommand, Transport
-from launcher.machine.cluster import elastic
-from launcher.machine.peers import START_TIMEOUT
-from launcher.model_dir import lease
-from launcher.reporting.attempts import ATTEMPT
+from launcher.machine.cluster import elastic, tf_config
 from launcher.supervised.progress import ErrorRecord, Report
 
 _TURN_SECONDS = 0.05
@@ -198,28 +194,13 @@ class RemoteBackend:
             self._answers[connection, message["is"]] = dict(message)
 
     def _commands(self, attempt: int, seats: Sequence[_Seat]) -> tuple[Command, ...]:
-        job = self._job
         addresses = [f"{seat.remote.host.address}:{seat.port}" for seat in seats]
-        fewer = {elastic.FULL_WORKERS: str(job.workers)} if len(seats) < job.workers else {}
-        return tuple(
-            Command(
-                rank=rank,
-                argv=(self._agent.python, "-m", job.module, *job.arguments),
-                environ={
-                    **self._environ,
-                    "TF_CONFIG": json.dumps(
-                        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-                    ),
-                    "PYTHONUNBUFFERED": "1",
-                    lease.JOB: job.identity,
-                    ATTEMPT: job.attempt_name(attempt),
-                    START_TIMEOUT: f"{job.start_timeout_seconds:g}",
-                    **fewer,
-                },
-                log=job.logs / f"attempt_{attempt}" / f"worker_{rank}.log",
-            )
-            for rank in range(len(seats))
-        )
+        common = {"PYTHONUNBUFFERED": "1"}
+        if len(seats) < self._job.workers:
+            common[elastic.FULL_WORKERS] = str(self._job.workers)
+        environs = [{**self._environ, **tf_config.of_worker(addresses, rank), **common} for rank in range(len(seats))]
+        python = self._agent.python
+        return tuple(self._job.command(attempt, rank, python=python, environ=one) for rank, one in enumerate(environs))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

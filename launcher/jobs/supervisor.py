@@ -74,7 +74,6 @@ class Supervisor:
                 restarts = Restarts(self._job.max_restarts, self._first_step)
                 self._folder.begin(number)
                 while True:
-                    logs = self._job.logs / f"attempt_{number}"
                     verdict = self._attempt(number)
                     self._note_end(number, verdict)
                     verdict = self._settle_restart(verdict, restarts)
@@ -83,7 +82,7 @@ class Supervisor:
                     number += 1
             finally:
                 self._backend.close()
-        self._conclude(verdict, restarts, logs)
+        self._conclude(verdict, restarts, self._job.log(number, 0).parent)
         return verdict.exit_code
 
     # -------------------------------------------------------------------------------------------------- one attempt
@@ -146,7 +145,7 @@ class Supervisor:
             attempt=number,
             cause=cause,
             outcomes=[cause],
-            log=self._job.logs / f"attempt_{number}" / f"worker_{error.rank}.log",
+            log=self._job.log(number, error.rank),
             last_lines=[],
             time=time.time(),
         )

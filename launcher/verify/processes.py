@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launcher.errors import EXIT_USAGE
 from launcher.machine import child_process
+from launcher.machine.cluster import tf_config
 from launcher.machine.ports import free_ports
 from launcher.verify.settings import Topology
 
@@ -117,9 +118,8 @@ def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: in
     visible = (environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(topology.workers)))).split(",")
     found = []
     for rank in range(topology.workers):
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
         gpu = {"CUDA_VISIBLE_DEVICES": visible[rank]} if num_gpus else {}
-        found.append({**base, **gpu, "TF_CONFIG": json.dumps(config)})
+        found.append({**base, **gpu, **tf_config.of_worker(addresses, rank)})
     return found
 
 

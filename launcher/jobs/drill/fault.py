@@ -94,7 +94,6 @@ class Drill:
         if verdict.cause is not None:
             attempt.cause, attempt.what = verdict.cause.rank, first_error.what_happened(verdict.cause)
             if verdict.cause.error:
-                attempt.error_type = verdict.cause.error.type
                 attempt.what += f": {verdict.cause.error.type}"
         if self.fault is not None and self._plan.in_worker and not self._struck and len(self.attempts) == 1:
             # The worker's last report before the fault is the nearest to it that anybody has seen.

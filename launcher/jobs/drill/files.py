@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from pathlib import Path
 from typing import Any
 
 _DAMAGED_BYTES = 64
-_CHUNK_BYTES = 4 * 2**20
 
 
 def newest_step(model_dir: Path) -> int | None:
@@ -30,21 +28,28 @@ def all_steps(model_dir: Path) -> list[int]:
 
 def damage(model_dir: Path, step: int) -> str:
     """Flips bytes in the middle of a checkpoint's largest file, as a bad disk does; returns the file's new SHA-256."""
-    path = max(_files(model_dir, step), key=lambda path: path.stat().st_size)
+    from launcher.checkpoints import CheckpointStore
+    from launcher.checkpoints.manifest import folder_name, sha256_of
+
+    folder = model_dir / "checkpoints" / folder_name(step)
+    names = CheckpointStore(str(model_dir / "checkpoints")).manifest(step)["files"]
+    path = max((folder / name for name in names), key=lambda path: path.stat().st_size)
     with open(path, "r+b") as file:
         file.seek(max(0, path.stat().st_size - _DAMAGED_BYTES) // 2)
         before = file.read(_DAMAGED_BYTES)
         file.seek(-len(before), 1)
         file.write(bytes(byte ^ 0xFF for byte in before))
-    return _sha256(path)
+    return sha256_of(path)
 
 
 def is_kept(model_dir: Path, sha256: str) -> bool:
     """Whether a damaged file is still there, under whatever name, for a person to look at."""
+    from launcher.checkpoints.manifest import sha256_of
+
     for _ in range(3):  # again, because it may get its other name between being listed and being read
         for path in sorted((model_dir / "checkpoints").rglob("*")):
             with contextlib.suppress(OSError):  # a folder, or moved or retired meanwhile
-                if _sha256(path) == sha256:
+                if sha256_of(path) == sha256:
                     return True
     return False
 
@@ -75,19 +80,3 @@ def difference(one: Path, other: Path) -> str:
 def _data(manifest: dict[str, Any]) -> dict[str, str]:
     """Checksums of the files that hold the arrays; an index beside them says only where."""
     return {name: file["sha256"] for name, file in manifest["files"].items() if not name.endswith(".index")}
-
-
-def _files(model_dir: Path, step: int) -> list[Path]:
-    from launcher.checkpoints import CheckpointStore
-
-    folder = model_dir / "checkpoints" / f"step_{step:08d}"
-    names = CheckpointStore(str(model_dir / "checkpoints")).manifest(step)["files"]
-    return [folder / name for name in names]
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

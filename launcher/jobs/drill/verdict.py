@@ -26,7 +26,7 @@ class Attempt:
       training_at: monotonic seconds of the first report of a step beyond the first.
       ended_at: monotonic seconds at which its end was understood.
       exit_code: what it meant for the job.
-      cause, what, error_type: who failed first and how, as it was named; None and "" when nobody did.
+      cause, what: who failed first and how, as it was named; None and "" when nobody did.
       newest_checkpoint: the newest complete one when nothing of the attempt ran any more.
     """
 
@@ -37,7 +37,6 @@ class Attempt:
     exit_code: int | None = None
     cause: int | None = None
     what: str = ""
-    error_type: str = ""
     newest_checkpoint: int | None = None
 
 

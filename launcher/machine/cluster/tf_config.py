@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.errors import UsageError
@@ -39,6 +39,12 @@ def claim(environ: Mapping[str, str]) -> Claim | None:
         marker="TF_CONFIG",
         addresses=lambda: workers,
     )
+
+
+def of_worker(addresses: Sequence[str], rank: int) -> dict[str, str]:
+    """The variable as the worker of this rank needs it."""
+    config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}
+    return {"TF_CONFIG": json.dumps(config)}
 
 
 def _wrong(problem: str) -> UsageError:
