@@ -12,9 +12,8 @@ import keras
 
 from launcher.config import gin_bindings
 from launcher.modes import Request
-from launcher.reporting.run_folder import Change, RunRecord
+from launcher.reporting.run_folder import LOW_IS_BEST, Change, RunRecord
 from launcher.run import computed, loading
-from launcher.run.early_stopping import LOW_IS_BEST
 from launcher.run.plan import RunPlan
 from launcher.step import freezing, layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving

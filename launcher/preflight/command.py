@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,6 @@ from launcher.preflight.kept_reports import Recorder
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.preflight.suggestions import Suggestion
 from launcher.preflight.targets import Target
-from launcher.reporting.progress_line import ProgressLine
 from launcher.reporting.summary import versions as run_versions
 from launcher.reporting.units import bytes_text
 
@@ -77,7 +77,7 @@ class Preflight:
     def __init__(self, request: CompileRequest, console: Recorder):
         self._request = request
         self._console = console
-        self._line = ProgressLine(console.shown)
+        self._phase = contextlib.ExitStack()
         self._cases = request.cases()
         self._versions = {
             name: version
@@ -91,10 +91,8 @@ class Preflight:
             gin_params=request.gin_params,
             seed=request.seed,
             deterministic=request.deterministic,
-            compiler=Compiler(
-                cache_dir=request.cache_dir, timeout_seconds=request.timeout_seconds, tick=self._line.tick
-            ),
-            on_phase=lambda case, phase: self._line.start(f"{case.name}: {phase}"),
+            compiler=Compiler(cache_dir=request.cache_dir, timeout_seconds=request.timeout_seconds),
+            on_phase=self._begin,
         )
 
     def run(self, *, dry_run: bool) -> int:
@@ -113,18 +111,22 @@ class Preflight:
                 not_applicable.append((case.name, str(error)))
                 self._judge_lasting(error)
             else:
-                self._line.close()
+                self._phase.close()
                 reports.append(report)
                 case_report.show(report, self._console)
                 self._console.note("")
             finally:
-                self._line.close()
+                self._phase.close()
         findings = [one.finding for one in reports]
         if len(self._cases) > 1:
             self._console.table(comparison.rows(findings, not_applicable))
         case_report.show_constants(findings, self._console)
         self._write(reports, not_applicable)
         return self._judge(reports, not_applicable)
+
+    def _begin(self, case: Case, phase: str) -> None:
+        self._phase.close()
+        self._phase.enter_context(self._console.shown.waiting(f"{case.name}: {phase}"))
 
     def _checked(self) -> tuple[list[Case], list[tuple[str, str]]]:
         """The cases that can be resolved, before the first of them is compiled; and why the others cannot."""

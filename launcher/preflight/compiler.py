@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ MINIMUM = {"jax": "0.10.2", "libtpu": "0.0.51", "jax-cuda12-pjrt": "0.10.2"}
 _COMPILERS = {"tpu": ("libtpu", "preflight"), "gpu": ("jax-cuda12-pjrt", "gpu_preflight")}
 CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
 
-_POLL_SECONDS = 0.1
 _WORKING = ".compiling-"
 _ABANDONED_SECONDS = 86400.0
 _TAIL_LINES = 12
@@ -115,7 +114,6 @@ class Compiler:
     Args:
       cache_dir: where results are kept; made when needed.
       timeout_seconds: for one compilation.
-      tick: called about ten times a second during a compilation with the seconds it has taken.
       child: command that starts the compiling process; for tests.
     """
 
@@ -124,12 +122,10 @@ class Compiler:
         *,
         cache_dir: str,
         timeout_seconds: float,
-        tick: Callable[[float], None] = lambda seconds: None,
         child: Sequence[str] = CHILD,
     ):
         self._cache_dir = Path(os.path.expanduser(cache_dir))
         self._timeout_seconds = timeout_seconds
-        self._tick = tick
         self._child = tuple(child)
 
     def compile(self, stablehlo: str, where: Target) -> Compilation:
@@ -190,18 +186,13 @@ class Compiler:
             raise _death(process.returncode, log, where)
 
     def _wait(self, process: subprocess.Popen[bytes], where: Target) -> None:
-        started = time.monotonic()
-        while process.poll() is None:
-            seconds = time.monotonic() - started
-            if seconds > self._timeout_seconds:
-                raise OutOfTimeError(
-                    f"--preflight_timeout={self._timeout_seconds:g}: {_compiler_for(where)} was not done with "
-                    f"{where.name} after so many seconds; give it more, or a machine with faster cores"
-                )
-            self._tick(seconds)
-            # Wakes when it ends; the timeout is only how often the progress line moves.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_SECONDS)
+        try:
+            process.wait(self._timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise OutOfTimeError(
+                f"--preflight_timeout={self._timeout_seconds:g}: {_compiler_for(where)} was not done with "
+                f"{where.name} after so many seconds; give it more, or a machine with faster cores"
+            ) from None
 
 
 def _named_by_order(stablehlo: str) -> str:

@@ -43,7 +43,8 @@ _KINDS: dict[str, Any] = {
 }
 _TABLES = ("seconds", "metrics", "versions", "goodput")  # of summary.json
 
-_LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")  # of runs that did not record it
+LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
+"""Measurements of which the lowest value is the best."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,7 @@ class RunFolder:
     def low_is_best(self) -> bool:
         if self.record is not None and self.record.best_metric == self.best_metric:
             return self.record.low_is_best
-        return self.best_metric in _LOW_IS_BEST
+        return self.best_metric in LOW_IS_BEST
 
     @property
     def best(self) -> Mapping[str, Any] | None:

@@ -11,10 +11,8 @@ import gin
 import numpy as np
 
 from launcher.errors import UsageError
+from launcher.reporting.run_folder import LOW_IS_BEST
 from launcher.run.actions import Action, Event
-
-# Evaluation metrics of which less is better; of all others, more.
-LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
 
 _STATE = "early_stopping"
 
