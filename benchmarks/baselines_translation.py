@@ -46,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     data = text_pairs(name=options.name, vocab_size=4000, max_length=64)
     data.check()
-    train = data.train_pairs
+    train = list(data.source.train())
     sources, references = ([pair[side] for pair in data.eval_pairs] for side in (0, 1))
     neighbours = [train[index][1] for index in nearest([source for source, _ in train], sources)]
     result = {

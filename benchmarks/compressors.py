@@ -53,7 +53,7 @@ def main() -> None:
         name=options.name, vocab_size=4000, length=256, train_file=options.train_file, eval_file=options.eval_file
     )
     data.check()
-    train, held_out = data.train_text.encode(), data.eval_text.encode()
+    train, held_out = ("".join(texts).encode() for texts in (data.source.train(), data.source.held_out()))
     result = {
         "data": options.name,
         "train_bytes": len(train),

@@ -17,22 +17,10 @@ from launcher.errors import MissingInputError, UsageError
 SUFFIXES = (".keras", ".weights.h5", ".safetensors")
 
 # Of https://github.com/huggingface/safetensors: 8 bytes of size, a JSON header, and the arrays, all little-endian.
-_SAFETENSORS = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "u1",
-    "BOOL": "?",
-}
+_SIZES = {"F": (2, 4, 8), "I": (1, 2, 4, 8), "U": (1, 2, 4, 8)}
+_SAFETENSORS = {f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind, sizes in _SIZES.items() for size in sizes}
+_SAFETENSORS["BOOL"] = "?"
 _LARGEST_HEADER_BYTES = 100 * 2**20
-
 
 # What a file unpacks to is read up to so many times its own size, and up to so many bytes whatever that is: Keras
 # compresses nothing, and whoever does so later gains little on trained weights.

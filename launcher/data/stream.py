@@ -43,6 +43,7 @@ _OPEN_FILES = 4
 _GLOBAL_SEEDS = 2**31 - 1
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamedImages:
     """`Data` from a prepared TFDS image set, without holding it in memory.
 
@@ -57,46 +58,33 @@ class StreamedImages:
       mix: mixes training examples with others after that.
     """
 
-    def __init__(
-        self,
-        *,
-        builder: Any,
-        train_split: str,
-        eval_split: str,
-        decoder: ImageDecoder,
-        random_window: bool,
-        flip: bool,
-        augment: ImageAugment | None,
-        finish: Callable[[Batch], Batch],
-        mix: Mixing | None = None,
-    ):
-        self._builder = builder
-        self._train_split = train_split
-        self._eval_split = eval_split
-        self._decoder = decoder
-        self._random_window = random_window
-        self._flip = flip
-        self._augment = augment
-        self._finish = finish
-        self._mix = mix
+    builder: Any
+    train_split: str
+    eval_split: str
+    decoder: ImageDecoder
+    random_window: bool
+    flip: bool
+    augment: ImageAugment | None
+    finish: Callable[[Batch], Batch]
+    mix: Mixing | None = None
 
     @property
     def num_train_examples(self) -> int:
-        return tfds.num_examples(self._builder, self._train_split)
+        return tfds.num_examples(self.builder, self.train_split)
 
     @property
     def num_eval_examples(self) -> int:
-        return tfds.num_examples(self._builder, self._eval_split)
+        return tfds.num_examples(self.builder, self.eval_split)
 
     def check(self) -> None:
-        tfds.check_prepared(self._builder, (self._train_split, self._eval_split))
+        tfds.check_prepared(self.builder, (self.train_split, self.eval_split))
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
-        size, mix = shard.per_replica_batch_size, self._mix
+        size, mix = shard.per_replica_batch_size, self.mix
 
         @as_written
         def batch_of(images: tf.Tensor, labels: tf.Tensor, seeds: tf.Tensor) -> Batch:
-            return weighted(self._finish({"image": self._augmented(images, seeds), "label": labels}), size)
+            return weighted(self.finish({"image": self._augmented(images, seeds), "label": labels}), size)
 
         if mix is None:
             return batch_pipeline(self._stored_batches(shard), batch_of)
@@ -132,34 +120,34 @@ class StreamedImages:
         return paired.skip(shard.local_replicas if resumed else 0)
 
     def _augmented(self, images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-        return images if self._augment is None else self._augment(images, seeds)
+        return images if self.augment is None else self.augment(images, seeds)
 
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         hosts, host = _hosts(shard)
         size = shard.per_replica_batch_size
         slots = shard.eval_steps(self.num_eval_examples) * shard.host_batch_size
         # The shares of hosts differ by at most one example, and the largest fits into the slots of its host.
-        share = self._even_splits(self._eval_split, hosts)[host]
+        share = self._even_splits(self.eval_split, hosts)[host]
         examples = self._read(share).map(
             as_written(
-                lambda example: (self._decoder.centre(example["image"]), tf.cast(example["label"], tf.int32), 1.0)
+                lambda example: (self.decoder.centre(example["image"]), tf.cast(example["label"], tf.int32), 1.0)
             ),
             num_parallel_calls=parallel_calls(),
             deterministic=True,
         )
-        nothing = (tf.zeros(self._decoder.image_shape, tf.uint8), tf.zeros([], tf.int32), tf.zeros([]))
+        nothing = (tf.zeros(self.decoder.image_shape, tf.uint8), tf.zeros([], tf.int32), tf.zeros([]))
         padded = examples.concatenate(tf.data.Dataset.from_tensors(nothing).repeat()).take(slots)
 
         @as_written
         def batch_of(images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> Batch:
-            return weighted(self._finish({"image": images, "label": labels}), size, mask)
+            return weighted(self.finish({"image": images, "label": labels}), size, mask)
 
         return batch_pipeline(padded.batch(size, drop_remainder=True), batch_of)
 
     def _encoded(self, shard: Shard, streams: int, first: int, hosts: int) -> tf.data.Dataset:
         """The host's encoded examples and labels in the order of its positions in the global batches, without end."""
         share = shard.global_batch_size // streams
-        splits = self._even_splits(self._train_split, streams)[first : first + streams // hosts]
+        splits = self._even_splits(self.train_split, streams)[first : first + streams // hosts]
         parts = [
             self._endless(split, seed=shard.seed, stream=first + number, used=shard.start_step * share)
             for number, split in enumerate(splits)
@@ -171,7 +159,7 @@ class StreamedImages:
 
     def _endless(self, split: Any, *, seed: int, stream: int, used: int) -> tf.data.Dataset:
         """One stream, epoch after epoch, from the first example that is not used up."""
-        first_epoch, skip = divmod(used, tfds.num_examples(self._builder, split))
+        first_epoch, skip = divmod(used, tfds.num_examples(self.builder, split))
 
         @as_written  # TFDS's functions are wrapped in a way it only warns about
         def epoch_of(epoch: tf.Tensor) -> tf.data.Dataset:
@@ -198,7 +186,7 @@ class StreamedImages:
         return epochs.flat_map(epoch_of).prefetch(tf.data.AUTOTUNE)
 
     def _read(self, split: Any, *, shuffle_files: bool = False, config: Any = None) -> tf.data.Dataset:
-        return self._builder.as_dataset(
+        return self.builder.as_dataset(
             split=split,
             shuffle_files=shuffle_files,
             decoders=tfds.skip_decoding(),
@@ -206,10 +194,10 @@ class StreamedImages:
         )
 
     def _even_splits(self, split: str, parts: int) -> list[Any]:
-        count = tfds.num_examples(self._builder, split)
+        count = tfds.num_examples(self.builder, split)
         if count < parts:
             raise UsageError(
-                f"split {split!r} of {self._builder.name!r} has {count} examples, too few to stream them in {parts} "
+                f"split {split!r} of {self.builder.name!r} has {count} examples, too few to stream them in {parts} "
                 "parts; raise image_data.memory_limit_bytes to hold it in memory"
             )
         return tfds.module().even_splits(split, n=parts, drop_remainder=False)
@@ -218,9 +206,9 @@ class StreamedImages:
         self, example: tuple[tf.Tensor, tf.Tensor], numbers: tuple[tf.Tensor, tf.Tensor, tf.Tensor]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         (encoded, label), (seeds, window, mirrored) = example, numbers
-        if not self._random_window:
-            return self._decoder.centre(encoded), label, seeds
-        return self._decoder.random_window(encoded, window, mirrored & self._flip), label, seeds
+        if not self.random_window:
+            return self.decoder.centre(encoded), label, seeds
+        return self.decoder.random_window(encoded, window, mirrored & self.flip), label, seeds
 
 
 def num_streams(global_batch_size: int, hosts: int) -> int:

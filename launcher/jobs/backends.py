@@ -11,10 +11,12 @@ from absl import flags
 from launcher import modes
 from launcher.errors import UsageError
 from launcher.jobs import kubernetes, private_network, remote_flags, tpu_vm
+from launcher.jobs.hosts import parse_hosts
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole
 from launcher.jobs.slurm import Srun
+from launcher.jobs.transports import Ssh, Transport
 
 _DEFAULT_RESTARTS = 3
 
@@ -69,24 +71,24 @@ def _one(options: flags.FlagValues) -> int:
     return 1
 
 
-def _ssh_workers(options: flags.FlagValues) -> int:
-    return sum(host.slots for host in remote_flags.ssh_hosts(options))
-
-
-def _slurm_workers(options: flags.FlagValues) -> int:
-    return sum(host.slots for host in Srun(os.environ, options.workers).hosts)
-
-
 def _make_local(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
     return LocalBackend(job, console, os.environ, standby=options.standby)
 
 
-def _make_ssh(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
-    return remote_flags.make_backend(options, job, console, remote_flags.make_ssh(options), os.environ)
+def _ssh(options: flags.FlagValues) -> Transport:
+    return Ssh(parse_hosts(options.hosts, options.hostfile, options.workers), options.ssh_command)
 
 
-def _make_slurm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
-    return remote_flags.make_backend(options, job, console, Srun(os.environ, options.workers), os.environ)
+def _srun(options: flags.FlagValues) -> Transport:
+    return Srun(os.environ, options.workers)
+
+
+def _slots_of(transport: Callable[[flags.FlagValues], Transport]) -> Callable[[flags.FlagValues], int]:
+    return lambda options: sum(host.slots for host in transport(options).hosts)
+
+
+def _hosts_of(transport: Callable[[flags.FlagValues], Transport]) -> Callable[..., Backend]:
+    return lambda options, job, console: remote_flags.make_backend(options, job, console, transport(options))
 
 
 def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
@@ -94,9 +96,7 @@ def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Ba
     recipe = modes.define_flags()
     recipe(["launcher.main", *job.arguments])
     needed = tpu_vm.environment(options.tpu_node, recipe.tpu)
-    return remote_flags.make_backend(
-        options, job, console, transport, os.environ, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT
-    )
+    return remote_flags.make_backend(options, job, console, transport, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT)
 
 
 KINDS: Mapping[str, Kind] = {
@@ -115,14 +115,14 @@ KINDS: Mapping[str, Kind] = {
     ),
     "ssh": Kind(
         says="on --hosts",
-        num_workers=_ssh_workers,
-        make=_make_ssh,
+        num_workers=_slots_of(_ssh),
+        make=_hosts_of(_ssh),
         flags=(*remote_flags.SSH_FLAGS, *remote_flags.REMOTE_FLAGS),
     ),
     "slurm": Kind(
         says="on the nodes of the Slurm job that this runs in",
-        num_workers=_slurm_workers,
-        make=_make_slurm,
+        num_workers=_slots_of(_srun),
+        make=_hosts_of(_srun),
         flags=remote_flags.REMOTE_FLAGS,
     ),
     "kubernetes": Kind(says="in pods", num_workers=_one_or_given, make=None, flags=kubernetes.FLAGS),

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from launcher.jobs import first_error
 from launcher.jobs.first_error import FirstError
@@ -16,57 +16,40 @@ from launcher.jobs.policy import WorkerState
 from launcher.reporting import strict_json
 
 
-class ErrorFiles(Protocol):
-    """Keeps MODEL_DIR/error.json: which worker failed first in the attempt that ended the job, and why."""
-
-    def begin(self, attempt: int) -> None:
-        """Forgets what attempts before `attempt` left in error.json."""
-
-    def write(self, error: FirstError, *, exit_code: int | None) -> str:
-        """Writes the report; `exit_code` is the job's, None when it goes on.
-
-        Returns:
-          What a person is to know beside it, or "".
-        """
-
-    def clear(self) -> None:
-        """Removes error.json: all went well in the end."""
-
-    def remove_logs(self, logs: Path) -> None:
-        """Removes what a mistake in the flags has left: nothing was run."""
-
-
-def error_files(job: Job) -> ErrorFiles:
+def error_files(job: Job) -> Sole | Shared:
     """Those that fit the job: its model_dir belongs to one supervisor, or is shared by as many as it has workers."""
     return Sole(job) if job.member is None else Shared(job, job.member)
 
 
 class Sole:
-    """One supervisor for all workers."""
+    """MODEL_DIR/error.json of one supervisor: which worker failed first in the attempt that ended the job, and why."""
 
     def __init__(self, job: Job):
-        self._job = job
         self._path = Path(job.model_dir, first_error.FILE_NAME)
 
     def begin(self, attempt: int) -> None:
+        """Forgets what attempts before `attempt` left in error.json."""
         self.clear()
 
     def write(self, error: FirstError, *, exit_code: int | None) -> str:
+        """Writes the report, and returns what to say beside it; `exit_code` is None for a job that goes on."""
         _write(error.log.parent / first_error.FILE_NAME, error.record(exit_code=exit_code))
         _write(self._path, error.record(exit_code=exit_code))
         return ""
 
     def clear(self) -> None:
+        """Removes error.json: all went well in the end."""
         with contextlib.suppress(OSError):
             self._path.unlink()
 
     def remove_logs(self, logs: Path) -> None:
+        """Removes what a mistake in the flags has left: nothing was run."""
         shutil.rmtree(logs, ignore_errors=True)
         _remove_empty(logs.parent, logs.parent.parent)
 
 
 class Shared:
-    """A supervisor a worker, none of which sees the others: each writes what became of its own worker to
+    """As `Sole`, of a supervisor a worker, none of which sees the others: each writes what became of its own worker to
     logs/attempt_K/worker_I.error.json, and error.json is the first of these that is not the echo of another."""
 
     def __init__(self, job: Job, rank: int):

@@ -19,6 +19,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -201,7 +202,7 @@ def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
     header = f"""\
 A JobSet: {job.workers} pod(s) that train one model together. Rendered by
 
-{_indented(command)}
+{textwrap.indent(command, "    ")}
 
 To start, watch and end it, where this file is FILE:
 
@@ -250,24 +251,18 @@ def _job(job: Job, where: Pods) -> dict[str, Any]:
         "backoffLimit": 0,
         "podFailurePolicy": {
             "rules": [
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {
-                        "containerName": _CONTAINER,
-                        "operator": "In",
-                        "values": [EXIT_USAGE, EXIT_FAILED],
-                    },
-                },
+                {"action": "FailJob", "onExitCodes": _exit_codes(EXIT_USAGE, EXIT_FAILED)},
                 # Neither ends the attempt of the others by itself: a pod that has saved comes back at its own pace.
-                {
-                    "action": "Ignore",
-                    "onExitCodes": {"containerName": _CONTAINER, "operator": "In", "values": [EXIT_PREEMPTED]},
-                },
+                {"action": "Ignore", "onExitCodes": _exit_codes(EXIT_PREEMPTED)},
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
         "template": {"spec": _pod(job, where)},
     }
+
+
+def _exit_codes(*codes: int) -> dict[str, Any]:
+    return {"containerName": _CONTAINER, "operator": "In", "values": list(codes)}
 
 
 def _pod(job: Job, where: Pods) -> dict[str, Any]:
@@ -322,7 +317,3 @@ def _pairs(flag: str, items: Sequence[str], values: re.Pattern[str], example: st
             raise UsageError(f"--{flag}: {item!r} is not NAME=VALUE as in --{flag}={example}")
         found[name] = value
     return found
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())

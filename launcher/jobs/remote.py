@@ -15,7 +15,6 @@ from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
 from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Trouble, WorkerState, find_cause
 from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts, first_of
-from launcher.jobs.transports import AgentCommand, Transport
 from launcher.machine.cluster import elastic, tf_config
 from launcher.supervised.progress import ErrorRecord, Report
 
@@ -33,10 +32,8 @@ class RemoteBackend:
     Args:
       job: what is run.
       console: where workers' output goes.
-      transport: how hosts are reached.
-      agent: what runs on each.
-      environ: variables that workers get from this host.
-      hidden: what is shown in the place of some of their values.
+      remotes: the hosts, which nobody has connected yet.
+      hidden: what is shown in the place of some of the variables that workers get from this host.
       min_workers: go on with so many, when hosts are not there.
       connect_timeout_seconds: how long to try to reach a host before an attempt.
     """
@@ -46,24 +43,17 @@ class RemoteBackend:
         *,
         job: Job,
         console: JobConsole,
-        transport: Transport,
-        agent: AgentCommand,
-        environ: Mapping[str, str],
+        remotes: RemoteHosts,
         hidden: Mapping[str, str],
         min_workers: int,
         connect_timeout_seconds: float,
     ):
         self._job = job
         self._console = console
-        self._transport = transport
-        self._agent = agent
-        self._environ = environ
+        self._remotes = remotes
         self._hidden = hidden
         self._min_workers = min_workers
         self._connect_timeout = connect_timeout_seconds
-        self._remotes = RemoteHosts(
-            identity=job.identity, console=console, transport=transport, agent=agent, environ=environ
-        )
         self._seats: list[_Seat] = []
         self._workers: dict[int, RemoteWorker] = {}
         self._answers: dict[tuple[Connection, str], dict[str, Any]] = {}
@@ -71,8 +61,8 @@ class RemoteBackend:
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Connects to the hosts that are not connected, and decides which of them take part."""
-        if self._transport.missing:
-            raise UsageError(self._transport.missing)
+        if self._remotes.transport.missing:
+            raise UsageError(self._remotes.transport.missing)
         refusals = self._remotes.connect(self._connect_timeout, is_first=self._is_first, stop=stop)
         if stop():
             return
@@ -97,10 +87,12 @@ class RemoteBackend:
         """What would run here to start the agents, and what these would run."""
         lines = ["# To a worker's variables its agent adds where to report, and its share of the host's GPUs.\n"]
         seats = [_Seat(remote=remote, slot=slot) for remote in self._remotes.all for slot in range(remote.host.slots)]
-        if self._transport.missing:
-            lines.append(f"# note: {self._transport.missing}\n")
+        if self._remotes.transport.missing:
+            lines.append(f"# note: {self._remotes.transport.missing}\n")
         for remote in self._remotes.all:
-            argv = self._transport.argv(remote.host, self._agent.words(f"{self._job.identity}-{remote.number}-0"))
+            argv = self._remotes.transport.argv(
+                remote.host, self._remotes.agent.words(f"{self._job.identity}-{remote.number}-0")
+            )
             lines.append(f"# agent on {remote.host.name}, {remote.host.slots} worker(s)\n{shlex.join(argv)}\n")
         for command, seat in zip(self._commands(attempt, seats), seats, strict=True):
             shown = dataclasses.replace(command, environ={**command.environ, **self._hidden})
@@ -198,8 +190,10 @@ class RemoteBackend:
         common = {"PYTHONUNBUFFERED": "1"}
         if len(seats) < self._job.workers:
             common[elastic.FULL_WORKERS] = str(self._job.workers)
-        environs = [{**self._environ, **tf_config.of_worker(addresses, rank), **common} for rank in range(len(seats))]
-        python = self._agent.python
+        environs = [
+            {**self._remotes.environ, **tf_config.of_worker(addresses, rank), **common} for rank in range(len(seats))
+        ]
+        python = self._remotes.agent.python
         return tuple(self._job.command(attempt, rank, python=python, environ=one) for rank, one in enumerate(environs))
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from absl import flags
 
 from launcher.errors import UsageError
-from launcher.jobs.hosts import Host, parse_hosts
 from launcher.jobs.job import Job
 from launcher.jobs.output import JobConsole
 from launcher.jobs.remote import RemoteBackend
-from launcher.jobs.transports import AgentCommand, Ssh, Transport
+from launcher.jobs.remote_hosts import RemoteHosts
+from launcher.jobs.transports import AgentCommand, Transport
 from launcher.machine.cluster import elastic
 
 # In the order of --help.
@@ -71,26 +71,11 @@ def define(values: flags.FlagValues) -> None:
     )
 
 
-def ssh_hosts(options: flags.FlagValues) -> tuple[Host, ...]:
-    """The hosts of --backend=ssh.
-
-    Raises:
-      UsageError: they make no sense.
-    """
-    return parse_hosts(options.hosts, options.hostfile, options.workers)
-
-
-def make_ssh(options: flags.FlagValues) -> Transport:
-    """The transport of --backend=ssh."""
-    return Ssh(ssh_hosts(options), options.ssh_command)
-
-
 def make_backend(
     options: flags.FlagValues,
     job: Job,
     console: JobConsole,
     transport: Transport,
-    environ: Mapping[str, str],
     needed_there: Mapping[str, str] | None = None,
     python_there: str | None = None,
     folder_there: str | None = None,
@@ -112,18 +97,13 @@ def make_backend(
             f"--remote_dir={folder}: --model_dir={job.model_dir} would be another folder there than here; give the "
             "whole path of one that all hosts share"
         )
-    passed_on = _passed_on(options.env, environ)
+    passed_on = _passed_on(options.env, os.environ)
     needed = {name: value for name, value in passed_on.items() if name == "PYTHONPATH"}
+    agent = AgentCommand(python=options.remote_python or python_there or sys.executable, folder=folder, environ=needed)
     return RemoteBackend(
         job=job,
         console=console,
-        transport=transport,
-        agent=AgentCommand(
-            python=options.remote_python or python_there or sys.executable,
-            folder=folder,
-            environ=needed,
-        ),
-        environ={**passed_on, **(needed_there or {})},
+        remotes=RemoteHosts(job.identity, console, transport, agent, {**passed_on, **(needed_there or {})}),
         hidden={item.partition("=")[0]: HIDDEN for item in options.env},
         min_workers=least,
         connect_timeout_seconds=options.connect_timeout,

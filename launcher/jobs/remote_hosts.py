@@ -63,7 +63,6 @@ class RemoteHosts:
 
     def __init__(
         self,
-        *,
         identity: str,
         console: JobConsole,
         transport: Transport,
@@ -72,9 +71,9 @@ class RemoteHosts:
     ):
         self._identity = identity
         self._console = console
-        self._transport = transport
-        self._agent = agent
-        self._environ = environ
+        self.transport = transport
+        self.agent = agent
+        self.environ = environ
         hosts = transport.hosts
         self.all = [
             RemoteHost(number, host, sum(before.slots for before in hosts[:number]))
@@ -174,10 +173,10 @@ class RemoteHosts:
             self._drop(remote, refusal.message)
         if may_try and time.monotonic() >= remote.retry_at:
             mark = f"{self._identity}-{remote.number}-{len(remote.marks)}"
-            argv = self._transport.argv(remote.host, self._agent.words(mark))
+            argv = self.transport.argv(remote.host, self.agent.words(mark))
             hello: dict[str, Any] = {
                 "earlier": list(remote.marks),
-                "environ": dict(self._environ),
+                "environ": dict(self.environ),
                 "slots": remote.host.slots,
             }
             remote.connection = Connection(remote.host, argv, mark, hello)
@@ -192,7 +191,7 @@ class RemoteHosts:
         host, code, lines = connection.host, connection.exit_code or 0, list(connection.stderr)
         if connection.facts is not None:
             return Refusal(message=connection.lost, is_mistake=False)
-        return self._transport.explain(host, code, lines) or self._agent.explain(host, code, lines)
+        return self.transport.explain(host, code, lines) or self.agent.explain(host, code, lines)
 
     def _drop(self, remote: RemoteHost, why: str) -> None:
         if remote.connection is not None:

@@ -116,16 +116,15 @@ class Supervisor:
             self._backend.clear()
         verdict = self._account_for_the_living(workers, verdict)
         if verdict.cause is not None:
-            cause = next(worker for worker in workers if worker.command.rank == verdict.cause.rank)
-            self._first_error = FirstError(
-                attempt=number,
-                cause=verdict.cause,
-                outcomes=outcomes,
-                log=cause.command.log,
-                last_lines=first_error.last_lines(cause.tee.tail(100)),
-                time=time.time(),
-            )
+            (said,) = (worker.tee.tail(100) for worker in workers if worker.command.rank == verdict.cause.rank)
+            self._keep_error(number, verdict.cause, outcomes, first_error.last_lines(said))
         return verdict
+
+    def _keep_error(self, number: int, cause: Outcome, outcomes: Sequence[Outcome], last_lines: Sequence[str]) -> None:
+        log = self._job.log(number, cause.rank)
+        self._first_error = FirstError(
+            attempt=number, cause=cause, outcomes=outcomes, log=log, last_lines=last_lines, time=time.time()
+        )
 
     def _note_end(self, number: int, verdict: Verdict) -> None:
         """Adds to attempts.jsonl what the chief cannot know: what ended it, or that it never began."""
@@ -141,14 +140,7 @@ class Supervisor:
 
     def _not_started(self, number: int, error: NotReady) -> Verdict:
         cause = Outcome(rank=error.rank, trouble=_not_started(str(error), is_outage=error.is_outage))
-        self._first_error = FirstError(
-            attempt=number,
-            cause=cause,
-            outcomes=[cause],
-            log=self._job.log(number, error.rank),
-            last_lines=[],
-            time=time.time(),
-        )
+        self._keep_error(number, cause, [cause], [])
         if error.may_pass:
             return judge([cause])
         self._mistake = str(error)

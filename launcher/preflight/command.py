@@ -155,7 +155,7 @@ class Preflight:
 
     def _tell_try(self, finding: SliceFinding) -> None:
         assert finding.hbm is not None
-        self._line.close()
+        self._phase.close()
         batch, needed = largest_batch.batch_size(finding), bytes_text(finding.hbm.needed)
         self._console.note(f"a global batch of {batch:,} {case_report.verdict(finding)}: {needed} needed")
 

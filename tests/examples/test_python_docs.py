@@ -75,7 +75,7 @@ def test_this_pythons_library_gives_two_parts_that_share_no_docstring(docs):
 
 def test_the_name_of_before_still_makes_it_and_says_what_to_write_instead(caplog):
     data = text_corpus(name="python_docs", vocab_size=300, length=32)
-    assert data.name == "python_docs" and isinstance(data._source, PythonDocs)
+    assert data.name == "python_docs" and isinstance(data.source, PythonDocs)
     assert "import examples.data.python_docs and bind text_corpus.source = @PythonDocs()" in caplog.text
 
 

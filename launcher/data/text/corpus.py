@@ -75,16 +75,6 @@ class TextCorpus(TextRows[str]):
             raise UsageError(f"text_corpus.name = {self.name!r} has no held-out text")
         return facts["held_out_bytes"] / facts["held_out_tokens"]
 
-    @property
-    def train_text(self) -> str:
-        """All training documents, one after another."""
-        return "".join(self._source.train())
-
-    @property
-    def eval_text(self) -> str:
-        """All held-out documents, one after another."""
-        return "".join(self._source.held_out())
-
     def _keys(self) -> Iterable[str]:
         return "tokens", "targets", "segments", "positions"
 
@@ -92,13 +82,13 @@ class TextCorpus(TextRows[str]):
         return self.length, self._eval_context
 
     def _texts(self) -> Iterator[str]:
-        return self._source.train()
+        return self.source.train()
 
     def _make(self) -> storage.Built:
-        train, _ = self._packed(self._source.train(), context=0)
+        train, _ = self._packed(self.source.train(), context=0)
         if not train:
             raise UsageError(f"{self.name!r} has no training text")
-        held_out, size = self._packed(self._source.held_out(), context=self._eval_context)
+        held_out, size = self._packed(self.source.held_out(), context=self._eval_context)
         predicted = int(np.count_nonzero(held_out["targets"])) if held_out else 0
         return rows.split(train, held_out), {"held_out_bytes": size, "held_out_tokens": predicted}
 

@@ -79,11 +79,6 @@ class TextPairs(TextRows[Pair]):
         self.row_length = row_length
         self.packed = packed
 
-    @property
-    def num_dropped_pairs(self) -> int:
-        """Training pairs that are longer than `max_length`."""
-        return int(self._opened.facts["dropped"])
-
     def decode_batches(self, shard: Shard, chosen: np.ndarray | None = None) -> tf.data.Dataset:
         """Held-out sources to translate, one a row, every one once over all hosts.
 
@@ -102,15 +97,10 @@ class TextPairs(TextRows[Pair]):
         chosen_rows = ArrayExamples({"source": decode[examples], "example": examples})
         return RandomAccessData(train=chosen_rows, evaluation=chosen_rows, finish=_decode_batch).eval_batches(shard)
 
-    @property
-    def train_pairs(self) -> list[Pair]:
-        """The training (source, target) texts, whole, those too long for a row among them; read anew every time."""
-        return list(self._source.train())
-
     @functools.cached_property
     def eval_pairs(self) -> list[Pair]:
         """The held-out (source, target) texts, whole, in the order of "example" in `decode_batches`."""
-        return list(self._source.held_out())
+        return list(self.source.held_out())
 
     def _keys(self) -> Iterable[str]:
         parts = ("segments", "positions") if self.packed else ()
@@ -120,7 +110,7 @@ class TextPairs(TextRows[Pair]):
         return self.max_length, self.row_length, self.packed
 
     def _texts(self) -> Iterator[str]:
-        return itertools.chain.from_iterable(self._source.train())
+        return itertools.chain.from_iterable(self.source.train())
 
     def _tell(self, facts: Mapping[str, float]) -> None:
         if facts["dropped"]:
@@ -130,7 +120,7 @@ class TextPairs(TextRows[Pair]):
             )  # fmt: skip
 
     def _make(self) -> storage.Built:
-        train, dropped = self._sequences(self._source.train(), _whole)
+        train, dropped = self._sequences(self.source.train(), _whole)
         total = len(train[0]) + dropped
         if not len(train[0]):
             raise UsageError(

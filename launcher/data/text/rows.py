@@ -64,7 +64,7 @@ class TextRows(abc.ABC, Generic[Item]):
         self.name = source.name
         self.details: str = getattr(source, "details", "")
         self.vocab_size = vocab_size
-        self._source = source
+        self.source = source
         self._binding = binding
         self._memory_limit_bytes = memory_limit_bytes
         self._checked = False
@@ -95,7 +95,7 @@ class TextRows(abc.ABC, Generic[Item]):
     def check(self) -> None:
         """Raises UsageError where a package is missing or the data set is not prepared. Reads no text."""
         vocabulary.check(self._binding)
-        self._source.check()
+        self.source.check()
         self._checked = True
 
     @property
@@ -124,7 +124,7 @@ class TextRows(abc.ABC, Generic[Item]):
 
     @functools.cached_property
     def _digest(self) -> str:
-        return self._source.digest()
+        return self.source.digest()
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:

@@ -35,7 +35,11 @@ def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], conso
     Returns:
       0 if the drill is passed; else the job's exit code, or 70 if that is 0.
     """
-    console.note(f"drill: {plan.kind}, {_when(plan)}. No other setting of the job is changed")
+    if plan.step is not None:
+        when = f"when worker {plan.worker} has done step {plan.step}"
+    else:
+        when = "after two checkpoints" if plan.kind == CORRUPT else "after a checkpoint"
+    console.note(f"drill: {plan.kind}, {when}. No other setting of the job is changed")
     drill = Drill(plan, job, console)
     exit_code = Supervisor(job=job, backend=make_backend(), console=console, drill=drill, held=held).run()
     if plan.kind == PREEMPT and drill.fault is not None and exit_code == EXIT_PREEMPTED:
@@ -55,12 +59,6 @@ def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], conso
         report.refresh(job.model_dir)
     console.note(verdict.text())
     return EXIT_DONE if verdict.passed else exit_code or EXIT_FAILED
-
-
-def _when(plan: DrillPlan) -> str:
-    if plan.step is not None:
-        return f"when worker {plan.worker} has done step {plan.step}"
-    return "after two checkpoints" if plan.kind == CORRUPT else "after a checkpoint"
 
 
 def _count_processes(identity: str) -> int:

@@ -57,7 +57,6 @@ def test_every_held_out_token_is_predicted_once_and_the_bytes_are_exact(context)
     encoded = [[*document, END] for document in data.vocabulary.encode(HELD_OUT)]
     assert Counter(targets[targets != 0].tolist()) == Counter(token for document in encoded for token in document)
     assert data.bytes_per_token == sum(len(text.encode()) for text in HELD_OUT) / sum(map(len, encoded))
-    assert data.eval_text == "".join(HELD_OUT) and data.train_text == "".join(TRAIN)
 
 
 def test_rows_of_training_hold_every_document_once_with_segments_and_positions():

@@ -90,21 +90,23 @@ def test_translations_go_from_the_language_asked_for(prepared, languages, turned
     data.check()
     wanted = [tuple(reversed(pair)) if turned else pair for pair in TEST]
     assert sorted(data.eval_pairs) == sorted(wanted)
-    assert len(data.train_pairs) == len(TRAIN) and data.train_pairs == data.train_pairs  # in one order, every time
+    train = list(data.source.train())
+    assert len(train) == len(TRAIN) and train == list(data.source.train())  # in one order, every time
     assert data.num_train_examples > 0 and data.num_eval_examples > 0
 
 
 def test_parts_of_splits_can_be_named(prepared):
     data = translations(train_split="train[:50%]", eval_split="train[50%:]")
     data.check()
-    assert not {pair[0] for pair in data.train_pairs} & {pair[0] for pair in data.eval_pairs}
-    assert len(data.train_pairs) + len(data.eval_pairs) == len(TRAIN)
+    train = list(data.source.train())
+    assert not {pair[0] for pair in train} & {pair[0] for pair in data.eval_pairs}
+    assert len(train) + len(data.eval_pairs) == len(TRAIN)
 
 
 def test_texts_come_from_the_feature_asked_for(prepared):
     data = texts(text_feature="title")
     data.check()
-    assert sorted(data.eval_text) == sorted("".join(english for english, _ in TEST))
+    assert sorted(data.source.held_out()) == sorted(english for english, _ in TEST)
     other = texts()
     other.check()
     assert other.bytes_per_token != data.bytes_per_token and other.num_train_examples > 0
