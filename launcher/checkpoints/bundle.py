@@ -28,20 +28,14 @@ def write_checkpoint(
     run: Mapping[str, Any],
     scaling: Mapping[str, Any] | None,
     before_commit: Callable[[], None],
-) -> Path:
+) -> None:
     """Writes one checkpoint durably and commits it.
 
     It depends on its arguments alone, so a snapshot may be written from another thread while training goes on; the
     arrays must not change meanwhile.
 
-    Args:
-        directory: The store's directory, made when it is missing.
-        step, state, metrics: As for `CheckpointStore.save`; a metric that is not finite is recorded as null.
-        run, scaling: As for `CheckpointStore`.
-        before_commit: Called when all is written but the commit; an error it raises leaves nothing behind.
-
-    Returns:
-        The committed folder.
+    Args: as for `CheckpointStore` and its `save`; a metric that is not finite is recorded as null. An error that
+    `before_commit` raises, when all is written but the commit, leaves nothing behind.
 
     Raises:
         CheckpointWriteError: As `CheckpointStore.save`; the half-written folder has been removed.
@@ -81,7 +75,6 @@ def write_checkpoint(
         if isinstance(error, OSError):
             raise write_error(f"the checkpoint of step {step}", temporary, needed_bytes, error) from error
         raise
-    return final
 
 
 def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -24,17 +24,7 @@ def check_same_model(
     directory: Path,
     stand_ins: Mapping[str, str],
 ) -> None:
-    """Refuses the checkpoint of another model.
-
-    Args:
-        manifest: The checkpoint's.
-        expected: Shape and dtype (NumPy's, TensorFlow's or a name) of every array the model needs, by name.
-        directory: Where the checkpoint lies, for the message.
-        stand_ins: Names that may be missing or left over, each with the name of what stands in for it.
-
-    Raises:
-        UsageError: Names are missing or unexpected, or shapes or dtypes differ; at most five of each are shown.
-    """
+    """See `CheckpointStore.check_compatible`; `directory` is where the checkpoint lies, for the message."""
     found = {name: about for name, about in manifest["tensors"].items() if not name.startswith(HOST)}
     wanted = {name: {"shape": list(size), "dtype": _dtype_name(dtype)} for name, (size, dtype) in expected.items()}
     missing = [name for name in wanted if name not in found and name not in stand_ins]
@@ -57,15 +47,10 @@ def check_same_model(
 
 
 def check_same_run(manifest: Mapping[str, Any], expected: Mapping[str, Any], directory: Path) -> None:
-    """Refuses the checkpoint of a run that saw its examples in another order.
-
-    Args:
-        manifest: The checkpoint's.
-        expected: The arguments of `train` that decide the order, by name; not compared is `DATA`.
-        directory: Where the checkpoint lies, for the message.
+    """Refuses the checkpoint of a run that saw its examples in another order; `DATA` is not compared.
 
     Raises:
-        UsageError: One differs from what was recorded.
+        UsageError: An argument of `train` that decides the order differs from what was recorded.
     """
     found = manifest.get("run") or {}
     changed = [name for name, value in expected.items() if found.get(name, value) != value and name != DATA]

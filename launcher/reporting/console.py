@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -223,14 +222,10 @@ class LiveConsole:
         _on_stream(self._stream, lambda: self._live.update(row, refresh=True))
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
-        from rich.text import Text
-
-        _on_stream(self._stream, lambda: self._console.print(Text(evaluation_text(event), style="bold")))
+        self._print(evaluation_text(event), "bold")
 
     def note(self, text: str) -> None:
-        from rich.text import Text
-
-        _on_stream(self._stream, lambda: self._console.print(Text(text, style="yellow")))
+        self._print(text, "yellow")
 
     def close(self) -> None:
         """Leaves the last progress line on the screen and gives the terminal back."""
@@ -239,13 +234,15 @@ class LiveConsole:
             self._live = None
 
     def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None:
-        from rich.text import Text
-
         self._panel(rows, "done" if rows[0][0] == "completed" else rows[0][0])
         # Outside the panel and on one line each, for people to copy.
         for line in panels.command_lines(commands):
-            text = Text(line, style="" if line.startswith(" ") else "bold")
-            _on_stream(self._stream, functools.partial(self._console.print, text, soft_wrap=True))
+            self._print(line, "" if line.startswith(" ") else "bold", soft_wrap=True)
+
+    def _print(self, text: str, style: str, *, soft_wrap: bool = False) -> None:
+        from rich.text import Text
+
+        _on_stream(self._stream, lambda: self._console.print(Text(text, style=style), soft_wrap=soft_wrap))
 
     def _panel(self, rows: panels.Rows, title: str) -> None:
         from rich.panel import Panel
