@@ -60,9 +60,9 @@ class Job:
             sys.executable, "-m", "launcher.launch", f"--workers={workers}", "--gin_file=resnet_cpu.gin",
             f"--gin_param=train.steps = {steps}", "--gin_param=train.global_batch_size = 64",
             "--gin_param=train.evaluate_every = 0", "--gin_param=train.checkpoint_every = 25",
-            "--gin_param=train.keep_checkpoints = 3", "--gin_param=train.log_every = 5",
+            "--gin_param=Checkpoints.keep = 3", "--gin_param=train.log_every = 5",
             "--gin_param=train.steps_per_loop = 5", "--gin_param=resnet.depth = 8",
-            "--gin_param=train.save_model = 'none'",
+            "--gin_param=Checkpoints.save_model = 'none'",
             "--gin_param=cosine.decay_steps = 100000",  # the schedule is the same, however many steps there are
             "--mode=train", f"--model_dir={self.model_dir}",
         ]  # fmt: skip

@@ -39,5 +39,5 @@ launcher.fit(
     lambda: build(trainable=True, rate=1e-5),
     train_ds,
     epochs=1,
-    start_from=head.model_dir,
+    start={"path": head.model_dir},
 )

@@ -216,9 +216,9 @@ def test_a_run_goes_on_with_other_data_only_where_that_is_bound(attempt, tmp_pat
     code, printed = attempt(name, *bindings)
     assert code == 64
     assert "the training data is not what it was at step 5: of the 60 examples some are others" in printed
-    assert "train.on_changed_data = 'continue'" in printed
+    assert "Checkpoints.on_changed_data = 'continue'" in printed
     assert CheckpointStore(str(tmp_path / "out/checkpoints")).latest() == 5
-    code, printed = attempt(name, *bindings, "train.on_changed_data = 'continue'")
+    code, printed = attempt(name, *bindings, "Checkpoints.on_changed_data = 'continue'")
     assert code == 0 and "some are others, or their order is another; going on with what is there now" in printed
     assert attempt(name, *bindings)[0] == 0  # the newest checkpoint is of this data
 

@@ -168,7 +168,7 @@ def test_sigterm_to_one_worker_stops_all_at_the_same_saved_step(start_launcher, 
 
 
 def test_sigterms_in_a_row_are_one_request_and_leave_whole_checkpoints_only(start_launcher, tmp_path):
-    often = ("--gin_param=train.checkpoint_every = 1", "--gin_param=train.keep_checkpoints = 50")
+    often = ("--gin_param=train.checkpoint_every = 1", "--gin_param=Checkpoints.keep = 50")
     endless = ("--gin_param=train.steps = 100000", "--mode=train")
     started = start_launcher(*FLAGS, f"--model_dir={tmp_path}/run", *endless, *often)
     directory = tmp_path / "run/checkpoints"

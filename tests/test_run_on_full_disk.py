@@ -40,7 +40,7 @@ def assert_all_whole(directory: Path) -> None:
 @pytest.mark.heavy
 def test_a_run_that_may_miss_checkpoints_goes_on_and_saves_again_when_there_is_room(start_launcher, small_disk):
     run = small_disk / "run"
-    started = start_launcher(*FLAGS, f"--model_dir={run}", "--gin_param=train.on_checkpoint_error = 'continue'")
+    started = start_launcher(*FLAGS, f"--model_dir={run}", "--gin_param=Checkpoints.on_error = 'continue'")
     store = CheckpointStore(str(run / "checkpoints"))
     started.wait_until(lambda: len(store.steps()) >= 2)
     filler = fill(small_disk)

@@ -103,6 +103,11 @@ BEFORE_ANYTHING_IS_WRITTEN = {
         {'cultivar[kept].astype("int32")': 'cultivar[kept].astype("float32")'},
         f"wine.py line {LOSSES}, in loss(): TypeError: Value passed to parameter 'labels' has DataType float32",
     ),
+    "a misspelt name of the contract": (
+        {"    def model(self):": "    def finish_metric(self, means):\n        return means\n\n    def model(self):"},
+        "nothing asks Wine for its 'finish_metric'; did you mean 'finish_metrics'? If it is of your own, call it "
+        "'_finish_metric'",
+    ),
     "loss() without training": (
         {"batch, training)": "batch)", ", training=training": ""},
         IN_LOSS + "loss() is called as loss(model, batch, training), and takes (model, batch)",

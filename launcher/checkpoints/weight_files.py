@@ -59,7 +59,7 @@ def read(path: str) -> list[Stored]:
     """
     if not path.endswith(SUFFIXES):
         raise UsageError(
-            f"train.start_from = {path!r}: expected a file that ends in {', '.join(SUFFIXES)}, or the model_dir of a "
+            f"StartFrom.path = {path!r}: expected a file that ends in {', '.join(SUFFIXES)}, or the model_dir of a "
             "run; open another kind of file with what wrote it, and save it as one of these"
         )
     try:
@@ -71,9 +71,9 @@ def read(path: str) -> list[Stored]:
                 return list(_safetensors(file, most))
             return list(_keras(_weights_in_zip(file) if path.endswith(".keras") else file, most))
     except FileNotFoundError:
-        raise MissingInputError(f"train.start_from = {path!r}: there is no such file") from None
+        raise MissingInputError(f"StartFrom.path = {path!r}: there is no such file") from None
     except Exception as error:  # zipfile, zlib and h5py have many kinds for a file that is not what it claims to be
-        raise UsageError(f"train.start_from = {path!r} cannot be read: {error}") from error
+        raise UsageError(f"StartFrom.path = {path!r} cannot be read: {error}") from error
 
 
 def open_zip(file: BinaryIO) -> zipfile.ZipFile:

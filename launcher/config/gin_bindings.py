@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import gin
 
-from launcher.config import bound_types
+from launcher.config import bound_types, renamed
 from launcher.config.gin_files import (
     Binding,
     Import,
@@ -38,6 +38,7 @@ __all__ = [
     "clean_message",
     "find_file",
     "load",
+    "notes",
     "recipes",
     "reset",
     "search_path",
@@ -107,6 +108,7 @@ def load(
     files = loaded.files
     statements = [statement for name in gin_files for statement in read_file(find_file(name), opened=files)]
     statements += [read_param(param) for param in gin_params]
+    statements = [renamed.renamed(one) if isinstance(one, Binding) else one for one in statements]
     imports = [statement for statement in statements if isinstance(statement, Import)]
     if imports:
         _bind_known([statement for statement in statements if isinstance(statement, Binding)])
@@ -177,6 +179,11 @@ def bound(parameter: str, default: Any) -> Any:
             raise UsageError(f"{binding}: must be a plain value, as it is needed before anything is called")
         return value
     return default
+
+
+def notes() -> list[str]:
+    """What a person should know of the bindings that `load` read."""
+    return renamed.notes(list(loaded.bound.values()))
 
 
 def changed() -> list[tuple[str, str | None, str]]:

@@ -80,6 +80,7 @@ class Binding:
     Attributes:
       where: file and line, or "--gin_param".
       order: its place among all statements of one load.
+      old_name: what it was called, where it was renamed; see `launcher.config.renamed`.
     """
 
     scope: str
@@ -88,6 +89,7 @@ class Binding:
     value: Any
     where: str
     order: int = 0
+    old_name: str = ""
 
     @property
     def source(self) -> str:

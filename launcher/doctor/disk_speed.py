@@ -56,7 +56,7 @@ def model_dir(context: Context) -> Iterator[Finding]:
     if speed < _SLOW_BYTES_PER_SECOND:
         yield warn("model_dir", seen, "a checkpoint would take long: choose a faster disk, or save less often")
     elif free < _LITTLE_SPACE:
-        yield warn("model_dir", seen, "make room, or train.keep_checkpoints = 2")
+        yield warn("model_dir", seen, "make room, or Checkpoints.keep = 2")
     else:
         yield ok("model_dir", seen)
 

@@ -72,10 +72,10 @@ class PeerError(LauncherError):
 _SHOWN = 12
 
 
-def nearest(name: str, choices: Collection[str]) -> str | None:
-    """The choice that `name` was most likely meant to be; None if none is near."""
+def nearest(name: str, choices: Collection[str], *, cutoff: float = 0.6) -> str | None:
+    """The choice that `name` was most likely meant to be; None if none is as near as `cutoff` (1 for the same)."""
     spelled = {choice.lower(): choice for choice in sorted(choices)}
-    found = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
     return spelled[found[0]] if found else None
 
 

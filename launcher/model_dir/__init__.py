@@ -21,7 +21,7 @@ CONTENTS = {
     "model.weights.h5": "Its weights alone, where Keras cannot save the model.",
     "assets/": "What belongs to the weights, such as a vocabulary.",
     "samples.json": "What the model answered to some examples at the last evaluation.",
-    "started_from.txt": "Which weights came from `train.start_from`.",
+    "started_from.txt": "Which weights came from `StartFrom.path`.",
     "tensorboard/": "Events for TensorBoard, and the traces of `--profile_steps`.",
     "lease.json": "Who writes to this folder now. Removed at the end.",
     "logs/attempt_K/worker_I.log": "What a worker printed, under `launcher.launch`.",

@@ -32,7 +32,7 @@ def show(resolved: RunPlan, request: Request) -> int:
     model = session.build_model(resolved, notes.append)
     batch_norm.check(model, resolved)
     session.build_optimizer(resolved)
-    if resolved.recipe.start is not None:
+    if resolved.recipe.start.path is not None:
         notes.append(start_weights.read(resolved.recipe.start, model, None).note)
     gin_used.check_all_used(traced=False)
     if resolved.strategy.is_absent:

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from launcher.config import renamed
 from launcher.data.keras_data import batch_size_of
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.errors import UsageError, advice, failures
@@ -77,7 +78,8 @@ def fit(
       replicas: as `--replicas`.
       callbacks: see `launcher.run.keras_callbacks`.
       class_weight, shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
-      **settings: what a recipe binds as `train.…`, such as `checkpoint_every=1000` or `clip_global_norm=1.0`.
+      **settings: what a recipe binds as `train.…`, such as `checkpoint_every=1000`; what it binds as `Clipping.…`,
+        `StartFrom.…` or `Checkpoints.…` in a dict, such as `clipping={"global_norm": 1.0}`.
 
     Returns:
       Keras's History of the epochs, with the trained `model` and the run's `model_dir`.
@@ -138,7 +140,7 @@ def fit(
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(Recipe)]
-    for name in settings:
+    for name in renamed.grouped(settings, programs.GROUPS):
         if name in _ELSEWHERE:
             raise UsageError(f"fit: {name} is left out: {_ELSEWHERE[name]}")
         if name not in known:

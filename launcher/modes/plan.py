@@ -63,9 +63,8 @@ def describe(
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
     lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
-    task_notes = getattr(resolved.recipe.task, "notes", None)
-    more = task_notes(model, resolved.strategy.accelerator) if task_notes is not None else ()
-    for number, note in enumerate((*resolved.notes, *notes, *more), start=1):
+    more = resolved.recipe.task.notes(model, resolved.strategy.accelerator)
+    for number, note in enumerate((*gin_bindings.notes(), *resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines
 

@@ -121,8 +121,7 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
                 plan = memory_trial.decide(plan, gin_files=request.gin_file, gin_params=request.gin_param)
             _check_stopping(request, plan)
             plan.data.check()
-            if check_task := getattr(plan.recipe.task, "check", None):
-                check_task()
+            plan.recipe.task.check()
             _prepare_compile_cache(request, plan)
         this = _Run(request, plan, held, stopwatch)
         with this.summarised(), input_was_there(request.run_dir):
@@ -249,7 +248,7 @@ class _Run:
             if store.go_back(rewind.before, rewind.checkpoints, record) is None:
                 raise TrainingError(
                     f"step {record['step']}: {record['what']}, and there is no checkpoint before step {rewind.before} "
-                    "to go back to: bind train.checkpoint_every, or more train.keep_checkpoints"
+                    "to go back to: bind train.checkpoint_every, or more Checkpoints.keep"
                 )
         # The others see the folder as the chief has left it.
         trainer.any_worker(False)
@@ -268,18 +267,19 @@ class _Run:
 
     def _save_model(self, built: Session, store: CheckpointStore) -> None:
         recipe = self._plan.recipe
-        if not self._is_chief or recipe.save_model == "none":
+        if not self._is_chief or recipe.checkpoints.save_model == "none":
             return
         with self._stopwatch.phase("checkpoint"):
-            note = model_file.save(built.model, store, self._model_dir, recipe.save_model, averaged=recipe.evaluate_ema)
+            which, averaged = recipe.checkpoints.save_model, recipe.evaluate_ema
+            note = model_file.save(built.model, store, self._model_dir, which, averaged=averaged)
         self._reporter.note(note)
 
     def _store(self, built: Session) -> CheckpointStore:
         recipe = self._plan.recipe
         return CheckpointStore(
             os.path.join(self._model_dir, "checkpoints"),
-            keep=recipe.keep_checkpoints,
-            keep_every_hours=recipe.keep_checkpoint_every_hours,
+            keep=recipe.checkpoints.keep,
+            keep_every_hours=recipe.checkpoints.keep_every_hours,
             is_chief=self._is_chief,
             run={"seed": self._plan.seed, "global_batch_size": recipe.global_batch_size, DATA: self._data},
             scaling=built.trainer.scaling,
@@ -293,7 +293,7 @@ class _Run:
             recipe, trains = self._plan.recipe, self._trains
             start = restore(store, built.trainer, same_order=trains, start_from=recipe.start if trains else None)
             if trains:
-                may_change = recipe.on_changed_data == "continue"
+                may_change = recipe.checkpoints.on_changed_data == "continue"
                 notes = starting_point.check_data(start, self._data, built.trainer, may_change=may_change)
                 start = dataclasses.replace(start, notes=(*start.notes, *notes))
         if self._is_chief or not handed_over:
@@ -364,8 +364,8 @@ class _Run:
         recipe = self._plan.recipe
         self._saver = Saver(
             store,
-            asynchronous=recipe.asynchronous_checkpoints,
-            on_error=recipe.on_checkpoint_error,
+            asynchronous=recipe.checkpoints.asynchronous,
+            on_error=recipe.checkpoints.on_error,
             warn=self._reporter.note,
             best=start.best,
             may_write=self._held.check,

@@ -67,8 +67,7 @@ def run(
     if "://" in model_dir:
         raise UsageError(f"--model_dir={model_dir}: a report is written to a local folder; name one")
     resolved.data.check()
-    if check_task := getattr(resolved.recipe.task, "check", None):
-        check_task()
+    resolved.recipe.task.check()
     check_model_dir(model_dir)
     built = session.build(resolved)
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)

@@ -264,15 +264,14 @@ def _facts(resolved: RunPlan, session: Session) -> ModelFacts:
     model = session.model
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     groups = {size for layer, *_ in walk(model) if (size := group_size(layer))}
-    weight = getattr(resolved.recipe.task, "nominal_weight_per_example", None)
-    task_notes = getattr(resolved.recipe.task, "notes", None)
+    weight = float(resolved.recipe.task.nominal_weight_per_example)
     return ModelFacts(
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
         group_sizes=tuple(sorted(groups)),
         keeps_activations=not all(layer.rematerialize for layer in rematerialization.layers_of(model)),
-        tokens_per_example=None if weight is None else float(weight),
-        notes=() if task_notes is None else tuple(task_notes(model, resolved.strategy.accelerator)),
+        tokens_per_example=None if weight == 1 else weight,
+        notes=tuple(resolved.recipe.task.notes(model, resolved.strategy.accelerator)),
         shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),
         kind=_kind(model),
         computed=computed.describe(resolved, model),

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import Any
 
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.tasks.base import Assets
+from launcher.tasks.base import Assets, Task
 
 
 def folder(model_dir: str) -> str:
     return os.path.join(model_dir, "assets")
 
 
-def check(model_dir: str, task: Any) -> None:
+def check(model_dir: str, task: Task) -> None:
     """Compares what an earlier run kept with what the task has now.
 
     Raises:
       UsageError: they differ, so that the weights would read and write something else.
     """
     kept = read(model_dir)
-    for name, content in _assets(task).items():
+    for name, content in task.assets().items():
         if kept.get(name, content) != content:
             raise UsageError(
                 f"{os.path.join(folder(model_dir), name)} is not what the data gives now: the weights in {model_dir} "
@@ -32,9 +31,9 @@ def check(model_dir: str, task: Any) -> None:
             )
 
 
-def save(model_dir: str, task: Any) -> None:
+def save(model_dir: str, task: Task) -> None:
     """Keeps the task's assets, each file whole or not at all; what is there already stays."""
-    for name, content in _assets(task).items():
+    for name, content in task.assets().items():
         path = os.path.join(folder(model_dir), name)
         if tf.io.gfile.exists(path):
             continue
@@ -56,8 +55,3 @@ def read(model_dir: str) -> Assets:
     names = [name for name in tf.io.gfile.listdir(path) if not name.endswith(".partial")]
     kept = [name for name in names if "://" in path or os.path.isfile(os.path.join(path, name))]  # a pipe would wait
     return {name: tf.io.gfile.GFile(os.path.join(path, name), "rb").read() for name in kept}
-
-
-def _assets(task: Any) -> Assets:
-    make = getattr(task, "assets", None)
-    return {} if make is None else make()

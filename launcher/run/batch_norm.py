@@ -56,8 +56,7 @@ def apply(model: keras.Model, plan: RunPlan, note: Callable[[str], None]) -> Non
 
 def is_global(recipe: Recipe) -> bool:
     """Whether the batch normalisation of Keras is to see the global batch, as on one device."""
-    of_task = getattr(recipe.task, "statistics_over_global_batch", False)
-    return recipe.batch_norm == "global" or (recipe.batch_norm == "auto" and of_task)
+    return recipe.batch_norm == "global" or (recipe.batch_norm == "auto" and recipe.task.statistics_over_global_batch)
 
 
 def check(model: keras.Model, plan: RunPlan) -> None:

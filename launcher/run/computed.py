@@ -21,7 +21,7 @@ def describe(plan: RunPlan, model: keras.Model) -> dict[str, str]:
     lines = attention.describe(plan, model)
     if held := _shared_state(plan, model):
         lines["optimizer state"] = held
-    if shape := getattr(plan.recipe.task, "logits_shape", None):
+    if shape := plan.recipe.task.logits_shape:
         lines["loss"] = text.describe_loss(plan.loss_pieces, model, plan.microbatch_size, shape)
     return lines
 

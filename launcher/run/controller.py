@@ -110,7 +110,8 @@ class Controller:
         with self._phase("compile"), self._reporter.waiting("tracing the training step"):
             self._batches = self._trainer.batches(self._data)
             traced = self._trainer.trace(self._batches)
-            names = {"loss", *getattr(self._recipe.task, "result_names", traced), *self._evaluator.extra_metrics}
+            named = self._recipe.task.result_names
+            names = {"loss", *(traced if named is None else named), *self._evaluator.extra_metrics}
         wanted: dict[str, str | None] = {"train.best_metric": self._recipe.best_metric}
         if self._recipe.early_stopping is not None:
             wanted["EarlyStopping.metric"] = self._recipe.early_stopping.metric
@@ -325,7 +326,7 @@ class Controller:
             self._total_steps, last = step, True
         best = self._new_best(event) if event else None
         minutes = (time.monotonic() - self._saved_at) / 60
-        by_clock = bool(recipe.checkpoint_every_minutes) and minutes >= recipe.checkpoint_every_minutes
+        by_clock = 0 < recipe.checkpoints.every_minutes <= minutes
         saves = best is not None or last or again or by_clock or _due(step, recipe.checkpoint_every)
         # By their own clocks workers would not save at the same step.
         if self._trainer.any_worker(saves) if self._trainer.snapshots_together else saves:

@@ -27,7 +27,7 @@ def is_better(metric: str, found: float, best: float, by: float = 0.0) -> bool:
 class EarlyStopping:
     """Ends a run that no longer gets better; `train.early_stopping = @EarlyStopping()`.
 
-    The best checkpoint is kept in any case, and `train.save_model = 'best'` gives its weights to model.keras.
+    The best checkpoint is kept in any case, and `Checkpoints.save_model = 'best'` gives its weights to model.keras.
 
     Attributes:
       metric: evaluation metric; best low for loss, perplexity and bits_per_byte, best high for any other; None for

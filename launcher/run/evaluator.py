@@ -71,7 +71,7 @@ class Evaluator:
     @property
     def extra_metrics(self) -> tuple[str, ...]:
         """Metrics that every evaluation has and training has not."""
-        return tuple(getattr(self._task, "evaluation_metrics", ()))
+        return tuple(self._task.evaluation_metrics)
 
     def evaluate(self, last: bool = True, agree: Callable[[float], float] = lambda seconds: 0.0) -> dict[str, float]:
         """Evaluates the current weights.
@@ -107,9 +107,7 @@ class Evaluator:
         parts = np.split(table[:, 2:], ends, axis=1) if self._metric_names else []
         totals = {name: folded(name, part) for name, part in zip(self._metric_names, parts, strict=True)}
         sums = {name: part if len(part) > 1 else part[0] for name, part in totals.items()}
-        result = {"loss": loss / weight, **metric_results(self._task, sums, weight)}
-        if finish := getattr(self._task, "finish_metrics", None):
-            result = dict(finish(result))
+        result = dict(self._task.finish_metrics({"loss": loss / weight, **metric_results(self._task, sums, weight)}))
         self.notes = []
         if self._decoding is not None and (score := self._decoding.evaluate(last, agree)):
             result.update(score.metrics)

@@ -71,9 +71,7 @@ class KerasCallbacks(Action):
     def of(cls, session: Session, start: StartingPoint, *, is_chief: bool) -> KerasCallbacks | None:
         """Those of the session's task, going on from a starting point; None if it has none."""
         plan = session.plan
-        find = getattr(plan.recipe.task, "callbacks", None)
-        found = find() if find is not None else ()
-        if not found:
+        if not (found := plan.recipe.task.callbacks()):
             return None
         an_epoch = steps_per_epoch(plan.data, plan.recipe.global_batch_size)
         if an_epoch is None:

@@ -7,13 +7,19 @@ import dataclasses
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.config import gin_bindings
+from launcher.config import gin_bindings, renamed
 from launcher.errors import UsageError
 from launcher.run.recipe import Recipe
 
+GROUPS: dict[str, Any] = {
+    field.name: field.default_factory
+    for field in dataclasses.fields(Recipe)
+    if dataclasses.is_dataclass(field.default_factory)
+}
+"""What makes each group of the recipe's settings, by its name."""
 _UNBOUND = object()
 
 
@@ -22,7 +28,8 @@ class FitCall:
     """What a call of `launcher.fit` asks for.
 
     Attributes:
-      settings: the recipe's, by name, which bindings of `train` go before.
+      settings: the recipe's, by name, which bindings of `train` go before; a group, such as `clipping`, may be a
+        mapping.
       model_dir: the folder of the run.
       replicas: as the flag of this name.
     """
@@ -33,13 +40,24 @@ class FitCall:
 
     def recipe(self) -> Recipe:
         """The recipe that the call makes, with the bindings of gin where there are any."""
-        settings = dict(self.settings)
+        settings = renamed.grouped(self.settings, GROUPS)
         for rival in ("steps", "epochs"):
             if gin_bindings.bound(f"train.{rival}", _UNBOUND) is not _UNBOUND:
                 settings.pop("steps", None)
                 settings.pop("epochs", None)
-        bound = [name for name in settings if gin_bindings.bound(f"train.{name}", _UNBOUND) is not _UNBOUND]
-        return Recipe(**{name: value for name, value in settings.items() if name not in bound})
+        for name, make in GROUPS.items():
+            if isinstance(settings.get(name), Mapping):
+                settings[name] = make(**_unbound(make.__name__, settings[name]))
+        return Recipe(**_unbound("train", settings))
+
+
+def _unbound(configurable: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that no binding of gin goes before."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if gin_bindings.bound(f"{configurable}.{name}", _UNBOUND) is _UNBOUND
+    }
 
 
 AtFit = Callable[[FitCall], str]

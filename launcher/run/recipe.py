@@ -9,26 +9,73 @@ from typing import Any, Literal
 import gin
 
 from launcher.checkpoints.saver import ON_ERROR
-from launcher.config.bound_types import checked_patterns
 from launcher.config.user_modules import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.reporting import trackers  # noqa: F401  (recipes bind its sinks)
 from launcher.reporting.sinks import Sink
-from launcher.run import start_comparison
 from launcher.run.early_stopping import EarlyStopping
 from launcher.run.spikes import Spikes
 from launcher.run.start_weights import StartFrom
 from launcher.step import freezing, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
-from launcher.tasks.base import check_task
+from launcher.tasks.base import complete
 from launcher.watch.precision_watch import PrecisionWatch
 from models.transformer.attention_form import FORMS
 
 SAVE_MODEL = ("best", "last", "none")
 BATCH_NORM = ("auto", "global", "local")
+
+
+def _check_not_negative(configurable: str, settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < 0:
+            raise UsageError(f"{configurable}.{name} = {getattr(settings, name)}: must be 0 (never) or more")
+
+
+def _check_known(configurable: str, settings: Any, known: Mapping[str, Sequence[str]]) -> None:
+    for name, values in known.items():
+        if (value := getattr(settings, name)) not in values:
+            raise UsageError(f"{configurable}.{name} = {value!r}: must be one of {', '.join(map(repr, values))}")
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """How checkpoints are written and kept, and what they leave behind.
+
+    Attributes:
+      every_minutes: minutes between checkpoints, besides `train.checkpoint_every`; 0 for never.
+      keep: newest checkpoints kept, besides the best.
+      keep_every_hours: besides those, checkpoints written at least so many hours apart are kept for ever, the first one
+        included; 0 for none.
+      asynchronous: write them in a thread while training goes on, at the price of one copy of the state in the host's
+        memory.
+      on_error: what a checkpoint that cannot be written means before the end: "stop", or "continue" and try again at
+        the next one.
+      on_changed_data: what it means that the training data is not what it was when the checkpoint was written that the
+        run goes on from: "stop", or "continue" with the data that is there now.
+      save_model: whose weights MODEL_DIR/model.keras gets when training ends: "best" (the best checkpoint's, else the
+        last one's), "last", or "none" to write no such file. They are averaged where `train.evaluate_ema` evaluates
+        averages.
+    """
+
+    every_minutes: float = 10.0
+    keep: int = 3
+    keep_every_hours: float = 0.0
+    asynchronous: bool = True
+    on_error: str = "stop"
+    on_changed_data: str = "stop"
+    save_model: str = "best"
+
+    def __post_init__(self) -> None:
+        if not self.keep >= 1:
+            raise UsageError(f"Checkpoints.keep = {self.keep}: must be 1 or more")
+        _check_not_negative("Checkpoints", self, "every_minutes", "keep_every_hours")
+        known = {"on_error": ON_ERROR, "on_changed_data": ON_ERROR, "save_model": SAVE_MODEL}
+        _check_known("Checkpoints", self, known)
 
 
 @gin.configurable("train")
@@ -67,22 +114,11 @@ class Recipe:
       wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
       bucket_bytes: upper bound on one gradient collective; None for 16 MiB, and on a TPU for each gradient by itself,
         as the compiler merges them there.
-      clip_global_norm: bound on the norm of the whole gradient: the reduced mean, without the loss scale. Bind at most
-        one of the four bounds.
-      clip_value: bound on the absolute value of each element of the gradient.
-      clip_layer_norm: bound on the norm of each variable's gradient.
-      clip_adaptive: bound on the norm of a unit's gradient relative to that of its weights (Brock et al. 2021).
+      clipping: bounds of gradients; see `launcher.step.clipping.Clipping`.
       shard_optimizer: share the optimizer's state out over the replicas: each keeps the state of its part of every
         large weight, updates that part, and all put the parts together. Trains to the same weights.
       penalty: penalty on weights by layer type, `@penalty()`, or None.
-      start_from: weights that a run starts with when it starts anew: a `.keras`, `.weights.h5` or `.safetensors` file,
-        or the model_dir of another run. Names tell which weight is which. None for initial weights.
-      start_which: of a model_dir, "best" for its best checkpoint, if it has one, or "last" for its newest.
-      start_averaged: of a model_dir, whether the averaged weights are taken, if the run averaged them.
-      start_optimizer: of a model_dir, whether the state of the optimizer is taken, too.
-      start_allow: regular expressions on whole names of weights: of the model's, which may stay as initialised, and of
-        those in `start_from`, which may be left there. What matches is taken all the same; anything else without a
-        counterpart is an error.
+      start: the weights it starts with; see `launcher.run.start_weights.StartFrom`.
       freeze: regular expressions on whole paths of layers and weights that are not trained, such as ('base/.*',); see
         `launcher.step.freezing.freeze`.
       rate_multipliers: what multiplies the learning rate of layers and weights, by a regular expression on their whole
@@ -105,18 +141,7 @@ class Recipe:
       log_every: steps between log events.
       evaluate_every: steps between evaluations; 0 for only at the end.
       checkpoint_every: steps between checkpoints; 0 for only at the end.
-      checkpoint_every_minutes: minutes between checkpoints, as well; 0 for never.
-      save_model: whose weights MODEL_DIR/model.keras gets when training ends: "best" (the best checkpoint's, else the
-        last one's), "last", or "none" to write no such file. They are averaged where `evaluate_ema` evaluates averages.
-      keep_checkpoints: newest checkpoints kept, besides the best.
-      keep_checkpoint_every_hours: besides those, checkpoints written at least so many hours apart are kept for ever,
-        the first one included; 0 for none.
-      asynchronous_checkpoints: write checkpoints in a thread while training goes on, at the price of one copy of the
-        state in the host's memory.
-      on_checkpoint_error: what a checkpoint that cannot be written means before the end: "stop", or "continue" and try
-        again at the next one.
-      on_changed_data: what it means that the training data is not what it was when the checkpoint was written that the
-        run goes on from: "stop", or "continue" with the data that is there now.
+      checkpoints: what else there is to say of them; see `Checkpoints`.
       best_metric: evaluation metric the best checkpoint is chosen by: the lowest value of loss, perplexity and
         bits_per_byte, the highest of any other.
       eval_batch_size: examples of an evaluation batch over all replicas; None for `global_batch_size`.
@@ -142,17 +167,10 @@ class Recipe:
     loss_scale: Any = "auto"
     wire_dtype: str = "auto"
     bucket_bytes: int | None = None
-    clip_global_norm: float | None = None
-    clip_value: float | None = None
-    clip_layer_norm: float | None = None
-    clip_adaptive: float | None = None
+    clipping: Clipping = dataclasses.field(default_factory=Clipping)
     shard_optimizer: bool = False
     penalty: Penalty | None = None
-    start_from: str | None = None
-    start_which: str = "best"
-    start_averaged: bool = True
-    start_optimizer: bool = False
-    start_allow: Sequence[str] = ()
+    start: StartFrom = dataclasses.field(default_factory=StartFrom)
     freeze: Sequence[str] = ()
     rate_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
     ema_decay: float | None = None
@@ -167,21 +185,15 @@ class Recipe:
     log_every: int = 10
     evaluate_every: int = 0
     checkpoint_every: int = 0
-    checkpoint_every_minutes: float = 10.0
-    save_model: str = "best"
-    keep_checkpoints: int = 3
-    keep_checkpoint_every_hours: float = 0.0
-    asynchronous_checkpoints: bool = True
-    on_checkpoint_error: str = "stop"
-    on_changed_data: str = "stop"
+    checkpoints: Checkpoints = dataclasses.field(default_factory=Checkpoints)
     best_metric: str = "loss"
     eval_batch_size: int | None = None
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        check_task(self.task)
+        task = complete(self.task)
         if self.optimizer is None:
-            if not hasattr(self.task, "optimizer"):
+            if task.optimizer is None:
                 raise missing_bindings("train", ["optimizer"])
         elif not callable(self.optimizer):
             raise UsageError(
@@ -196,22 +208,14 @@ class Recipe:
             raise UsageError(f"train.rematerialize = {self.rematerialize!r}: must be True, False, 'auto' or None")
         if self.loss_pieces != "auto":
             self._check_positive("loss_pieces")
-            if not hasattr(self.task, "logits_shape"):
+            if task.logits_shape is None:
                 raise UsageError(
                     f"train.loss_pieces = {self.loss_pieces}: {type(self.task).__name__} has no loss over a "
                     "vocabulary, as the tasks of text have; leave it out"
                 )
-        self._check_positive("keep_checkpoints", "max_skips_at_floor")
-        never = ("evaluate_every", "checkpoint_every", "checkpoint_every_minutes", "keep_checkpoint_every_hours")
-        for name in never:
-            if getattr(self, name) < 0:
-                raise UsageError(f"train.{name} = {getattr(self, name)}: must be 0 (never) or more")
-        for name, known in (
-            ("on_checkpoint_error", ON_ERROR), ("on_changed_data", ON_ERROR), ("save_model", SAVE_MODEL),
-            ("attention", FORMS), ("batch_norm", BATCH_NORM),
-        ):  # fmt: skip
-            if (value := getattr(self, name)) not in known:
-                raise UsageError(f"train.{name} = {value!r}: must be one of {', '.join(map(repr, known))}")
+        self._check_positive("max_skips_at_floor")
+        _check_not_negative("train", self, "evaluate_every", "checkpoint_every")
+        _check_known("train", self, {"attention": FORMS, "batch_norm": BATCH_NORM})
         for name in ("steps", "epochs", "eval_batch_size", "price_per_hour", "bucket_bytes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -230,7 +234,7 @@ class Recipe:
                     "[(120, 122)]"
                 )
         if self.spikes is not None:
-            self.spikes.check(keep_checkpoints=self.keep_checkpoints)
+            self.spikes.check(keep_checkpoints=self.checkpoints.keep)
         if self.early_stopping is not None and not self.evaluate_every:
             raise UsageError(
                 "train.early_stopping needs evaluations while training goes on, and train.evaluate_every = 0: bind "
@@ -238,8 +242,6 @@ class Recipe:
             )
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
-        checked_patterns(start_comparison.ALLOW, self.start_allow)
-        self.clipping, self.start  # noqa: B018 - a wrong bound or start is refused here
         if self.steps is None and self.epochs is None:
             raise UsageError("how long to train is not said: bind train.steps or train.epochs")
         if self.steps is not None and self.epochs is not None:
@@ -252,29 +254,6 @@ class Recipe:
         for name in names:
             if not getattr(self, name) >= 1:
                 raise UsageError(f"train.{name} = {getattr(self, name)}: must be 1 or more")
-
-    @property
-    def clipping(self) -> Clipping:
-        """The one bound that is set, if any."""
-        return Clipping(
-            global_norm=self.clip_global_norm,
-            value=self.clip_value,
-            layer_norm=self.clip_layer_norm,
-            adaptive=self.clip_adaptive,
-        )
-
-    @property
-    def start(self) -> StartFrom | None:
-        """The weights to start with, if they are not initial ones."""
-        if self.start_from is None:
-            return None
-        return StartFrom(
-            path=self.start_from,
-            which=self.start_which,
-            averaged=self.start_averaged,
-            optimizer=self.start_optimizer,
-            allow=tuple(self.start_allow),
-        )
 
     def total_steps(self, data: Data) -> int:
         """Steps of the whole run on some data.

@@ -71,8 +71,8 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         model = build_model(plan, notes.append)
         optimizer = build_optimizer(plan)
     batch_norm.check(model, plan)
-    if (placed := getattr(recipe.task, "placed", None)) is not None:
-        placed(plan.strategy.num_replicas, plan.microbatches, plan.jit_compile or plan.strategy.accelerator == "tpu")
+    compiled = plan.jit_compile or plan.strategy.accelerator == "tpu"
+    recipe.task.placed(plan.strategy.num_replicas, plan.microbatches, compiled)
     if recipe.penalty is not None:
         recipe.penalty.check(model)
     trainer = Trainer(
@@ -204,7 +204,7 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
       UsageError: the recipe and the optimizer both bound the gradients.
     """
     recipe = plan.recipe
-    per_example = float(getattr(recipe.task, "nominal_weight_per_example", 1.0))
+    per_example = float(recipe.task.nominal_weight_per_example)
     return StepConfig(
         global_batch_size=recipe.global_batch_size,
         microbatches=plan.microbatches,
@@ -226,16 +226,15 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
 
 def _clipping(of_recipe: Clipping, optimizer: Optimizer) -> Clipping:
     """The recipe's bound on the gradients, or else the one that the Keras optimizer was made with."""
-    of_optimizer = Clipping(**optimizer.clipping)
-    if of_optimizer == Clipping():
+    theirs = optimizer.clipping
+    if not theirs:
         return of_recipe
-    if of_recipe not in (Clipping(), of_optimizer):
+    if of_recipe.bounds not in ({}, theirs):
         bound, other = (
-            {f"clip_{name}": bound for name, bound in dataclasses.asdict(one).items() if bound is not None}
-            for one in (of_optimizer, of_recipe)
+            {f"Clipping.{name}": bound for name, bound in bounds.items()} for bounds in (theirs, of_recipe.bounds)
         )
         raise UsageError(
             f"the optimizer was made to clip gradients, as train has them {bound}, and the recipe binds {other}: give "
             "one of them"
         )
-    return of_optimizer
+    return dataclasses.replace(of_recipe, **theirs)

@@ -75,8 +75,8 @@ class Spikes:
         """Raises UsageError where a run would have to go back to a checkpoint that is no longer kept."""
         if self.action == "rewind" and self.rewind_checkpoints > keep_checkpoints:
             raise UsageError(
-                f"Spikes.rewind_checkpoints = {self.rewind_checkpoints}, but train.keep_checkpoints = "
-                f"{keep_checkpoints}: bind train.keep_checkpoints to {self.rewind_checkpoints} or more"
+                f"Spikes.rewind_checkpoints = {self.rewind_checkpoints}, but Checkpoints.keep = "
+                f"{keep_checkpoints}: bind Checkpoints.keep to {self.rewind_checkpoints} or more"
             )
 
 
@@ -193,14 +193,14 @@ class SpikeWatch(Action):
         elif rule.action == "stop":
             self._error = TrainingError(
                 f"step {step}: {what} (Spikes.action = 'stop'). The newest checkpoint is of a step before. The same "
-                "command comes to the same step: lower the learning rate, clip gradients (train.clip_global_norm), "
+                "command comes to the same step: lower the learning rate, clip gradients (Clipping.global_norm), "
                 "look at the examples of that step, or bind Spikes.action = 'rewind'"
             )
         elif rule.action == "rewind":
             self._error = TrainingError(
                 f"step {step}: {what}, after the run has gone back {len(self._rewinds)} times (Spikes.most = "
                 f"{rule.most}) and left out the batches {[one['left_out'] for one in self._rewinds]}. It is hardly the "
-                "data, then: lower the learning rate or clip gradients (train.clip_global_norm)"
+                "data, then: lower the learning rate or clip gradients (Clipping.global_norm)"
             )
 
     def _rewind(self, step: int, event: Event) -> Rewind:

@@ -14,7 +14,7 @@ from launcher.errors import UsageError, advice, nearest
 from launcher.run.layer_pairs import Chain
 from launcher.step.freezing import first
 
-BINDING, ALLOW = "train.start_from", "train.start_allow"
+BINDING, ALLOW = "StartFrom.path", "StartFrom.allow"
 _SHOWN = 5
 
 

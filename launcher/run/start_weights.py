@@ -7,15 +7,17 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import gin
 import keras
 import numpy as np
 import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.checkpoints.weight_files import Stored
+from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.run.layer_pairs import Chain, Layer, counted_base, pair
-from launcher.run.start_comparison import BINDING, Allowance, Comparison, Own, names_of
+from launcher.run.start_comparison import ALLOW, BINDING, Allowance, Comparison, Own, names_of
 from launcher.step import layer_patterns
 from launcher.step.freezing import first
 from launcher.step.layers import Placed, owners, walk
@@ -27,26 +29,35 @@ OPTIMIZER = "optimizer/"
 _MODEL, _AVERAGE = "model/", "ema/"
 
 
+@gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StartFrom:
-    """What a recipe says of the weights to start with.
+    """The weights that a run starts with when it starts anew.
 
     Attributes:
-      path, which, averaged, optimizer, allow: as `train.start_from`, `start_which`, … of `launcher.run.recipe.Recipe`.
+      path: a `.keras`, `.weights.h5` or `.safetensors` file, or the model_dir of another run. Names tell which weight
+        is which. None for initial weights.
+      which: of a model_dir, "best" for its best checkpoint, if it has one, or "last" for its newest.
+      averaged: of a model_dir, whether the averaged weights are taken, if the run averaged them.
+      optimizer: of a model_dir, whether the state of the optimizer is taken, too.
+      allow: regular expressions on whole names of weights: of the model's, which may stay as initialised, and of those
+        in `path`, which may be left there. What matches is taken all the same; anything else without a counterpart is
+        an error.
     """
 
-    path: str
-    which: str
-    averaged: bool
-    optimizer: bool
-    allow: tuple[str, ...]
+    path: str | None = None
+    which: str = "best"
+    averaged: bool = True
+    optimizer: bool = False
+    allow: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        checked_patterns(ALLOW, self.allow)
         if self.which not in WHICH:
-            raise UsageError(f"train.start_which = {self.which!r}: must be {' or '.join(map(repr, WHICH))}")
-        if self.optimizer and self.path.endswith(weight_files.SUFFIXES):
+            raise UsageError(f"StartFrom.which = {self.which!r}: must be {' or '.join(map(repr, WHICH))}")
+        if self.optimizer and self.path is not None and self.path.endswith(weight_files.SUFFIXES):
             raise UsageError(
-                f"train.start_optimizer = True: {self.path!r} is a file of weights, and the state of an optimizer is "
+                f"StartFrom.optimizer = True: {self.path!r} is a file of weights, and the state of an optimizer is "
                 f"taken from the model_dir of a run; bind {BINDING} to one"
             )
 

@@ -43,7 +43,7 @@ class StartingPoint:
       step: steps done; None for a run that starts anew.
       best: what the run has to beat.
       notes: what a person should know of how it goes on.
-      listing: what was done with each weight of `train.start_from`; of the process that read it.
+      listing: what was done with each weight of `StartFrom.path`; of the process that read it.
       host: what actions had in the checkpoint, see `launcher.run.actions.Action.state`.
       rewinds: how often it went back and left batches out, see `CheckpointStore.rewinds`.
       data: the training data that it had, as `pipeline.described` says; None where that is not recorded.
@@ -160,15 +160,15 @@ def check_data(start: StartingPoint, now: Mapping[str, Any], trainer: Trainer, *
         if not may_change:
             raise UsageError(
                 f"{note}. The run would go on with other examples than it has left to see. Give it the data that it "
-                "had; or bind train.on_changed_data = 'continue' to go on with what is there now; or choose another "
-                "--model_dir"
+                "had; or bind Checkpoints.on_changed_data = 'continue' to go on with what is there now; or choose "
+                "another --model_dir"
             )
         note += "; going on with what is there now"
     return (note,)
 
 
 def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
-    if start_from is None:
+    if start_from is None or start_from.path is None:
         return StartingPoint(), {}
     slots = {name: tf.TensorSpec(*spec) for name, spec in trainer.specs().items() if name.startswith(OPTIMIZER)}
     found = start_weights.read(start_from, trainer.model, slots)

@@ -38,9 +38,7 @@ def trained(
     step = weights.step_of(store, "best")
     if step is None:
         raise UsageError(f"--mode={mode}: no checkpoint in {model_dir}; train first, or name another --model_dir")
-    use_assets = getattr(plan.recipe.task, "use_assets", None)
-    if use_assets is not None:
-        use_assets(assets.read(model_dir))
+    plan.recipe.task.use_assets(assets.read(model_dir))
     made = session.build(plan)
     found = weights.read(store, step, made.model, averaged=plan.recipe.evaluate_ema)
     weights.put(made.model, found.arrays)

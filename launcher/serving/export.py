@@ -16,7 +16,7 @@ from launcher.run.session import Session
 from launcher.serving import interface, model_file, trained
 from launcher.serving.weights import Weights
 from launcher.step.layers import walk
-from launcher.tasks.base import Served, Serves
+from launcher.tasks.base import Served
 
 TFLITE_FILE = "model.tflite"
 
@@ -55,7 +55,7 @@ def run(plan: RunPlan, model_dir: str, *, export_dir: str, export_format: str = 
 
 def _saved_model(made: Session, weights: Weights, folder: str) -> None:
     task = made.plan.recipe.task
-    served = task.served(made.model) if isinstance(task, Serves) else None
+    served = task.served(made.model)
     if served is None:
         _save_own_inputs(made, folder)
     else:

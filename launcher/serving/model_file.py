@@ -166,8 +166,7 @@ def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool 
             recipe = Recipe()
             cluster = resolve_cluster({})
             devices = strategy_lib.plan(requested="one_device", replicas=None, tpu=None, cluster=cluster, environ={})
-            if use_assets := getattr(recipe.task, "use_assets", None):
-                use_assets(assets.read(model_dir))
+            recipe.task.use_assets(assets.read(model_dir))
             keras.utils.clear_session(free_memory=False)  # names count up, and are what a checkpoint goes by
             model = session.model_of(recipe, policy=policy_of(recipe, devices)[0], seed=recipe.seed)
     finally:

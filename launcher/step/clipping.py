@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import gin
 import tensorflow as tf
 
 from launcher.errors import UsageError
@@ -18,9 +19,10 @@ from launcher.machine.as_written import as_written
 _SMALLEST_WEIGHT_NORM = 1e-3
 
 
+@gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """How gradients are bounded; at most one of the bounds is set.
+    """How gradients are bounded: the reduced mean, without the loss scale. At most one of the bounds is bound.
 
     Attributes:
       global_norm: bound of the norm over all gradients together (Pascanu et al. 2013, arXiv 1211.5063).
@@ -36,13 +38,18 @@ class Clipping:
     adaptive: float | None = None
 
     def __post_init__(self) -> None:
-        bounds = {name: bound for name, bound in dataclasses.asdict(self).items() if bound is not None}
+        bounds = self.bounds
         for name, bound in bounds.items():
             if not bound > 0:
-                raise UsageError(f"train.clip_{name} = {bound}: must be more than 0")
+                raise UsageError(f"Clipping.{name} = {bound}: must be more than 0")
         if len(bounds) > 1:
-            given = ", ".join(f"train.clip_{name} = {bound}" for name, bound in bounds.items())
+            given = ", ".join(f"Clipping.{name} = {bound}" for name, bound in bounds.items())
             raise UsageError(f"gradients are clipped one way, not several: {given}; bind one of them")
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """What is set, by name."""
+        return {name: bound for name, bound in vars(self).items() if bound is not None}
 
     @property
     def needs_wholes(self) -> bool:

@@ -175,7 +175,7 @@ class LocalPass:
             sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
             with xla.compiling(self._config.compiled), loss_pieces.using(self._config.loss_pieces):
                 loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
-            if self._model.losses and not getattr(self._task, "adds_losses", False):
+            if self._model.losses and not self._task.adds_losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.
                 loss += weight * tf.add_n([tf.cast(extra, tf.float32) for extra in self._model.losses])
             if self._config.penalty is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import keras
 import numpy as np
@@ -13,49 +14,54 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from launcher.data.pipeline import WEIGHT, Data, Shard
-from launcher.errors import UsageError
+from launcher.errors import UsageError, nearest
 from launcher.errors.user_code import defined_at
 from launcher.machine.as_written import as_written, call_converted
+from launcher.optimizers import Optimizer
+
+Assets = Mapping[str, bytes]
 
 
-class Task(Protocol):
-    """A model, its data and its loss. Any object with these three methods is a task; nothing is inherited.
+class Task:
+    """A model, its data and its loss: three methods to write, and defaults for all else that a run asks a task.
 
-    A task may also have any of these:
+    A task may inherit from this. A class that does not is a task as well if it has the three methods: `complete` gives
+    it the defaults. Beyond what stands here, a task may have the methods of `Decodes`, to be evaluated by what the
+    model writes; of `ReadsLines` or `ReadsImages`, for `--mode=predict` on lines or image files; and of `ShowsSamples`.
 
-    - `nominal_weight_per_example`, a number (default 1.0): about how much weight one example carries, e.g. the tokens
-      of a sentence. It only keeps scaled gradients near the middle of their range; the true weight is what the mean is
-      taken over.
-    - `logits_shape`, (tokens of an example, size of the vocabulary) of a loss that can be computed in pieces: see
-      `launcher.tasks.loss_pieces`.
-    - `check()`: raises UsageError when something it needs is missing; called before anything is written.
-    - `notes(model, accelerator) -> list[str]`: what a person should know, printed with the plan. The accelerator is
-      "cpu", "gpu" or "tpu".
-    - `finish_metrics(means) -> metrics`: the evaluation's metrics from their means over all examples, for those that
-      are no means themselves, such as a perplexity.
-    - `evaluation_metrics`, names: those that every evaluation has beyond the names that training has.
-    - `results(sums, weight) -> metrics`: numbers from the sums over all examples of what loss() gives as metrics, which
-      may be vectors then, such as the state of a `keras.metrics.AUC`; and `result_names`, known once a step is traced.
-      What is named `max:…` or `min:…` is the largest or smallest over the examples, and not a sum.
-    - `adds_losses`, True where loss() gives what layers add to the model's losses, too; else the step does in training.
-    - `placed(num_replicas, microbatches, compiled)`: told where it will run, and raises UsageError if it cannot.
-    - `optimizer()`: the optimizer that comes with the model; called after `model()`, under the same scope, unless
-      `train.optimizer` is bound.
-    - `callbacks() -> Keras callbacks`: called at the ends of epochs, see `launcher.run.keras_callbacks`.
-    - `statistics_over_global_batch`, True for a model whose `keras.layers.BatchNormalization` is to see what it would
-      see on one device.
-    - `assets() -> {file name: content}`: what belongs to the weights, such as a vocabulary; kept in MODEL_DIR/assets.
-    - `use_assets(assets)`: takes them from there instead of making them.
-    - the methods of `Decodes`, to be evaluated by what the model writes.
-    - the methods of `ReadsLines` or `ReadsImages`, for `--mode=predict` on lines or image files, and of `Serves`, for
-      an export that takes such. Without them, both modes work on the model's own inputs.
+    Attributes:
+      nominal_weight_per_example: about how much weight one example carries, e.g. the tokens of a sentence. It only
+        keeps scaled gradients near the middle of their range; the true weight is what the mean is taken over.
+      logits_shape: (tokens of an example, size of the vocabulary) of a loss that can be computed in pieces: see
+        `launcher.tasks.loss_pieces`.
+      evaluation_metrics: names that every evaluation has beyond the names that training has.
+      adds_losses: whether loss() gives what layers add to the model's losses, too; else the step does in training.
+      statistics_over_global_batch: True for a model whose `keras.layers.BatchNormalization` is to see what it would see
+        on one device.
+      results: a method `results(sums, weight) -> metrics`, for metrics that are no means: numbers from the sums over
+        all examples of what loss() gives as metrics, which may be vectors then, such as the state of a
+        `keras.metrics.AUC`. What is named `max:…` or `min:…` is the largest or smallest over the examples, not a sum.
+      result_names: the names that `results` gives, known once a step is traced; None for those of loss().
+      optimizer: a method that gives the optimizer that comes with the model; called after `model()`, under the same
+        scope, unless `train.optimizer` is bound.
     """
+
+    nominal_weight_per_example: float = 1.0
+    logits_shape: tuple[int, int] | None = None
+    evaluation_metrics: Sequence[str] = ()
+    adds_losses: bool = False
+    statistics_over_global_batch: bool = False
+    results: Callable[[Mapping[str, np.ndarray], float], Mapping[str, float]] | None = None
+    result_names: Sequence[str] | None = None
+    optimizer: Callable[[], Optimizer] | None = None
 
     def data(self) -> Data:
         """Where batches come from; see `launcher.data.pipeline`."""
+        raise NotImplementedError
 
     def model(self) -> keras.Model:
         """Builds the Keras model. Called once, under the strategy's scope and the dtype policy of the run."""
+        raise NotImplementedError
 
     def loss(
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
@@ -70,6 +76,39 @@ class Task(Protocol):
         Returns:
           (sum of the weighted losses, sum of the weights, sums of the weighted metrics by name), all float32 scalars.
         """
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raises UsageError when something it needs is missing; called before anything is written."""
+
+    def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
+        """Told where it will run; raises UsageError if it cannot."""
+
+    def notes(self, model: keras.Model, accelerator: str) -> Sequence[str]:
+        """What a person should know, printed with the plan. The accelerator is "cpu", "gpu" or "tpu"."""
+        return ()
+
+    def finish_metrics(self, means: dict[str, float]) -> Mapping[str, float]:
+        """The evaluation's metrics from their means over all examples: for those that are no means, as a perplexity."""
+        return means
+
+    def callbacks(self) -> Sequence[keras.callbacks.Callback]:
+        """Keras callbacks, called at the ends of epochs; see `launcher.run.keras_callbacks`."""
+        return ()
+
+    def assets(self) -> Assets:
+        """What belongs to the weights, such as a vocabulary, by file name; kept in MODEL_DIR/assets."""
+        return {}
+
+    def use_assets(self, assets: Assets) -> None:
+        """Takes them from there instead of making them."""
+
+    def served(self, model: keras.Model) -> Served | None:
+        """Everything from the bytes of a request, such as a file or a line, to the answer, as TensorFlow operations.
+
+        None where an export takes the model's own inputs.
+        """
+        return None
 
 
 class Score(NamedTuple):
@@ -157,17 +196,6 @@ class Served(NamedTuple):
     resources: list[Any]
 
 
-@runtime_checkable
-class Serves(Protocol):
-    """A task whose SavedModel takes requests as they come, such as files or lines, and not the model's own inputs."""
-
-    def served(self, model: keras.Model) -> Served | None:
-        """Everything from the bytes of a request to the answer, as TensorFlow operations; None for the model alone."""
-
-
-Assets = Mapping[str, bytes]
-
-
 def check_builder(binding: str, model: Callable[..., Any], example: str) -> None:
     """Raises UsageError unless a bound model is a builder, which is called later, under the strategy's scope."""
     if isinstance(model, keras.Model) or not callable(model):  # a built model can be called, too
@@ -176,14 +204,22 @@ def check_builder(binding: str, model: Callable[..., Any], example: str) -> None
         )
 
 
+_NOT_OF_USERS = ("builtins", "keras", "launcher", "tensorflow")
+_MISSPELT = 0.8  # of 1: how near a name is to one of a task's that it is taken for a slip
+
 _SUMS = "(sum of losses, sum of weights, {metric: sum})"
 
 
-def check_task(task: Any) -> None:
-    """Raises UsageError unless `task` has the three methods, with the arguments they are called with."""
+def complete(task: Any) -> Task:
+    """The object that a recipe binds as its task, with `Task`'s defaults for what its class leaves out.
+
+    Raises:
+      UsageError: it lacks one of the three methods, or they do not take the arguments they are called with; or it has a
+        name that is nearly, but not quite, one of a task's.
+    """
     for name, arguments in (("data", ()), ("model", ()), ("loss", ("model", "batch", "training"))):
         method = getattr(task, name, None)
-        if not callable(method):
+        if not callable(method) or getattr(method, "__func__", None) is vars(Task)[name]:
             raise UsageError(
                 f"train.task = {task!r} is not a task: it has no method {name}(). "
                 "Bind an object, with parentheses: train.task = @image_classification()"
@@ -197,6 +233,37 @@ def check_task(task: Any) -> None:
             ) from None
         except ValueError:  # it does not say what it takes
             continue
+    _check_spelling(task)
+    for name, default in vars(Task).items():
+        # A property is there without being asked for its value, which may not be known yet.
+        if name.startswith("_") or inspect.getattr_static(task, name, None) is not None or hasattr(task, name):
+            continue
+        try:
+            object.__setattr__(task, name, types.MethodType(default, task) if callable(default) else default)
+        except AttributeError:
+            raise UsageError(
+                f"train.task = {task!r}: attributes cannot be added to it; have its class inherit "
+                "launcher.tasks.base.Task"
+            ) from None
+    return cast(Task, task)
+
+
+def _check_spelling(task: Any) -> None:
+    """Raises UsageError for a public name that is nearly one of a task's, which would be passed over in silence."""
+    kinds = [kind for kind in type(task).__mro__ if kind not in (object, Task)]
+    of_users = [kind for kind in kinds if kind.__module__.partition(".")[0] not in _NOT_OF_USERS]
+    written = {name for one in (task, *of_users) for name in getattr(one, "__dict__", ())}
+    present = written.union(*map(vars, kinds))
+    offered = set(vars(Task))
+    for capability in (Decodes, ShowsSamples, ReadsLines, ReadsImages):
+        members = {name for name in (*vars(capability), *capability.__annotations__) if not name.startswith("_")}
+        offered |= members if members & present else set()
+    for name in sorted(name for name in written - offered if not name.startswith("_")):
+        if (close := nearest(name, offered - present, cutoff=_MISSPELT)) is not None:
+            raise UsageError(
+                f"train.task: nothing asks {type(task).__name__} for its {name!r}; did you mean {close!r}? "
+                f"If it is of your own, call it '_{name}'"
+            )
 
 
 def open_data(task: Task) -> Data:
@@ -229,7 +296,7 @@ def loss_sums(
       UsageError: not (loss, weight, metrics), not float32 scalars, or means instead of sums.
     """
     outputs = call_converted(task.loss, model, batch, training)
-    return checked_sums(outputs, batch, where=defined_at(task.loss), vectors=hasattr(task, "results"))
+    return checked_sums(outputs, batch, where=defined_at(task.loss), vectors=task.results is not None)
 
 
 @as_written
@@ -276,9 +343,8 @@ def metric_results(task: Task, sums: Mapping[str, np.ndarray], weight: float) ->
       sums: float64 scalar or vector by name.
       weight: sum of the examples' weights; with 0, all is NaN.
     """
-    results = getattr(task, "results", None)
-    if results is not None:
-        return {name: value if weight else math.nan for name, value in results(sums, weight).items()}
+    if task.results is not None:
+        return {name: value if weight else math.nan for name, value in task.results(sums, weight).items()}
     return {name: float(value / weight) if weight else math.nan for name, value in sums.items()}
 
 

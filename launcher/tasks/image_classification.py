@@ -13,13 +13,13 @@ from launcher.data.images import ImageData
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
 from launcher.reporting.sinks import PICTURE
-from launcher.tasks.base import Served, check_builder
+from launcher.tasks.base import Served, Task, check_builder
 
 _PICTURE_PIXELS = 64
 
 
 @gin.configurable(name_or_fn="image_classification")
-class ImageClassification:
+class ImageClassification(Task):
     """Softmax cross-entropy with label smoothing; metrics are accuracy and, past ten classes, top-5.
 
     Of images that the data mixes (`image_data.mixup`, `image_data.cutmix`) both labels are the target, each with its

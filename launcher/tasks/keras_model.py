@@ -32,7 +32,7 @@ from launcher.machine import xla
 from launcher.machine.as_written import as_written
 from launcher.optimizers import Optimizer
 from launcher.tasks import callbacks, keras_metrics
-from launcher.tasks.base import check_builder
+from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_private import keras_losses_of
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
 
@@ -48,7 +48,7 @@ _REDUCTIONS = ("sum_over_batch_size", "mean")
 
 
 @gin.configurable
-class KerasTask:
+class KerasTask(Task):
     """A compiled Keras model, its data, and nothing else.
 
     Args:
@@ -263,7 +263,7 @@ class KerasTask:
         return loss, weight, metrics
 
     @property
-    def result_names(self) -> tuple[str, ...]:
+    def result_names(self) -> tuple[str, ...]:  # type: ignore[override]  # known only once the metrics are
         """Of `results`."""
         sizes = {f"{name}:": 0 for name in ("sum", "max", "min")}
         for fold, value in zip(self._folds, self._initial, strict=True):

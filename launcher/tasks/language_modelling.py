@@ -17,12 +17,12 @@ from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabula
 from launcher.decoding import greedy, sample, without
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
-from launcher.tasks.base import Assets, Served, check_builder
+from launcher.tasks.base import Assets, Served, Task, check_builder
 from launcher.tasks.text import VOCABULARY, Sums, model_notes, model_sums, read_vocabulary, rows_of
 
 
 @gin.configurable(name_or_fn="language_modelling")
-class LanguageModelling:
+class LanguageModelling(Task):
     """Cross-entropy a token of packed text, in nats.
 
     Metrics are `accuracy` and, in evaluation, `perplexity`, exp(loss), and `bits_per_byte`: what the model needs to

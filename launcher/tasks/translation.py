@@ -18,7 +18,7 @@ from launcher.decoding import beam_search, greedy, without
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
 from launcher.tasks import bleu
-from launcher.tasks.base import Assets, Score, Served, check_builder
+from launcher.tasks.base import Assets, Score, Served, Task, check_builder
 from launcher.tasks.text import VOCABULARY, Sums, model_notes, model_sums, read_vocabulary, rows_of
 
 DECODE = ("always", "end", "never")
@@ -26,7 +26,7 @@ _SAMPLES = 10
 
 
 @gin.configurable(name_or_fn="translation")
-class Translation:
+class Translation(Task):
     """Label-smoothed cross-entropy a target token; evaluation is unsmoothed, and translates held-out sources.
 
     The loss and `accuracy` are means over target tokens that are not padding, given the right tokens before them.

@@ -21,7 +21,7 @@ def test_clipping_adam_its_gate_and_averages_are_one_pass_over_each_weight(compi
         compiled,
         "mlp_fashion.gin",
         [f"mlp.units = {units}", "mlp.layers = 1", "train.global_batch_size = 32", "train.optimizer = @adamw",
-         "adamw.learning_rate = 1e-3", "train.clip_global_norm = 1.0", "train.ema_decay = 0.999"],
+         "adamw.learning_rate = 1e-3", "Clipping.global_norm = 1.0", "train.ema_decay = 0.999"],
     )  # fmt: skip
     weight = 4 * 784 * units
     # The weight, both moments and the average are read and written, the gradient is read: nine, and one pass more over

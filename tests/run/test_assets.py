@@ -47,13 +47,13 @@ def test_a_task_without_assets_has_none(tmp_path):
 @pytest.mark.heavy
 def test_a_run_on_other_text_is_refused_by_the_vocabulary(run_launcher, tmp_path):
     text_run.write_corpus(tmp_path)
-    bindings = [*text_run.corpus_bindings(tmp_path), "train.steps = 1", "train.save_model = 'none'"]
+    bindings = [*text_run.corpus_bindings(tmp_path), "train.steps = 1", "Checkpoints.save_model = 'none'"]
     flags = ["--gin_file=lm_cpu.gin", f"--model_dir={tmp_path}/run", f"--data_dir={tmp_path}/data"]
     flags += ["--mode=train", *(f"--gin_param={binding}" for binding in bindings)]
     assert run_launcher(*flags).returncode == 0
     with (tmp_path / "train.txt").open("a") as text:
         text.write("another line\n" * 50)
-    refused = run_launcher(*flags, "--gin_param=train.on_changed_data = 'continue'")
+    refused = run_launcher(*flags, "--gin_param=Checkpoints.on_changed_data = 'continue'")
     assert refused.returncode == 64
     assert "is not what the data gives now" in refused.stderr and "Traceback" not in refused.stderr
 
@@ -62,7 +62,7 @@ def test_a_run_on_other_text_is_refused_by_the_vocabulary(run_launcher, tmp_path
 def test_two_workers_decode_every_example_once_and_agree(run_workers, tmp_path):
     text_run.write_pairs(tmp_path)
     bindings = [*text_run.pair_bindings(tmp_path), "train.steps = 2", "translation.decode_examples = None"]
-    bindings += ["translation.beam_size = 1", "train.save_model = 'none'"]
+    bindings += ["translation.beam_size = 1", "Checkpoints.save_model = 'none'"]
     flags = ["--gin_file=transformer_cpu.gin", f"--model_dir={tmp_path}/run", f"--data_dir={tmp_path}/data"]
     workers = run_workers(2, *flags, *(f"--gin_param={binding}" for binding in bindings))
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr

@@ -22,7 +22,7 @@ train.global_batch_size = 8
 train.log_every = 5
 train.evaluate_every = 2
 train.checkpoint_every = 2
-train.save_model = 'none'
+Checkpoints.save_model = 'none'
 """
 RULE = ("train.early_stopping = @EarlyStopping()", f"EarlyStopping.patience = {PATIENCE}")
 

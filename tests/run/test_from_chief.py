@@ -68,7 +68,7 @@ def test_a_run_whose_other_worker_has_no_storage_resumes_bitwise(start_launcher,
     mlp(image_shape=(8, 8, 1), num_classes=10, units=32, layers=1).save_weights(pretrained)
     # With the optimizer's state shared out, nobody has all of it alone.
     start = (
-        f"--gin_param=train.start_from = '{pretrained}'",
+        f"--gin_param=StartFrom.path = '{pretrained}'",
         "--gin_param=train.freeze = ('logits',)",
         "--gin_param=train.shard_optimizer = True",
     )

@@ -32,7 +32,7 @@ def launch(capsys, tmp_path, monkeypatch):
 @pytest.mark.heavy
 def test_a_run_goes_on_with_it_and_without_as_if_it_had_never_changed(launch, tmp_path):
     text_run.write_corpus(tmp_path)
-    recipe = (*text_run.corpus_bindings(tmp_path), *DROPPED, "train.save_model = 'none'")
+    recipe = (*text_run.corpus_bindings(tmp_path), *DROPPED, "Checkpoints.save_model = 'none'")
     recipe = (*recipe, "train.loss_pieces = 2", "train.attention = 'blocks'", "train.checkpoint_every = 2")
 
     def train(folder, steps, rematerialize):

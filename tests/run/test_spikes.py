@@ -27,9 +27,9 @@ momentum.learning_rate = 0.02
 train.global_batch_size = 8
 train.log_every = 5
 train.checkpoint_every = 5
-train.checkpoint_every_minutes = 0
-train.keep_checkpoints = 5
-train.save_model = 'none'
+Checkpoints.every_minutes = 0
+Checkpoints.keep = 5
+Checkpoints.save_model = 'none'
 """
 RULE = ("train.spikes = @Spikes()", "Spikes.window = 20", "Spikes.action = 'rewind'")
 POISON = f"poisoned.task.poison = {{{POISONED}: 1e4}}"
@@ -196,7 +196,7 @@ def test_a_spike_is_noted_or_ends_the_run(recipe, tmp_path, capsys):
         (["Spikes.action = 'rewnd'"], "Spikes.action = 'rewnd': must be one of 'note', 'skip', 'stop', 'rewind'"),
         (["Spikes.loss_factor = 0.5"], "Spikes.loss_factor = 0.5: must be more than 1"),
         (["Spikes.window = 1"], "Spikes.window = 1: must be 10 or more"),
-        (["Spikes.rewind_checkpoints = 6"], "but train.keep_checkpoints = 5"),
+        (["Spikes.rewind_checkpoints = 6"], "but Checkpoints.keep = 5"),
         (["train.leave_out = [(5, 3)]"], "(5, 3) is not a first and a last batch"),
     ],
 )

@@ -157,8 +157,8 @@ def test_names_on_both_sides_are_listed_with_the_nearest(tmp_path):
     message = str(caught.value)
     assert "2 of the model are not there: heads/kernel (nearest: head/kernel), heads/bias" in message
     assert "2 there are not of the model: head/kernel (nearest: heads/kernel)" in message
-    assert "train.start_allow = ('heads/.*',)" in message
-    with pytest.raises(UsageError, match=r"start_allow: 'haed/\.\*' matches the whole name of no weight"):
+    assert "StartFrom.allow = ('heads/.*',)" in message
+    with pytest.raises(UsageError, match=r"StartFrom.allow: 'haed/\.\*' matches the whole name of no weight"):
         started(path, start_allow=("haed/.*",))
     safetensors(tmp_path / "other.safetensors", {"something": np.zeros(3, np.float32)})
     with pytest.raises(UsageError, match=r"no weight of .*other\.safetensors is one of the model's"):
@@ -254,14 +254,14 @@ def test_a_resumed_run_goes_on_from_its_own_checkpoint_although_the_file_is_gone
 
 def test_unmatched_weights_end_a_command_with_one_message_before_anything_is_written(capsys, tmp_path):
     mlp(image_shape=(8, 8, 1), num_classes=3, units=32, layers=1).save_weights(tmp_path / "three.weights.h5")
-    start = f"--gin_param=train.start_from = '{tmp_path / 'three.weights.h5'}'"
+    start = f"--gin_param=StartFrom.path = '{tmp_path / 'three.weights.h5'}'"
     for mode in ("--dry_run", "--mode=train"):
         gin_bindings.reset()
         folder = f"--model_dir={tmp_path / 'run'}"
         assert main.main(["launcher", f"--gin_file={SMALL_DIGITS}", mode, start, folder]) == 64
         out, err = capsys.readouterr()
         assert "logits/kernel float32[32, 10] (logits/0 float32[32, 3] there)" in err
-        assert "train.start_allow = ('logits/.*',)" in err
+        assert "StartFrom.allow = ('logits/.*',)" in err
         assert "Traceback" not in out + err
         assert not (tmp_path / "run").exists()
 

@@ -234,9 +234,9 @@ def test_a_model_that_keras_cannot_save_is_a_note_and_a_file_of_its_weights(own_
 
 def test_no_model_file_by_choice_and_an_unknown_choice(tmp_path):
     flags = [f"--gin_file={SMALL_DIGITS}", "--gin_param=train.steps = 1", f"--model_dir={tmp_path}/run"]
-    done = run_here(*flags, "--gin_param=train.save_model = 'newest'")
+    done = run_here(*flags, "--gin_param=Checkpoints.save_model = 'newest'")
     assert done.returncode == 64 and "'best', 'last', 'none'" in done.stderr
-    done = run_here(*flags, "--gin_param=train.save_model = 'none'")
+    done = run_here(*flags, "--gin_param=Checkpoints.save_model = 'none'")
     assert done.returncode == 0 and not list((tmp_path / "run").glob("model*"))
 
 

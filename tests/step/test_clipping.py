@@ -62,7 +62,7 @@ def test_zero_gradients_and_zero_weights_stay_finite(kind):
 
 
 def test_two_bounds_or_a_bound_of_nothing_are_refused():
-    with pytest.raises(UsageError, match=r"clip_global_norm = 1.0, train.clip_value = 2.0"):
+    with pytest.raises(UsageError, match=r"Clipping.global_norm = 1.0, Clipping.value = 2.0"):
         Clipping(global_norm=1.0, value=2.0)
-    with pytest.raises(UsageError, match=r"clip_adaptive = 0"):
+    with pytest.raises(UsageError, match=r"Clipping.adaptive = 0"):
         Clipping(adaptive=0)

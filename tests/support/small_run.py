@@ -14,7 +14,7 @@ from launcher import optimizers
 from launcher.data.pipeline import Shard
 from launcher.machine import strategy as strategy_lib
 from launcher.run import plan, session
-from launcher.run.recipe import Recipe
+from launcher.run.programs import FitCall
 
 Batch = dict[str, tf.Tensor]
 
@@ -87,9 +87,8 @@ def build(
         "global_batch_size": data.global_batch_size,
         **recipe,
     }
-    resolved = plan.resolve(
-        Recipe(task=task, microbatches=microbatches, **settings), environ=environ, replicas=replicas
-    )
+    call = FitCall(settings={"task": task, "microbatches": microbatches, **settings})
+    resolved = plan.resolve(call.recipe(), environ=environ, replicas=replicas)
     return session.build_on(on or strategy_lib.build(resolved.strategy, resolved.cluster), resolved)
 
 

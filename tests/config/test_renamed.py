@@ -1,0 +1,84 @@
+"""Names of the last release are read, said to be old, and mean what they meant."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from launcher.config import gin_bindings, renamed
+from launcher.errors import UsageError
+from launcher.run import loading
+from launcher.run.programs import FitCall
+from launcher.run.recipe import Recipe
+
+RECIPE = """
+train.task = @image_classification()
+image_classification.data = @image_data()
+image_classification.model = @mlp
+image_data.name = 'digits'
+train.optimizer = @adam
+adam.learning_rate = 0.01
+train.steps = 3
+train.global_batch_size = 8
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def recipe(*params: str) -> Recipe:
+        (tmp_path / "recipe.gin").write_text(RECIPE)
+        loading.load_bindings([str(tmp_path / "recipe.gin")], params)
+        return Recipe()
+
+    yield recipe
+    gin_bindings.reset()
+
+
+def test_an_old_name_binds_what_its_new_name_binds(load):
+    old = load("train.clip_global_norm = 0.5", "train.keep_checkpoints = 7", "train.start_from = 'a.keras'")
+    (note,) = gin_bindings.notes()
+    assert "train.clip_global_norm is Clipping.global_norm" in note and "train.start_from is StartFrom.path" in note
+    new = load("Clipping.global_norm = 0.5", "Checkpoints.keep = 7", "StartFrom.path = 'a.keras'")
+    assert gin_bindings.notes() == []
+    for recipe in (old, new):
+        assert recipe.clipping.bounds == {"global_norm": 0.5}
+        assert (recipe.checkpoints.keep, recipe.start.path) == (7, "a.keras")
+
+
+def test_every_old_name_leads_to_something_that_can_be_bound(load):
+    load()
+    groups = {field.default_factory.__name__: field.default_factory for field in dataclasses.fields(Recipe)
+              if dataclasses.is_dataclass(field.default_factory)}  # fmt: skip
+    for old, new in renamed.RENAMED.items():
+        selector, _, arg = new.partition(".")
+        assert old.partition(".")[2] not in {field.name for field in dataclasses.fields(Recipe)}
+        assert arg in {field.name for field in dataclasses.fields(groups[selector])}
+
+
+def test_of_an_old_and_a_new_name_the_last_one_counts(load):
+    assert load("train.clip_value = 1.0", "Clipping.value = 2.0").clipping.value == 2.0
+    assert load("Clipping.value = 2.0", "train.clip_value = 1.0").clipping.value == 1.0
+
+
+def test_a_call_of_fit_may_use_either_and_bindings_go_before(load):
+    task = load().task
+    settings = {"task": task, "optimizer": lambda: None, "steps": 1, "global_batch_size": 8}
+    for named in ({"clip_value": 2.0}, {"clipping": {"value": 2.0}}):
+        gin_bindings.reset()
+        assert FitCall(settings={**settings, **named}).recipe().clipping.value == 2.0
+        load("Clipping.value = 3.0")
+        assert FitCall(settings={**settings, **named}).recipe().clipping.value == 3.0
+
+
+def test_what_a_group_refuses_is_said_by_its_new_name(load):
+    for wrong, said in (
+        ("Checkpoints.keep = 0", "Checkpoints.keep = 0: must be 1 or more"),
+        ("Checkpoints.save_model = 'newest'", "Checkpoints.save_model = 'newest': must be one of 'best'"),
+        ("Checkpoints.every_minutes = -1", "Checkpoints.every_minutes = -1: must be 0 \\(never\\) or more"),
+        ("train.start_which = 'newest'", "StartFrom.which = 'newest'"),
+    ):
+        with pytest.raises(Exception) as caught:
+            load(wrong)
+        assert isinstance(caught.value, UsageError) or said.split(" = ")[0] in str(caught.value)
+        assert caught.match(said)
