@@ -49,3 +49,11 @@ class StepConfig:
     selects: bool = False
     shards: int = 1
     has_limits: bool = False
+
+    @property
+    def judges_parts(self) -> bool:
+        """Whether a replica judges and clips its part alone of a gradient whose weight it updates a part of.
+
+        Of a sum that is used as a whole nowhere, a TPU's compiler reduces each replica's part alone.
+        """
+        return self.selects and not self.clipping.needs_wholes

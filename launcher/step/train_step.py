@@ -9,22 +9,22 @@ state is shared out, of `gradients.gather`: outside every conditional. Whatever 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from launcher.data.pipeline import Batch
-from launcher.machine.as_written import call_converted
 from launcher.optimizers import Optimizer
-from launcher.optimizers.parts import Part
 from launcher.step import gradients, overflow
+from launcher.step.counters import Counters
 from launcher.step.local_pass import LocalPass, LocalSums, Watch, num_replicas
 from launcher.step.moving_average import MovingAverage
-from launcher.step.precision import LossScale, ScaleState
+from launcher.step.own_time import OwnTime
+from launcher.step.precision import LossScale
 from launcher.step.step_config import StepConfig
+from launcher.step.updates import Change, Trained, update
 from launcher.tasks.base import Task
 
 
@@ -59,70 +59,6 @@ class StepReport(NamedTuple):
         if all(value.shape.rank == 0 for value in values):
             return tf.stack(values)
         return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Counters:
-    """Variables that steer a run, one copy a replica and always equal (aggregation NONE: assigns are local).
-
-    Attributes:
-      step: int64, steps done, skipped ones included; the data position follows from it.
-      skipped: int64, steps skipped so far.
-      scale: the four variables of the loss scale's state.
-      limits: float32 [2], the mean loss and the gradient norm above which a step is skipped; None for no such rule.
-    """
-
-    step: tf.Variable
-    skipped: tf.Variable
-    scale: ScaleState
-    limits: tf.Variable | None = None
-
-
-class OwnTime:
-    """Seconds of the steps that a worker spends on its own part, without the waiting for others in the reduction.
-
-    Held by a variable of each worker, outside checkpoints. The clock is the host's: it is read once the batch is there,
-    and again when the loss and the gradient that is ready last have come back from the device.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False, aggregation=tf.VariableAggregation.NONE)
-
-    def begin(self, batch: Batch) -> tf.Tensor:
-        """Reads the clock when the batch is there."""
-        return _clock_after(tf.nest.flatten(batch))
-
-    def end(self, begun: tf.Tensor, local: LocalSums) -> None:
-        """Counts what has passed until this worker's gradients are there."""
-        # The first weights' gradient is the last one that a backward pass makes.
-        self.seconds.assign_add(_clock_after([local.loss, tf.reshape(local.gradients[0], [-1])[:1]]) - begun)
-
-
-def _clock_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    with tf.device("CPU:0"), tf.control_dependencies([tf.identity(tensor) for tensor in tensors]):
-        return tf.timestamp()
-
-
-def _selected(
-    applied: tf.Tensor,
-    change: Callable[[], list[tf.Tensor]],
-    variables: Sequence[tf.Variable],
-    old: Sequence[tf.Tensor],
-) -> list[tf.Tensor]:
-    """Makes a change and, unless it is to be applied, takes it back; for devices that compute both branches anyway.
-
-    Args:
-      applied: bool scalar.
-      change: assigns some of `variables` and returns tensors.
-      variables: what it may assign.
-      old: in place of what it returns, where it is not applied.
-    """
-    before = [tf.identity(variable) for variable in variables]
-    new = change()
-    for variable, value in zip(variables, before, strict=True):
-        # Not `assign`, which for the optimizer's count of updates would call into the cross-replica context.
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.where(applied, tf.identity(variable), value))
-    return [tf.where(applied, one, other) for one, other in zip(new, old, strict=True)]
 
 
 class ReplicaStep:
@@ -185,98 +121,33 @@ class ReplicaStep:
 
     def __call__(self, batch: Batch) -> StepReport:
         config, counters = self._config, self._counters
-        scale = tf.convert_to_tensor(counters.scale.scale)
-        step = tf.convert_to_tensor(counters.step)
-        begun = self._own_time.begin(batch) if self._own_time else None
-        local = self._pass(batch, scale, step)
-        if self._own_time:
-            self._own_time.end(begun, local)
-
-        used = [index for index in range(len(self._weights)) if index not in self.unused]
-        wire = gradients.to_wire([local.gradients[index] for index in used], config.wire_dtype)
-        sums = [local.loss, local.weight, *local.metrics]
-        reduced = gradients.reduce_sum([*wire, *local.moving, *sums], bucket_bytes=config.bucket_bytes)
-        reduced_wire, rest = reduced[: len(wire)], reduced[len(wire) :]
-        moving_deltas, sums = rest[: len(local.moving)], rest[len(local.moving) :]
-        loss, weight, metrics = sums[0], sums[1], tuple(sums[2:])
-
-        shared = {index: part for index in used if (part := self._optimizer.parts[index]) is not None}
-        # Of a sum that is used as a whole nowhere, a TPU's compiler reduces each replica's part alone.
-        early = config.selects and not config.clipping.needs_wholes
-        if early:
-            reduced_wire = [
-                shared[index].of(gradient) if index in shared else gradient
-                for index, gradient in zip(used, reduced_wire, strict=True)
-            ]
-        judged = gradients.judge(
-            reduced_wire,
-            scale=scale,
-            nominal_weight=config.nominal_weight,
-            true_weight=weight,
-            parts=[place for place, index in enumerate(used) if index in shared] if early else (),
-            divides=config.selects,
-        )
-        if counters.limits is not None:
-            judged = gradients.within(
-                judged, tf.math.divide_no_nan(loss, weight), tf.convert_to_tensor(counters.limits)
-            )
+        scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
+        local = self._timed_pass(batch, scale, step)
+        trained = self._trained()
+        wire = gradients.to_wire([local.gradients[one.index] for one in trained], config.wire_dtype)
+        sums = self._reduce(local._replace(gradients=wire, counts=[], watched=[]))
+        judged = self._judge(sums, trained, scale)
         learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
-        parts = num_replicas() * config.microbatches
-
-        def apply() -> list[tf.Tensor]:
-            weights = [tf.cast(self._weights[index].value, tf.float32) for index in used]
-            clipped = config.clipping.apply(judged.gradients, judged.norm, weights)
-            of_used = dict(zip(used, clipped, strict=True))
-            if not early:
-                of_used |= {index: part.of(of_used[index]) for index, part in shared.items()}
-            of_all = [of_used.get(index) for index in range(len(self._weights))]
-            return self._optimizer.apply(of_all, tf.cast(step, tf.float32), learning_rate)
-
-        def follow() -> list[tf.Tensor]:
-            for variable, delta in zip(self._pass.moving, moving_deltas, strict=True):
-                old = tf.convert_to_tensor(variable.value)
-                new = old + delta / parts
-                # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever. Each element
-                # by itself: one test of them all would be one more pass over each variable.
-                variable.value.assign(tf.where(tf.math.is_finite(new), new, old))
-            self._ema.update(step - tf.convert_to_tensor(self._counters.skipped))
-            return []
-
-        def name() -> tf.Tensor:
-            by_index = dict(zip(used, judged.gradients, strict=True))
-            return overflow.pack(overflow.flags([by_index.get(i, tf.zeros([])) for i in range(len(self._weights))]))
-
-        nothing = tf.zeros([overflow.num_scalars(len(self._weights))])
-        if config.selects:
-            changes = [self._weights[index].value for index in used if index not in shared]
-            changes += [variable.value for variable in self._optimizer.variables]
-            new_parts = _selected(judged.applied, apply, changes, [part.taken().value for part in shared.values()])
-            self._put_together(list(shared.values()), new_parts)
-            changes = [variable.value for variable in self._pass.moving]
-            _selected(judged.applied, follow, [*changes, *(average for _, average in self._ema.variables)], [])
-            non_finite = nothing
-        elif shared:
-            # Collectives stand outside of the conditionals: after a skipped step, for the weights as they are.
-            non_finite, *new_parts = tf.cond(
-                judged.applied,
-                lambda: [nothing, *apply()],
-                lambda: [name(), *(part.taken().value for part in shared.values())],
-            )
-            self._put_together(list(shared.values()), new_parts)
-            tf.cond(judged.applied, lambda: (follow(), tf.constant(True))[1], lambda: tf.constant(False))
-        else:
-            # Flags are looked at only where nothing is applied, so that a finite step pays nothing for them.
-            non_finite = tf.cond(judged.applied, lambda: (apply(), follow(), tf.identity(nothing))[2], name)
-        for variable, gained in zip(self._pass.counts, local.counts, strict=True):
-            # Counted once a microbatch so far; a step counts once, a skipped one not at all.
-            counted = gained // config.microbatches
-            old = tf.convert_to_tensor(variable.value)
-            variable.value.assign(old + tf.where(judged.applied, counted, tf.zeros_like(counted)))
-        self._advance(judged, scale)
+        change = Change(
+            trained=trained,
+            judged=judged,
+            num_weights=len(self._weights),
+            moving=list(zip(self._pass.moving, sums.moving, strict=True)),
+            num_microbatches=num_replicas() * config.microbatches,
+            step=step,
+            learning_rate=learning_rate,
+            optimizer=self._optimizer,
+            ema=self._ema,
+            counters=counters,
+            config=config,
+        )
+        non_finite = update(change)
+        self._count(local.counts, judged.applied)
+        counters.advance(self._loss_scale, judged, scale)
         return StepReport(
-            loss=loss,
-            weight=weight,
-            metrics=metrics,
+            loss=sums.loss,
+            weight=sums.weight,
+            metrics=sums.metrics,
             gradient_norm=judged.norm,
             finite=tf.cast(judged.applied, tf.float32),
             loss_scale=scale,
@@ -284,14 +155,44 @@ class ReplicaStep:
             non_finite=tuple(tf.unstack(non_finite)),
         )
 
-    def _put_together(self, parts: Sequence[Part], new: Sequence[tf.Tensor]) -> None:
-        """Makes weights of all replicas' new parts of them."""
-        if not parts:
-            return
-        axes = [part.axis for part in parts]
-        whole = gradients.gather(new, axes, bucket_bytes=self._config.bucket_bytes)
-        for part, value in zip(parts, whole, strict=True):
-            part.whole.value.assign(value)
+    def _timed_pass(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
+        if self._own_time is None:
+            return self._pass(batch, scale, step)
+        return self._own_time.of(self._pass, batch, scale, step)
+
+    def _trained(self) -> list[Trained]:
+        """The weights that the loss depends on, once the pass is traced."""
+        weights = zip(self._weights, self._optimizer.parts, strict=True)
+        return [Trained(index, *pair) for index, pair in enumerate(weights) if index not in self.unused]
+
+    def _reduce(self, local: LocalSums) -> LocalSums:
+        """The sums over all replicas."""
+        sums = gradients.reduce_sum(tf.nest.flatten(local), bucket_bytes=self._config.bucket_bytes)
+        return tf.nest.pack_sequence_as(local, sums)
+
+    def _judge(self, sums: LocalSums, trained: Sequence[Trained], scale: tf.Tensor) -> gradients.Judged:
+        """The verdict on the reduced gradients of `trained`, and on the mean loss where it has a limit."""
+        config, limits = self._config, self._counters.limits
+        in_parts = [place for place, one in enumerate(trained) if config.judges_parts and one.part]
+        pairs = zip(trained, sums.gradients, strict=True)
+        judged = gradients.judge(
+            [one.part.of(total) if config.judges_parts and one.part else total for one, total in pairs],
+            scale=scale,
+            nominal_weight=config.nominal_weight,
+            true_weight=sums.weight,
+            parts=in_parts,
+            divides=config.selects,
+        )
+        if limits is None:
+            return judged
+        return gradients.within(judged, tf.math.divide_no_nan(sums.loss, sums.weight), tf.convert_to_tensor(limits))
+
+    def _count(self, gained: Sequence[tf.Tensor], applied: tf.Tensor) -> None:
+        """Counts once a step what was counted once a microbatch, and a skipped step not at all."""
+        for variable, one in zip(self._pass.counts, gained, strict=True):
+            counted = one // self._config.microbatches
+            old = tf.convert_to_tensor(variable.value)
+            variable.value.assign(old + tf.where(applied, counted, tf.zeros_like(counted)))
 
     def first_microbatch(self, batch: Batch, *, scale: tf.Tensor) -> LocalSums:
         """The forward and backward pass of this replica's first microbatch of the step after `counters.step`.
@@ -324,14 +225,3 @@ class ReplicaStep:
         (rows,) = gradients.reduce_sum([mine])
         summed = gradients.reduce_sum(sent, bucket_bytes=self._config.bucket_bytes)
         return tf.concat([rows, overflow.flags(summed)[None, :]], axis=0)
-
-    def _advance(self, judged: gradients.Judged, scale: tf.Tensor) -> None:
-        counters = self._counters
-        before = ScaleState(scale, *(tf.convert_to_tensor(variable) for variable in counters.scale[1:]))
-        after = call_converted(self._loss_scale.update, before, judged.finite)
-        for variable, old, new in zip(counters.scale, before, after, strict=True):
-            if new is not old:  # what is fixed costs nothing
-                # Gradients of nothing tell nothing of the scale.
-                variable.assign(tf.where(judged.empty, old, new))
-        counters.step.assign_add(1)
-        counters.skipped.assign_add(tf.where(judged.applied, tf.constant(0, tf.int64), tf.constant(1, tf.int64)))

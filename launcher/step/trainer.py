@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,11 +19,13 @@ from launcher.machine import farewell
 from launcher.optimizers import Optimizer
 from launcher.optimizers.parts import Part
 from launcher.step import flops, initial_values, moving_statistics, overflow, precision, summation
+from launcher.step.counters import Counters
 from launcher.step.local_pass import Watch
 from launcher.step.moving_average import MovingAverage
+from launcher.step.own_time import OwnTime
 from launcher.step.precision import LossScale, ScaleState
 from launcher.step.step_config import StepConfig
-from launcher.step.train_step import Counters, OwnTime, ReplicaStep
+from launcher.step.train_step import ReplicaStep
 from launcher.tasks.base import Task
 
 # Prefixes of names in a checkpoint.
@@ -103,7 +104,7 @@ class Trainer:
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         with initial_values.scope(strategy):
             optimizer.build(model.trainable_variables, total_steps, rate_multipliers, config.shards)
-            self.counters = _make_counters(loss_scale.initial(), has_limits=config.has_limits)
+            self.counters = Counters.make(loss_scale.initial(), has_limits=config.has_limits)
             moving = filter(moving_statistics.is_moving, self.statistics)
             self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay, config.shards)
             self.ema.build()
@@ -486,15 +487,3 @@ def unique_name(name: str, taken: Mapping[str, object]) -> str:
     while f"{name}#{count}" in taken:
         count += 1
     return f"{name}#{count}"
-
-
-def _make_counters(scale: ScaleState, *, has_limits: bool) -> Counters:
-    def variable(value: tf.Tensor, name: str) -> tf.Variable:
-        return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.NONE)
-
-    return Counters(
-        step=variable(tf.constant(0, tf.int64), "step"),
-        skipped=variable(tf.constant(0, tf.int64), "skipped"),
-        scale=ScaleState(*(variable(value, name) for name, value in zip(ScaleState._fields, scale, strict=True))),
-        limits=variable(tf.fill([2], math.inf), "limits") if has_limits else None,
-    )

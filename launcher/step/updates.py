@@ -1,0 +1,179 @@
+"""The update of one replica's variables, made or left out by one verdict, in a way for each kind of device.
+
+All replicas come to the same verdict, so what is local may stand in a conditional. A collective may not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from launcher.optimizers import Optimizer
+from launcher.optimizers.parts import Part
+from launcher.step import gradients, overflow
+from launcher.step.counters import Counters
+from launcher.step.moving_average import MovingAverage
+from launcher.step.step_config import StepConfig
+
+
+class Trained(NamedTuple):
+    """A weight that the loss depends on.
+
+    Attributes:
+      index: its position among all trained weights.
+      weight: the variable.
+      part: what a replica updates of it; None where each replica updates all of it.
+    """
+
+    index: int
+    weight: keras.Variable
+    part: Part | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """What one step changes on this replica if it is applied.
+
+    Attributes:
+      trained: the weights to update.
+      judged: their gradients and the verdict; of a weight with a part, that of the part if `config.judges_parts`.
+      num_weights: all trained weights, also those that the loss does not depend on.
+      moving: each moving statistic, and what it gained in all microbatches of all replicas together.
+      num_microbatches: of all replicas together.
+      step: int64 scalar, steps done before this one.
+      learning_rate: of this step.
+      optimizer, ema, counters, config: of the run.
+    """
+
+    trained: Sequence[Trained]
+    judged: gradients.Judged
+    num_weights: int
+    moving: Sequence[tuple[keras.Variable, tf.Tensor]]
+    num_microbatches: int
+    step: tf.Tensor
+    learning_rate: tf.Tensor
+    optimizer: Optimizer
+    ema: MovingAverage
+    counters: Counters
+    config: StepConfig
+
+    @property
+    def parts(self) -> dict[int, Part]:
+        """What this replica updates a part of, by the position of the weight."""
+        return {index: part for index, _, part in self.trained if part is not None}
+
+    def update_weights(self) -> list[tf.Tensor]:
+        """Clips the gradients and applies the optimizer; returns the new values of `parts`, which are not assigned."""
+        weights = [tf.cast(one.weight.value, tf.float32) for one in self.trained]
+        clipped = self.config.clipping.apply(self.judged.gradients, self.judged.norm, weights)
+        by_index = self._by_index(clipped)
+        if not self.config.judges_parts:
+            by_index |= {index: part.of(by_index[index]) for index, part in self.parts.items()}
+        of_all = [by_index.get(index) for index in range(self.num_weights)]
+        return self.optimizer.apply(of_all, tf.cast(self.step, tf.float32), self.learning_rate)
+
+    def present_parts(self) -> list[tf.Tensor]:
+        """The values of `parts` as they are."""
+        return [part.taken().value for part in self.parts.values()]
+
+    def put_together(self, new: Sequence[tf.Tensor]) -> None:
+        """Assigns the weights of `parts`, of which every replica has a new part, after a collective."""
+        if not self.parts:
+            return
+        axes = [part.axis for part in self.parts.values()]
+        whole = gradients.gather(new, axes, bucket_bytes=self.config.bucket_bytes)
+        for part, value in zip(self.parts.values(), whole, strict=True):
+            part.whole.value.assign(value)
+
+    def move_averages(self) -> None:
+        """Moves the moving statistics, and the averages of weights and statistics."""
+        for variable, gained in self.moving:
+            old = tf.convert_to_tensor(variable.value)
+            new = old + gained / self.num_microbatches
+            # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever. Each element
+            # by itself: one test of them all would be one more pass over each variable.
+            variable.value.assign(tf.where(tf.math.is_finite(new), new, old))
+        self.ema.update(self.step - tf.convert_to_tensor(self.counters.skipped))
+
+    def flags(self) -> tf.Tensor:
+        """Which weights' gradients are not finite, as `overflow.pack` tells."""
+        by_index = self._by_index(self.judged.gradients)
+        return overflow.pack(overflow.flags([by_index.get(i, tf.zeros([])) for i in range(self.num_weights)]))
+
+    def no_flags(self) -> tf.Tensor:
+        """The `flags` of gradients that are finite."""
+        return tf.zeros([overflow.num_scalars(self.num_weights)])
+
+    def _by_index(self, of_trained: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
+        return {one.index: tensor for one, tensor in zip(self.trained, of_trained, strict=True)}
+
+
+def update(change: Change) -> tf.Tensor:
+    """Makes the change if it is to be applied, in the way of the device; returns its flags if it is not.
+
+    Where the step `selects`, the flags are zeros always: they would read every gradient at every step.
+    """
+    if change.config.selects:
+        return _masked(change)
+    return _conditional_in_parts(change) if change.parts else _conditional(change)
+
+
+def _conditional(change: Change) -> tf.Tensor:
+    """For a CPU or GPU, which computes one branch of a conditional."""
+    no_flags = change.no_flags()
+
+    def make() -> tf.Tensor:
+        change.update_weights()
+        change.move_averages()
+        return tf.identity(no_flags)
+
+    # Flags are looked at only where nothing is applied, so that a finite step pays nothing for them.
+    return tf.cond(change.judged.applied, make, change.flags)
+
+
+def _conditional_in_parts(change: Change) -> tf.Tensor:
+    """The same where a replica updates parts: they are put together between two conditionals, also as they were."""
+    no_flags = change.no_flags()
+    flags, *new = tf.cond(
+        change.judged.applied,
+        lambda: [no_flags, *change.update_weights()],
+        lambda: [change.flags(), *change.present_parts()],
+    )
+    change.put_together(new)
+
+    def move() -> tf.Tensor:
+        change.move_averages()
+        return tf.constant(True)
+
+    tf.cond(change.judged.applied, move, lambda: tf.constant(False))
+    return flags
+
+
+def _masked(change: Change) -> tf.Tensor:
+    """For a TPU, which computes both branches, and for an update with collectives: made, and then taken back."""
+    no_flags = change.no_flags()
+    updated = [one.weight.value for one in change.trained if one.part is None]
+    updated += [variable.value for variable in change.optimizer.variables]
+    present = change.present_parts()
+    with _kept_if(change.judged.applied, updated):
+        new = change.update_weights()
+    change.put_together([tf.where(change.judged.applied, *pair) for pair in zip(new, present, strict=True)])
+    moved = [*(variable.value for variable, _ in change.moving), *(average for _, average in change.ema.variables)]
+    with _kept_if(change.judged.applied, moved):
+        change.move_averages()
+    return no_flags
+
+
+@contextlib.contextmanager
+def _kept_if(applied: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
+    """Takes back what the block assigns to these variables unless it is to be applied."""
+    before = [tf.identity(variable) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        # Not `assign`, which for the optimizer's count of updates would call into the cross-replica context.
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.where(applied, tf.identity(variable), value))
