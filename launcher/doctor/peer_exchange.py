@@ -6,18 +6,20 @@ is answered with one: rank, cluster, versions, time.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher.doctor import packages
 from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_RETRY, UsageError
+from launcher.machine import ports
 from launcher.machine.cluster import Cluster
 
 _CONNECT_SECONDS = 5.0
@@ -90,14 +92,20 @@ class Exchange:
       facts: this worker's versions.
       peers: all workers in rank order, this one included.
       listen_error: why nothing could listen on this worker's port; empty without an error.
-      everyone: whether this worker reached all workers and was reached by all.
     """
 
     cluster: Cluster
     facts: Mapping[str, str]
     peers: tuple[Peer, ...]
     listen_error: str
-    everyone: bool
+
+    @property
+    def all_in_place(self) -> bool:
+        """Whether all workers answer, each at its own address and of the same cluster."""
+        here = self.cluster.workers
+        return not self.listen_error and all(
+            peer.state == ANSWERED and (peer.claims_index, peer.workers) == (peer.index, here) for peer in self.peers
+        )
 
     @property
     def others(self) -> list[Peer]:
@@ -113,7 +121,7 @@ def exchange(cluster: Cluster, *, facts: Mapping[str, str], wait_seconds: float)
       facts: versions of this worker by name.
       wait_seconds: how long workers that do not answer are asked again.
     """
-    return asyncio.run(_Exchanging(cluster, facts, wait_seconds).run())
+    return _Exchanging(cluster, facts, wait_seconds).run()
 
 
 class _Exchanging:
@@ -121,35 +129,25 @@ class _Exchanging:
         self._cluster, self._facts, self._wait_seconds = cluster, facts, wait_seconds
         self._deadline = time.monotonic() + wait_seconds
         self._not_heard = set(range(cluster.num_workers)) - {cluster.index}
-        self._all_heard = asyncio.Event()
+        self._all_heard = threading.Event()
 
-    async def run(self) -> Exchange:
-        port = int(self._cluster.workers[self._cluster.index].rpartition(":")[2])
-        server, listen_error = None, ""
-        try:
-            server = await asyncio.start_server(self._serve, host=None, port=port, limit=_LONGEST_LINE)
-        except OSError as error:
-            listen_error = f"port {port}: {error.strerror or error}"
-        try:
-            calls = (self._call(index, address) for index, address in enumerate(self._cluster.workers))
-            peers = await asyncio.gather(*calls)
-            answered = not listen_error and all(peer.state == ANSWERED for peer in peers)
-            everyone = answered and await self._all_called() and all(map(self._is_in_place, peers))
-        finally:
-            if server is not None:
-                server.close()
-        return Exchange(
-            cluster=self._cluster, facts=self._facts, peers=tuple(peers), listen_error=listen_error, everyone=everyone
-        )
-
-    def _is_in_place(self, peer: Peer) -> bool:
-        return peer.claims_index == peer.index and peer.workers == self._cluster.workers
-
-    async def _all_called(self) -> bool:
-        """Listens on until all others have called; those that answer do so as soon as they start."""
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._all_heard.wait(), min(_ANSWER_SECONDS, self._wait_seconds))
-        return self._all_heard.is_set()
+    def run(self) -> Exchange:
+        workers, listen_error = self._cluster.workers, ""
+        port = ports.port_of(workers[self._cluster.index])
+        with contextlib.ExitStack() as stack:
+            try:
+                listener = stack.enter_context(ports.listener(port, backlog=max(128, 2 * len(workers))))
+            except OSError as error:
+                listen_error = f"port {port}: {error.strerror or error}"
+            else:
+                stack.callback(listener.shutdown, socket.SHUT_RDWR)
+                threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
+            with ThreadPoolExecutor(max_workers=len(workers)) as pool:
+                peers = tuple(pool.map(self._call, range(len(workers)), workers))
+            if not listen_error and all(peer.state == ANSWERED for peer in peers):
+                # Listens on until the others have called; those that answer do so as soon as they start.
+                self._all_heard.wait(min(_ANSWER_SECONDS, self._wait_seconds))
+        return Exchange(cluster=self._cluster, facts=self._facts, peers=peers, listen_error=listen_error)
 
     @property
     def _left(self) -> float:
@@ -160,34 +158,36 @@ class _Exchanging:
         content = {"protocol": _PROTOCOL, "index": cluster.index, "workers": cluster.workers, "facts": facts}
         return json.dumps({**content, "time": time.time()}).encode() + b"\n"
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A caller may break off or send anything. What is still open at the end is cancelled, which asyncio of Python
-        # 3.11 would report as an error.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, asyncio.CancelledError):
-            caller = json.loads(await reader.readline())
-            writer.write(self._line())
-            await writer.drain()
+    def _serve(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        # A caller may break off or send anything.
+        with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            connection.settimeout(_ANSWER_SECONDS)
+            caller = json.loads(connection.makefile("rb").readline(_LONGEST_LINE))
+            connection.sendall(self._line())
             self._not_heard.discard(caller["index"])
             if not self._not_heard:
                 self._all_heard.set()
-        writer.close()
 
-    async def _call(self, index: int, address: str) -> Peer:
+    def _call(self, index: int, address: str) -> Peer:
         """Calls one worker until it answers or the time is over."""
         while True:
-            peer = await self._try(index, address)
+            peer = self._try(index, address)
             if peer.state == ANSWERED or self._left == 0:
                 return peer
-            await asyncio.sleep(min(_RETRY_SECONDS, self._left))
+            time.sleep(min(_RETRY_SECONDS, self._left))
 
-    async def _try(self, index: int, address: str) -> Peer:
-        host, _, port = address.rpartition(":")
+    def _try(self, index: int, address: str) -> Peer:
         seconds = min(_CONNECT_SECONDS, max(self._left, _RETRY_SECONDS))
-        connection = asyncio.open_connection(host.strip("[]"), int(port), limit=_LONGEST_LINE)
         state, detail = UNREACHABLE, ""
         try:
-            reader, writer = await asyncio.wait_for(connection, seconds)
-        except (TimeoutError, asyncio.TimeoutError):
+            connection = ports.call(address, seconds)
+        except TimeoutError:
             state, detail = TIMED_OUT, f"no answer within {seconds:.1g} s"
         except UnicodeError as error:  # what Python says of a name such as a..b
             state, detail = NOT_RESOLVED, str(error)
@@ -196,19 +196,20 @@ class _Exchanging:
             detail = error.strerror or str(error)
         else:
             try:
-                return Peer(index=index, address=address, state=ANSWERED, **await self._ask(reader, writer))
-            except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError) as error:
-                state, detail = STRANGER, str(error) or f"no answer within {_ANSWER_SECONDS:g} s"
-            finally:
-                writer.close()
+                with connection:
+                    return Peer(index=index, address=address, state=ANSWERED, **self._ask(connection))
+            except TimeoutError:
+                state, detail = STRANGER, f"no answer within {_ANSWER_SECONDS:g} s"
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                state, detail = STRANGER, str(error)
         return Peer(index=index, address=address, state=state, detail=detail)
 
-    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
+    def _ask(self, connection: socket.socket) -> dict[str, Any]:
         """Sends this worker's line and reads that of the other one."""
+        connection.settimeout(_ANSWER_SECONDS)
         sent, started = time.time(), time.monotonic()
-        writer.write(self._line())
-        await writer.drain()
-        line = await asyncio.wait_for(reader.readline(), _ANSWER_SECONDS)
+        connection.sendall(self._line())
+        line = connection.makefile("rb").readline(_LONGEST_LINE)
         delay = time.monotonic() - started
         if not line:
             raise ValueError("it hangs up")

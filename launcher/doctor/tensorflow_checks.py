@@ -10,6 +10,7 @@ from launcher.doctor import packages as packages_lib
 from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_FAILED, UsageError
 from launcher.machine import installation
+from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILITY
 
 _UNKNOWN_FLAG = "Unknown flag in XLA_FLAGS"
 _ONEDNN = "oneDNN custom operations are on"
@@ -94,11 +95,10 @@ def devices(context: Context) -> Iterator[Finding]:
 def _policy(capability: list[int] | None) -> str:
     if capability is None:
         return "compute capability not known: float32"
-    # As in launcher.machine.devices, which imports TensorFlow.
     policies = "float32: mixed_float16 pays from 7.0"
-    if tuple(capability) >= (7, 0):
+    if tuple(capability) >= FLOAT16_CAPABILITY:
         policies = "mixed_float16"
-    if tuple(capability) >= (8, 0):
+    if tuple(capability) >= BFLOAT16_CAPABILITY:
         policies = "mixed_float16 or mixed_bfloat16; float32 as TF32"
     return f"compute capability {capability[0]}.{capability[1]}: {policies}"
 

@@ -10,10 +10,7 @@ import tensorflow as tf
 
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
-
-# Tensor Cores multiply float16 from Volta (7.0) on, bfloat16 and TF32 from Ampere (8.0) on.
-FLOAT16_CAPABILITY = (7, 0)
-BFLOAT16_CAPABILITY = (8, 0)
+from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILITY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

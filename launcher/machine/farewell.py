@@ -15,13 +15,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from launcher.errors import Preempted, TrainingError
+from launcher.machine import ports
 from launcher.machine.cluster import Cluster
 
 _WAIT_SECONDS = 30.0
@@ -30,7 +30,6 @@ _PREEMPTED_WAIT_SECONDS = 10.0
 _CHIEF_SECONDS = 15.0
 _CONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 2.0
-
 
 _EXIT_UNWRITTEN = 120  # Python's own, for output that could not be flushed
 _kept: list[Any] | None = None
@@ -115,18 +114,17 @@ def _wait_for_others(cluster: Cluster, seconds: float) -> None:
     for index, address in enumerate(cluster.workers[1:], start=1):
         if not told and not _has_ended(address, began + _SILENT_SECONDS):
             told = True
-            _say(f"worker {index} still runs; waiting up to {seconds:.0f} s for the others, worker 0 leaves last")
+            _say(index, f"; waiting up to {seconds:.0f} s for the others, worker 0 leaves last")
         if told and not _has_ended(address, began + seconds):
-            _say(f"worker {index} still runs after {seconds:.0f} s; worker 0 leaves without it")
+            _say(index, f" after {seconds:.0f} s; worker 0 leaves without it")
             return
 
 
 def _has_ended(address: str, deadline: float) -> bool:
     """Whether nobody listens at `address` any more, or stops to before `deadline` on the monotonic clock."""
-    host, _, port = address.rpartition(":")
     left = max(0.01, deadline - time.monotonic())
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(left, _CONNECT_SECONDS))
+        connection = ports.call(address, min(left, _CONNECT_SECONDS))
     except OSError:  # refused: it is gone; anything else: this host cannot tell
         return True
     with connection:
@@ -142,6 +140,5 @@ def _has_ended(address: str, deadline: float) -> bool:
     return False
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+def _say(index: int, what: str) -> None:
+    print(f"worker {index} still runs{what}", file=sys.stderr, flush=True)

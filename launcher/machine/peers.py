@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.errors import PeerError, PortTakenError, UsageError
+from launcher.machine import ports
 from launcher.machine.cluster import Cluster
 from launcher.supervised import preemption
 from launcher.supervised.progress import Progress
@@ -79,8 +80,7 @@ def _call_all(cluster: Cluster, listener: socket.socket, limit_seconds: float, p
                     "started, and does a firewall keep this worker out?"
                 )
             if missing and waited >= note_after:
-                sys.stderr.write(f"waiting for {names} since {since} ({waited:.0f} s)\n")
-                sys.stderr.flush()
+                print(f"waiting for {names} since {since} ({waited:.0f} s)", file=sys.stderr, flush=True)
                 progress.report(phase="startup")  # who waits is not stuck
                 note_after = waited + min(_LONGEST_SILENCE_SECONDS, waited)
             if missing:
@@ -88,9 +88,8 @@ def _call_all(cluster: Cluster, listener: socket.socket, limit_seconds: float, p
 
 
 def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CALL_SECONDS) as call:
+        with ports.call(address, _CALL_SECONDS) as call:
             # A call from a port to itself may come about, and is answered by nobody else.
             return bool(call.getsockname() != call.getpeername())
     except OSError:
@@ -107,9 +106,8 @@ def _await_server(address: str, listener: socket.socket) -> None:
 
 def _serves(address: str) -> bool:
     """Whether a gRPC server is there: it speaks first, and a listener of ours says nothing."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CALL_SECONDS) as call:
+        with ports.call(address, _CALL_SECONDS) as call:
             call.settimeout(_GREETING_SECONDS)
             return bool(call.recv(1))
     except OSError:
@@ -118,16 +116,9 @@ def _serves(address: str) -> bool:
 
 @contextlib.contextmanager
 def _listener(cluster: Cluster) -> Iterator[socket.socket]:
-    # As TensorFlow's server will: on all addresses.
-    port = int(cluster.workers[cluster.index].rpartition(":")[2])
-    dual = socket.has_dualstack_ipv6()
+    port = ports.port_of(cluster.workers[cluster.index])
     try:
-        listener = socket.create_server(
-            ("", port),
-            family=socket.AF_INET6 if dual else socket.AF_INET,
-            dualstack_ipv6=dual,
-            backlog=max(128, 2 * cluster.num_workers),
-        )
+        listener = ports.listener(port, backlog=max(128, 2 * cluster.num_workers))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise UsageError(f"worker {cluster.index} cannot listen on port {port}: {error.strerror}") from None

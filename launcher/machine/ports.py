@@ -1,4 +1,4 @@
-"""TCP ports for processes that are about to start on this host."""
+"""The TCP ports of workers: free ones on this host, and one that is listened on or called, beside TensorFlow's server."""
 
 from __future__ import annotations
 
@@ -30,3 +30,28 @@ def free_ports(count: int) -> list[int]:
         f"{count} workers on one host need a port each, and {len(ports)} of {_PORTS.start} to {_PORTS.stop - 1} are "
         "free; start fewer workers"
     )
+
+
+def listener(port: int, *, backlog: int) -> socket.socket:
+    """A socket that listens on a port as TensorFlow's server will: on all addresses of this host.
+
+    Raises:
+      OSError: it may not, or another process does.
+    """
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def call(address: str, seconds: float) -> socket.socket:
+    """A connection to "host:port", an IPv6 host in brackets.
+
+    Raises:
+      OSError: nobody answers there within the time; TimeoutError where nothing at all comes back.
+      UnicodeError: the name is none.
+    """
+    return socket.create_connection((address.rpartition(":")[0].strip("[]"), port_of(address)), seconds)

@@ -14,10 +14,10 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.machine import installation, peers
 from launcher.machine import tpu as tpu_lib
+from launcher.machine.accelerators import FLOAT16_CAPABILITY
 from launcher.machine.cluster import Cluster
 from launcher.machine.cluster.exposure import public_address_notes
 from launcher.machine.devices import (
-    FLOAT16_CAPABILITY,
     Devices,
     GpuOptions,
     configure_gpus,

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.machine import installation
+from launcher.machine import installation, ports
 from launcher.machine.devices import Devices
 from launcher.machine.tpu_runtime import Resolver, check_host, check_version, hosts_of_this_slice, runtime_version
 
@@ -25,9 +25,6 @@ _ANSWER_SECONDS = 10.0
 
 class NoTpuError(UsageError):
     """A TPU is asked for, and this machine neither has nor names one."""
-
-
-_GRPC = "grpc://"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,9 +163,8 @@ def _look_up(name: str) -> tuple[Resolver, list[str]]:
 
 def _check_answers(name: str, address: str) -> None:
     """TensorFlow would wait without end for a host that is not there."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+        ports.call(address, _ANSWER_SECONDS).close()
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--tpu={name}: {address} does not answer ({error}). Check the address, the firewall, and that the TPU "

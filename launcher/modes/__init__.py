@@ -168,10 +168,7 @@ class PreflightRequest(Request):
     preflight_cache: str | None = flag(
         flags.DEFINE_string,
         None,
-        "where results are kept. Default: launcher/preflight in $XDG_CACHE_HOME or ~/.cache.",
-    )
-    preflight_fresh: bool = flag(
-        flags.DEFINE_bool, False, "make the report anew, also where one is kept that nothing has changed since."
+        "where compilations are kept. Default: launcher/preflight in $XDG_CACHE_HOME or ~/.cache.",
     )
 
 
@@ -280,7 +277,6 @@ MODES: dict[str, Mode] = {
                 ("strategy", "replicas", "tpu"),
                 "compiles for what --tpu_type and --gpu_type name, whatever this machine has; leave it out",
             ),
-            needs_tensorflow=False,  # only for a report that is not kept
             shows_plan=True,
         ),
         Mode(

@@ -6,9 +6,9 @@ import keras
 
 from launcher.config import gin_bindings, gin_used
 from launcher.errors import EXIT_DONE, UsageError
+from launcher.machine.accelerators import V5E
 from launcher.modes import Request, commands
 from launcher.modes.plan import describe, resolve
-from launcher.preflight.chips import V5E
 from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
 from launcher.run import batch_norm, session, start_weights
@@ -66,5 +66,5 @@ def _slice_for(resolved: RunPlan, model: keras.Model, replicas: int | None) -> S
 
 def _preflight_command(request: Request, where: Slice) -> str:
     """The command that compiles the recipe for a slice."""
-    more = ("--mode=preflight", f"--tpu_type={where.accelerator_type}")
+    more = ("--mode=preflight", where.flag)
     return commands.on_same_recipe(request, *more, flags=("data_dir", "seed"))

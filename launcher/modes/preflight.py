@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 
 from launcher.config import gin_bindings
-from launcher.data import tfds
 from launcher.errors import UsageError
-from launcher.machine.tensorflow_import import require_tensorflow
 from launcher.modes import PreflightRequest
-from launcher.preflight import inputs, kept_reports
+from launcher.preflight import command
 from launcher.preflight.compiler import default_cache_dir
-from launcher.preflight.kept_reports import KeptReports, Recorder
-
-# Of the flags, those that say where to and how, not what.
-_INDIFFERENT = ("model_dir", "preflight_cache", "preflight_timeout", "preflight_fresh", "dry_run")
 
 
 def run(request: PreflightRequest) -> int:
@@ -37,33 +30,6 @@ def run(request: PreflightRequest) -> int:
         raise UsageError(
             f"--largest_batch looks for a batch size by itself, {other} is of no use with it; leave one out"
         )
-    cache_dir = request.preflight_cache or default_cache_dir(os.environ)
-    reports = KeptReports(cache_dir=cache_dir, key=_key(request))
-    kept = None if request.preflight_fresh else reports.find()
-    if kept is not None:
-        return kept_reports.show(kept, request.model_dir)
-    with reports.making(request.model_dir) as recorder:
-        return _examine(request, tpu_types, gpu_types, cache_dir, recorder)
-
-
-def _key(request: PreflightRequest) -> str | None:
-    """Of a report that may be kept; what a Python program in the place of a gin file does is not known."""
-    if request.dry_run or any(name.endswith(".py") for name in request.gin_file):
-        return None
-    flags = {name: value for name, value in dataclasses.asdict(request).items() if name not in _INDIFFERENT}
-    return inputs.key(flags, tfds.data_dir())
-
-
-def _examine(
-    request: PreflightRequest,
-    tpu_types: tuple[str, ...],
-    gpu_types: tuple[str, ...],
-    cache_dir: str,
-    recorder: Recorder,
-) -> int:
-    require_tensorflow()
-    from launcher.preflight import command  # late: it imports TensorFlow
-
     asked = command.CompileRequest(
         gin_files=request.gin_file,
         gin_params=request.gin_param,
@@ -75,11 +41,11 @@ def _examine(
         largest_batch=request.largest_batch,
         search=request.preflight_search,
         model_dir=request.model_dir,
-        cache_dir=cache_dir,
+        cache_dir=request.preflight_cache or default_cache_dir(os.environ),
         timeout_seconds=request.preflight_timeout,
     )
     with gin_bindings.usage_errors():
-        return command.run(asked, recorder, dry_run=request.dry_run)
+        return command.run(asked, dry_run=request.dry_run)
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:

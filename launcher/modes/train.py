@@ -16,13 +16,12 @@ from launcher.checkpoints import DATA, CheckpointStore, Saver
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
+from launcher.machine import accelerators, compile_cache, farewell, gce, tpu_runtime
 from launcher.machine import cluster as cluster_lib
-from launcher.machine import compile_cache, farewell, gce, tpu_runtime
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request, TrainRequest, commands
 from launcher.modes.plan import describe, make_machine, record, resolve
-from launcher.preflight import gpu_cards
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.prometheus import Prometheus
@@ -480,7 +479,7 @@ def _peak_flops(plan: RunPlan) -> float | None:
     gpus = tf.config.list_physical_devices("GPU")
     if plan.strategy.accelerator != "gpu" or not plan.policy.startswith("mixed") or not gpus:
         return None
-    peak = gpu_cards.gpu_peak(str(tf.config.experimental.get_device_details(gpus[0]).get("device_name")))
+    peak = accelerators.gpu_peak(str(tf.config.experimental.get_device_details(gpus[0]).get("device_name")))
     return peak.value if peak else None
 
 

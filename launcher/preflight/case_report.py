@@ -10,12 +10,13 @@ from launcher.preflight.compilation import Compilation
 from launcher.preflight.costs import Costs
 from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.hbm import HbmUse
-from launcher.preflight.kept_reports import Recorder
 from launcher.preflight.largest_batch import LargestBatch, batch_size
 from launcher.preflight.roofline import VECTOR_UNIT, Roofline, of_operation
 from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
-from launcher.reporting.units import amount, bytes_text, milliseconds, step_text
+from launcher.reporting.console import Console
+from launcher.reporting.tables import show_table
+from launcher.reporting.units import amount, bytes_text, milliseconds, plural, step_text
 from launcher.step_program.op_source import short_name
 
 _OF_PLAN = ("task", "data", "batch", "rematerialisation", "policy", "steps")
@@ -58,51 +59,49 @@ def verdict(finding: SliceFinding) -> str:
     return "fits" if finding.fits else "does not fit"
 
 
-def show(reported: CaseReport, console: Recorder) -> None:
+def show(reported: CaseReport, console: Console) -> None:
     """Prints everything about one case."""
     finding = reported.finding
+    costs, published = finding.costs, _forecast(finding)
     console.plan(_summary(finding))
     if finding.hbm is not None:
-        console.note("")
-        console.note(f"{_capital(finding.case.where.memory_name)} of one device")
-        console.plan(_hbm_lines(finding.hbm))
-        if finding.hbm.buffers:
-            console.note("")
-            console.table(_buffer_rows(finding))
-    if finding.roofline is not None:
-        console.note("")
-        console.note("Time of a step")
-        console.plan(_roofline_lines(finding))
-        if finding.roofline.estimated:
-            console.note("")
-            console.table(_unfilled_rows(finding))
-        published = _forecast(finding)
-        if published is not None:
-            console.note("")
-            console.table(published.rows())
-    if finding.costs is not None and finding.costs.collectives:
-        console.note("")
-        console.table(_collective_rows(finding))
-    if finding.costs is not None and finding.costs.kernels_by_kind:
-        console.note("")
-        console.table(
-            [["kernels", "a step"], *([kind, str(count)] for kind, count in finding.costs.kernels_by_kind.items())]
+        _show_section(
+            f"{_capital(finding.case.where.memory_name)} of one device", console, lines=_hbm_lines(finding.hbm)
         )
+        if finding.hbm.buffers:
+            _show_section("", console, rows=_buffer_rows(finding))
+    if finding.roofline is not None:
+        _show_section("Time of a step", console, lines=_roofline_lines(finding))
+        if finding.roofline.estimated:
+            _show_section("", console, rows=_unfilled_rows(finding))
+    if published is not None:
+        _show_section("", console, rows=published.rows())
+    if costs is not None and costs.collectives:
+        _show_section("", console, rows=_collective_rows(costs))
+    if costs is not None and costs.kernels_by_kind:
+        rows = [["kernels", "a step"], *([kind, str(count)] for kind, count in costs.kernels_by_kind.items())]
+        _show_section("", console, rows=rows)
     if finding.advice:
-        console.note("")
-        console.note("Advice")
+        _show_section("Advice", console)
         for line in finding.advice:
             console.note(f"- {line}")
     if reported.tried:
-        console.note("")
-        console.note("Knobs, measured")
-        console.table(_tried_rows(reported))
-
+        _show_section("Knobs, measured", console, rows=_tried_rows(reported))
     if reported.largest:
-        console.note("")
-        console.note("The largest batch")
-        console.table(_batch_rows(reported.largest))
+        _show_section("The largest batch", console, rows=_batch_rows(reported.largest))
         console.note(largest_text(reported.largest))
+
+
+def _show_section(
+    title: str, console: Console, *, lines: Mapping[str, str] | None = None, rows: Sequence[Sequence[str]] = ()
+) -> None:
+    console.note("")
+    if title:
+        console.note(title)
+    if lines:
+        console.plan(dict(lines))
+    if rows:
+        show_table(rows, console)
 
 
 def largest_text(found: LargestBatch) -> str:
@@ -120,21 +119,18 @@ def largest_text(found: LargestBatch) -> str:
     return f"{largest}, of those that were compiled; {refused} and does not fit, what lies between was not compiled"
 
 
-def show_constants(findings: Sequence[SliceFinding], console: Recorder) -> None:
+def show_constants(findings: Sequence[SliceFinding], console: Console) -> None:
     """Prints what the estimates stand on, with the source of each number."""
-    console.note("")
-    console.note("Constants of the estimates")
     constants = {
         f"{finding.case.where.device_name} {name}": constant
         for finding in findings
         for name, constant in {**finding.case.where.constants, **(finding.hbm.reserved if finding.hbm else {})}.items()
     }
-    console.plan(
-        {
-            name.replace("_", " "): f"{amount(constant.value)}{constant.unit} ({constant.source})"
-            for name, constant in constants.items()
-        }
-    )
+    lines = {
+        name.replace("_", " "): f"{amount(constant.value)}{constant.unit} ({constant.source})"
+        for name, constant in constants.items()
+    }
+    _show_section("Constants of the estimates", console, lines=lines)
 
 
 def _summary(finding: SliceFinding) -> dict[str, str]:
@@ -198,7 +194,7 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
     memory, wire = where.memory_name, where.wire_name
     times = {"compute": bounds.compute_seconds, memory: bounds.hbm_seconds, wire: bounds.wire_seconds}
     reduced = sum(one.bytes * one.times for one in costs.collectives)
-    collectives = _counted(sum(one.times for one in costs.collectives), "collective")
+    collectives = plural(sum(one.times for one in costs.collectives), "collective")
     what = {
         "compute": where.compute_words(costs),
         memory: f"{amount(costs.hbm_bytes)}B read and written a device",
@@ -274,7 +270,7 @@ def _without_estimate(costs: Costs) -> str:
     if not costs.unestimated:
         return ""
     taken = ", taken at what their memory traffic needs" if costs.operations else ""
-    return f"; the compiler has no estimate for {_counted(costs.unestimated, 'operation')}{taken}"
+    return f"; the compiler has no estimate for {plural(costs.unestimated, 'operation')}{taken}"
 
 
 def _unread(finding: SliceFinding) -> dict[str, str]:
@@ -282,13 +278,9 @@ def _unread(finding: SliceFinding) -> dict[str, str]:
     if not finding.unread:
         return {}
     return {
-        "not read": f"{_counted(len(finding.unread), 'part')} of the compiled program, so nothing is said of its time "
+        "not read": f"{plural(len(finding.unread), 'part')} of the compiled program, so nothing is said of its time "
         f"and FLOPs; memory is the compiler's own figure. First: {finding.unread[0]}. Please report it"
     }
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _capital(words: str) -> str:
@@ -301,9 +293,7 @@ def _hours(hours: float) -> str:
     return f"{60 * hours:.1f} minutes" if hours >= 1 / 60 else f"{3600 * hours:.1f} seconds"
 
 
-def _collective_rows(finding: SliceFinding) -> list[list[str]]:
-    costs = finding.costs
-    assert costs is not None
+def _collective_rows(costs: Costs) -> list[list[str]]:
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for one in costs.collectives:
         group = groups.setdefault((one.kind, one.dtypes), [0, 0])

@@ -11,12 +11,14 @@ from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
 from launcher.preflight import auto_settings, case_report, comparison, gpus, largest_batch, slices, suggestions
 from launcher.preflight.case_report import CaseReport, Tried
-from launcher.preflight.compiler import Compiler, OutOfTimeError, require_versions
-from launcher.preflight.kept_reports import Recorder
+from launcher.preflight.compiler import Compiler, require_versions
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.preflight.suggestions import Suggestion
 from launcher.preflight.targets import Target
+from launcher.reporting import report, run_folder, strict_json
+from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions as run_versions
+from launcher.reporting.tables import show_table
 from launcher.reporting.units import bytes_text
 
 
@@ -59,7 +61,7 @@ class CompileRequest:
         return [Case(where=where, changes=change) for where in wanted for change in changes]
 
 
-def run(request: CompileRequest, console: Recorder, *, dry_run: bool = False) -> int:
+def run(request: CompileRequest, *, dry_run: bool = False) -> int:
     """Examines the cases, prints what was found and writes it down.
 
     Returns:
@@ -68,15 +70,15 @@ def run(request: CompileRequest, console: Recorder, *, dry_run: bool = False) ->
     Raises:
       UsageError: the request or the recipe is wrong, or the step compiles or fits nowhere.
     """
-    return Preflight(request, console).run(dry_run=dry_run)
+    return Preflight(request).run(dry_run=dry_run)
 
 
 class Preflight:
     """One request, about to be examined; see `run`."""
 
-    def __init__(self, request: CompileRequest, console: Recorder):
+    def __init__(self, request: CompileRequest):
         self._request = request
-        self._console = console
+        self._console = make_console(total_steps=1)
         self._phase = contextlib.ExitStack()
         self._cases = request.cases()
         self._versions = {
@@ -109,7 +111,6 @@ class Preflight:
                 if len(self._cases) == 1:
                     raise
                 not_applicable.append((case.name, str(error)))
-                self._judge_lasting(error)
             else:
                 self._phase.close()
                 reports.append(report)
@@ -119,14 +120,14 @@ class Preflight:
                 self._phase.close()
         findings = [one.finding for one in reports]
         if len(self._cases) > 1:
-            self._console.table(comparison.rows(findings, not_applicable))
+            show_table(comparison.rows(findings, not_applicable), self._console)
         case_report.show_constants(findings, self._console)
         self._write(reports, not_applicable)
         return self._judge(reports, not_applicable)
 
     def _begin(self, case: Case, phase: str) -> None:
         self._phase.close()
-        self._phase.enter_context(self._console.shown.waiting(f"{case.name}: {phase}"))
+        self._phase.enter_context(self._console.waiting(f"{case.name}: {phase}"))
 
     def _checked(self) -> tuple[list[Case], list[tuple[str, str]]]:
         """The cases that can be resolved, before the first of them is compiled; and why the others cannot."""
@@ -172,7 +173,6 @@ class Preflight:
         for knob in suggestions.knobs(finding):
             for suggestion in knob:
                 if not search and time.monotonic() - started > self._request.timeout_seconds:
-                    self._console.lasting = False
                     return
                 one = self._compiled(suggestion)
                 yield one
@@ -187,15 +187,11 @@ class Preflight:
         try:
             return Tried(suggestion=suggestion, finding=self._examiner.examine(suggestion.case))
         except LauncherError as error:  # what has been found so far is worth more than the error
-            self._judge_lasting(error)
             return Tried(suggestion=suggestion, refused=str(error))
 
-    def _judge_lasting(self, error: LauncherError) -> None:
-        """What this machine had no time or memory for may be different the next time."""
-        if not isinstance(error, UsageError) or isinstance(error, OutOfTimeError):
-            self._console.lasting = False
-
     def _write(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> None:
+        if self._request.model_dir is None:
+            return
         content = {
             "recipe": list(self._request.gin_files),
             "gin_params": list(self._request.gin_params),
@@ -203,7 +199,10 @@ class Preflight:
             "not_applicable": [{"case": name, "why": why} for name, why in not_applicable],
             "versions": {**run_versions(), **self._versions},
         }
-        self._console.write(content)
+        text = strict_json.dumps(content, indent=2)
+        written = report.write_result(self._request.model_dir, run_folder.PREFLIGHT, text)
+        self._console.note("")
+        self._console.note(f"written: {written}")
 
     def _judge(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> int:
         fitting = [one.finding for one in reports if one.finding.fits]

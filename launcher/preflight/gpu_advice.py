@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from launcher.machine.accelerators import Card
 from launcher.preflight.costs import Costs, MatrixOp
-from launcher.preflight.gpu_cards import Card
 from launcher.reporting.units import milliseconds
 from launcher.step_program.op_source import short_name
 

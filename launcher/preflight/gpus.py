@@ -13,15 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from launcher.errors import UsageError, nearest
+from launcher.machine.accelerators import CARDS, Card, Constant
 from launcher.machine.devices import GpuOptions
 from launcher.machine.strategy import StrategyPlan
 from launcher.preflight import gpu_advice, gpu_program
-from launcher.preflight.constants import Constant
 from launcher.preflight.costs import Collective, Costs, Operation
-from launcher.preflight.gpu_cards import CARDS, Card
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
-from launcher.preflight.targets import CROSSINGS
+from launcher.preflight.targets import CROSSINGS, Target
 from launcher.preflight.xla_compiler import DUMP_BEFORE_LIBRARIES
 from launcher.reporting.units import amount, plural
 from launcher.run import batch_norm
@@ -51,75 +50,32 @@ _FRAGMENTATION = 0.05
 _FRAGMENTATION_SOURCE = "chosen, not measured: 5% of the program's own"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GpuMachines:
-    """Hosts with GPUs of one model.
+_FIGURES_OF = (
+    "the whole step as one program of XLA. That of --mode=export_step is this very one, but for what is tuned on the "
+    "GPU itself; in training, train.jit_compile has TensorFlow's own XLA compile the forward and the backward pass, "
+    "and the rest runs as kernels, so its figures are near these"
+)
 
-    Attributes:
-      card: the model.
-      num_hosts: how many.
-      gpus: of each.
-    """
+# What all cards of a compute capability have in common, from the CUDA C++ Programming Guide: threads of a core, KiB of
+# shared memory of a core and of a block, lanes.
+_ARCHITECTURES = {
+    (7, 0): (2048, 96, 96, 64),
+    (7, 5): (1024, 64, 64, 64),
+    (8, 0): (2048, 164, 163, 64),
+    (8, 6): (1536, 100, 99, 128),
+    (8, 9): (1536, 100, 99, 128),
+    (9, 0): (2048, 228, 227, 128),
+    (10, 0): (2048, 228, 227, 128),
+    (12, 0): (1536, 100, 99, 128),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuMachines(Target):
+    """Hosts with GPUs of one model, `gpus` on each."""
 
     card: Card
-    num_hosts: int
     gpus: int
-
-    accelerator = "gpu"
-    memory_name = "memory"
-    clock = None  # XLA's own cost model for GPUs gives hours for some kernels and nothing for cuDNN's
-    clock_words = ""
-
-    @property
-    def name(self) -> str:
-        hosts = f"{self.num_hosts}x" if self.num_hosts > 1 else ""
-        return f"{self.card.name}:{hosts}{self.gpus}"
-
-    @property
-    def flag(self) -> str:
-        return f"--gpu_type={self.name}"
-
-    @property
-    def device_name(self) -> str:
-        return self.card.name
-
-    @property
-    def wire_name(self) -> str:
-        return "network" if self.num_hosts > 1 else self.card.link
-
-    @property
-    def topology_name(self) -> str:
-        return f"1x{self.num_hosts}x{self.gpus}"
-
-    @property
-    def num_replicas(self) -> int:
-        return self.num_hosts * self.gpus
-
-    @property
-    def num_chips(self) -> int:
-        return self.num_replicas
-
-    @property
-    def memory_bytes(self) -> Constant:
-        return self.card.memory_bytes
-
-    @property
-    def peak_flops(self) -> float:
-        return self.card.tensor_flops.value
-
-    @property
-    def constants(self) -> Mapping[str, Constant]:
-        alone = self.num_hosts == 1
-        of_card = {name: one for name, one in self.card.constants.items() if name != "network" or not alone}
-        return {**of_card, "collective_latency": _NCCL_LATENCY}
-
-    @property
-    def figures_of(self) -> str:
-        return (
-            "the whole step as one program of XLA. That of --mode=export_step is this very one, but for what is tuned "
-            "on the GPU itself; in training, train.jit_compile has TensorFlow's own XLA compile the forward and the "
-            "backward pass, and the rest runs as kernels, so its figures are near these"
-        )
 
     def describe(self) -> str:
         hosts = plural(self.num_hosts, "host")
@@ -153,7 +109,7 @@ class GpuMachines:
     def compile_request(self) -> dict[str, Any]:
         return {
             "platform": "cuda",
-            "topology": {"topology": self.topology_name, "target_config": self.card.target_config()},
+            "topology": {"topology": self.topology_name, "target_config": _target_config(self.card)},
             "num_replicas": self.num_replicas,
             "xla_flags": [
                 # Its kernels are thrown away: they need not be good.
@@ -213,10 +169,10 @@ class GpuMachines:
         gpus = self.gpus
         while self.num_hosts == 1 and gpus < self.card.most_on_a_host:
             gpus = min(2 * gpus, self.card.most_on_a_host)
-            yield dataclasses.replace(self, gpus=gpus)
+            yield _machines(self.card, 1, gpus)
         hosts = 2 * self.num_hosts
         while self.card.network is not None and hosts <= _MOST_HOSTS:
-            yield dataclasses.replace(self, gpus=gpus, num_hosts=hosts)
+            yield _machines(self.card, hosts, gpus)
             hosts *= 2
 
     def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
@@ -256,4 +212,72 @@ def find(gpu_type: str) -> GpuMachines:
             f"--gpu_type={gpu_type}: no host of several {name} with a network has a published speed; one host only, "
             f"such as {name}:{gpus}"
         )
-    return GpuMachines(card=card, num_hosts=hosts, gpus=gpus)
+    return _machines(card, hosts, gpus)
+
+
+def _machines(card: Card, hosts: int, gpus: int) -> GpuMachines:
+    name = f"{card.name}:{f'{hosts}x' if hosts > 1 else ''}{gpus}"
+    of_card = {what: one for what, one in card.constants.items() if what != "network" or hosts > 1}
+    return GpuMachines(
+        name=name,
+        flag=f"--gpu_type={name}",
+        accelerator="gpu",
+        device_name=card.name,
+        memory_name="memory",
+        wire_name="network" if hosts > 1 else card.link,
+        topology_name=f"1x{hosts}x{gpus}",
+        num_chips=hosts * gpus,
+        num_replicas=hosts * gpus,
+        num_hosts=hosts,
+        memory_bytes=card.memory_bytes,
+        peak_flops=card.tensor_flops.value,
+        constants={**of_card, "collective_latency": _NCCL_LATENCY},
+        # No clock: XLA's own cost model for GPUs gives hours for some kernels and nothing for cuDNN's.
+        figures_of=_FIGURES_OF,
+        card=card,
+        gpus=gpus,
+    )
+
+
+def _target_config(card: Card) -> str:
+    """XLA's description of the card, a GpuTargetConfigProto as text.
+
+    Only fields that old versions of XLA know as well. A cuDNN and a CUDA runtime must be named for XLA to use
+    them; those here are recent ones, and neither need be there.
+    """
+    threads, core_kib, block_kib, lanes = _ARCHITECTURES[card.capability]
+    major, minor = card.capability
+    # Instructions that run on this very generation only, which kernels of these generations are made of.
+    extension = " feature_extension: ACCELERATED_FEATURES" if major in (9, 10) else ""
+    numbers = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 48 * 1024,
+        "shared_memory_per_block_optin": block_kib * 1024,
+        "shared_memory_per_core": core_kib * 1024,
+        "threads_per_core_limit": threads,
+        "core_count": card.cores,
+        "fpus_per_core": lanes,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+        "memory_bandwidth": round(card.memory_bandwidth.value),
+        "l2_cache_size": card.l2_bytes,
+        "clock_rate_ghz": card.clock_ghz,
+        "device_memory_size": round(card.memory_bytes.value),
+        "registers_per_core_limit": 2**16,
+        "registers_per_block_limit": 2**16,
+    }
+    lines = [f"  {name}: {value}" for name, value in numbers.items()]
+    return "\n".join(
+        [
+            "gpu_device_info {",
+            *lines,
+            f"  cuda_compute_capability {{ major: {major} minor: {minor}{extension} }}",
+            "}",
+            'platform_name: "CUDA"',
+            "dnn_version_info { major: 9 minor: 8 }",
+            "runtime_version { major: 12 minor: 8 patch: 0 }",
+            f'device_description_str: "NVIDIA {card.model}"',
+        ]
+    )

@@ -7,8 +7,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from launcher.machine.accelerators import Constant
 from launcher.preflight.compilation import Compilation
-from launcher.preflight.constants import Constant
 from launcher.preflight.hlo import Array, Module, arrays
 
 _OUT_OF_HBM = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")

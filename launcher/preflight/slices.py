@@ -15,16 +15,15 @@ from typing import Any
 import tensorflow as tf
 
 from launcher.errors import UsageError, nearest
+from launcher.machine.accelerators import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip, Constant
 from launcher.machine.strategy import StrategyPlan
 from launcher.preflight import costs as costs_lib
 from launcher.preflight import tpu_advice
-from launcher.preflight.chips import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip
-from launcher.preflight.constants import Constant
 from launcher.preflight.costs import Collective, Costs, Operation
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
-from launcher.preflight.targets import CROSSINGS
-from launcher.reporting.units import amount
+from launcher.preflight.targets import CROSSINGS, Target
+from launcher.reporting.units import amount, plural
 from launcher.run.plan import RunPlan
 
 _FILE = Path(__file__).with_name("tpu_slices.txt")
@@ -45,81 +44,25 @@ _HOP = Constant(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Slice:
-    """A slice of a TPU pod, as it can be asked for.
+class Slice(Target):
+    """A slice of a TPU pod; its devices are those of the compiler and the replicas of TPUStrategy.
 
     Attributes:
-      accelerator_type: such as "v5litepod-256".
       chip: its generation.
       shape: chips along each axis.
+      host_shape: chips of one host along each axis.
     """
 
-    accelerator_type: str
     chip: Chip
     shape: tuple[int, ...]
-
-    accelerator = "tpu"
-    memory_name = "HBM"
-    wire_name = "ICI"
-    figures_of = ""
-
-    @property
-    def name(self) -> str:
-        return self.accelerator_type
-
-    @property
-    def flag(self) -> str:
-        return f"--tpu_type={self.accelerator_type}"
-
-    @property
-    def device_name(self) -> str:
-        return self.chip.generation
-
-    @property
-    def memory_bytes(self) -> Constant:
-        return self.chip.hbm_bytes
-
-    @property
-    def peak_flops(self) -> float:
-        return self.chip.device_peak_flops
-
-    @property
-    def clock(self) -> float:
-        return self.chip.clock
-
-    @property
-    def clock_words(self) -> str:
-        return self.chip.clock_words
-
-    @property
-    def constants(self) -> Mapping[str, Constant]:
-        return {**self.chip.constants, "hop_latency": _HOP}
-
-    @property
-    def num_chips(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def num_replicas(self) -> int:
-        """Devices of the compiler and replicas of TPUStrategy."""
-        return self.num_chips * self.chip.devices
-
-    @property
-    def num_hosts(self) -> int:
-        return self.num_chips // math.prod(self._host_shape)
-
-    @property
-    def topology_name(self) -> str:
-        """As libtpu calls it, such as "v5e:16x16"."""
-        family = self.chip.family
-        return f"{_LIBTPU.get(family, family)}:{'x'.join(map(str, self.shape))}"
+    host_shape: tuple[int, int, int]
 
     @property
     def topology_options(self) -> dict[str, str | list[int]]:
         """What libtpu must be told beyond the name."""
         options: dict[str, str | list[int]] = {}
-        if math.prod(self._host_shape) != _CHIPS_A_HOST:
-            options["chips_per_host_bounds"] = [*self._host_shape]
+        if math.prod(self.host_shape) != _CHIPS_A_HOST:
+            options["chips_per_host_bounds"] = [*self.host_shape]
         if self.chip is V4:  # else a device for each of the two cores of a chip
             options["chip_config_name"] = "megacore"
         return options
@@ -134,20 +77,10 @@ class Slice:
             return length >= _RING[self.chip.family]
         return all(axis % _CUBE == 0 for axis in self.shape)
 
-    @property
-    def _host_shape(self) -> tuple[int, int, int]:
-        if self.num_chips == 1:
-            return (1, 1, 1)
-        if self.chip in (V5E, V6E) and self.num_chips == 8:
-            return (2, 4, 1)
-        return (2, 2, 1)
-
     def describe(self) -> str:
         """For people: "v5litepod-256: 256 chips (16x16), 256 replicas, 64 hosts"."""
-        hosts = "1 host" if self.num_hosts == 1 else f"{self.num_hosts} hosts"
-        chips = "1 chip" if self.num_chips == 1 else f"{self.num_chips} chips"
-        shape = "x".join(map(str, self.shape))
-        return f"{self.accelerator_type}: {chips} ({shape}), {self.num_replicas} replicas, {hosts}"
+        shape, hosts = "x".join(map(str, self.shape)), plural(self.num_hosts, "host")
+        return f"{self.name}: {plural(self.num_chips, 'chip')} ({shape}), {self.num_replicas} replicas, {hosts}"
 
     def strategy(self) -> StrategyPlan:
         return StrategyPlan(
@@ -220,10 +153,38 @@ def _slices() -> dict[str, Slice]:
         family, counts, _, *shapes = line.split()
         for text in shapes:
             shape = tuple(int(length) for length in text.split("x"))
-            count = math.prod(shape) * (2 if counts == "cores" else 1)
-            name = f"{family}-{count}"
-            found[name] = Slice(accelerator_type=name, chip=CHIPS[family], shape=shape)
+            name = f"{family}-{math.prod(shape) * (2 if counts == 'cores' else 1)}"
+            found[name] = _slice(name, CHIPS[family], shape)
     return found
+
+
+def _slice(name: str, chip: Chip, shape: tuple[int, ...]) -> Slice:
+    num_chips = math.prod(shape)
+    host_shape = (2, 2, 1)
+    if num_chips == 1:
+        host_shape = (1, 1, 1)
+    elif chip in (V5E, V6E) and num_chips == 8:
+        host_shape = (2, 4, 1)
+    return Slice(
+        name=name,
+        flag=f"--tpu_type={name}",
+        accelerator="tpu",
+        device_name=chip.generation,
+        memory_name="HBM",
+        wire_name="ICI",
+        topology_name=f"{_LIBTPU.get(chip.family, chip.family)}:{'x'.join(map(str, shape))}",
+        num_chips=num_chips,
+        num_replicas=num_chips * chip.devices,
+        num_hosts=num_chips // math.prod(host_shape),
+        memory_bytes=chip.hbm_bytes,
+        peak_flops=chip.device_peak_flops,
+        constants={**chip.constants, "hop_latency": _HOP},
+        clock=chip.clock,
+        clock_words=chip.clock_words,
+        chip=chip,
+        shape=shape,
+        host_shape=host_shape,
+    )
 
 
 SLICES = _slices()

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from launcher.preflight.constants import Constant
+from launcher.machine.accelerators import Constant
 
 if TYPE_CHECKING:
     from launcher.machine.strategy import StrategyPlan
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 CROSSINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
 
 
-class Target(Protocol):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target(abc.ABC):
     """Devices that a step can be compiled for.
 
     Attributes:
@@ -35,64 +38,50 @@ class Target(Protocol):
       num_chips, num_replicas, num_hosts: of all of them together.
       memory_bytes: of one replica.
       peak_flops: 16-bit FLOP/s of one replica, of which MFU is a share.
-      clock: hertz of the cycles of its compiler's cost model; None where that tells nothing of use.
       constants: every number that its estimates use, by name.
+      clock: hertz of the cycles of its compiler's cost model; None where that tells nothing of use.
+      clock_words: the clock, for people.
       figures_of: what of a run the figures are of; empty where it is the very program.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def flag(self) -> str: ...
-    @property
-    def accelerator(self) -> str: ...
-    @property
-    def device_name(self) -> str: ...
-    @property
-    def memory_name(self) -> str: ...
-    @property
-    def wire_name(self) -> str: ...
-    @property
-    def topology_name(self) -> str: ...
-    @property
-    def num_chips(self) -> int: ...
-    @property
-    def num_replicas(self) -> int: ...
-    @property
-    def num_hosts(self) -> int: ...
-    @property
-    def memory_bytes(self) -> Constant: ...
-    @property
-    def peak_flops(self) -> float: ...
-    @property
-    def clock(self) -> float | None: ...
-    @property
-    def clock_words(self) -> str: ...
-    @property
-    def constants(self) -> Mapping[str, Constant]: ...
-    @property
-    def figures_of(self) -> str: ...
+    name: str
+    flag: str
+    accelerator: str
+    device_name: str
+    memory_name: str
+    wire_name: str
+    topology_name: str
+    num_chips: int
+    num_replicas: int
+    num_hosts: int
+    memory_bytes: Constant
+    peak_flops: float
+    constants: Mapping[str, Constant]
+    clock: float | None = None
+    clock_words: str = ""
+    figures_of: str = ""
 
+    @abc.abstractmethod
     def describe(self) -> str:
         """For people, in a line."""
-        ...
 
+    @abc.abstractmethod
     def strategy(self) -> StrategyPlan:
         """How a run on them would be distributed."""
-        ...
 
+    @abc.abstractmethod
     def check(self, plan: RunPlan) -> None:
         """Raises UsageError where nothing can be told of such a run."""
-        ...
 
+    @abc.abstractmethod
     def configure(self) -> None:
         """Sets TensorFlow up as a run on them does, as far as that changes what is lowered."""
-        ...
 
+    @abc.abstractmethod
     def compile_request(self) -> dict[str, Any]:
         """What the compiler's process must know: the arguments of `xla_compiler.compile_program`, and "xla_flags"."""
-        ...
 
+    @abc.abstractmethod
     def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
         """Costs of a program.
 
@@ -100,8 +89,8 @@ class Target(Protocol):
           optimised: what the compiler made of it.
           before_libraries: the same before parts of it became calls of libraries; None where none does.
         """
-        ...
 
+    @abc.abstractmethod
     def reserved(self, costs: Costs | None, needed: float) -> Mapping[str, Constant]:
         """Memory of a device that is needed beside a program's own, by what for; empty if the compiler reckons with it.
 
@@ -109,36 +98,35 @@ class Target(Protocol):
           costs: of the program, where known.
           needed: bytes of the program itself.
         """
-        ...
 
+    @abc.abstractmethod
     def compute_seconds(self, costs: Costs) -> float:
         """Seconds that the matrix arithmetic of a step needs at least."""
-        ...
 
+    @abc.abstractmethod
     def compute_words(self, costs: Costs) -> str:
         """How much arithmetic that is, and of what."""
-        ...
 
+    @abc.abstractmethod
     def memory_seconds(self, costs: Costs | Operation) -> float:
         """Seconds that its memory traffic needs at least."""
-        ...
 
+    @abc.abstractmethod
     def wire_seconds(self, collective: Collective) -> float:
         """Seconds that one collective needs at least, all its turns together."""
-        ...
 
+    @abc.abstractmethod
     def wire_words(self) -> str:
         """What the collectives go over, such as "over the 2 links of a corner chip"."""
-        ...
 
+    @abc.abstractmethod
     def latency_seconds(self, collective: Collective) -> float:
         """Seconds that one collective takes whatever its size, about, all its turns together."""
-        ...
 
+    @abc.abstractmethod
     def larger(self) -> Iterator[Target]:
         """More of the same devices, from the fewest on."""
-        ...
 
+    @abc.abstractmethod
     def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
         """What could be better about a step on these very devices, a sentence each."""
-        ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.preflight.chips import Chip
+from launcher.machine.accelerators import Chip
 from launcher.preflight.costs import Costs, MatrixOp
 from launcher.preflight.hbm import HbmUse
 from launcher.reporting.units import bytes_text, milliseconds

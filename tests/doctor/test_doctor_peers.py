@@ -80,7 +80,7 @@ def test_doctors_of_three_workers_reach_each_other_and_agree_to_go_on(addresses)
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda index: ask(workers, index, wait_seconds=30), range(3)))
     for index, one in enumerate(found):
-        assert one.everyone
+        assert one.all_in_place
         assert one.cluster.index == index
         assert [peer.claims_index for peer in one.peers] == [0, 1, 2]
         assert not fails(one)
@@ -98,7 +98,7 @@ def test_both_doctors_name_a_cluster_that_is_in_another_order(addresses):
         reverse = pool.submit(ask, list(reversed(workers)), 0, 3)  # says that it is worker 0 on the other's port
         found = [right.result(), reverse.result()]
     for one in found:
-        assert not one.everyone
+        assert not one.all_in_place
         (finding,) = fails(one)
         assert finding.exit_code == 64
         assert "has another cluster: 2 workers" in finding.seen
@@ -109,7 +109,7 @@ def test_nobody_goes_on_where_one_is_missing(addresses):
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda index: ask(workers, index, wait_seconds=1.0), range(2)))
     for one in found:
-        assert not one.everyone
+        assert not one.all_in_place
         (missing,) = fails(one)
         assert missing.exit_code == 75
         assert missing.seen.startswith(f"refused: worker 2 ({workers[2]})")
@@ -159,8 +159,8 @@ def test_whatever_is_said_to_a_doctor_it_goes_on(addresses):
             except ConnectionRefusedError:
                 time.sleep(0.01)
         second = pool.submit(ask, workers, 1, 30)
-        assert first.result().everyone
-        assert second.result().everyone
+        assert first.result().all_in_place
+        assert second.result().all_in_place
 
 
 def test_a_port_of_ones_own_that_is_taken_is_named(addresses):
@@ -168,7 +168,7 @@ def test_a_port_of_ones_own_that_is_taken_is_named(addresses):
     with listening(workers[0], lambda connection: None):
         found = ask(workers)
     assert "Address already in use" in found.listen_error or "address already in use" in found.listen_error
-    assert not found.everyone
+    assert not found.all_in_place
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_other_versions_another_cluster_and_another_rank_are_found(addresses):
     assert "has another cluster: 3 workers" in finding.seen
     with listening(workers[1], other_doctor(workers, index=0)):
         found = ask(workers)
-    assert not found.everyone
+    assert not found.all_in_place
     (finding,) = fails(found)
     assert f"at {workers[1]}, the address of worker 1, worker 0 answers" in finding.seen
 
@@ -211,6 +211,6 @@ def test_many_workers_with_one_trouble_are_one_line():
         Peer(index=index, address=address, state="refused", detail="Connection refused")
         for index, address in enumerate(workers[1:], 1)
     )
-    found = Exchange(cluster=cluster(workers), facts={}, peers=(own, *others), listen_error="", everyone=False)
+    found = Exchange(cluster=cluster(workers), facts={}, peers=(own, *others), listen_error="")
     (finding,) = fails(found)
     assert "worker 4 (n4:1) and 295 more" in finding.seen

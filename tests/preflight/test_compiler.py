@@ -38,7 +38,7 @@ def make(tmp_path, *, child: str | None = None, timeout_seconds: float = 300):
 
 
 def test_a_program_for_all_replicas_compiles_with_memory_costs_and_code(compiled):
-    found = compiled(dense_step(WHERE.num_replicas), WHERE.accelerator_type)
+    found = compiled(dense_step(WHERE.num_replicas), WHERE.name)
     assert found.error is None
     weights, batch = 4 * 1024 * 512, 2 * 256 * 1024
     assert found.memory["argument"] == weights + batch
@@ -64,7 +64,7 @@ def test_a_program_that_jaxlib_cannot_read_is_counted_from_the_dump(compiled, tm
         sys.exit(compile_child.main(sys.argv))
     """
     dumped = make(tmp_path, child=unreadable).compile(dense_step(4), WHERE)
-    read = compiled(dense_step(4), WHERE.accelerator_type)
+    read = compiled(dense_step(4), WHERE.name)
     assert dumped.hlo != read.hlo
     found, expected = costs.count(hlo.parse(dumped.hlo)), costs.count(hlo.parse(read.hlo))
     assert (found.flops, found.hbm_bytes) == (expected.flops, expected.hbm_bytes)
@@ -104,7 +104,7 @@ def test_a_damaged_entry_of_the_cache_is_compiled_again(tmp_path):
 
 
 def test_a_program_too_big_for_hbm_is_refused_with_the_compilers_figures(compiled):
-    found = compiled(dense_step(4, batch=2**19, features=120_000), WHERE.accelerator_type)
+    found = compiled(dense_step(4, batch=2**19, features=120_000), WHERE.name)
     needed, available = hbm.refused_for_hbm(found.error)
     # The batch alone: 2^19 rows of 120,000 numbers of two bytes.
     assert needed > 2**19 * 120_000 * 2

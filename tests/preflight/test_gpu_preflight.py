@@ -12,10 +12,10 @@ from places import ROOT
 from toy_step import dense_step
 
 from launcher.errors import EXIT_DONE, EXIT_USAGE, UsageError
+from launcher.machine.accelerators import CARDS
 from launcher.preflight import compiler as compiler_lib
 from launcher.preflight import gpu_advice, gpu_program, gpus, hbm, hlo
 from launcher.preflight.costs import Collective
-from launcher.preflight.gpu_cards import CARDS
 from models.resnet import resnet
 
 JIT = "--gin_param=train.jit_compile = True"

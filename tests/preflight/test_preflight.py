@@ -353,7 +353,7 @@ def test_weights_of_a_step_that_was_lowered_take_no_memory_while_others_are_comp
         return session
 
     monkeypatch.setattr(lowering, "build", kept)
-    assert preflight("--tpu_type=v5litepod-4", "--preflight_fresh").code == EXIT_DONE
+    assert preflight("--tpu_type=v5litepod-4").code == EXIT_DONE
     assert built
     for handle, dtype in built:
         assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).shape == [0]

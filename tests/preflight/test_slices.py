@@ -11,7 +11,7 @@ import pytest
 from places import ROOT
 
 from launcher.errors import UsageError
-from launcher.preflight.chips import CHIPS
+from launcher.machine.accelerators import CHIPS
 from launcher.preflight.slices import SLICES, find
 
 # Chips, replicas of TPUStrategy, hosts: https://cloud.google.com/tpu/docs, the pages of the generations.

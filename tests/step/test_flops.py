@@ -11,7 +11,7 @@ from building import build_session
 from places import SMALL_DIGITS
 
 from launcher import main as entry
-from launcher.preflight.gpu_cards import gpu_peak
+from launcher.machine.accelerators import gpu_peak
 from launcher.step import flops
 from launcher.tasks import chunked_cross_entropy
 from models.transformer import blockwise_attention

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs: what one of each can do at most, the constants of every estimate, each with its source.
+"""Accelerators: what a TPU chip or an NVIDIA GPU can do at most, each number with its source.
 
 Peaks are dense, without sparsity, as the maker states them, so times computed from them are bounds from below. Memory
-is what a program is told that the card has, which is less than its name says.
+is what a program may use, which is less than the device has. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -9,42 +9,145 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from launcher.machine.devices import BFLOAT16_CAPABILITY
-from launcher.preflight.constants import Constant
-from launcher.reporting.units import GIB
+FLOAT16_CAPABILITY = (7, 0)
+"""From this compute capability on (Volta), Tensor Cores multiply float16."""
+BFLOAT16_CAPABILITY = (8, 0)
+"""From this one on (Ampere), bfloat16 and TF32 as well."""
 
-_XLA = "XLA's own description of the card, xla/backends/gpu/target_config/specs"
-_TORCH = "PyTorch's 'total capacity' in published reports of lacking memory"
+_GIB, _MIB = 2**30, 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Architecture:
-    """What all cards of a compute capability have in common, from the CUDA C++ Programming Guide."""
+class Constant:
+    """A number that estimates stand on, its unit and where it is from."""
 
-    threads_per_core: int
-    shared_memory_per_core: int
-    shared_memory_per_block: int
-    lanes: int
+    value: float
+    unit: str
+    source: str
 
 
-_ARCHITECTURES = {
-    (major, minor): _Architecture(
-        threads_per_core=threads,
-        shared_memory_per_core=core * 1024,
-        shared_memory_per_block=block * 1024,
-        lanes=lanes,
+# --------------------------------------------------------------------------------------------------------------- TPUs
+
+_DOCS = "https://cloud.google.com/tpu/docs"
+_JOUPPI_2020 = "Jouppi et al. 2020, A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7)"
+_JOUPPI_2023 = "Jouppi et al. 2023, TPU v4, arXiv 2304.01433"
+_COMPILER = "libtpu 0.0.51, as its compiler says when a program does not fit"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One generation of TPU.
+
+    Attributes:
+      family: as accelerator types begin, such as "v5litepod".
+      generation: as people call it, such as "v5e".
+      devices: devices a chip shows to a program, which are the replicas of TPUStrategy: the two cores of a v2 or v3
+        each, else one, of one core or of two that work as one ("megacore").
+      hbm_bytes: memory of one device that a program may use, less than the chip has.
+      peak_flops: bfloat16 FLOP/s of one chip.
+      hbm_bandwidth: bytes/s of one chip.
+      link_bandwidth: bytes/s of one link between chips, in one direction.
+      mxus: matrix units of one chip.
+      mxu: rows and columns of each.
+      fewest_mxus: where the maker's pages do not agree on their number, the other one; then the clock may be higher.
+    """
+
+    family: str
+    generation: str
+    devices: int
+    hbm_bytes: Constant
+    peak_flops: Constant
+    hbm_bandwidth: Constant
+    link_bandwidth: Constant
+    mxus: int
+    mxu: int = 128
+    fewest_mxus: int | None = None
+
+    @property
+    def device_peak_flops(self) -> float:
+        return self.peak_flops.value / self.devices
+
+    @property
+    def device_hbm_bandwidth(self) -> float:
+        return self.hbm_bandwidth.value / self.devices
+
+    @property
+    def clock(self) -> float:
+        """Hertz, at which the matrix units reach the peak: each does mxu x mxu multiply-adds a cycle."""
+        return self.peak_flops.value / (2 * self.mxus * self.mxu**2)
+
+    @property
+    def clock_words(self) -> str:
+        """The clock, and how sure it is."""
+        words = f"{self.clock / 1e9:.2f} GHz"
+        if self.fewest_mxus is None:
+            return words
+        times = self.mxus / self.fewest_mxus
+        return (
+            f"{words} (with {self.mxus} matrix units; with {self.fewest_mxus}, as {_DOCS} has it, {times:g} times that)"
+        )
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        """All of them, by name."""
+        names = ("hbm_bytes", "peak_flops", "hbm_bandwidth", "link_bandwidth")
+        return {name: getattr(self, name) for name in names}
+
+
+def _chip(
+    generation: str, *, family: str | None = None, devices: int = 1, hbm: float, flops: tuple[float, str],
+    bandwidth: tuple[float, str], link: tuple[float, str], mxus: int, mxu: int = 128, fewest_mxus: int | None = None,
+) -> Chip:  # fmt: skip
+    """A chip, with numbers as its maker has them: GiB, TFLOP/s and GB/s, each but the memory with its source."""
+
+    def constant(number: tuple[float, str], factor: float, unit: str) -> Constant:
+        return Constant(value=number[0] * factor, unit=unit, source=number[1])
+
+    return Chip(
+        family=family or generation,
+        generation=generation,
+        devices=devices,
+        hbm_bytes=constant((hbm, _COMPILER), _GIB, "B a device"),
+        peak_flops=constant(flops, 1e12, "FLOP/s a chip"),
+        hbm_bandwidth=constant(bandwidth, 1e9, "B/s a chip"),
+        link_bandwidth=constant(link, 1e9, "B/s a link and direction"),
+        mxus=mxus,
+        mxu=mxu,
+        fewest_mxus=fewest_mxus,
     )
-    for major, minor, threads, core, block, lanes in (
-        (7, 0, 2048, 96, 96, 64),
-        (7, 5, 1024, 64, 64, 64),
-        (8, 0, 2048, 164, 163, 64),
-        (8, 6, 1536, 100, 99, 128),
-        (8, 9, 1536, 100, 99, 128),
-        (9, 0, 2048, 228, 227, 128),
-        (10, 0, 2048, 228, 227, 128),
-        (12, 0, 1536, 100, 99, 128),
-    )
-}
+
+
+V2 = _chip(
+    "v2", devices=2, hbm=7.48, flops=(46, f"{_DOCS}/v2; {_JOUPPI_2020}"),
+    bandwidth=(700, f"{_DOCS}/v2; {_JOUPPI_2020}"), link=(62, f"496 Gbit/s; {_JOUPPI_2020}"), mxus=2,
+)  # fmt: skip
+V3 = _chip(
+    "v3", devices=2, hbm=15.48, flops=(123, f"{_DOCS}/v3; {_JOUPPI_2020}"),
+    bandwidth=(900, f"{_DOCS}/v3; {_JOUPPI_2020}"), link=(82, f"656 Gbit/s; {_JOUPPI_2020}"), mxus=4,
+)  # fmt: skip
+V4 = _chip(
+    "v4", hbm=30.75, flops=(275, f"{_DOCS}/v4"), bandwidth=(1200, f"{_DOCS}/v4; {_JOUPPI_2023}"),
+    link=(50, f"6 links of 50 GB/s; {_JOUPPI_2023}"), mxus=8,
+)  # fmt: skip
+V5E = _chip(
+    "v5e", family="v5litepod", hbm=15.75, flops=(197, f"{_DOCS}/v5e"), bandwidth=(819, f"{_DOCS}/v5e"),
+    link=(50, f"400 GB/s a chip, over 4 links and both directions; {_DOCS}/v5e"), mxus=4,
+)  # fmt: skip
+V5P = _chip(
+    "v5p", hbm=95.73, flops=(459, f"{_DOCS}/v5p"), bandwidth=(2765, f"{_DOCS}/v5p"),
+    link=(100, f"1200 GB/s a chip, over 6 links and both directions; {_DOCS}/v5p"), mxus=8,
+)  # fmt: skip
+V6E = _chip(
+    "v6e", hbm=31.24, flops=(918, f"{_DOCS}/v6e"), bandwidth=(1638, f"{_DOCS}/v6e"),
+    link=(100, f"800 GB/s a chip, over 4 links and both directions; {_DOCS}/v6e"), mxus=4, mxu=256, fewest_mxus=2,
+)  # fmt: skip
+
+CHIPS = {chip.family: chip for chip in (V2, V3, V4, V5E, V5P, V6E)}
+
+# --------------------------------------------------------------------------------------------------------------- GPUs
+
+_XLA = "XLA's own description of the card, xla/backends/gpu/target_config/specs"
+_TORCH = "PyTorch's 'total capacity' in published reports of lacking memory"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,49 +204,6 @@ class Card:
     def has_bfloat16(self) -> bool:
         return self.capability >= BFLOAT16_CAPABILITY
 
-    def target_config(self) -> str:
-        """XLA's description of the card, a GpuTargetConfigProto as text.
-
-        Only fields that old versions of XLA know as well. A cuDNN and a CUDA runtime must be named for XLA to use
-        them; those here are recent ones, and neither need be there.
-        """
-        architecture = _ARCHITECTURES[self.capability]
-        major, minor = self.capability
-        # Instructions that run on this very generation only, which kernels of these generations are made of.
-        extension = " feature_extension: ACCELERATED_FEATURES" if major in (9, 10) else ""
-        numbers = {
-            "threads_per_block_limit": 1024,
-            "threads_per_warp": 32,
-            "shared_memory_per_block": 48 * 1024,
-            "shared_memory_per_block_optin": architecture.shared_memory_per_block,
-            "shared_memory_per_core": architecture.shared_memory_per_core,
-            "threads_per_core_limit": architecture.threads_per_core,
-            "core_count": self.cores,
-            "fpus_per_core": architecture.lanes,
-            "block_dim_limit_x": 2**31 - 1,
-            "block_dim_limit_y": 2**16 - 1,
-            "block_dim_limit_z": 2**16 - 1,
-            "memory_bandwidth": round(self.memory_bandwidth.value),
-            "l2_cache_size": self.l2_bytes,
-            "clock_rate_ghz": self.clock_ghz,
-            "device_memory_size": round(self.memory_bytes.value),
-            "registers_per_core_limit": 2**16,
-            "registers_per_block_limit": 2**16,
-        }
-        lines = [f"  {name}: {value}" for name, value in numbers.items()]
-        return "\n".join(
-            [
-                "gpu_device_info {",
-                *lines,
-                f"  cuda_compute_capability {{ major: {major} minor: {minor}{extension} }}",
-                "}",
-                'platform_name: "CUDA"',
-                "dnn_version_info { major: 9 minor: 8 }",
-                "runtime_version { major: 12 minor: 8 patch: 0 }",
-                f'device_description_str: "NVIDIA {self.model}"',
-            ]
-        )
-
 
 def _card(
     name: str, model: str, capability: tuple[int, int], cores: int, clock_ghz: float, l2_bytes: int,
@@ -197,7 +257,6 @@ _DGX_1 = (400, f"four ConnectX-4, NVIDIA DGX-1 data sheet; {_RENTED}")
 _DGX_A100 = (1600, f"eight ConnectX-6, NVIDIA DGX A100 data sheet; {_RENTED}")
 _DGX_H100 = (3200, f"eight ConnectX-7, NVIDIA DGX H100 data sheet; {_RENTED}")
 _DGX_B200 = (3200, f"eight ConnectX-7, NVIDIA DGX B200 data sheet; {_RENTED}")
-_MIB = 2**20
 
 _CARDS = (
     _card("h100", "H100 80GB HBM3", (9, 0), 132, 1.98, 50 * _MIB, (84_942_979_072, _XLA),
@@ -206,7 +265,7 @@ _CARDS = (
     _card("h100-pcie", "H100 PCIe", (9, 0), 114, 1.755, 50 * _MIB, (84_942_979_072, _XLA),
           f"NVIDIA H100 data sheet, PCIe; {_HALF}", bandwidth=2039, tensor=756, tf32=378, float32=51,
           link=("PCIe 5.0", 64)),
-    _card("h200", "H200", (9, 0), 132, 1.98, 50 * _MIB, (139.72 * GIB, f"the least of {_TORCH}"),
+    _card("h200", "H200", (9, 0), 132, 1.98, 50 * _MIB, (139.72 * _GIB, f"the least of {_TORCH}"),
           f"NVIDIA H200 data sheet, SXM; {_HALF}", bandwidth=4800, tensor=989, tf32=494, float32=67,
           link=("NVLink", 450), network=_DGX_H100),
     _card("b200", "B200", (10, 0), 148, 1.965, 132_644_864, (191_514_411_008, _XLA), _BLACKWELL,
@@ -222,18 +281,18 @@ _CARDS = (
           bandwidth=1935, tensor=312, tf32=156, float32=19.5, link=("PCIe 4.0", 32), link_note=_PAIRS),
     _card("a100-pcie-40", "A100-PCIE-40GB", (8, 0), 108, 1.41, 40 * _MIB, (42_331_013_120, f"as the SXM4; {_XLA}"),
           _A100_PCIE, bandwidth=1555, tensor=312, tf32=156, float32=19.5, link=("PCIe 4.0", 32), link_note=_PAIRS),
-    _card("a10g", "A10G", (8, 6), 80, 1.71, 6 * _MIB, (22.06 * GIB, f"the least of {_TORCH}"),
+    _card("a10g", "A10G", (8, 6), 80, 1.71, 6 * _MIB, (22.06 * _GIB, f"the least of {_TORCH}"),
           f"NVIDIA A10G data sheet, of AWS's G5; {_HALF}", bandwidth=600, tensor=70, tf32=35, float32=31.52,
           link=("PCIe 4.0", 32), network=(100, "AWS's g5.48xlarge, of eight")),
-    _card("l40s", "L40S", (8, 9), 142, 2.52, 96 * _MIB, (44.39 * GIB, f"the least of {_TORCH}"),
+    _card("l40s", "L40S", (8, 9), 142, 2.52, 96 * _MIB, (44.39 * _GIB, f"the least of {_TORCH}"),
           f"NVIDIA L40S data sheet; {_HALF}", bandwidth=864, tensor=362.05, tf32=183, float32=91.6,
           link=("PCIe 4.0", 32), network=(400, "AWS's g6e.48xlarge, of eight; others may have less")),
-    _card("l4", "L4", (8, 9), 58, 2.04, 48 * _MIB, (22.03 * GIB, _TORCH), f"NVIDIA L4 data sheet; {_HALF}",
+    _card("l4", "L4", (8, 9), 58, 2.04, 48 * _MIB, (22.03 * _GIB, _TORCH), f"NVIDIA L4 data sheet; {_HALF}",
           bandwidth=300, tensor=121, tf32=60, float32=30.3, link=("PCIe 4.0", 32),
           network=(100, "Google Cloud's g2-standard-96, of eight; others may have less")),
     _card("v100", "V100-SXM2-16GB", (7, 0), 80, 1.53, 6 * _MIB, (16_935_682_048, _XLA), _V100,
           bandwidth=900, tensor=125, tf32=None, float32=15.7, link=("NVLink", 150), network=_DGX_1),
-    _card("v100-32", "V100-SXM2-32GB", (7, 0), 80, 1.53, 6 * _MIB, (31.73 * GIB, f"the least of {_TORCH}"), _V100,
+    _card("v100-32", "V100-SXM2-32GB", (7, 0), 80, 1.53, 6 * _MIB, (31.73 * _GIB, f"the least of {_TORCH}"), _V100,
           bandwidth=900, tensor=125, tf32=None, float32=15.7, link=("NVLink", 150), network=_DGX_1),
     _card("t4", "T4", (7, 5), 40, 1.59, 4 * _MIB,
           (15_843_721_216, "CUDA's sample deviceQuery on a T4, as published"), "NVIDIA T4 data sheet",
@@ -242,7 +301,7 @@ _CARDS = (
     _card("rtx-a6000", "RTX A6000", (8, 6), 84, 1.8, 6 * _MIB, (51_041_271_808, _XLA),
           f"NVIDIA RTX A6000 data sheet; {_HALF}", bandwidth=768, tensor=154.8, tf32=77.4, float32=38.7,
           link=("PCIe 4.0", 32), link_note=_PAIRS),
-    _card("rtx-pro-6000", "RTX PRO 6000", (12, 0), 188, 2.6, 128 * _MIB, (94.97 * GIB, _TORCH),
+    _card("rtx-pro-6000", "RTX PRO 6000", (12, 0), 188, 2.6, 128 * _MIB, (94.97 * _GIB, _TORCH),
           f"NVIDIA RTX Blackwell PRO architecture paper; {_HALF}", bandwidth=1792, tensor=503.8, tf32=251.9,
           float32=126, link=("PCIe 5.0", 64)),
 )  # fmt: skip
