@@ -60,19 +60,19 @@ def save_cost(recipe: str, options: argparse.Namespace) -> dict[str, object]:
     session = in_process.build(recipe, options.gin_param)
     trainer, batches = session.trainer, session.trainer.batches(session.plan.data)
     trainer.train(batches, 10)
-    megabytes = sum(array.nbytes for array in trainer.snapshot().values()) / 1e6
+    megabytes = sum(array.nbytes for array in trainer.state.snapshot().values()) / 1e6
     wall: dict[str, list[float]] = {"alone": [], "without": [], "with": []}
     cpu: dict[str, list[float]] = {name: [] for name in wall}
     held = []
     with tempfile.TemporaryDirectory() as folder:
         saver = Saver(CheckpointStore(folder))
-        saver.save(0, trainer.snapshot)
+        saver.save(0, trainer.state.snapshot)
         saver.finish()  # the first one imports what it needs
         for number in range(options.rounds):
             for name in list(wall) if number % 2 else reversed(wall):
                 begun, used = time.perf_counter(), cpu_seconds()
                 if name != "without":
-                    saver.save(trainer.step, trainer.snapshot)
+                    saver.save(trainer.step, trainer.state.snapshot)
                     held.append(time.perf_counter() - begun)
                 for _ in range(0 if name == "alone" else options.steps // 10):
                     trainer.train(batches, 10)

@@ -338,7 +338,7 @@ def test_k7_moving_statistics_drift_apart_under_keras_and_are_averaged_by_ours(b
     _, made = ours_fit(x, model=normalised)
     expected = 4.0 * (1 - 0.5**3)
     np.testing.assert_array_equal(copies(made.model.layers[0].moving_mean), [[expected], [expected]])
-    (saved,) = (value for name, value in made.trainer.snapshot().items() if name.endswith("norm/moving_mean"))
+    (saved,) = (value for name, value in made.trainer.state.snapshot().items() if name.endswith("norm/moving_mean"))
     assert saved == [expected]
     beside(
         "K7: moving mean on 2 replicas of inputs 0 and 8, exact 3.5; saved",

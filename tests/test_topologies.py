@@ -23,7 +23,7 @@ TWO_CONVOLUTIONS = ("image_classification.model = @two_convolutions",)
 def curve_and_state(replicas=1, microbatches=1, params=RESNET, steps=STEPS):
     made = build_session(RECIPE, [*PARAMS, f"train.microbatches = {microbatches}", *params], replicas)
     records = made.trainer.train(made.trainer.batches(made.plan.data), steps)
-    return records.loss / records.weight, made.trainer.snapshot(), made
+    return records.loss / records.weight, made.trainer.state.snapshot(), made
 
 
 @pytest.fixture(scope="module")

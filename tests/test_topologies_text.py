@@ -46,7 +46,7 @@ def curve_and_state(recipe, replicas=1, microbatches=1, pieces=1):
     made = build_session(file, [*bindings, *settings], replicas)
     made.plan.data.check()
     records = made.trainer.train(made.trainer.batches(made.plan.data), STEPS)
-    return records.loss / records.weight, made.trainer.snapshot(), made.evaluator.evaluate()
+    return records.loss / records.weight, made.trainer.state.snapshot(), made.evaluator.evaluate()
 
 
 @pytest.fixture(scope="module")

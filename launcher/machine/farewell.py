@@ -141,4 +141,5 @@ def _has_ended(address: str, deadline: float) -> bool:
 
 
 def _say(index: int, what: str) -> None:
-    print(f"worker {index} still runs{what}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"worker {index} still runs{what}\n")
+    sys.stderr.flush()

@@ -80,7 +80,8 @@ def _call_all(cluster: Cluster, listener: socket.socket, limit_seconds: float, p
                     "started, and does a firewall keep this worker out?"
                 )
             if missing and waited >= note_after:
-                print(f"waiting for {names} since {since} ({waited:.0f} s)", file=sys.stderr, flush=True)
+                sys.stderr.write(f"waiting for {names} since {since} ({waited:.0f} s)\n")
+                sys.stderr.flush()
                 progress.report(phase="startup")  # who waits is not stuck
                 note_after = waited + min(_LONGEST_SILENCE_SECONDS, waited)
             if missing:

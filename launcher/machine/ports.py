@@ -1,4 +1,4 @@
-"""The TCP ports of workers: free ones on this host, and one that is listened on or called, beside TensorFlow's server."""
+"""The TCP ports of workers: free ones on this host, and one to listen on or call beside TensorFlow's server."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ class _Run:
                     "to go back to: bind train.checkpoint_every, or more Checkpoints.keep"
                 )
         # The others see the folder as the chief has left it.
-        trainer.any_worker(False)
+        trainer.workers.any(False)
         trainer.left_out = trainer.left_out.with_ranges([record["left_out"]])
         self._start = start = self._restore(built, store)
         if self._is_chief:
@@ -281,7 +281,7 @@ class _Run:
             keep_every_hours=recipe.checkpoints.keep_every_hours,
             is_chief=self._is_chief,
             run={"seed": self._plan.seed, "global_batch_size": recipe.global_batch_size, DATA: self._data},
-            scaling=built.trainer.scaling,
+            scaling=built.trainer.state.scaling,
             before_write=self._held.verify,
         )
 

@@ -138,7 +138,7 @@ class Controller:
                 self._save(step, {})
                 self._finish_saving()
             # Where a worker is gone, TensorFlow may end the chief in the middle of its write.
-            self._trainer.any_worker(True)
+            self._trainer.workers.any(True)
             raise Preempted(
                 f"asked to stop: step {step} of {self._total_steps} is saved; the same command goes on from there"
             )
@@ -226,7 +226,7 @@ class Controller:
         Raises:
           _Stopped: one of them was asked to stop.
         """
-        stops, mean = self._trainer.mean_over_workers([self._stop_requested(), seconds])
+        stops, mean = self._trainer.workers.mean([self._stop_requested(), seconds])
         if stops:
             with self._lock:
                 self._is_answered = True
@@ -259,9 +259,9 @@ class Controller:
     def _state_to_hold(self) -> Callable[[], dict[str, np.ndarray]]:
         """What gives the state from which the evaluation that is about to be made is made again."""
         host = {**self._of_host(), f"{HOST}{EVALUATION_DUE}": np.ones(1, np.uint8)}
-        if not self.has_trained or not (self._trainer.snapshots_together or self._recipe.evaluate_ema):
-            return lambda: {**self._trainer.snapshot(), **host}
-        weights = self._trainer.snapshot()  # in the middle of the evaluation they could not be had
+        if not self.has_trained or not (self._trainer.state.snapshots_together or self._recipe.evaluate_ema):
+            return lambda: {**self._trainer.state.snapshot(), **host}
+        weights = self._trainer.state.snapshot()  # in the middle of the evaluation they could not be had
         return lambda: {**weights, **host}
 
     def _hold(self, state: Callable[[], dict[str, np.ndarray]] | None) -> None:
@@ -329,7 +329,7 @@ class Controller:
         by_clock = 0 < recipe.checkpoints.every_minutes <= minutes
         saves = best is not None or last or again or by_clock or _due(step, recipe.checkpoint_every)
         # By their own clocks workers would not save at the same step.
-        if self._trainer.any_worker(saves) if self._trainer.snapshots_together else saves:
+        if self._trainer.workers.any(saves) if self._trainer.state.snapshots_together else saves:
             self._save(step, event if best else {}, best)
 
     def _tell_after_steps(self, step: int) -> None:
@@ -354,14 +354,14 @@ class Controller:
         with self._lock, self._phase("checkpoint"):
             self._reporter.flush()
             snapshot = self._held or self._snapshot
-            if self._trainer.snapshots_together:  # also where the saver would not call it
+            if self._trainer.state.snapshots_together:  # also where the saver would not call it
                 state = snapshot()
                 snapshot = lambda: state  # noqa: E731
             self._saver.save(step, snapshot, metrics=metrics, best=best)
         self._saved_at = time.monotonic()
 
     def _snapshot(self) -> dict[str, np.ndarray]:
-        return {**self._trainer.snapshot(), **self._of_host()}
+        return {**self._trainer.state.snapshot(), **self._of_host()}
 
     def _of_host(self) -> dict[str, np.ndarray]:
         state = {f"{HOST}{name}": value for action in self._actions for name, value in action.state().items()}

@@ -131,7 +131,7 @@ class KerasCallbacks(Action):
             self._evaluation = {}
             self._call("on_epoch_end", step // self._an_epoch - 1, logs)
         # A callback may go by the clock: what one worker says holds for all.
-        self._has_ended = self._trainer.any_worker(bool(self._trainer.model.stop_training))
+        self._has_ended = self._trainer.workers.any(bool(self._trainer.model.stop_training))
         if self._has_ended or step >= self._total:
             self._call("on_train_end")
         return self._has_ended

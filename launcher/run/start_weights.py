@@ -21,7 +21,7 @@ from launcher.run.start_comparison import ALLOW, BINDING, Allowance, Comparison,
 from launcher.step import layer_patterns
 from launcher.step.freezing import first
 from launcher.step.layers import Placed, owners, walk
-from launcher.step.trainer import unique_name
+from launcher.step.state import unique_name
 
 WHICH = ("best", "last")
 LISTING = "started_from.txt"
@@ -140,6 +140,7 @@ def write_listing(model_dir: str, listing: str) -> None:
 
 
 def _read(start: StartFrom) -> _Source:
+    assert start.path is not None
     if not tf.io.gfile.isdir(start.path):
         return _Source(start.path, not start.path.endswith(".safetensors"), weight_files.read(start.path), [])
     store = CheckpointStore(os.path.join(start.path, "checkpoints"), is_chief=False)

@@ -92,7 +92,7 @@ def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
       UsageError: they cannot be read, or are of another model.
     """
     start, state = _begun(trainer, start_from)
-    trainer.restore(state)
+    trainer.state.restore(state)
     return start
 
 
@@ -117,11 +117,11 @@ def restore_from_chief(
 
 def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bool) -> None:
     """Gives the trainer the state, and what is left out from here on besides what the recipe leaves out."""
-    trainer.restore(state)
+    trainer.state.restore(state)
     before = ALL_IN.with_ranges(json.loads(start.host[LEFT_OUT].tobytes()) if LEFT_OUT in start.host else ())
     step, found = start.step or 0, [one["left_out"] for one in start.rewinds]
     trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *found])
-    trainer.check_agreement()
+    trainer.workers.check_agreement(trainer.step, trainer.left_out)
     if same_order and trainer.left_out.batch_of(step) != before.batch_of(step):
         raise UsageError(
             f"train.leave_out: this run left out the batches {list(before.ranges)} and is at step {step}; with "
@@ -154,7 +154,7 @@ def check_data(start: StartingPoint, now: Mapping[str, Any], trainer: Trainer, *
             change = f"{start.data['examples']} examples then, {now['examples']} now"
         elif start.data["identity"] not in ("", now["identity"]):
             change = f"of the {now['examples']} examples some are others, or their order is another"
-        if not trainer.any_worker(bool(change)):
+        if not trainer.workers.any(bool(change)):
             return ()
         note = f"the training data is not what it was at step {start.step}: {change or 'another worker has other data'}"
         if not may_change:
@@ -170,9 +170,9 @@ def check_data(start: StartingPoint, now: Mapping[str, Any], trainer: Trainer, *
 def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
     if start_from is None or start_from.path is None:
         return StartingPoint(), {}
-    slots = {name: tf.TensorSpec(*spec) for name, spec in trainer.specs().items() if name.startswith(OPTIMIZER)}
+    slots = {name: tf.TensorSpec(*spec) for name, spec in trainer.state.specs().items() if name.startswith(OPTIMIZER)}
     found = start_weights.read(start_from, trainer.model, slots)
-    state = trainer.started(found.weights, found.slots)
+    state = trainer.state.started(found.weights, found.slots)
     return StartingPoint(notes=(found.note,), listing=found.listing), state
 
 
@@ -209,7 +209,7 @@ def read(store: CheckpointStore, trainer: Trainer, step: int) -> dict[str, np.nd
       UsageError: the checkpoint is of another model.
       CheckpointReadError: it cannot be read.
     """
-    specs, stand_ins = trainer.specs(), trainer.stand_ins()
+    specs, stand_ins = trainer.state.specs(), trainer.state.stand_ins()
     store.check_compatible(step, specs, stand_ins)
     found = store.read(step)
     return {
@@ -231,16 +231,16 @@ def _settle_loss_scale(
       recorded: what the checkpoint says of its loss scale; None from a version that did not say.
       trainer: what goes on.
     """
-    if recorded == trainer.scaling:
+    if recorded == trainer.state.scaling:
         return None
     at = float(state["loss_scale/scale"])
-    if recorded is None and trainer.could_have_scaled(state):
+    if recorded is None and trainer.state.could_have_scaled(state):
         return f"the checkpoint does not record its loss scale; going on at {at:g}, which this run's can have come to"
-    state.update(trainer.initial_loss_scale())
+    state.update(trainer.state.initial_loss_scale())
     was = "of another loss scale" if recorded is None else f"of {_shown(recorded)}"
     return (
-        f"the checkpoint's loss scale {at:g} is {was}; this run starts with its own: {_shown(trainer.scaling)} at "
-        f"{float(state['loss_scale/scale']):g}"
+        f"the checkpoint's loss scale {at:g} is {was}; this run starts with its own: "
+        f"{_shown(trainer.state.scaling)} at {float(state['loss_scale/scale']):g}"
     )
 
 
@@ -289,5 +289,5 @@ def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
 
 def _specs(trainer: Trainer, names: Iterable[str], host: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:
     """Of the arrays that the chief hands out: the named ones of a snapshot, and of what actions had, their bytes."""
-    of_all = trainer.specs()
+    of_all = trainer.state.specs()
     return {**{name: of_all[name] for name in names}, **{name: ((size,), "uint8") for name, size in host.items()}}

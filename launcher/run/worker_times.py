@@ -52,7 +52,7 @@ class WorkerTimes(Action):
         if not self._steps:
             return
         own = self._trainer.own_seconds or 0.0
-        found = self._trainer.gather([own - self._own_before, self._waited], **self._place)
+        found = self._trainer.workers.gather([own - self._own_before, self._waited], **self._place)
         self._all_steps += self._steps
         self._totals += found
         event.update(self._watch.observe(found / self._steps, event["step"]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
-from launcher.step.trainer import AVERAGES, MODEL, average_of, weight_names
+from launcher.step.state import AVERAGES, MODEL, average_of, weight_names
 
 WHICH = ("best", "last", "averaged")
 

@@ -124,7 +124,7 @@ class ReplicaStep:
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
         local = self._timed_pass(batch, scale, step)
         trained = self._trained()
-        wire = gradients.to_wire([local.gradients[one.index] for one in trained], config.wire_dtype)
+        wire = gradients.to_wire([local.gradients[one.number] for one in trained], config.wire_dtype)
         sums = self._reduce(local._replace(gradients=wire, counts=[], watched=[]))
         judged = self._judge(sums, trained, scale)
         learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))

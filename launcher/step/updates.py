@@ -25,12 +25,12 @@ class Trained(NamedTuple):
     """A weight that the loss depends on.
 
     Attributes:
-      index: its position among all trained weights.
+      number: its position among all trained weights.
       weight: the variable.
       part: what a replica updates of it; None where each replica updates all of it.
     """
 
-    index: int
+    number: int
     weight: keras.Variable
     part: Part | None
 
@@ -110,7 +110,7 @@ class Change:
         return tf.zeros([overflow.num_scalars(self.num_weights)])
 
     def _by_index(self, of_trained: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        return {one.index: tensor for one, tensor in zip(self.trained, of_trained, strict=True)}
+        return {one.number: tensor for one, tensor in zip(self.trained, of_trained, strict=True)}
 
 
 def update(change: Change) -> tf.Tensor:

@@ -19,7 +19,7 @@ from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.step.trainer import unique_name
+from launcher.step.state import unique_name
 from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random
 from launcher.step_program.pod_replica import PodReplica
 
@@ -192,7 +192,7 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
 
 def _variables(session: Session) -> dict[str, tf.Variable]:
     """All that a step can change: what a checkpoint holds, and the states of seed generators."""
-    named = dict(session.trainer.variables())
+    named = dict(session.trainer.state.variables())
     known = {id(variable) for variable in named.values()}
     for variable in session.model.variables:
         if id(variable) not in known:

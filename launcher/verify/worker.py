@@ -77,11 +77,11 @@ def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_ch
         "finite": records.finite,
     }
     trained = {id(variable) for variable in built.model.trainable_variables}
-    state = trainer.snapshot() if is_chief or trainer.snapshots_together else {}
+    state = trainer.state.snapshot() if is_chief or trainer.state.snapshots_together else {}
     return Record(
         **steps,
         state=state if is_chief else {},
-        trained=tuple(name for name, variable in trainer.variables().items() if id(variable) in trained),
+        trained=tuple(name for name, variable in trainer.state.variables().items() if id(variable) in trained),
         digests=_digests(built, {f"steps/{name}": digest(steps[name]) for name in STEP_ARRAYS}),
     )
 
@@ -89,8 +89,8 @@ def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_ch
 def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, str], ...]:
     """Digests of every local replica's own copies."""
     found: list[dict[str, str]] = [dict(steps) for _ in range(built.plan.strategy.local_replicas)]
-    for name, variable in built.trainer.variables().items():
-        if built.trainer.part_of(variable) is not None:
+    for name, variable in built.trainer.state.variables().items():
+        if built.trainer.state.part_of(variable) is not None:
             continue  # each replica has another part
         value = variable.value if isinstance(variable, keras.Variable) else variable
         copies = built.strategy.experimental_local_results(value)

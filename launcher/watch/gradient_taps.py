@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from launcher.step.layers import walk
-from launcher.step.trainer import unique_name
+from launcher.step.state import unique_name
 from launcher.watch.float16_losses import NUM_BINS, count_exponents
 from models.transformer.layers import Dropout
 

@@ -21,7 +21,8 @@ from launcher.data.pipeline import Batch, Data
 from launcher.errors import TrainingError, UsageError
 from launcher.step import gradients
 from launcher.step.layers import owners
-from launcher.step.trainer import Trainer, unique_name
+from launcher.step.state import unique_name
+from launcher.step.trainer import Trainer
 from launcher.watch import float16_losses, float32_copy, gradient_taps
 from launcher.watch.float16_losses import NUM_BINS, Gradient
 from launcher.watch.gradient_taps import GradientTaps

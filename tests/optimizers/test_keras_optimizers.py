@@ -130,10 +130,10 @@ def test_a_rate_that_was_set_is_that_of_the_steps_after_and_part_of_a_checkpoint
     trainer.optimizer.set_learning_rate(0.125)
     np.testing.assert_array_equal(trainer.train(batches, 2).learning_rate, [0.125, 0.125])
     assert trainer.model.weights[0].numpy().item() == pytest.approx(before - 0.75)
-    snapshot = trainer.snapshot()
+    snapshot = trainer.state.snapshot()
 
     resumed = built(optimizer, replicas).trainer
-    resumed.restore(snapshot)
+    resumed.state.restore(snapshot)
     assert resumed.train(resumed.batches(session.plan.data), 1).learning_rate == [0.125]
 
 

@@ -96,7 +96,7 @@ def saved(kind, folder, make=two_parts):
         safetensors(path, {v.path.replace("/", "."): v.numpy() for v in made.model.weights})
     else:
         store = CheckpointStore(str(path / "checkpoints"))
-        store.save(4, made.trainer.snapshot())
+        store.save(4, made.trainer.state.snapshot())
     return str(path), made.model
 
 
@@ -187,7 +187,7 @@ def run_with_averages(folder):
     store = CheckpointStore(str(folder / "checkpoints"))
     for step in (2, 4):
         train(made, 2)
-        store.save(step, made.trainer.snapshot())
+        store.save(step, made.trainer.state.snapshot())
     store.mark_best(2, metric="loss", value=1.0)
     return store
 
@@ -200,7 +200,7 @@ def test_of_a_run_the_best_or_the_last_weights_are_taken_averaged_or_not(tmp_pat
         ("last", False, 4, "model"),
     ):
         made, found = started(str(tmp_path), start_which=which, start_averaged=averaged, ema_decay=0.5)
-        state = made.trainer.snapshot()
+        state = made.trainer.state.snapshot()
         for path in ("first/kernel", "norm/moving_mean"):
             np.testing.assert_array_equal(state[f"model/{path}"], store.read(step)[f"{prefix}/{path}"])
             np.testing.assert_array_equal(state[f"ema/{path}"], state[f"model/{path}"])
@@ -214,9 +214,9 @@ def test_the_state_of_the_optimizer_is_taken_only_if_asked_for(tmp_path):
         return keras.optimizers.Adam(0.1)
 
     without, _ = started(str(tmp_path), start_which="last", optimizer=optimizer)
-    assert without.trainer.snapshot()["optimizer/adam/iteration"] == 0
+    assert without.trainer.state.snapshot()["optimizer/adam/iteration"] == 0
     made, _ = started(str(tmp_path), start_which="last", optimizer=optimizer, start_optimizer=True)
-    state, expected = made.trainer.snapshot(), store.read(4)
+    state, expected = made.trainer.state.snapshot(), store.read(4)
     slots = [name for name in state if name.startswith("optimizer/")]
     assert len(slots) > 10
     for name in slots:
@@ -232,7 +232,7 @@ def test_slots_that_begin_as_copies_of_weights_begin_as_copies_of_those():
 
     made = build(task(), optimizer=optimizer)
     weights = {id(v): np.full(v.shape, 0.25, np.float32) for v in made.model.trainable_variables}
-    state = made.trainer.started(weights, {})
+    state = made.trainer.state.started(weights, {})
     moments = [value for name, value in state.items() if name.endswith("_momentum")]
     assert len(moments) == len(weights)
     assert all(np.all(value == 0.25) for value in moments)
@@ -245,7 +245,7 @@ def test_a_resumed_run_goes_on_from_its_own_checkpoint_although_the_file_is_gone
     begun = starting_point.restore(store, made.trainer, same_order=False, start_from=made.plan.recipe.start)
     assert begun.step is None and begun.listing
     train(made, 2)
-    store.save(2, made.trainer.snapshot())
+    store.save(2, made.trainer.state.snapshot())
     resumed = build(task(), start_from="/nowhere/gone.keras")
     found = starting_point.restore(store, resumed.trainer, same_order=False, start_from=resumed.plan.recipe.start)
     assert found.step == 2 and not found.listing

@@ -22,21 +22,21 @@ STEPS = 4
 def built(policy, loss_scale, replicas):
     task = GivenTask(linear_batches(np.ones((STEPS, 4, 2))), lambda: linear_model(2), negative_sum)
     made = build(task, replicas, precision=policy, loss_scale=loss_scale)
-    return made, made.trainer.snapshot()
+    return made, made.trainer.state.snapshot()
 
 
 def run(policy, loss_scale, replicas=1):
     """A session at its first step; of equal arguments, it is the same one."""
     made, start = built(policy, loss_scale, replicas)
-    made.trainer.restore(start)
+    made.trainer.state.restore(start)
     return made
 
 
 def left_by(made, directory):
     """A store in which a run has left its checkpoint after two steps."""
     train(made, 2)
-    store = CheckpointStore(str(directory), scaling=made.trainer.scaling)
-    store.save(2, made.trainer.snapshot())
+    store = CheckpointStore(str(directory), scaling=made.trainer.state.scaling)
+    store.save(2, made.trainer.state.snapshot())
     return store
 
 
@@ -50,7 +50,9 @@ def forget_the_record(store, **other):
 
 
 def scale_state(made):
-    return {name: value.item() for name, value in made.trainer.snapshot().items() if name.startswith("loss_scale/")}
+    return {
+        name: value.item() for name, value in made.trainer.state.snapshot().items() if name.startswith("loss_scale/")
+    }
 
 
 CHANGES = {

@@ -26,13 +26,13 @@ def first_session(replicas, **recipe):
     x = np.random.default_rng(0).normal(size=(8, 8, 3))
     task = GivenTask(linear_batches(x), model, negative_sum)
     made = build(task, replicas, ema_decay=DECAY, optimizer=lambda: optimizers.momentum(learning_rate=0.1), **recipe)
-    return made, made.trainer.snapshot()
+    return made, made.trainer.state.snapshot()
 
 
 def built(replicas=1, **recipe):
     """A session at its first step; every topology's graph is traced once."""
     made, start = first_session(replicas, **recipe)
-    made.trainer.restore(start)
+    made.trainer.state.restore(start)
     return made
 
 
@@ -44,12 +44,12 @@ def averages(state):
 def test_average_follows_its_recurrence_and_is_equal_on_replicas(replicas):
     made = built(replicas)
     trainer, batches = made.trainer, made.trainer.batches(made.plan.data)
-    expected = averages(trainer.snapshot())
+    expected = averages(trainer.state.snapshot())
     for name, value in expected.items():
-        np.testing.assert_array_equal(value, trainer.snapshot()[f"model/{name}"])
+        np.testing.assert_array_equal(value, trainer.state.snapshot()[f"model/{name}"])
     for update in range(4):
         trainer.train(batches, 1)
-        state = trainer.snapshot()
+        state = trainer.state.snapshot()
         decay = min(DECAY, (1 + update) / (10 + update))
         for name in expected:
             expected[name] = expected[name] * decay + state[f"model/{name}"] * (1 - decay)
@@ -64,10 +64,10 @@ def test_average_follows_its_recurrence_and_is_equal_on_replicas(replicas):
 def test_a_skipped_step_leaves_the_average_alone_also_under_float16():
     made = built(2, precision="mixed_float16", loss_scale=FixedLossScale(scale=1e38))
     trainer = made.trainer
-    before = averages(trainer.snapshot())
+    before = averages(trainer.state.snapshot())
     records = trainer.train(trainer.batches(made.plan.data), 2)
     assert list(records.finite) == [0, 0]
-    for name, value in averages(trainer.snapshot()).items():
+    for name, value in averages(trainer.state.snapshot()).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
@@ -76,15 +76,15 @@ def test_evaluation_sees_the_average_and_training_gets_its_weights_back(replicas
     made = built(replicas)
     trainer = made.trainer
     trainer.train(trainer.batches(made.plan.data), 3)
-    before = trainer.snapshot()
+    before = trainer.state.snapshot()
     of_weights = made.evaluator.evaluate()["loss"]
     with trainer.ema.in_place_of_weights(trainer.strategy):
         of_average = made.evaluator.evaluate()["loss"]
-        inside = trainer.snapshot()
+        inside = trainer.state.snapshot()
     for name, value in averages(before).items():
         np.testing.assert_array_equal(inside[f"model/{name}"], value, err_msg=name)
     assert of_average != of_weights
-    after = trainer.snapshot()
+    after = trainer.state.snapshot()
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value, err_msg=name)
 
@@ -92,8 +92,8 @@ def test_evaluation_sees_the_average_and_training_gets_its_weights_back(replicas
 def test_average_is_restored_from_a_snapshot():
     made = built()
     made.trainer.train(made.trainer.batches(made.plan.data), 3)
-    state = made.trainer.snapshot()
-    other = built().trainer
+    state = made.trainer.state.snapshot()
+    other = built().trainer.state
     assert any(not np.array_equal(value, state[f"ema/{name}"]) for name, value in averages(other.snapshot()).items())
     other.restore(state)
     for name, value in averages(other.snapshot()).items():

@@ -143,28 +143,28 @@ def saved(made, state, path):
 
 
 def test_the_average_has_trained_weights_and_statistics_and_no_frozen_weights():
-    names = {name for name in averaged(frozen_and_norm).trainer.variables() if name.startswith("ema/")}
+    names = {name for name in averaged(frozen_and_norm).trainer.state.variables() if name.startswith("ema/")}
     assert names == {f"ema/{path}" for path in ("norm/gamma", "norm/beta", *NORM, "head/kernel", "head/bias")}
 
 
 def test_a_checkpoint_with_averages_of_frozen_weights_is_gone_on_from(tmp_path):
     made = averaged(frozen_and_norm)
     train(made, 2)
-    state = made.trainer.snapshot()
+    state = made.trainer.state.snapshot()
     store = saved(made, {**state, "ema/wide/kernel": state["model/wide/kernel"]}, tmp_path)
     again = averaged(frozen_and_norm)
     starting_point.restore(store, again.trainer, same_order=False)
-    for name, value in again.trainer.snapshot().items():
+    for name, value in again.trainer.state.snapshot().items():
         np.testing.assert_array_equal(value, state[name], err_msg=name)
 
 
 def test_the_average_of_a_statistic_that_was_frozen_before_starts_at_the_statistic(tmp_path):
     made = averaged(frozen_and_norm)
     train(made, 2)
-    state = made.trainer.snapshot()
+    state = made.trainer.state.snapshot()
     store = saved(made, {name: value for name, value in state.items() if name != "ema/norm/moving_mean"}, tmp_path)
     again = averaged(frozen_and_norm)
     starting_point.restore(store, again.trainer, same_order=False)
-    found = again.trainer.snapshot()
+    found = again.trainer.state.snapshot()
     np.testing.assert_array_equal(found["ema/norm/moving_mean"], state["model/norm/moving_mean"])
     assert not np.array_equal(found["ema/norm/moving_mean"], state["ema/norm/moving_mean"])

@@ -79,7 +79,7 @@ def first_session(folder):
             patch.chdir(folder)
             patch.syspath_prepend(str(folder))
             made = build_session("overflowing.gin", [f"train.microbatches = {microbatches}"], replicas)
-        return made, made.trainer.snapshot()
+        return made, made.trainer.state.snapshot()
 
     return make
 
@@ -90,7 +90,7 @@ def session(first_session):
 
     def restored(replicas=1, microbatches=1):
         made, start = first_session(replicas, microbatches)
-        made.trainer.restore(start)
+        made.trainer.state.restore(start)
         return made
 
     return restored
@@ -137,9 +137,9 @@ def test_a_skipped_step_leaves_weights_slots_statistics_and_counters_untouched(t
     trainer = made.trainer
     batches = trainer.batches(made.plan.data)
     trainer.train(batches, bad - 1)
-    before = trainer.snapshot()
+    before = trainer.state.snapshot()
     trainer.train(batches, 1)
-    after = trainer.snapshot()
+    after = trainer.state.snapshot()
     moved = {name for name in before if not np.array_equal(before[name], after[name])}
     assert {"counters/step", "counters/skipped", "loss_scale/scale"} <= moved
     assert {name for name in moved if not name.startswith("loss_scale/")} == {"counters/step", "counters/skipped"}
@@ -163,9 +163,9 @@ def test_two_workers_skip_the_same_steps_and_the_log_says_so(train, folder, run_
 
 def test_scale_and_skipped_steps_survive_a_restart(train):
     records, made = train()
-    state = made.trainer.snapshot()
+    state = made.trainer.state.snapshot()
     _, other = train(2)
-    other.trainer.restore(state)
+    other.trainer.state.restore(state)
     assert other.trainer.skipped_steps == len(skipped_steps(records))
     assert other.trainer.loss_scale == made.trainer.loss_scale
     resumed = other.trainer.train(other.trainer.batches(other.plan.data), 4)
@@ -182,13 +182,13 @@ def test_layers_that_overflow_and_the_replica_that_saw_it_are_named(train, sessi
     made = session(replicas)
     trainer, data = made.trainer, made.plan.data
     trainer.train(trainer.batches(data), bad)
-    before = trainer.snapshot()
+    before = trainer.state.snapshot()
     named = Diagnosis(trainer, data).non_finite_gradients()
     batch = next(iter(data.train_batches(shard_of(bad))))
     seen_by = int(np.flatnonzero(batch["image"].numpy().max(axis=1) > 1e5)[0]) // (32 // replicas)
     assert named.startswith("sequential/one/kernel")
     assert named.endswith(f"on replica {seen_by}")
-    after = trainer.snapshot()
+    after = trainer.state.snapshot()
     assert all(np.array_equal(after[name], value) for name, value in before.items())
 
 

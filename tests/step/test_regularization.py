@@ -41,7 +41,7 @@ def first_steps(replicas, microbatches, penalty):
     made = build_session(SMALL_DIGITS, params, replicas)
     value = float(Penalty(l2={"Dense": 0.02})(made.model))
     records = made.trainer.train(made.trainer.batches(made.plan.data), 4)
-    return records.loss / records.weight, made.trainer.snapshot(), value
+    return records.loss / records.weight, made.trainer.state.snapshot(), value
 
 
 def test_penalty_is_part_of_the_loss_once_on_every_topology():

@@ -93,11 +93,11 @@ def assert_same_bits(optimizer, **settings):
     assert made.trainer.optimizer.slot_parts, "nothing is shared out, so nothing is compared"
     for field in ("loss", "gradient_norm", "finite", "non_finite", "loss_scale"):
         np.testing.assert_array_equal(getattr(records, field), getattr(expected, field), err_msg=field)
-    state, wanted = made.trainer.snapshot(), whole.trainer.snapshot()
+    state, wanted = made.trainer.state.snapshot(), whole.trainer.state.snapshot()
     assert list(state) == list(wanted)
     for name, value in wanted.items():
         np.testing.assert_array_equal(state[name], value, err_msg=name)
-    assert made.trainer.specs() == whole.trainer.specs()
+    assert made.trainer.state.specs() == whole.trainer.state.specs()
     for weight in made.model.weights:
         np.testing.assert_array_equal(*copies(weight)[:2], err_msg=weight.path)
     return records
@@ -151,14 +151,14 @@ def test_a_step_that_selects_skips_an_update_as_one_that_branches_with_parts_and
     assert expected.finite.tolist() == [1, 0, 1]
     step_config = session.step_config
     monkeypatch.setattr(session, "step_config", lambda *args: dataclasses.replace(step_config(*args), selects=True))
-    wanted = branching.trainer.snapshot()
+    wanted = branching.trainer.state.snapshot()
     for shard in (False, True):
         records, selecting = run(adamw, shard=shard, **settings)
         np.testing.assert_array_equal(records.loss, expected.loss)
         np.testing.assert_array_equal(records.finite, expected.finite)
         applied = expected.finite > 0
         np.testing.assert_allclose(records.gradient_norm[applied], expected.gradient_norm[applied])
-        state = selecting.trainer.snapshot()
+        state = selecting.trainer.state.snapshot()
         for name, value in wanted.items():
             np.testing.assert_array_equal(state[name], value, err_msg=name)
     found = Diagnosis(selecting.trainer, selecting.plan.data).non_finite_gradients(step=2)
@@ -168,11 +168,11 @@ def test_a_step_that_selects_skips_an_update_as_one_that_branches_with_parts_and
 
 def test_a_snapshot_goes_on_with_any_number_of_parts_of_which_a_replica_holds_its_own():
     _, first = run(adamw, shard=True, ema_decay=0.9)
-    state = first.trainer.snapshot()
+    state = first.trainer.state.snapshot()
     whole, parted = (built(adamw, shard=shard, replicas=n, ema_decay=0.9) for shard, n in ((False, 2), (True, 4)))
     for one in (whole, parted):
-        one.trainer.restore(state)
-        for name, value in one.trainer.snapshot().items():
+        one.trainer.state.restore(state)
+        for name, value in one.trainer.state.snapshot().items():
             np.testing.assert_array_equal(value, state[name], err_msg=name)
     kernels = [slot for slot in parted.trainer.optimizer.variables if slot.name.endswith("kernel_velocity")]
     assert [tuple(slot.shape) for slot in kernels] == [(33, 16), (16, 35), (35, 35), (35, 32), (32, 4)]
@@ -194,9 +194,9 @@ def test_weights_that_the_loss_does_not_depend_on_are_left_alone():
         return tf.reduce_sum(errors), tf.reduce_sum(tf.cast(batch["weight"], tf.float32)), {}
 
     made = build(GivenTask(batches(None), with_unused, loss), 2, optimizer=adamw, shard_optimizer=True)
-    before = made.trainer.snapshot()
+    before = made.trainer.state.snapshot()
     train(made)
-    after = made.trainer.snapshot()
+    after = made.trainer.state.snapshot()
     changed = {name for name in after if not np.array_equal(before[name], after[name])}
     assert "model/used/kernel" in changed
     assert not [name for name in changed if "unused" in name]
@@ -218,8 +218,8 @@ def test_norms_of_whole_weights_are_taken_of_their_parts(name):
     (records, made), (expected, whole) = (run(optimizer, shard=shard, **settings) for shard in (True, False))
     assert records.finite.tolist() == [1, 0, 1]
     np.testing.assert_allclose(records.loss, expected.loss, rtol=1e-6)
-    state = made.trainer.snapshot()
-    for key, value in whole.trainer.snapshot().items():
+    state = made.trainer.state.snapshot()
+    for key, value in whole.trainer.state.snapshot().items():
         np.testing.assert_allclose(state[key], value, rtol=1e-5, atol=1e-7, err_msg=key)
 
 

@@ -156,12 +156,12 @@ def built(replicas, microbatches, scenario="ones", **recipe):
 def built_once(replicas, microbatches, **recipe):
     """A session that is traced once for all cases, and its first state."""
     made = built(replicas, microbatches, **recipe)
-    return made, made.trainer.snapshot()
+    return made, made.trainer.state.snapshot()
 
 
 def train_from_the_start(replicas, microbatches, scenario, **recipe):
     made, start = built_once(replicas, microbatches, **recipe)
-    made.trainer.restore(start)
+    made.trainer.state.restore(start)
     given = GivenTask(batches(scenario), network, cross_entropy).data()
     return made, made.trainer.train(made.trainer.batches(given), STEPS)
 
@@ -411,9 +411,9 @@ def test_a_weight_that_the_loss_does_not_use_is_named_and_neither_updated_nor_de
         return getattr(optimizers, make)(learning_rate=0.1, weight_decay=0.1, exclude_from_decay=())
 
     made = build(task, replicas, microbatches, optimizer=optimizer)
-    before = made.trainer.snapshot()
+    before = made.trainer.state.snapshot()
     train(made)
-    after = made.trainer.snapshot()
+    after = made.trainer.state.snapshot()
     moved = {name for name in before if not np.array_equal(before[name], after[name])}
     assert not [name for name in moved if "spare" in name]
     assert {"hidden", "logits"} <= {name.split("/")[-2] for name in moved if name.endswith("/kernel")}
@@ -441,7 +441,7 @@ def adaptive_session(replicas, microbatches):
         loss_scale=DynamicLossScale(growth_interval=3),
         ema_decay=0.5,
     )
-    return made, made.trainer.snapshot()
+    return made, made.trainer.state.snapshot()
 
 
 @pytest.mark.parametrize(
@@ -455,12 +455,12 @@ def test_a_batch_without_weight_moves_nothing_but_the_count_of_steps(replicas, m
     given = batches("a step of only padding")
     given["x"][2] = padding
     made, start = adaptive_session(replicas, microbatches)
-    made.trainer.restore(start)
+    made.trainer.state.restore(start)
     source = made.trainer.batches(GivenTask(given, network, cross_entropy).data())
     made.trainer.train(source, 2)
-    before = made.trainer.snapshot()
+    before = made.trainer.state.snapshot()
     records = made.trainer.train(source, 1)
-    after = made.trainer.snapshot()
+    after = made.trainer.state.snapshot()
     assert (records.weight.tolist(), records.finite.tolist()) == ([0], [0])
     assert {name for name in before if not np.array_equal(before[name], after[name])} == {
         "counters/step",

@@ -71,17 +71,17 @@ def session(replicas: int, microbatches: int, batch: int, wire_dtype: str = "flo
     task = GivenTask(empty(1, batch), two_layers, sums)
     settings = {"optimizer": optimizer, "loss_scale": SCALE, "wire_dtype": wire_dtype, "ema_decay": 0.5}
     made = build(task, replicas, microbatches, **settings)
-    return made, made.trainer.snapshot()
+    return made, made.trainer.state.snapshot()
 
 
 def run(arrays, topology, **options):
     """Trains from the first state on these batches; returns the records and the state after the last step."""
     made, start = session(*topology, **options)
-    made.trainer.restore(start)
+    made.trainer.state.restore(start)
     data = GivenBatches(arrays)
     records = made.trainer.train(made.trainer.batches(data), data.steps)
     assert_replicas_equal(made)
-    return records, made.trainer.snapshot()
+    return records, made.trainer.state.snapshot()
 
 
 def filled(batch: int, seed: int) -> dict[str, np.ndarray]:
@@ -227,13 +227,13 @@ def test_a_skipped_step_names_the_layer_and_the_replica_and_nothing_moves(topolo
     replicas, _, batch = topology
     arrays = poisoned(filled(batch, 0), [(2, example, layer, np.inf)])
     made, start = session(*topology)
-    made.trainer.restore(start)
+    made.trainer.state.restore(start)
     data = GivenBatches(arrays)
     assert made.trainer.train(made.trainer.batches(data), 3).finite.tolist() == [1, 1, 0]
-    before = made.trainer.snapshot()
+    before = made.trainer.state.snapshot()
     replica = example % batch // (batch // replicas)
     assert Diagnosis(made.trainer, data).non_finite_gradients() == f"{layer}_line/kernel, on replica {replica}"
-    for name, value in made.trainer.snapshot().items():
+    for name, value in made.trainer.state.snapshot().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     assert_replicas_equal(made)
 

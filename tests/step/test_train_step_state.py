@@ -173,12 +173,12 @@ PLACES, STEPS, BATCH = 32, 3, 8
 @functools.cache
 def dropout_session(replicas, microbatches, **recipe):
     made = build(dropout_task(STEPS, BATCH, PLACES), replicas, microbatches, **recipe)
-    return made, made.trainer.snapshot()
+    return made, made.trainer.state.snapshot()
 
 
 def dropout_run(replicas=1, microbatches=1, **recipe):
     made, start = dropout_session(replicas, microbatches, **recipe)
-    made.trainer.restore(start)
+    made.trainer.state.restore(start)
     return made
 
 
@@ -206,9 +206,9 @@ def test_microbatches_draw_what_as_many_replicas_draw(four_replicas, replicas, m
 def test_a_run_resumed_on_another_topology_draws_what_the_first_would_have_drawn(four_replicas):
     first = dropout_run(2, 2)
     masks(first, steps=1)
-    state = first.trainer.snapshot()
+    state = first.trainer.state.snapshot()
     second = dropout_run(replicas=4)
-    second.trainer.restore(state)
+    second.trainer.state.restore(state)
     np.testing.assert_array_equal(masks(second, steps=2), four_replicas[1:])
 
 

@@ -34,7 +34,7 @@ def trained_twice():
     made = build_session("resnet_cpu.gin", [*pods.SMALL_CONVOLUTIONS, "train.steps = 20"])
     batches = made.trainer.batches(made.plan.data)
     first = made.trainer.train(batches, 2)
-    state = made.trainer.snapshot()
+    state = made.trainer.state.snapshot()
     third = made.trainer.train(batches, 1)
     return state, [*(first.loss / first.weight), *(third.loss / third.weight)]
 

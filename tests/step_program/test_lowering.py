@@ -96,14 +96,14 @@ def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_s
     variables = {
         argument.name: (argument.shape, argument.dtype) for argument in program.arguments if argument.kind == "variable"
     }
-    assert variables == trainer.specs()
+    assert variables == trainer.state.specs()
     assert [result.name for result in program.results if result.kind == "report"] == [
         "loss", "weight", "metrics/accuracy", "gradient_norm", "finite", "loss_scale", "learning_rate",
         "non_finite/0",
     ]  # fmt: skip
-    before = trainer.snapshot()
+    before = trainer.state.snapshot()
     trainer.train(trainer.batches(lowered.session.plan.data), 1)
-    changed = {name for name, value in trainer.snapshot().items() if not np.array_equal(value, before[name])}
+    changed = {name for name, value in trainer.state.snapshot().items() if not np.array_equal(value, before[name])}
     updated = {result.name for result in program.results if result.kind == "variable"}
     assert changed and changed <= updated
     assert "loss_scale/scale" not in updated, "float32 has no loss scale to move"
@@ -115,7 +115,7 @@ def test_state_that_is_shared_out_is_an_argument_of_a_replicas_part(for_tpu):
     built = lowering.build(pods.plan_of("resnet_cpu.gin", params), 4)
     program = lowering.lower_session(built, for_tpu=for_tpu).program
     shapes = {argument.name: argument.shape for argument in program.arguments if argument.kind == "variable"}
-    whole = {name: shape for name, (shape, _) in built.trainer.specs().items()}
+    whole = {name: shape for name, (shape, _) in built.trainer.state.specs().items()}
     divided = {name for name, shape in shapes.items() if shape != whole[name]}
     assert divided and all(name.startswith(("optimizer/", "ema/")) for name in divided)
     assert all(4 * np.prod(shapes[name]) == np.prod(whole[name]) for name in divided)

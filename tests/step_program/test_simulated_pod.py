@@ -21,7 +21,7 @@ def trained(recipe, params, replicas=1, batches=None):
     else:
         fed = iter(made.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(batches)))
     records = made.trainer.train(fed, STEPS)
-    return records, made.trainer.snapshot()
+    return records, made.trainer.state.snapshot()
 
 
 def assert_same_training(pod, expected):

@@ -106,7 +106,7 @@ def copies(variable: keras.Variable | tf.Variable) -> list[np.ndarray]:
 
 def state_copies(made: session.Session) -> dict[str, list[np.ndarray]]:
     """Every local replica's copy of everything a checkpoint holds."""
-    return {name: copies(variable) for name, variable in made.trainer.variables().items()}
+    return {name: copies(variable) for name, variable in made.trainer.state.variables().items()}
 
 
 def assert_replicas_equal(made: session.Session) -> None:

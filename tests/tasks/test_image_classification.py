@@ -162,7 +162,7 @@ def _trained(replicas: int, microbatches: int):
     params = (*PARAMS, f"train.microbatches = {microbatches}")
     made = build_session(SMALL_DIGITS, params, replicas)
     records = made.trainer.train(made.trainer.batches(made.plan.data), 6)
-    return records.loss / records.weight, made.trainer.snapshot()
+    return records.loss / records.weight, made.trainer.state.snapshot()
 
 
 def test_training_on_mixed_images_is_the_same_on_every_topology():

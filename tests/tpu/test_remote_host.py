@@ -67,5 +67,5 @@ def test_a_run_on_a_driven_host_outlives_it_and_ends_as_a_run_at_home(start_laun
     home.trainer.train(home.trainer.batches(home.plan.data), STEPS)
     last, weights = saved()
     assert last == STEPS
-    for name, value in home.trainer.snapshot().items():
+    for name, value in home.trainer.state.snapshot().items():
         np.testing.assert_allclose(weights[name], value, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -23,8 +23,8 @@ def made():
 
 
 def test_weights_begin_as_on_any_other_topology(made):
-    state = made.trainer.snapshot()
-    expected = build_session(RECIPE, BINDINGS).trainer.snapshot()
+    state = made.trainer.state.snapshot()
+    expected = build_session(RECIPE, BINDINGS).trainer.state.snapshot()
     assert list(state) == list(expected)
     for name, value in expected.items():
         np.testing.assert_array_equal(state[name], value, err_msg=name)
@@ -32,15 +32,15 @@ def test_weights_begin_as_on_any_other_topology(made):
 
 
 def test_a_snapshot_reads_one_replica_and_a_restore_writes_all(made):
-    before = made.trainer.snapshot()
-    for variable in made.trainer.variables().values():
+    before = made.trainer.state.snapshot()
+    for variable in made.trainer.state.variables().values():
         copies = (variable.value if isinstance(variable, keras.Variable) else variable).values
         for copy in copies[1:]:
             copy.assign(tf.ones_like(copy))
-    for name, value in made.trainer.snapshot().items():
+    for name, value in made.trainer.state.snapshot().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     changed = {name: np.asarray(value + 3, value.dtype) for name, value in before.items()}
-    made.trainer.restore(changed)
+    made.trainer.state.restore(changed)
     for name, copies in small_run.state_copies(made).items():
         assert len(copies) == 4
         for copy in copies:
@@ -50,15 +50,15 @@ def test_a_snapshot_reads_one_replica_and_a_restore_writes_all(made):
 def test_state_that_is_shared_out_is_put_together_in_a_snapshot_and_divided_by_a_restore():
     bindings = [*BINDINGS, "train.precision = 'float32'", "train.shard_optimizer = True"]
     made = made_up_tpu.build(made_up_tpu.with_copies(4), made_up_tpu.resolve(RECIPE, bindings, 4))
-    expected = build_session(RECIPE, BINDINGS).trainer.snapshot()
-    before = made.trainer.snapshot()
+    expected = build_session(RECIPE, BINDINGS).trainer.state.snapshot()
+    before = made.trainer.state.snapshot()
     assert list(before) == list(expected)
     for name, value in expected.items():  # averages begin as the weights
         np.testing.assert_array_equal(before[name], value, err_msg=name)
     numbers = np.random.default_rng(0)
     changed = {name: numbers.uniform(1, 99, value.shape).astype(value.dtype) for name, value in before.items()}
-    made.trainer.restore(changed)
-    for name, value in made.trainer.snapshot().items():
+    made.trainer.state.restore(changed)
+    for name, value in made.trainer.state.snapshot().items():
         np.testing.assert_array_equal(value, changed[name], err_msg=name)
     (slot, part), *_ = made.trainer.optimizer.slot_parts
     assert [copy.shape for copy in small_run.copies(slot)] == [part.shape] * 4

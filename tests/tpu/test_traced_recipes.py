@@ -87,7 +87,7 @@ def assert_fit_for_a_tpu(recipe: str, params: tuple[str, ...], num_replicas: int
 
 def assert_variables_of_the_right_kind(made) -> None:
     seeds = {variable.path: variable for variable in seed_states(made.model)}
-    for name, variable in {**made.trainer.variables(), **seeds}.items():
+    for name, variable in {**made.trainer.state.variables(), **seeds}.items():
         variable = variable.value if isinstance(variable, keras.Variable) else variable
         assert isinstance(variable, tf.distribute.DistributedValues), name
         assert type(variable).__name__ == "TPUDistributedVariable", name

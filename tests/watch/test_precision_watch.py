@@ -128,7 +128,7 @@ def trained(model_dir: Path, replicas: int, steps: int = STEPS, watch: Precision
     )  # fmt: skip
     store = CheckpointStore(str(model_dir / "checkpoints"), keep=3)
     if store.steps():
-        made.trainer.restore(store.read(store.steps()[-1]))
+        made.trainer.state.restore(store.read(store.steps()[-1]))
     reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True)
     reporter.truncate_after(made.trainer.step)
     made = dataclasses.replace(made, plan=dataclasses.replace(made.plan, total_steps=steps))
@@ -152,11 +152,11 @@ def samples(model_dir: Path) -> list[dict]:
 
 
 def test_weights_are_the_same_to_the_bit_on_two_replicas_and_over_a_resume(tmp_path: Path) -> None:
-    alone = trained(tmp_path / "alone", 2).trainer.snapshot()
+    alone = trained(tmp_path / "alone", 2).trainer.state.snapshot()
     trained(tmp_path / "watched", 2, steps=3, watch=PrecisionWatch(every=2))
     watched = trained(tmp_path / "watched", 2, watch=PrecisionWatch(every=2))
     assert_replicas_equal(watched)
-    found = watched.trainer.snapshot()
+    found = watched.trainer.state.snapshot()
     for name, value in alone.items():
         assert found[name].tobytes() == value.tobytes(), name
 

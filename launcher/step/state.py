@@ -1,0 +1,218 @@
+"""The state of a run: the names that its variables have in a checkpoint, and how they are read and set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.optimizers import Optimizer
+from launcher.optimizers.parts import Part
+from launcher.step import precision
+from launcher.step.counters import Counters
+from launcher.step.moving_average import MovingAverage
+from launcher.step.precision import LossScale, ScaleState
+from launcher.step.workers import Workers
+
+# Prefixes of names in a checkpoint.
+MODEL, AVERAGES, _SCALE = "model/", "ema/", "loss_scale/"
+
+
+class State:
+    """All that a resumed run needs of a trainer; the copies in parts of weights get their first values here.
+
+    Args:
+      strategy, workers: where the copies of the variables are.
+      model, optimizer, ema, counters: hold the variables.
+      loss_scale: whose state is in the counters.
+
+    Attributes:
+      scaling: what a checkpoint says of the loss scale, whose state is another one's where any of this differs.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: tf.distribute.Strategy,
+        workers: Workers,
+        model: keras.Model,
+        optimizer: Optimizer,
+        ema: MovingAverage,
+        counters: Counters,
+        loss_scale: LossScale,
+    ):
+        self._strategy, self._workers, self._loss_scale = strategy, workers, loss_scale
+        self._model, self._optimizer, self._ema, self._counters = model, optimizer, ema, counters
+        self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
+        self._parts = {id(held): part for held, part in [*optimizer.slot_parts, *ema.parts]}
+        self._replicas = _local_replicas(strategy) if self._parts else []
+        self._gather = tf.function(self._gather_in_graph, autograph=False)
+        for slot, weight in optimizer.copies():
+            if self.part_of(slot) is not None:  # which Keras could not copy
+                self._put(slot, weight.numpy())
+        for average, part in ema.parts:
+            self._put(average, part.whole.numpy().astype(np.float32))
+
+    def variables(self) -> dict[str, tf.Variable | keras.Variable]:
+        """Everything a resumed run needs, by the name it has in a checkpoint."""
+        named: dict[str, tf.Variable | keras.Variable] = {
+            "counters/step": self._counters.step,
+            "counters/skipped": self._counters.skipped,
+        }
+        for field, variable in zip(ScaleState._fields, self._counters.scale, strict=True):
+            named[f"{_SCALE}{field}"] = variable
+        named |= weight_names(self._model)
+        for variable in self._optimizer.variables:
+            named[unique_name(f"optimizer/{variable.path}", named)] = variable
+        names = {id(variable): name for name, variable in named.items()}
+        for source, average in self._ema.variables:
+            named[average_of(names[id(source)])] = average
+        return named
+
+    def stand_ins(self) -> dict[str, str]:
+        """What another run may have averaged although this one does not, or the other way round, as each run averages
+        what its own forward pass moves: names of the averages of untrained weights, and the weights that stand in.
+        """
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        return {
+            average_of(name): name
+            for name, variable in self.variables().items()
+            if name.startswith(MODEL) and id(variable) not in trained
+        }
+
+    def initial_loss_scale(self) -> dict[str, np.ndarray]:
+        """The part of a snapshot that is the state of the loss scale, as a run starts with it."""
+        state = self._loss_scale.initial()
+        return {f"{_SCALE}{name}": np.array(value) for name, value in zip(state._fields, state, strict=True)}
+
+    def could_have_scaled(self, state: Mapping[str, np.ndarray]) -> bool:
+        """Whether this run's loss scale could have left a snapshot; for checkpoints that do not say which one did."""
+        fields = {name: state[f"{_SCALE}{name}"].item() for name in ScaleState._fields}
+        return precision.could_have_left(self._loss_scale, ScaleState(**fields), int(state["counters/skipped"]))
+
+    def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every array of a snapshot, by name."""
+        found = {}
+        for name, variable in self.variables().items():
+            part = self.part_of(variable)
+            shape = variable.shape if part is None else part.whole.shape
+            found[name] = tuple(shape), tf.dtypes.as_dtype(variable.dtype).name
+        return found
+
+    def part_of(self, variable: tf.Variable | keras.Variable) -> Part | None:
+        """Of which part of a weight a replica's copy of the variable is the state; None where all copies are equal."""
+        return self._parts.get(id(variable))
+
+    @property
+    def snapshots_together(self) -> bool:
+        """Whether all workers have to call `snapshot` together, because each holds a part of the state."""
+        return bool(self._parts) and self._workers.are_several
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """The state as host arrays, copied: training may go on while they are written.
+
+        What is shared out is put together, so that the state is the same on any number of replicas.
+        """
+        return {name: self._whole(variable) for name, variable in self.variables().items()}
+
+    def _whole(self, variable: tf.Variable | keras.Variable) -> np.ndarray:
+        part = self.part_of(variable)
+        if part is None:
+            value = variable.value if isinstance(variable, keras.Variable) else variable
+            # The tensor shares the variable's memory, of which `numpy` makes the one copy.
+            return np.asarray(tf.convert_to_tensor(value).numpy())
+        copies = self._copies(variable)
+        if not self._workers.are_several:
+            return np.concatenate([one.numpy() for one in copies], part.axis)
+        first = self._replicas[0]
+        mine = self._strategy.experimental_distribute_values_from_function(
+            lambda context: copies[context.replica_id_in_sync_group - first].read_value()
+        )
+        stacked = self._strategy.experimental_local_results(self._gather(mine))[0].numpy()
+        return np.concatenate(list(stacked), part.axis)
+
+    def _put(self, variable: tf.Variable | keras.Variable, value: np.ndarray) -> None:
+        part = self.part_of(variable)
+        if part is None:
+            variable.assign(value)
+            return
+        for replica, one in zip(self._replicas, self._copies(variable), strict=True):
+            one.assign(part.of_replica(value, replica))
+
+    def _copies(self, variable: tf.Variable | keras.Variable) -> Sequence[tf.Variable]:
+        """The copies of this worker's replicas."""
+        value = variable.value if isinstance(variable, keras.Variable) else variable
+        return self._strategy.experimental_local_results(value)
+
+    def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What of a snapshot is another one where a run starts with other weights than the initial ones.
+
+        Changes nothing, and takes no other worker: the rest is as each of them has built it.
+
+        Args:
+          weights: value by the id of a variable of the model; the others are as they are.
+          slots: values of the optimizer's variables, by their names in a checkpoint.
+        """
+        names = {id(variable): name for name, variable in self.variables().items()}
+        state = {names[key]: value for key, value in weights.items()}
+        for source, average in self._ema.variables:
+            if id(source) in weights:
+                state[names[id(average)]] = weights[id(source)].astype(np.float32)
+        for slot, source in self._optimizer.copies():
+            if id(source) in weights:
+                state[names[id(slot)]] = weights[id(source)]
+        return state | dict(slots)
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Puts a snapshot, or a part of one, into every replica's variables.
+
+        Names and shapes have been checked by the caller.
+        """
+        variables = self.variables()
+        for name, value in state.items():
+            self._put(variables[name], value)
+
+    def _gather_in_graph(self, value: Any) -> Any:
+        return self._strategy.run(_stack_of_replicas, args=(value,))
+
+
+def _stack_of_replicas(value: tf.Tensor) -> tf.Tensor:
+    return tf.distribute.get_replica_context().all_gather(value[None], axis=0)
+
+
+def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
+    """The numbers of this worker's replicas, in the order of its copies of a variable."""
+    numbers: list[int] = []
+
+    def note(context: Any) -> int:
+        numbers.append(context.replica_id_in_sync_group)
+        return context.replica_id_in_sync_group
+
+    strategy.experimental_distribute_values_from_function(note)
+    return numbers
+
+
+def weight_names(model: keras.Model) -> dict[str, keras.Variable]:
+    """A model's weights by the names that they have in a checkpoint, in its order."""
+    named: dict[str, keras.Variable] = {}
+    for variable in model.weights:
+        named[unique_name(f"{MODEL}{variable.path}", named)] = variable
+    return named
+
+
+def average_of(name: str) -> str:
+    """The name of a weight's average in a checkpoint."""
+    return f"{AVERAGES}{name.removeprefix(MODEL)}"
+
+
+def unique_name(name: str, taken: Mapping[str, object]) -> str:
+    """`name`, or `name#2`, … when layers of a subclassed model share a path; stable for a fixed build order."""
+    if name not in taken:
+        return name
+    count = 2
+    while f"{name}#{count}" in taken:
+        count += 1
+    return f"{name}#{count}"

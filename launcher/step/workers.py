@@ -1,0 +1,67 @@
+"""What the workers of a run tell one another between loops of steps. All of them make each call after the same step."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from launcher.data.order import LeftOut
+from launcher.errors import PeerError
+
+
+class Workers:
+    """The workers of a strategy; without any collective where there is one alone.
+
+    Attributes:
+      are_several: whether there are more than one.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self._strategy = strategy
+        self.are_several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        # Not a lambda: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
+        self._sum = tf.function(self._sum_in_graph, autograph=False)
+
+    def any(self, flag: bool) -> bool:
+        """Whether any worker says so; the same answer on all."""
+        return bool(self.mean([flag])[0])
+
+    def mean(self, values: npt.ArrayLike) -> np.ndarray:
+        """The mean of what the workers say; the same answer on all."""
+        mine = np.asarray(values, np.float64)
+        return self._sum_over_replicas(mine) / self._strategy.num_replicas_in_sync if self.are_several else mine
+
+    def gather(self, values: Sequence[float], *, worker: int, num_workers: int) -> np.ndarray:
+        """The values of all workers, [workers, n]."""
+        mine = np.zeros([num_workers, len(values)])
+        mine[worker] = values
+        return self.mean(mine) * num_workers
+
+    def check_agreement(self, step: int, left_out: LeftOut) -> None:
+        """Checks that all workers are at the same step and leave out the same, after each restored what it saw on disk.
+
+        Raises:
+          PeerError: they are not, as when a shared disk shows its files late.
+        """
+        mine = step + ((zlib.crc32(repr(left_out.ranges).encode()) & 0xFFFFF) << 30)
+        expected = mine * self._strategy.num_replicas_in_sync
+        if self.are_several and int(self._sum_over_replicas(np.int64(mine))) != expected:
+            raise PeerError(
+                f"this worker restored step {step}, another worker a different one, or with other batches left out; "
+                "is --model_dir one directory that all workers share? Run the same command again"
+            )
+
+    def _sum_over_replicas(self, value: npt.ArrayLike) -> np.ndarray:
+        return self._strategy.experimental_local_results(self._sum(tf.constant(value)))[0].numpy()
+
+    def _sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
+        return self._strategy.run(_sum, args=(value,))
+
+
+def _sum(value: tf.Tensor) -> tf.Tensor:
+    # Without the copy, a value that was not made inside the replica cannot be reduced.
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
