@@ -215,7 +215,8 @@ class KerasTask(Task):
             # Where there are none, one, which weighs nothing: the mean of no rows is none.
             return each_tensor(part, lambda one: one[: tf.maximum(tf.cast(num_real, tf.int32), 1)])
 
-        if self._has_own_losses and not compiled and not any("moving_mean" in one.path for one in model.weights):
+        # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
+        if self._has_own_losses and not compiled and not (training and _has_statistics(model)):
             x = rows(x)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)
@@ -306,6 +307,10 @@ def _refused(what: str) -> Iterator[None]:
         # Keras says first in which layer it was.
         line = next((line for line in lines if not line.startswith("Exception encountered")), type(error).__name__)
         raise UsageError(f"{what}: {line}") from error
+
+
+def _has_statistics(model: keras.Model) -> bool:
+    return any("moving_mean" in one.path for one in model.weights)
 
 
 def _numbered(name: str, numbers: np.ndarray) -> dict[str, float]:

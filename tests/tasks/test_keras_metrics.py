@@ -173,6 +173,20 @@ def test_it_reports_what_keras_does(name, replicas, tmp_path):
         np.testing.assert_allclose(found[key], values, rtol=1e-5, atol=1e-5, err_msg=key)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_add_loss_beside_batch_normalization_sees_the_real_rows_of_a_validation(replicas, tmp_path):
+    def build():
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, layers.Dense(1)(AddsLoss()(layers.BatchNormalization()(inputs))))
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    train = X[:32], Y[:32]  # whole batches
+    expected = of_keras(build, train, held_out(X, Y))["val_loss"]
+    found = of_launcher(build, train, held_out(X, Y), tmp_path, replicas)["val_loss"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_xla_counts_nothing_that_fills_up_a_batch(tmp_path):
     build, train, validation, arguments = CASES["class weights"]
     expected = of_keras(build, train, validation, **arguments)
