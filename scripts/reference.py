@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Writes docs/reference.md and docs/recipes.md from the code and the recipes.
+"""Writes docs/reference.md, docs/recipes.md and docs/assumptions.md, and the figures that other pages quote.
 
     python scripts/reference.py
 
 Every flag, binding, exit code and file of a run is described where it is defined: in the flag's help, in the docstring
 of the class or function, in `launcher.errors.EXIT_CODES`, in `launcher.model_dir.CONTENTS`, and in the first lines of a
-recipe. What has no description there is an error here. tests/test_reference.py compares both pages with this.
+recipe. What has no description there is an error here. tests/test_reference.py compares all pages with this.
+
+Figures and assumptions: see scripts/quotes.py.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import quotes
 
 from launcher import errors, launch, model_dir, modes
 from launcher.config import bound_types
@@ -54,6 +57,16 @@ _LABELS = (
     "Needs the extra",
 )
 _OVERRIDDEN = "Often overridden"
+_NO_RESULT = r"Expected: not measured (?:by this project|yet)\."
+_VARIABLES = {
+    "LAUNCHER_TRACEBACK": "`1` adds the whole traceback to the message about an error in your own Python.",
+    "LAUNCHER_PORT_BASE": "First port of the workers: 20000 under Slurm, 2222 in Kubernetes pods, unless set.",
+    "LAUNCHER_SERVICE": "Headless service of the pods, where its name is not the JobSet's.",
+    "TF_CONFIG": "Addresses of all workers and the number of this one, as TensorFlow defines it.",
+    "TPU_NAME": "What `--tpu` means when the flag is not given.",
+    "TFDS_DATA_DIR": "What `--data_dir` means when the flag is not given.",
+    "XDG_CACHE_HOME": "Where preflight keeps compiled programs; `~/.cache` unless set.",
+}
 
 
 class Undescribed(Exception):
@@ -68,10 +81,11 @@ def reference() -> str:
     parts = [
         _MADE,
         "# Reference\n",
-        "Every flag, binding, exit code and file of a run, as the code describes them.\n",
+        "Flags, exit codes, files of a run, environment variables and bindings, as the code describes them.\n",
         "- [Flags of launcher.main](#flags-of-launchermain): one process, one `--mode`\n"
         "- [Flags of launcher.launch](#flags-of-launcherlaunch): a job of several processes\n"
-        "- [Exit codes](#exit-codes)\n- [Files of a run](#files-of-a-run)\n"
+        "- [Exit codes](#exit-codes), [files of a run](#files-of-a-run),\n"
+        "  [environment variables](#environment-variables), [other programs](#other-programs)\n"
         "- [Bindings](#bindings): what a recipe may bind\n",
         *_flags_of_main(),
         *_flags_of_launch(),
@@ -79,7 +93,13 @@ def reference() -> str:
         table(("code", "`launcher.main`", "`launcher.launch`"), _exit_codes()),
         "## Files of a run\n",
         "What `--model_dir` receives. Most of them are there only when there is something to say.\n",
-        table(("name", "what it holds"), ((code(name), sentence(says)) for name, says in model_dir.CONTENTS.items())),
+        items((code(name), sentence(says)) for name, says in model_dir.CONTENTS.items()),
+        "## Environment variables\n",
+        "Beside those of TensorFlow, NCCL, Slurm and Kubernetes:\n",
+        items(_variables()),
+        "## Other programs\n",
+        "Each describes its options with `--help`; the shell scripts show with `--dry_run` what they would run.\n",
+        items(_programs()),
         *_bindings(),
     ]
     return "\n".join(parts)
@@ -94,12 +114,17 @@ def _flags_of_main() -> Iterator[str]:
         "`--name` or `--noname`.\n"
     )
     yield "### In every mode\n"
-    yield flag_table(values, [*common, "version", "help"])
+    yield flag_list(values, [*common, "version", "help"])
+    flags_of: dict[tuple[str, ...], str] = {}  # modes with the same flags share a list
     for mode in modes.MODES.values():
         yield f"### --mode={mode.name}\n"
         yield (sentence(mode.purpose) + ("" if mode.needs_recipe else " It needs no recipe.") + "\n")
-        if mode.own_flags:
-            yield flag_table(values, mode.own_flags)
+        own = tuple(mode.own_flags)
+        if own in flags_of:
+            yield f"Its flags are those of [--mode={flags_of[own]}](#--mode{flags_of[own]}).\n"
+        elif own:
+            yield flag_list(values, own)
+            flags_of[own] = mode.name
         for instead, names in _grouped(mode.refuses):
             yield f"Refuses {listed(code(f'--{name}') for name in names)}: this mode {instead}.\n"
 
@@ -112,18 +137,18 @@ def _flags_of_launch() -> Iterator[str]:
         "`python -m launcher.launch`, or `launcher-jobs` once it is installed. It takes the flags of `launcher.main`\n"
         "as well, for the workers.\n"
     )
-    yield flag_table(values, [name for name in launch.SHOWN_FLAGS if name not in apart])
+    yield flag_list(values, [name for name in launch.SHOWN_FLAGS if name not in apart])
     yield "### Drills\n"
-    yield flag_table(values, drills.FLAGS)
+    yield flag_list(values, drills.FLAGS)
     readers = {
         name: tuple(one for one, kind in backends.KINDS.items() if name in kind.flags) for name in backends.FLAGS
     }
     for kinds in sorted(set(readers.values()), key=lambda kinds: (len(kinds), list(backends.KINDS).index(kinds[0]))):
         yield f"### For --backend={', '.join(kinds)}\n"
-        yield flag_table(values, [name for name in backends.FLAGS if readers[name] == kinds])
+        yield flag_list(values, [name for name in backends.FLAGS if readers[name] == kinds])
 
 
-def flag_table(values: Any, names: Iterable[str]) -> str:
+def flag_list(values: Any, names: Iterable[str]) -> str:
     rows = []
     for name in names:
         usage, text = modes.described(values[name])
@@ -132,12 +157,30 @@ def flag_table(values: Any, names: Iterable[str]) -> str:
         if name == "mode":
             usage, text = "--mode=MODE", f"What to do; each mode is described below. Default: {values['mode'].default}."
         rows.append((code(usage), sentence(re.sub(r"^(For --mode|With --backend)=[\w ]+: ", "", text))))
-    return table(("flag", "meaning"), rows)
+    return items(rows)
 
 
 def _exit_codes() -> Iterator[tuple[str, str, str]]:
     for number, says in launch.EXIT_CODES.items():
         yield str(number), errors.EXIT_CODES.get(number, ""), says
+    yield "130", "interrupted by Ctrl-C", ""
+
+
+def _variables() -> Iterator[tuple[str, str]]:
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "launcher").rglob("*.py"))
+    for name, says in _VARIABLES.items():
+        if f'"{name}"' not in source:
+            raise Undescribed(f"{name}: nothing in launcher/ reads it any more; remove it from scripts/reference.py")
+        yield code(name), says
+
+
+def _programs() -> Iterator[tuple[str, str]]:
+    """Scripts, each by the comment of its second line."""
+    yield code("python -m launcher.data.prepare NAME"), "Downloads or converts a data set, into `--data_dir`."
+    for path in sorted((ROOT / "scripts").glob("*")):
+        if path.suffix in (".sh", ".sbatch"):
+            _, comment, *_ = path.read_text("utf-8").splitlines()
+            yield code(f"scripts/{path.name}"), sentence(comment.removeprefix("# "))
 
 
 # ------------------------------------------------------------------------------------------------------------- bindings
@@ -163,8 +206,14 @@ def _bindings() -> Iterator[str]:
     order = ["run", "tasks", "models", "data", "optimizers", "step", "watch", "reporting"]
     for room in sorted(by_room, key=lambda room: (order.index(room) if room in order else len(order), room)):
         yield f"### {_title(room)}\n"
-        for selector in sorted(by_room[room], key=lambda one: (not one.endswith(".train"), one)):
-            yield from configurable(selector.rsplit(".", 1)[-1], found[selector])
+        selectors = sorted(by_room[room], key=lambda one: (not one.endswith(".train"), one))
+        bindings = {selector: arguments(selector.rsplit(".", 1)[-1], found[selector]) for selector in selectors}
+        shared = _shared(bindings.values())
+        if shared:
+            yield "#### In several of them\n"
+            yield items(shared.items(), swapped=True)
+        for selector in selectors:
+            yield from configurable(selector.rsplit(".", 1)[-1], found[selector], shared=shared)
     yield "### Of Keras\n"
     rows = []
     for module, example, says in _KERAS:
@@ -202,19 +251,56 @@ def _title(room: str) -> str:
     return titles[room]
 
 
-def configurable(name: str, target: Any) -> Iterator[str]:
+def configurable(name: str, target: Any, shared: Mapping[str, Sequence[str]] = {}) -> Iterator[str]:
+    """A heading, the docstring's text, and what is bound; of models the first paragraph alone."""
     text, described = documented(target)
+    own = {about: names for about, names in arguments(name, target).items() if names[0] not in shared.get(about, ())}
+    if not text:
+        raise Undescribed(f"{_source(target)}.{name} has no docstring")
+    yield f"#### {name}\n"
+    yield f"{text.split(chr(10) * 2)[0] if _room(_source(target)) == 'models' else text}\n"
+    if own:
+        yield items(own.items(), swapped=True)
+
+
+def arguments(name: str, target: Any) -> dict[str, list[str]]:
+    """What is said of the arguments of a name, default included, with the bindings that it is said of.
+
+    Arguments that are described together, and alike, share an entry.
+    """
+    _, described = documented(target)
     parameters, _ = bound_types.parameters(target)
     missing = [one for one in parameters if one not in described]
-    if missing or not text:
-        raise Undescribed(f"{_source(target)}.{name}: its docstring does not describe {listed(missing) or 'it'}")
-    yield f"#### {name}\n"
-    yield f"{text}\n"
-    rows: dict[tuple[str, ...], list[str]] = {}  # arguments that are described together, and alike, share a row
+    if missing:
+        raise Undescribed(f"{_source(target)}.{name}: its docstring does not describe {listed(missing)}")
+    entries: dict[str, list[str]] = {}
     for one, parameter in parameters.items():
-        about = (_default(target, one, parameter), code(parameter.text), described[one])
-        rows.setdefault(about, []).append(code(f"{name}.{one}"))
-    yield table(("binding", "default", "type", "meaning"), ((listed(names), *about) for about, names in rows.items()))
+        default, kind = _default(target, one, parameter), _kind(target, one, parameter)
+        entries.setdefault(f"{default}{f' ({code(kind)})' if kind else ''}: {described[one]}", []).append(
+            f"{name}.{one}"
+        )
+    return entries
+
+
+def _shared(bindings: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
+    """Of the names of a room, the entries that several of them have with one argument name and the same words."""
+    together: dict[tuple[str, str], list[list[str]]] = {}
+    for entries in bindings:
+        for about, names in entries.items():
+            arguments_of = listed(name.rpartition(".")[2] for name in names)
+            together.setdefault((about, arguments_of), []).append(names)
+    shared: dict[str, list[str]] = {}
+    for (about, _), groups in together.items():
+        if len(groups) > 1:
+            shared.setdefault(about, []).extend(name for names in groups for name in names)
+    return shared
+
+
+def items(pairs: Iterable[tuple[Any, Any]], swapped: bool = False) -> str:
+    """A list, an item a line: a name and what it is, or swapped, what several names are."""
+    if not swapped:
+        return "".join(f"- {name}: {says}\n" for name, says in pairs)
+    return "".join(f"- {listed(map(code, names))}{about}\n" for about, names in pairs)
 
 
 def documented(target: Any) -> tuple[str, dict[str, str]]:
@@ -241,16 +327,25 @@ def _paragraph(text: str) -> str:
 
 
 def _default(target: Any, name: str, parameter: bound_types.Parameter) -> str:
-    value = parameter.default
+    value = _value(target, name, parameter)
     if value is inspect.Parameter.empty:
-        return "given by the task"
-    if value is gin.REQUIRED:
-        return "**required**"
-    if dataclasses.is_dataclass(target):
+        return ", given by the task"
+    return ", **required**" if value is gin.REQUIRED else f" = {code(repr(value))}"
+
+
+def _kind(target: Any, name: str, parameter: bound_types.Parameter) -> str:
+    """The annotation of an argument, where its default does not show it."""
+    value, text = _value(target, name, parameter), re.sub(r" \| None$", "", parameter.text)
+    shown = type(value).__name__ == text or value not in (None, gin.REQUIRED, inspect.Parameter.empty, "auto")
+    return "" if shown or re.search(r"Any|Callable|^[A-Z]\w+$", text) else text
+
+
+def _value(target: Any, name: str, parameter: bound_types.Parameter) -> Any:
+    if parameter.default is not inspect.Parameter.empty and dataclasses.is_dataclass(target):
         (field,) = (field for field in dataclasses.fields(target) if field.name == name)
         if field.default_factory is not dataclasses.MISSING:
-            value = field.default_factory()
-    return code(repr(value))
+            return field.default_factory()
+    return parameter.default
 
 
 # -------------------------------------------------------------------------------------------------------------- recipes
@@ -263,6 +358,8 @@ def recipes_page() -> str:
     loading.import_builtins()
     names = sorted((name for name, _ in recipes()), key=lambda name: (name.startswith("experiment_"), name))
     purposes = dict(recipes())
+    experiments = [name for name in names if name.startswith("experiment_")]
+    names = [name for name in names if name not in experiments]
     parts = [
         _MADE,
         "# Recipes\n",
@@ -270,44 +367,47 @@ def recipes_page() -> str:
         "    python -m launcher.main\n"
         "    python -m launcher.main --gin_file=resnet_cpu.gin\n"
         "    python -m launcher.main --gin_file=resnet_cpu.gin --gin_param='train.epochs = 2' --model_dir=runs/short\n",
-        "Every other binding of a recipe can be changed in the same way; the [reference](reference.md#bindings) has\n"
-        "all of them. A recipe of your own begins with `include` of one of these, see [gin.md](gin.md).\n"
-        "For images and texts of your own, [own_data.md](own_data.md) says what to bind; every image classification\n"
-        "set of TFDS works as well: `--gin_param=\"image_data.name = 'tfds:cifar10'\"`.\n",
-        table(("recipe", "what it trains"), ((f"[{name}](#{anchor(name)})", purposes[name]) for name in names)),
+        "The [reference](reference.md#bindings) has every binding. A recipe of your own begins with `include` of one of\n"
+        "these, see [gin.md](gin.md); for your own images and texts, see [own_data.md](own_data.md). An expected result\n"
+        "that is called published has not been measured by this project.\n",
     ]
     for name in names:
-        parts += _recipe(name)
+        parts += _recipe(name, purposes[name])
+    parts += [
+        "## Experiments\n",
+        "Made for [laboratory notes on mixed precision](../benchmarks/notes/mixed_precision.md):\n",
+        items((code(name), purposes[name]) for name in experiments),
+    ]
     return "\n".join(parts)
 
 
-def _recipe(name: str) -> Iterator[str]:
+def _recipe(name: str, purpose: str) -> Iterator[str]:
     path = find_file(name, [str(RECIPES)])
     lines = Path(path).read_text("utf-8").split("\n\n")[0].splitlines()
-    purpose, *rest = (line.removeprefix("#").strip() for line in lines)
+    _, *rest = (line.removeprefix("#").strip() for line in lines)
     facts, _, overridden = " ".join(rest).strip().partition(f"{_OVERRIDDEN}: ")
     if not overridden:
         raise Undescribed(f"{name}: its header does not say what is often overridden ('{_OVERRIDDEN}: a, b.')")
+    bound = {statement.name: statement.value for statement in read_file(path, opened=[]) if hasattr(statement, "value")}
+    shown = []
+    for one in re.split(r", | and ", overridden.rstrip(".")):
+        shown.append(code(f"{one} = {bound[one] if one in bound else _unbound(name, one)!r}"))
+    labels = "|".join(_LABELS)
+    said = re.split(rf"(?:^|(?<=\s))(?=(?:{labels})\b)", _COMMAND.sub(lambda found: code(found[0]), facts))
+    said = [re.sub(rf"(?:{_NO_RESULT})$", "", item.strip()).strip() for item in said]
     yield f"## {name}\n"
     yield f"{purpose}\n"
-    labels = "|".join(_LABELS)
-    items = re.split(rf"(?:^|(?<=\s))(?=(?:{labels})\b)", _COMMAND.sub(lambda found: code(found[0]), facts))
-    yield "".join(f"- {item.strip()}\n" for item in items if item.strip())
-    bound = {statement.name: statement.value for statement in read_file(path, opened=[]) if hasattr(statement, "value")}
-    rows = []
-    for one in re.split(r", | and ", overridden.rstrip(".")):
-        rows.append((code(one), code(repr(bound[one])) if one in bound else _unbound(name, one)))
-    yield table(("often overridden", "here"), rows)
+    yield "".join(f"- {item}\n" for item in [*said, f"{_OVERRIDDEN}: {listed(shown)}"] if item)
 
 
-def _unbound(recipe: str, binding: str) -> str:
+def _unbound(recipe: str, binding: str) -> Any:
     """The default of what a recipe does not bind."""
     selector, _, name = binding.rpartition(".")
     known = internals().registry.matching_selectors(selector) if selector else []
     parameter = bound_types.parameters(internals().registry[known[0]].wrapped)[0].get(name) if known else None
     if parameter is None:
         raise Undescribed(f"{recipe}: its header names {binding!r}, which nothing takes")
-    return f"{code(repr(parameter.default))}, the default"
+    return parameter.default
 
 
 # ------------------------------------------------------------------------------------------------------------- Markdown
@@ -348,9 +448,11 @@ def _grouped(refused: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
         yield instead, [name for name, says in refused.items() if says == instead]
 
 
-PAGES = {"docs/reference.md": reference, "docs/recipes.md": recipes_page}
+PAGES = {"docs/reference.md": reference, "docs/recipes.md": recipes_page, "docs/assumptions.md": quotes.assumptions}
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     for page, make in PAGES.items():
         (ROOT / page).write_text(make(), encoding="utf-8")
+    for path in quotes.QUOTING:
+        path.write_text(quotes.quoted(path.read_text("utf-8")), encoding="utf-8")

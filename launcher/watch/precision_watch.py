@@ -34,7 +34,7 @@ class PrecisionWatch:
     """Samples the exponents of gradients during training; `train.precision_watch = @PrecisionWatch()`.
 
     Attributes:
-      every: steps between samples. A sample takes about as long as some steps, see docs/precision_watch.md.
+      every: steps between samples. A sample takes about as long as some steps, see docs/precision.md.
     """
 
     every: int = 200

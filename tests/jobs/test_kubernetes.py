@@ -109,7 +109,7 @@ def environment(manifest, index):
 
 def test_manifests_of_the_documentation_are_valid(validator):
     """A claim and a pod; the schema of a JobSet holds those of both."""
-    (block,) = (block for block in pages.blocks(ROOT / "docs/clusters.md") if block.language == "yaml")
+    (block,) = (block for block in pages.blocks(ROOT / "docs/kubernetes.md") if block.language == "yaml")
     claim, pod = yaml.safe_load_all(block.text)
     assert (claim["apiVersion"], claim["kind"]) == ("v1", "PersistentVolumeClaim")
     assert (pod["apiVersion"], pod["kind"]) == ("v1", "Pod")

@@ -1,0 +1,116 @@
+"""Figures that pages quote from benchmarks/results.json, and docs/assumptions.md. Run scripts/reference.py.
+
+A page quotes a figure between two comments; what stands between them is written by `quoted`:
+
+    a restart takes <!-- result: starts/runs/0/job/launcher/training again/seconds/median .1f -->4.9<!-- --> s
+
+The first word after the colon up to the last space is the way to the figure, and the rest how Python formats it.
+
+An assumption stands in the code, above what leans on it:
+
+    # Leans on Keras: `layer.dtype_policy` can be set after a layer is built. Noticed by tests/step/test_x.py. Then: look
+    # for another public setter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+QUOTING = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_QUOTE = re.compile(r"<!-- result: (.+) (\S+) -->.*?<!-- -->")
+_MARKER = "# Leans on "
+_ASSUMPTION = re.compile(r"([\w ,-]+): (.*?)\.? Noticed by (.*?)\. Then: (.*)", re.DOTALL)
+_TEST = re.compile(r"tests/[\w/]+\.py")
+_HEAD = """\
+<!-- Written by scripts/reference.py from comments in the code; do not edit. -->
+
+# What Launcher assumes of others
+
+Each line is a place that leans on something that its author does not promise: a private name, the text of a compiled
+program, an order, a message. A new version may change it. The test named fails then, and the last column says what to
+do. In the code, the comment begins with `Leans on`.
+"""
+
+
+class Assumption(NamedTuple):
+    """Something that nobody promised.
+
+    Attributes:
+      place: the file that leans on it.
+      on: whose it is.
+      what: it is.
+      tests: the files that notice when it is no longer so.
+      then: what to do.
+    """
+
+    place: str
+    on: str
+    what: str
+    tests: tuple[str, ...]
+    then: str
+
+
+class Malformed(Exception):
+    """A comment or a quotation that this program does not understand."""
+
+
+def quoted(page: str) -> str:
+    """The page with its figures as they are in results.json."""
+    figures = json.loads((ROOT / "benchmarks/results.json").read_text("utf-8"))
+
+    def current(found: re.Match[str]) -> str:
+        value = figures
+        for key in found[1].split("/"):
+            try:
+                value = value[int(key) if isinstance(value, list) else key]
+            except (KeyError, IndexError, ValueError, TypeError):
+                raise Malformed(f"{found[1]}: benchmarks/results.json has no {key!r} there") from None
+        return f"<!-- result: {found[1]} {found[2]} -->{value:{found[2]}}<!-- -->"
+
+    return _QUOTE.sub(current, page)
+
+
+def found_assumptions() -> Iterator[Assumption]:
+    """Of launcher/ and models/, in the order of files and lines."""
+    for path in sorted(path for folder in ("launcher", "models") for path in (ROOT / folder).rglob("*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        for comment in _comments(path.read_text("utf-8")):
+            found = _ASSUMPTION.fullmatch(comment)
+            if not found or not _TEST.search(found[3]):
+                raise Malformed(f"{place}: expected 'Leans on WHOM: WHAT. Noticed by tests/….py. Then: …', not {comment!r}")
+            yield Assumption(place, found[1], found[2], tuple(_TEST.findall(found[3])), found[4])
+
+
+def _comments(source: str) -> Iterator[str]:
+    """What follows the marker, over all lines of its comment."""
+    lines = iter(map(str.strip, source.splitlines()))
+    for line in lines:
+        while line.startswith(_MARKER):
+            text = [line.removeprefix(_MARKER)]
+            line = next(lines, "")
+            while line.startswith("# ") and not line.startswith(_MARKER):
+                text.append(line.removeprefix("# "))
+                line = next(lines, "")
+            yield " ".join(text)
+
+
+def assumptions() -> str:
+    """The text of docs/assumptions.md."""
+    by_whom: dict[str, list[Assumption]] = {}
+    for one in found_assumptions():
+        by_whom.setdefault(one.on, []).append(one)
+    parts = [_HEAD]
+    for whom in sorted(by_whom):
+        parts.append(f"## {whom}\n")
+        rows = [("where", "what is assumed", "noticed by", "then"), ("---",) * 4]
+        for one in by_whom[whom]:
+            tests = ", ".join(f"[{Path(test).name}](../{test})" for test in one.tests)
+            rows.append((f"[{one.place}](../{one.place})", one.what, tests, one.then))
+        parts.append("".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows))
+    return "\n".join(parts)
