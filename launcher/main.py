@@ -30,7 +30,7 @@ _ENDING = f"Exit codes: {'; '.join(f'{code} {says}' for code, says in EXIT_CODES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parses the command line, runs one mode and returns the exit code that DESIGN's contract documents."""
+    """Parses the command line, runs one mode and returns an exit code of `launcher.errors.EXIT_CODES`."""
     argv = list(sys.argv if argv is None else argv)
     summary.note_beginning()
     progress.install_stack_dump(os.environ)

@@ -1,4 +1,4 @@
-"""What Keras 3's own machinery does under tf.distribute (K1 to K9 of docs/numerics.md), and ours on the same input.
+"""What Keras 3's own machinery does under tf.distribute (K1 to K9 of benchmarks/notes), and ours on the same input.
 
 Every half about Keras asserts the failure: when a later Keras is right, the test says so by the row's name. Keras runs
 on the same reduction as ours here (`ReductionToOneDevice`): its defects do not depend on it.
@@ -46,7 +46,7 @@ def still_broken(row: str, failure: bool, seen: object) -> None:
     """Asserts that Keras still fails as the row says."""
     assert failure, (
         f"{row} no longer shows in Keras {keras.__version__}, TensorFlow {tf.__version__} (seen: {seen}). If it has "
-        "been fixed, say so in docs/numerics.md and drop Keras's half of this test; ours must pass all the same."
+        "been fixed, say so in benchmarks/notes and drop Keras's half of this test; ours must pass all the same."
     )
 
 

@@ -3,8 +3,9 @@
     loss sum -> / nominal weight -> * scale -> differentiate -> add up microbatches in float32
     -> reduce -> judge -> update weights, slots and moving statistics, or nothing at all
 
-The step runs in replica context. Its only collectives are those of `gradients.reduce_sum` and, where the optimizer's
-state is shared out, of `gradients.gather`: outside every conditional. Whatever depends on the judgement is local.
+The step runs in replica context. Its collectives are those of `gradients.reduce_sum`; where the optimizer's state is
+sharded, of `gradients.gather` and of norms over the shards; and of synchronised normalisation. All stand outside every
+conditional.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The experiments of docs/experiments.md, shortened to what shows their point."""
+"""The experiments of benchmarks/notes/mixed_precision.md, shortened to what shows their point."""
 
 from __future__ import annotations
 

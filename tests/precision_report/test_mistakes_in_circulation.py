@@ -1,4 +1,4 @@
-"""What docs/mixed_precision.md says is right, shown by running it; its headings name these tests."""
+"""What docs/precision.md says is true of common statements, shown by running it."""
 
 from __future__ import annotations
 
