@@ -4,7 +4,7 @@ A page quotes a figure between two comments; what stands between them is written
 
     a restart takes <!-- result: starts/runs/0/job/launcher/training again/seconds/median .1f -->4.9<!-- --> s
 
-The first word after the colon up to the last space is the way to the figure, and the rest how Python formats it.
+After `result:` stand the keys that lead to the figure, and after the last space how Python formats it.
 
 An assumption stands in the code, above what leans on it:
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 QUOTING = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-_QUOTE = re.compile(r"<!-- result: (.+) (\S+) -->.*?<!-- -->")
+_QUOTE = re.compile(r"<!-- result: ([^>]+/[^>]+) (\S+) -->.*?<!-- -->")
 _MARKER = "# Leans on "
 _ASSUMPTION = re.compile(r"([\w ,-]+): (.*?)\.? Noticed by (.*?)\. Then: (.*)", re.DOTALL)
 _TEST = re.compile(r"tests/[\w/]+\.py")
@@ -81,10 +81,15 @@ def found_assumptions() -> Iterator[Assumption]:
     for path in sorted(path for folder in ("launcher", "models") for path in (ROOT / folder).rglob("*.py")):
         place = path.relative_to(ROOT).as_posix()
         for comment in _comments(path.read_text("utf-8")):
-            found = _ASSUMPTION.fullmatch(comment)
-            if not found or not _TEST.search(found[3]):
-                raise Malformed(f"{place}: expected 'Leans on WHOM: WHAT. Noticed by tests/….py. Then: …', not {comment!r}")
-            yield Assumption(place, found[1], found[2], tuple(_TEST.findall(found[3])), found[4])
+            yield assumption(place, comment)
+
+
+def assumption(place: str, comment: str) -> Assumption:
+    """What a comment in a file says, without its marker."""
+    found = _ASSUMPTION.fullmatch(comment)
+    if not found or not _TEST.search(found[3]):
+        raise Malformed(f"{place}: expected 'Leans on WHOM: WHAT. Noticed by tests/….py. Then: …', not {comment!r}")
+    return Assumption(place, found[1], found[2], tuple(_TEST.findall(found[3])), found[4])
 
 
 def _comments(source: str) -> Iterator[str]:

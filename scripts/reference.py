@@ -179,8 +179,10 @@ def _programs() -> Iterator[tuple[str, str]]:
     yield code("python -m launcher.data.prepare NAME"), "Downloads or converts a data set, into `--data_dir`."
     for path in sorted((ROOT / "scripts").glob("*")):
         if path.suffix in (".sh", ".sbatch"):
-            _, comment, *_ = path.read_text("utf-8").splitlines()
-            yield code(f"scripts/{path.name}"), sentence(comment.removeprefix("# "))
+            comment = re.search(r"^# (.+)$", path.read_text("utf-8"), re.MULTILINE)
+            if not comment:
+                raise Undescribed(f"{path.name} has no comment that says what it is for")
+            yield code(f"scripts/{path.name}"), sentence(comment[1])
 
 
 # ------------------------------------------------------------------------------------------------------------- bindings

@@ -15,8 +15,9 @@ from launcher.main import main, parse
 
 OWN_TASK = (ROOT / "docs/own_task.md").read_text()
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+NOTES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks/notes").glob("*.md"))
 OTHER_PROGRAMS = "kubectl|docker|gcloud|squeue|salloc"
-FLAGS_OF_OTHER_PROGRAMS = {"filter", "internal-ips", "logdir"}
+FLAGS_OF_OTHER_PROGRAMS = {"account", "filter", "internal-ips", "logdir", "partition"}
 
 
 def code_block(containing: str) -> str:
@@ -46,7 +47,7 @@ def test_every_recipe_is_named():
     assert recipes <= set(re.findall(r"\w+\.gin", text))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", DOCUMENTS + NOTES)
 def test_every_link_leads_somewhere(document):
     """Files and headings of this checkout; of other sites, only whether the address can be one."""
     page = ROOT / document
@@ -120,3 +121,17 @@ def test_every_file_module_test_flag_and_binding_named_exists(document):
     recipe = (ROOT / "launcher/run/recipe.py").read_text()
     bindings = set(re.findall(r"\btrain\.(?!py\b)(\w+)\b", text))
     assert [name for name in bindings if not re.search(rf"^    {name}: ", recipe, re.MULTILINE)] == []
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/README.md").read_text()
+    listed = set(re.findall(r"\((\w+\.md)", index))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} == listed
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_page_describes_what_is_and_not_how_it_came_about(document):
+    """A table that is older than the code, or what was tried, belongs to benchmarks/notes."""
+    stale = r"\b(older than the command|now says|it now|was tried|were tried|no longer)\b"
+    found = re.search(stale, pages.prose(ROOT / document))
+    assert found is None or document in ("README.md", "docs/reference.md", "docs/install.md"), found

@@ -177,6 +177,7 @@ def check_job(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_others(command: str, folder: Path) -> None:
+    command = re.sub(r"^([A-Z_]+=\S+ )+", "", command)  # variables of the environment
     words = pages.words(command)
     if words[0].startswith("scripts/"):
         script = ROOT / words[0]
@@ -270,10 +271,10 @@ def shell(tmp_path_factory):
 
 def as_run(command: str) -> str | None:
     """A command as a test runs it: planned only, or shortened, where the tables say so; None where it cannot be."""
-    if flags_of(command) is None and not command.startswith("scripts/"):
+    if flags_of(command) is None and not re.match(r"([A-Z_]+=\S+ )*scripts/", command):
         return None if matches(CANNOT_RUN, command, re.match) else command
-    if command.startswith("scripts/"):
-        return re.sub(r"^\S+", r"\g<0> --dry_run", command)
+    if re.match(r"([A-Z_]+=\S+ )*scripts/", command):
+        return re.sub(r"^(?:[A-Z_]+=\S+ )*\S+", r"\g<0> --dry_run", command)
     if matches(ONLY_PLANNED, command):
         return None if "srun " in command or "--backend=slurm" in command else f"{command} --dry_run"
     return f"{command} {matches(SHORTENED, command) or ''}"

@@ -1,9 +1,10 @@
-"""docs/reference.md and docs/recipes.md are what scripts/reference.py makes of the code as it is."""
+"""Generated pages and quoted figures are what scripts/reference.py makes of the code as it is."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import sys
 
 import pytest
 from absl import flags
@@ -14,15 +15,43 @@ from launcher import modes
 
 @pytest.fixture(scope="module")
 def program():
+    sys.path.insert(0, str(ROOT / "scripts"))  # where it finds the module beside it
     spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(ROOT / "scripts"))
 
 
-@pytest.mark.parametrize("page", ["docs/reference.md", "docs/recipes.md"])
+@pytest.mark.parametrize("page", ["docs/reference.md", "docs/recipes.md", "docs/assumptions.md"])
 def test_page_is_current(program, page):
     assert (ROOT / page).read_text() == program.PAGES[page](), f"{page}: run python scripts/reference.py"
+
+
+def test_figures_of_pages_are_those_of_the_benchmarks(program):
+    stale = [path.name for path in program.quotes.QUOTING if program.quotes.quoted(path.read_text()) != path.read_text()]
+    assert stale == [], "run python scripts/reference.py"
+
+
+def test_quoted_figure_is_written_between_its_marks(program):
+    key = "starts/runs/0/job/launcher/training again/seconds/median"
+    page = f"it took <!-- result: {key} .1f -->9 hours<!-- --> s"
+    assert program.quotes.quoted(page) == f"it took <!-- result: {key} .1f -->4.9<!-- --> s"
+    with pytest.raises(program.quotes.Malformed, match="has no 'nothing' there"):
+        program.quotes.quoted("<!-- result: starts/nothing .1f --><!-- -->")
+
+
+def test_every_test_of_an_assumption_exists(program):
+    found = list(program.quotes.found_assumptions())
+    assert found
+    assert [test for one in found for test in one.tests if not (ROOT / test).is_file()] == []
+
+
+def test_assumption_is_read_over_several_lines_and_must_name_a_test(program):
+    source = "# Leans on gin: an order. Noticed by\n# tests/a.py. Then: sort\n# it.\nx = 1\n"
+    assert list(program.quotes._comments(source)) == ["gin: an order. Noticed by tests/a.py. Then: sort it."]
+    with pytest.raises(program.quotes.Malformed, match=r"expected 'Leans on WHOM"):
+        program.quotes.assumption("a.py", "gin: an order that nobody tests")
 
 
 def test_argument_that_is_not_described_is_refused(program):
