@@ -8,8 +8,8 @@ After `result:` stand the keys that lead to the figure, and after the last space
 
 An assumption stands in the code, above what leans on it:
 
-    # Leans on Keras: `layer.dtype_policy` can be set after a layer is built. Noticed by tests/step/test_x.py. Then: look
-    # for another public setter.
+    # Leans on Keras: a layer reads `dtype_policy` at every call. Noticed by tests/step/test_layer_policies.py. Then: set
+    # it before the layer is built.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ _HEAD = """\
 
 # What Launcher assumes of others
 
-Each line is a place that leans on something that its author does not promise: a private name, the text of a compiled
-program, an order, a message. A new version may change it. The test named fails then, and the last column says what to
-do. In the code, the comment begins with `Leans on`.
+Each of these places leans on something that its author does not promise: a private name, the text of a compiled
+program, an order, a message. A new version may change it. The test named fails then, and after *Then* comes what to do.
 """
 
 
@@ -113,9 +112,9 @@ def assumptions() -> str:
     parts = [_HEAD]
     for whom in sorted(by_whom):
         parts.append(f"## {whom}\n")
-        rows = [("where", "what is assumed", "noticed by", "then"), ("---",) * 4]
+        lines = []
         for one in by_whom[whom]:
             tests = ", ".join(f"[{Path(test).name}](../{test})" for test in one.tests)
-            rows.append((f"[{one.place}](../{one.place})", one.what, tests, one.then))
-        parts.append("".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows))
+            lines.append(f"- [{one.place}](../{one.place}): {one.what}. Noticed by {tests}. Then: {one.then}\n")
+        parts.append("".join(lines))
     return "\n".join(parts)

@@ -121,7 +121,7 @@ def _flags_of_main() -> Iterator[str]:
         yield (sentence(mode.purpose) + ("" if mode.needs_recipe else " It needs no recipe.") + "\n")
         own = tuple(mode.own_flags)
         if own in flags_of:
-            yield f"Its flags are those of [--mode={flags_of[own]}](#--mode{flags_of[own]}).\n"
+            yield f"Its flags are those of `--mode={flags_of[own]}`.\n"
         elif own:
             yield flag_list(values, own)
             flags_of[own] = mode.name
@@ -255,7 +255,7 @@ def _title(room: str) -> str:
 
 def configurable(name: str, target: Any, shared: Mapping[str, Sequence[str]] = {}) -> Iterator[str]:
     """A heading, the docstring's text, and what is bound; of models the first paragraph alone."""
-    text, described = documented(target)
+    text, _ = documented(target)
     own = {about: names for about, names in arguments(name, target).items() if names[0] not in shared.get(about, ())}
     if not text:
         raise Undescribed(f"{_source(target)}.{name} has no docstring")
@@ -369,9 +369,9 @@ def recipes_page() -> str:
         "    python -m launcher.main\n"
         "    python -m launcher.main --gin_file=resnet_cpu.gin\n"
         "    python -m launcher.main --gin_file=resnet_cpu.gin --gin_param='train.epochs = 2' --model_dir=runs/short\n",
-        "The [reference](reference.md#bindings) has every binding. A recipe of your own begins with `include` of one of\n"
-        "these, see [gin.md](gin.md); for your own images and texts, see [own_data.md](own_data.md). An expected result\n"
-        "that is called published has not been measured by this project.\n",
+        "The [reference](reference.md#bindings) has every binding. A recipe of your own begins with `include` of one\n"
+        "of these ([gin](gin.md)); for your own images and texts see [data](own_data.md). What a recipe is expected to\n"
+        "reach stands there where it is known; published results have not been measured by this project.\n",
     ]
     for name in names:
         parts += _recipe(name, purposes[name])

@@ -13,6 +13,8 @@ import gin
 from launcher.errors import UsageError
 
 
+# Leans on gin: the parser, the registry and the tables of bindings of gin-config 0.5.0 keep their names. Noticed by
+# tests/config/test_config_use.py. Then: change this class alone; setup.py admits no later minor version.
 class Gin:
     """gin's parser, its reference type and its global tables."""
 

@@ -142,6 +142,8 @@ class TFRecords:
 def _record_at(place: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tf.Tensor:
     path, offset, length = place
     # The class tf.data.TFRecordDataset starts at the beginning of a file; this is the operation under it.
+    # Leans on TensorFlow: TFRecordDatasetV2 starts at `byte_offsets`. Noticed by tests/data/test_own_images.py. Then:
+    # look for another public operation that seeks; records then lose random access.
     dataset = tf.raw_ops.TFRecordDatasetV2(
         filenames=path[tf.newaxis],
         compression_type="",

@@ -99,6 +99,8 @@ def by_hand_instructions(builder: Any) -> str:
     if not words:
         return ""
     try:
+        # Leans on TFDS: a builder lists what it needs by hand in `_split_generators`. Noticed by
+        # tests/data/text/test_tfds_text.py. Then: show the set's own instructions.
         builder._split_generators(_NoDownloads())  # what every TFDS data set defines
     except Exception:  # it asked for files of the user's, or needs to read what it downloads: nothing says it does not
         return words

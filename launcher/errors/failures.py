@@ -26,6 +26,8 @@ _PASSING = {
 # remote workers goes by (`_is_worker_failure` in tensorflow/python/distribute/coordinator/cluster_coordinator.py), and
 # what a worker says of a context or a session that it has lost (tensorflow/core/distributed_runtime/
 # eager/eager_service_impl.cc and session_mgr.cc).
+# Leans on TensorFlow: a host that restarted is known by these messages. Noticed by tests/errors/test_failures.py. Then:
+# read the two files named above in the new version.
 _RESTARTED = (
     "unknown device",
     "primary device is not remote",
@@ -36,6 +38,9 @@ _RESTARTED = (
 )
 
 # Of the CPU's kernels for cross-entropy; a GPU's give NaN instead.
+# Leans on TensorFlow: the CPU's cross-entropy names a label out of range in these words. Noticed by
+# tests/test_user_mistakes.py, tests/modes/test_fit.py. Then: take the new words; without them the message is
+# TensorFlow's.
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 
 # What TensorFlow raises of an operation whose inputs are wrong, rather than of a machine that cannot compute it.

@@ -89,6 +89,9 @@ def raised_at(error: BaseException) -> Place | None:
 
 def summary(error: BaseException) -> str:
     """Type and first paragraph of an error, without what AutoGraph, Keras and TensorFlow put around it."""
+    # Leans on TensorFlow: AutoGraph keeps a user's line in `ag_error_metadata` of an error. Noticed by
+    # tests/test_user_mistakes.py. Then: find where the new version keeps it; until then such errors have their whole
+    # traceback.
     text = getattr(getattr(error, "ag_error_metadata", None), "cause_message", None)
     if not isinstance(text, str):
         text = f"{type(error).__name__}: {error}"

@@ -18,6 +18,9 @@ from launcher.errors import UsageError
 _SEAL = ".sha256"
 
 
+# Leans on TensorFlow: `TF_XLA_FLAGS` names the persistent cache's folder, and an entry is one file. Noticed by
+# tests/run/test_compile_cache.py. Then: look the flag up in TensorFlow's `xla/flags`; refuse `--compile_cache` until
+# then.
 def use(folder: str) -> None:
     """Has TensorFlow use the folder. It reads a variable when it first compiles, and knows no other way.
 

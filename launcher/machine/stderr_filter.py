@@ -19,6 +19,8 @@ _STDERR = 2
 _PATIENCE_SECONDS = 5.0
 # What absl's C++ logging writes before a program initialises it, whatever TF_CPP_MIN_LOG_LEVEL says. Seen with
 # TensorFlow 2.21: the preamble, and "I0000 00:00:1795351047.083791    4814 port.cc:153] oneDNN custom operations …".
+# Leans on TensorFlow: the log lines before absl is initialised have this form. Noticed by
+# tests/machine/test_tensorflow_import.py. Then: change the pattern; nothing but the console is affected.
 _PREAMBLE = r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
 _LINE = r"{}\d{{4}} \d\d:\d\d:[\d.]+ +\d+ [\w.]+:\d+\] .*"
 

@@ -22,6 +22,8 @@ from launcher.errors import UsageError
 from launcher.machine import installation
 from launcher.machine.stderr_filter import without_early_log
 
+# Leans on TensorFlow, Keras: importing them works without these packages. Noticed by
+# tests/machine/test_tensorflow_import.py. Then: take the one that is needed out of this list; starts get slower.
 _OPTIONAL = ("sklearn", "matplotlib", "jax", "pandas", "scipy")
 
 

@@ -85,6 +85,8 @@ def runtime_version(resolver: tf.distribute.cluster_resolver.TPUClusterResolver)
     The resolver keeps the client that asks the cloud to itself; tried with TensorFlow 2.20 and 2.21. Where another
     version has none, or the cloud does not answer, the check is left out and TensorFlow's own errors remain.
     """
+    # Leans on TensorFlow: TPUClusterResolver keeps its client in `_cloud_tpu_client`. Noticed by
+    # tests/tpu/test_tpu_runtime.py. Then: nothing breaks, the check of versions is left out; find the client.
     ask = getattr(getattr(resolver, "_cloud_tpu_client", None), "runtime_version", None)
     if ask is None:
         return None

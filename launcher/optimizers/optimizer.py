@@ -273,6 +273,8 @@ class Optimizer:
 
     def _move(self, sgd: keras.optimizers.SGD, index: int, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         """What `SGD.update_step` does to the same bits, in one operation and one pass instead of eight."""
+        # Leans on TensorFlow, Keras: this operation computes the bits of SGD.update_step. Noticed by
+        # tests/optimizers/test_optimizers.py. Then: call `update_step`, in eight passes.
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=self._updated[index].value.handle,
             accum=sgd.momentums[index].value.handle,

@@ -58,7 +58,8 @@ class Part:
         self.count = count
         self.shape = tuple(size // count if place == axis else size for place, size in enumerate(whole.shape))
         self.dtype, self.path, self.name = whole.dtype, whole.path, whole.name
-        # The name by which Keras's TensorFlow optimizers know a variable again; not public (tried with Keras 3.15).
+        # Leans on Keras: TensorFlow's optimizers know a variable again by `_unique_id`. Noticed by
+        # tests/step/test_shard_optimizer.py. Then: see what `Optimizer._get_variable_index` reads.
         self._unique_id = f"part of {id(whole)}"
         self._value: tf.Tensor | None = None
 

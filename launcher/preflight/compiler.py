@@ -39,6 +39,8 @@ _TAIL_LINES = 12
 # Of the environment, what changes a compilation.
 _DECIDING = ("LIBTPU_INIT_ARGS",)
 _SYMBOL = re.compile(r"@[\w.$-]+")
+# Leans on XLA: StableHLO's text writes private functions so. Noticed by tests/preflight/test_compiler.py. Then: change
+# the pattern; only the key of the compile cache is affected.
 _PRIVATE_FUNCTION = re.compile(r"func\.func private (@[\w.$-]+)")
 
 
@@ -223,6 +225,9 @@ def _environment(folder: Path, request: Mapping[str, Any]) -> dict[str, str]:
     root = str(Path(launcher.__file__).parent.parent)  # this very launcher, wherever the working directory is
     return environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH")))),
+        # Leans on libtpu: these variables keep it from looking for a TPU, a metadata server and other processes.
+        # Noticed by tests/preflight/test_preflight.py. Then: look for their successors in the log of a compilation that
+        # hangs.
         "JAX_PLATFORMS": "cpu",  # JAX itself must not look for the devices that it compiles for
         "TPU_SKIP_MDS_QUERY": "1",  # nor ask a cloud's metadata server, which is not there
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process at a time aborts on a lock file

@@ -14,6 +14,9 @@ from launcher.preflight import costs as costs_lib
 from launcher.preflight.costs import Costs
 from launcher.preflight.hlo import Instruction, Module
 
+# Leans on XLA: names and configurations of GPU instructions show kernels, and what is computed again. Noticed by
+# tests/preflight/test_gpu_preflight.py. Then: read a dump of the new version; the tables of kernels and the advice need
+# them.
 _REMATERIALISED = re.compile(r"\.remat\d*\b")
 _FUSION_KIND = re.compile(r'"kind":"(__[\w$]+)"')
 # Instructions that start no kernel.

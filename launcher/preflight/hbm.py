@@ -11,9 +11,14 @@ from launcher.machine.accelerators import Constant
 from launcher.preflight.compilation import Compilation
 from launcher.preflight.hlo import Array, Module, arrays
 
+# Leans on libtpu: a refusal for memory gives its figures in these words. Noticed by tests/preflight/test_preflight.py.
+# Then: take the new words; until then it is a refusal without figures.
 _OUT_OF_HBM = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# Leans on XLA: the dump of the buffer assignment has this form. Noticed by tests/preflight/test_preflight.py,
+# tests/preflight/test_gpu_preflight.py. Then: change the patterns; the table of biggest buffers needs them, the verdict
+# on TPUs does not.
 _ALLOCATION = re.compile(r"^allocation (\d+): size (\d+),(?: color (\d+),)? (.*?):?$")
 _VALUE = re.compile(r"^ value: <\d+ (\S+?)(\{[\d,]*\})? @\d+> \(size=(\d+),offset=(\d+)\): (.*)$")
 _RANGE = re.compile(r"^ {4}(\S+?)(\{[\d,]*\}):(\d+)-(\d+)$")

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 
+# Leans on jaxlib: a program is compiled for a topology by these modules of jax and jaxlib. Noticed by
+# tests/preflight/test_compiler.py. Then: see what `jax.jit` calls in the new version; preflight needs it.
 class UnsupportedVersionError(Exception):
     """These versions of jax, jaxlib and the compiler have not what is needed."""
 
@@ -46,6 +48,8 @@ _NOTHING_SAID = Executable(memory={}, cost={}, hlo="")
 
 # What XLA says when it has done everything but to turn its kernels into machine code, for which it looks for programs
 # of the CUDA toolkit: the program is optimised, its memory assigned, and both are dumped by then.
+# Leans on jaxlib: a missing assembler for GPUs is named in these words. Noticed by
+# tests/preflight/test_gpu_preflight.py. Then: take the new words; preflight for GPUs needs them.
 _NOT_ASSEMBLED = re.compile(r"No PTX compilation provider|libdevice not found|ptxas", re.IGNORECASE)
 
 

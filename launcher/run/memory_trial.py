@@ -33,6 +33,8 @@ from launcher.run.plan import RunPlan
 _STEPS = 2  # the second has the optimizer's state beside it
 # TensorFlow's own allocations fail with an error of its own, Python's with another, those of XLA, cuDNN and cuBLAS with
 # any code, and those of C++ end the process at once. What they say is all that they have in common.
+# Leans on TensorFlow, XLA, CUDA: what runs out of memory says one of these words. Noticed by
+# tests/run/test_memory_trial.py. Then: add the new words; until then `'auto'` ends with the error itself.
 _OUT_OF_MEMORY = re.compile(
     r"ResourceExhausted|RESOURCE_EXHAUSTED|MemoryError|bad_alloc|out of memory|ALLOC_FAILED|Cannot allocate memory",
     re.IGNORECASE,

@@ -17,6 +17,8 @@ import tensorflow as tf
 from launcher.tasks.chunked_cross_entropy import COMPUTED_AGAIN
 
 # TensorFlow numbers scopes of one name. Gradients of what is computed again have its name behind their own scope.
+# Leans on TensorFlow: names of operations show what the backward pass computes, and what again. Noticed by
+# tests/step/test_flops.py. Then: find the new names; only FLOP/s and MFU are affected.
 _AGAIN, _GRADIENT = (re.compile(rf"(^|/)({names})(_\d+)?/") for names in (COMPUTED_AGAIN, "gradient_tape|gradients"))
 _LOOPS = ("While", "StatelessWhile")
 _PRODUCTS = {"MatMul": "transpose_a", "BatchMatMul": "adj_x", "BatchMatMulV2": "adj_x", "BatchMatMulV3": "adj_x"}

@@ -25,6 +25,8 @@ from launcher.step.precision import POLICIES
 
 BINDING = "train.precision_overrides"
 _SHOWN = 3
+# Leans on TensorFlow: operations name a mismatch of dtypes in these words. Noticed by
+# tests/step/test_layer_policies.py. Then: take the new words; without them the message is TensorFlow's.
 _MISMATCH = re.compile(r"\b(b?float\d+|half)\b.*\b(does not match|was expected|but is a)\b|expected to be a \w+ tensor")
 
 
@@ -77,6 +79,8 @@ def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
                 f"{BINDING}[{override.pattern!r}] names {item.path}, whose weights the model made "
                 f"{layer.variable_dtype}; make the layer with dtype={override.policy!r} instead"
             )
+        # Leans on Keras: a built layer reads `dtype_policy` at every call. Noticed by
+        # tests/step/test_layer_policies.py. Then: set it before `build`, or clone the layer.
         layer.dtype_policy = override.policy
 
 

@@ -14,6 +14,8 @@ from launcher.step.layers import Placed
 from launcher.step.moving_statistics import captures
 from launcher.step_program import op_source
 
+# Leans on TensorFlow: the lowering's errors name operations and nodes in these words. Noticed by
+# tests/step_program/test_lowering.py. Then: take the new words; without them the message is TensorFlow's.
 _UNSUPPORTED = re.compile(r"Detected unsupported operations .*?: (\w+) \(")
 _NODE = re.compile(r"\{\{node (\S+?)\}\}")
 _NOT_CONSTANT = re.compile(r"Input \d+ to node `\S+` with op (\w+) must be a compile-time constant")

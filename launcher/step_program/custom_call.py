@@ -12,6 +12,9 @@ import tensorflow as tf
 from launcher.errors import UsageError
 
 
+# Leans on TensorFlow: XLA's custom calls have this wrapper in Python. Noticed by tests/step_program/test_lowering.py,
+# tests/step_program/test_simulated_pod.py. Then: use the operation XlaCustomCallV2 by its new wrapper; preflight and
+# export_step need it.
 def custom_call(target: str, operands: Sequence[tf.Tensor], result: tf.TensorSpec) -> tf.Tensor:
     """A call that stands in the HLO under the name `target`; it can be compiled to HLO and not be run.
 

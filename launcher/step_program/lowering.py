@@ -155,6 +155,9 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
         traced = function.get_concrete_function(*spec.values())
         cannot_lower.check_resources(traced, {id(variable.handle) for variable in variables}, session.model)
         try:
+            # Leans on TensorFlow: a function gives its HLO for CPUs, also with resources as arguments. Noticed by
+            # tests/step_program/test_lowering.py. Then: look for `experimental_get_compiler_ir`'s successor; preflight
+            # and export_step need it.
             hlo = function.experimental_get_compiler_ir(*spec.values())(stage="hlo_serialized")
         except (ValueError, tf.errors.OpError) as error:
             raise cannot_lower.explain(error, traced.graph, session.model) from None

@@ -14,6 +14,9 @@ ALL_GATHER = "launcher.all_gather_"  # and the dimension
 REPLICA_ID = "launcher.replica_id"
 
 
+# Leans on TensorFlow: a subclass of ReplicaContext may answer `all_reduce` by itself. Noticed by
+# tests/step_program/test_simulated_pod.py. Then: see what the new ReplicaContext calls; preflight and export_step need
+# it.
 class PodReplica(tf.distribute.ReplicaContext):
     """Any one of the replicas of a pod, for tracing a step that is compiled and not run here.
 

@@ -17,6 +17,9 @@ import tensorflow as tf
 from launcher.step_program import op_source
 from launcher.step_program.jax_parts import JaxParts
 
+# Leans on TensorFlow: stateless random operations have their algorithm as input 3. Noticed by
+# tests/step_program/test_lowering.py. Then: read the operation's new definition; only preflight's time of dropout is
+# affected.
 _RANDOM, _ALGORITHM = "StatelessRandom", 3  # operations with an algorithm, and the place of that input
 _PHILOX = 1  # tf.random.Algorithm's
 _STATE = 2

@@ -15,6 +15,9 @@ import tensorflow as tf
 
 from launcher.errors import TrainingError
 
+# Leans on Keras: models have `_losses_override`, and trainers these two functions. Noticed by
+# tests/tasks/test_keras_metrics.py, tests/modes/test_fit.py. Then: see how Keras's own TensorFlow trainer does it; a
+# TrainingError names what is gone.
 _SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
 
 
