@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 
 import keras
 import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from places import ROOT
 from small_run import GivenTask, build, copies, linear_batches, linear_model, negative_sum, train
 
 from launcher.machine import strategy as strategy_lib
@@ -18,8 +16,6 @@ from launcher.run import plan
 from launcher.run.recipe import Recipe
 from launcher.step import precision
 from models.transformer import layers
-
-PAGE = (ROOT / "docs" / "mixed_precision.md").read_text("utf-8")
 
 
 def rounding_error(dtype) -> float:
@@ -181,9 +177,3 @@ def test_the_loss_scale_rises_after_finite_steps_whether_gradients_are_zeros_or_
     records = train(made)
     assert records.loss_scale.tolist() == [4, 4, 4, 8, 8, 8, 16]
     assert np.all(records.gradient_norm == value)
-
-
-def test_every_statement_of_the_page_names_a_test_that_exists():
-    named = set(re.findall(r"`(test_\w+)`", PAGE))
-    here = {name for name in globals() if name.startswith("test_")} - {inspect.currentframe().f_code.co_name}
-    assert named == here
