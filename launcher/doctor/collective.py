@@ -34,7 +34,7 @@ def collective(context: Context) -> Iterator[Finding]:
     """Checks all-reduces over the replicas here, and over all workers if all of them run the doctor."""
     workers = context.cluster.num_workers
     if workers > 1 and not context.once(peer_exchange.exchanged).all_in_place:
-        raise Skip("not all workers answer, and a collective waits for all")
+        raise Skip("not all workers reach each other, and a collective waits for all")
     request = {name: getattr(context, name) for name in ("strategy", "replicas", "tpu")}
     yield collective_finding(
         child.run("collective", request, environ=context.environ, timeout_seconds=LIMIT_SECONDS), workers=workers
