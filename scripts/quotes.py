@@ -8,8 +8,8 @@ After `result:` stand the keys that lead to the figure, and after the last space
 
 An assumption stands in the code, above what leans on it:
 
-    # Leans on Keras: a layer reads `dtype_policy` at every call. Noticed by tests/step/test_layer_policies.py. Then: set
-    # it before the layer is built.
+    # Leans on Keras: a layer reads `dtype_policy` at every call. Noticed by tests/step/test_layer_policies.py. Then:
+    # set it before the layer is built.
 """
 
 from __future__ import annotations

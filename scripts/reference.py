@@ -369,9 +369,9 @@ def recipes_page() -> str:
         "    python -m launcher.main\n"
         "    python -m launcher.main --gin_file=resnet_cpu.gin\n"
         "    python -m launcher.main --gin_file=resnet_cpu.gin --gin_param='train.epochs = 2' --model_dir=runs/short\n",
-        "The [reference](reference.md#bindings) has every binding. A recipe of your own begins with `include` of one\n"
-        "of these ([gin](gin.md)); for your own images and texts see [data](own_data.md). What a recipe is expected to\n"
-        "reach stands there where it is known; published results have not been measured by this project.\n",
+        "The [reference](reference.md#bindings) has every binding. A recipe of your own begins with `include` of\n"
+        "one of these ([gin](gin.md)); for your own images and texts see [data](own_data.md). What a recipe is\n"
+        "expected to reach stands there where it is known.\n",
     ]
     for name in names:
         parts += _recipe(name, purposes[name])

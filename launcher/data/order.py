@@ -99,9 +99,8 @@ def shuffled(position: tf.Tensor, *, seed: int, size: int) -> tuple[tf.Tensor, t
     words = philox(split_words(seed), (*split_words(epoch), tf.constant(_ORDER, tf.uint64), tf.zeros([], tf.uint64)))
     # The public op index_shuffle takes one seed a call only; this is the op under it, with one seed a position, because
     # a batch may span epochs.
-    # Leans on TensorFlow: RandomIndexShuffle takes a seed for each index, and gives the same permutation in every
-    # version. Noticed by tests/data/test_order.py. Then: write the permutation in operations, as `philox` is; another
-    # order would change resumed runs.
+    # Leans on TensorFlow: RandomIndexShuffle takes a seed for each index. Noticed by tests/data/test_order.py. Then:
+    # write the permutation in operations, as `philox` is; another order would change resumed runs.
     index = tf.raw_ops.RandomIndexShuffle(
         index=position % size,
         seed=tf.stack(words[:3], axis=-1),

@@ -6,7 +6,7 @@ import tensorflow as tf
 from places import ROOT
 from small_run import GivenTask, build, linear_batches, linear_model, train
 
-from launcher.errors import user_code
+from launcher.errors import UsageError, user_code
 from launcher.machine.as_written import as_written, call_converted
 
 
@@ -23,6 +23,17 @@ def test_a_function_runs_as_it_is_written():
         tf.function(as_written(positive))(tensor)
     assert as_written(positive)(2.0) == 1.0
     assert as_written(positive).__name__ == "positive"
+
+
+def test_an_error_of_ours_leaves_a_converted_function_as_it_is():
+    def refuses(value):
+        if value > 0:
+            raise UsageError("told in one line")
+        return value
+
+    with pytest.raises(UsageError) as raised:
+        tf.function(refuses)(2)
+    assert str(raised.value) == "told in one line"
 
 
 def test_what_users_bring_is_converted_where_its_caller_is_not():
