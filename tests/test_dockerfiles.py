@@ -70,8 +70,9 @@ def test_what_a_dockerfile_names_exists(path, metadata):
             assert (ROOT / source).exists(), source
             assert f"!{source}" in ignored, f".dockerignore leaves {source} out"
     copied = {source for line in of(path, "COPY") for source in line.split()[:-1]}
-    packages = {name.split(".")[0] for name in metadata["packages"]}
-    assert packages <= copied and {"setup.py", "pyproject.toml"} <= copied
+    folders = [name.replace(".", "/") for name in metadata["packages"]]
+    assert [folder for folder in folders if not {folder, folder.split("/")[0]} & copied] == []
+    assert {"setup.py", "pyproject.toml"} <= copied
     words, extras = installed(path)
     assert set(extras) <= set(metadata["extras_require"])
     assert "--no-cache-dir" in words
