@@ -18,13 +18,15 @@ TOLERANCE = 1e-4
 def assert_current(name, text, advice):
     path = write.HERE / name
     kept = path.read_text("utf-8") if path.exists() else ""
-    changes = [line for line in difflib.unified_diff(kept.splitlines(), text.splitlines(), lineterm="", n=0)][2:]
+    changes = list(difflib.unified_diff(kept.splitlines(), text.splitlines(), lineterm="", n=0))[2:]
     assert not changes, "\n".join([f"tests/golden/{name} says otherwise: {advice}", *changes])
 
 
 @pytest.mark.parametrize("recipe", write.recipes())
 def test_a_recipe_resolves_to_the_bindings_of_its_file(recipe):
-    assert_current(f"recipes/{recipe}.txt", write.resolved(recipe), "if it is meant, python tests/golden/write.py recipes")
+    assert_current(
+        f"recipes/{recipe}.txt", write.resolved(recipe), "if it is meant, python tests/golden/write.py recipes"
+    )
 
 
 @pytest.mark.parametrize("recipe", write.LOSSES)
@@ -36,7 +38,9 @@ def test_a_recipe_loses_in_its_first_steps_what_its_file_says(recipe, tmp_path):
 
 
 def test_flags_and_bindings_of_a_run_are_frozen():
-    advice = "give the reason of each new one in CHANGELOG.md under Unreleased, then python tests/golden/write.py surface"
+    advice = (
+        "give the reason of each new one in CHANGELOG.md under Unreleased, then python tests/golden/write.py surface"
+    )
     assert_current("surface.txt", write.surface(), advice)
 
 

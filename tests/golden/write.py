@@ -4,8 +4,8 @@
     python tests/golden/write.py                     # all of them
     python tests/golden/write.py surface recipes     # some: surface, recipes, losses
 
-recipes/NAME.txt has what a recipe binds, and the defaults of all that it refers to. losses/NAME.txt has the losses of its
-first twenty steps, on data and sizes that a test can afford. surface.txt has the flags and the bindings of a run.
+recipes/NAME.txt has what a recipe binds, and the defaults of all that it refers to. losses/NAME.txt has the losses of
+its first twenty steps, on data and sizes that a test can afford. surface.txt has the flags and the bindings of a run.
 """
 
 from __future__ import annotations
