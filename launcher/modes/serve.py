@@ -6,14 +6,25 @@ import dataclasses
 import os
 
 from launcher.config import gin_bindings
-from launcher.errors import EXIT_DONE
+from launcher.errors import EXIT_DONE, UsageError
+from launcher.machine import cluster as cluster_lib
 from launcher.modes import ExportRequest, PredictRequest
 from launcher.modes.plan import resolve
 from launcher.serving import export, predict
 
 
 def run(request: PredictRequest | ExportRequest) -> int:
-    """Answers records on all local devices, or exports from one."""
+    """Answers records on all local devices, or exports from one.
+
+    Raises:
+      UsageError: it is one of several workers, which is said before it would wait for the others.
+    """
+    workers = cluster_lib.resolve(os.environ).num_workers
+    if workers > 1:
+        mode = "predict" if isinstance(request, PredictRequest) else "export"
+        raise UsageError(
+            f"--mode={mode} runs in one process, and here are {workers} process(es); start it apart from a job"
+        )
     if request.strategy is None and not request.tpu:
         # Whatever strategy the recipe trains with.
         strategy = "auto" if isinstance(request, PredictRequest) else "one_device"

@@ -9,6 +9,7 @@ import text_run
 
 from launcher.errors import UsageError
 from launcher.run import assets
+from launcher.tasks.base import Task
 
 
 def task(content: bytes):
@@ -38,8 +39,8 @@ def test_other_assets_than_the_weights_were_trained_with_are_refused(tmp_path):
 
 
 def test_a_task_without_assets_has_none(tmp_path):
-    assets.save(str(tmp_path), object())
-    assets.check(str(tmp_path), object())
+    assets.save(str(tmp_path), Task())
+    assets.check(str(tmp_path), Task())
     assert assets.read(str(tmp_path)) == {}
     assert not (tmp_path / "assets").exists()
 
