@@ -318,7 +318,7 @@ def _misfits(found: InstalledPackages) -> Iterator[Finding]:
         yield fail(
             "packages",
             f"{keras} and {nightly} are installed at once and overwrite each other's files",
-            "pip uninstall -y keras keras-nightly, then pip install 'keras>=3.10'",
+            "pip uninstall -y keras keras-nightly, then pip install 'keras>=3.11'",
         )
     if addons := found.get("tensorflow-addons"):
         yield warn(

@@ -1,4 +1,4 @@
-"""What is private to Keras and has no public form. Tried with Keras 3.15.1; 3.10.0 has the same names.
+"""What is private to Keras and has no public form. Tried with Keras 3.15.1; 3.11.0 has the same names.
 
 In a stateless scope `model.losses` has what was added inside of it alone, and reductions divide by the replicas.
 Keras's own trainers step around the one by `_losses_override`, and around the other by undoing it.
@@ -37,7 +37,7 @@ def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator
     if missing:
         raise TrainingError(
             f"Keras {keras.version()} has no {missing[0]}, by which a compiled model's loss is taken over replicas; "
-            "install keras 3.10 to 3.15"
+            "install keras 3.11 to 3.15"
         )
     before = {name: getattr(module, name) for name in _SCALES}
     try:

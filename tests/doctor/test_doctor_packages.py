@@ -90,7 +90,7 @@ def test_complete_packages_are_one_line_with_their_versions():
 
 def test_missing_old_doubled_and_conflicting_packages_are_named_with_the_way_out():
     assert "pip install 'importlib-resources'" in only(complaints(without=["importlib-resources"]))
-    assert "keras>=3.10, and 2.15.0 is installed" in only(complaints("keras 2.15.0", without=["keras"]))
+    assert "keras>=3.11, and 2.15.0 is installed" in only(complaints("keras 2.15.0", without=["keras"]))
     assert "gin-config<0.6,>=0.5.0" in only(complaints("gin-config 0.6.1", without=["gin-config"]))
     assert "jax>=0.10.2, and 0.4.30" in complaints("jax 0.4.30", "jaxlib 0.4.30")[0]
     assert "without jaxlib" in only(complaints("jax 0.10.2"))
@@ -101,7 +101,7 @@ def test_missing_old_doubled_and_conflicting_packages_are_named_with_the_way_out
 
 
 def test_requirements_of_tensorflow_itself_are_held_against_what_is_installed():
-    unmet = ["numpy<2.0", "protobuf>=6; python_version < '3'", "pandas; extra == 'more'", "keras>=3.10"]
+    unmet = ["numpy<2.0", "protobuf>=6; python_version < '3'", "pandas; extra == 'more'", "keras>=3.11"]
     said = only(complaints(**{"tensorflow-cpu": unmet}))
     assert "tensorflow-cpu 2.21.0 requires numpy<2.0, and 2.3.0 is installed" in said
 
