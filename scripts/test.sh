@@ -4,13 +4,13 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-Usage: scripts/test.sh [--dry_run] [PYTEST_ARGUMENT ...]
+Usage: scripts/test.sh [--dry_run] [--fast] [PYTEST_ARGUMENT ...]
 
 Makes .venv, installs Launcher with what its tests need, then runs ruff, mypy, shellcheck and pytest and stops at the
-first that fails. PYTEST_ARGUMENTs narrow the suite: scripts/test.sh tests/config, scripts/test.sh -m 'not heavy'. Some
-tests that repeat another in one more size are left out, for two cores to be done well within 25 minutes; scripts/test.sh
--m '' runs them, too.
+first that fails. PYTEST_ARGUMENTs narrow the suite: scripts/test.sh tests/config. Tests marked nightly, which repeat
+another in one more size, are left out; scripts/test.sh -m '' runs them, too.
 
+  --fast      leave out what starts several processes, traces or compiles for long: two minutes on two cores
   --dry_run   print what would run, run nothing
   --help      show this text
 
@@ -29,11 +29,13 @@ run() {
 }
 
 dry_run=""
+fast=""
 arguments=()
 for argument in "$@"; do
   case "$argument" in
     --help | -h) usage && exit 0 ;;
     --dry_run) dry_run=1 ;;
+    --fast) fast=1 ;;
     *) arguments+=("$argument") ;;
   esac
 done
@@ -54,7 +56,9 @@ run "$bin/python" -m pytest --collect-only -qq >&"$unread" 2>&1 &
 run "$bin/mypy"
 run "$bin/shellcheck" scripts/*.sh scripts/*.bash scripts/slurm.sbatch .ci/run
 wait
-if ! run "$bin/python" -m launcher.data.prepare fashion_mnist; then
+if [[ -n "$fast" ]]; then
+  arguments=(-m "not heavy and not slow and not nightly" "${arguments[@]}")
+elif ! run "$bin/python" -m launcher.data.prepare fashion_mnist; then
   printf 'note: Fashion-MNIST is not to be had here; the tests that need it will be skipped\n'
 fi
 # Three on two cores: tests of jobs mostly wait for the processes they start. worksteal: tests of one file stay together,

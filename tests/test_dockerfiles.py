@@ -128,7 +128,7 @@ def execute(path, folder):
     return environ
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.heavy
 def test_steps_of_the_cpu_image_make_a_launcher_that_trains(tmp_path):
     path = ROOT / "docker" / "cpu.Dockerfile"

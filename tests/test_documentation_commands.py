@@ -23,6 +23,8 @@ from launcher.config import gin_bindings
 from launcher.config.gin_files import Import, find_file, read_file
 from launcher.main import parse
 
+pytestmark = pytest.mark.slow
+
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 
 # Of what is not the launcher's: what no test can run here, and why.
@@ -280,7 +282,7 @@ def as_run(command: str) -> str | None:
     return f"{command} {matches(SHORTENED, command) or ''}"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", PAGES)

@@ -35,6 +35,8 @@ from small_run import (
 
 from launcher.step.precision import DynamicLossScale, FixedLossScale
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def beside(record_property):
@@ -85,10 +87,10 @@ def ours_fit(x, model=linear_model, microbatches=1, **recipe):
 @pytest.mark.parametrize(
     "bad",
     [
-        pytest.param((0,), marks=pytest.mark.exhaustive),
-        pytest.param((1,), marks=pytest.mark.exhaustive),
+        pytest.param((0,), marks=pytest.mark.nightly),
+        pytest.param((1,), marks=pytest.mark.nightly),
         (3,),
-        pytest.param((0, 1, 2, 3), marks=pytest.mark.exhaustive),
+        pytest.param((0, 1, 2, 3), marks=pytest.mark.nightly),
     ],
 )
 def test_k1_an_overflow_on_any_replica_but_the_first_poisons_keras_and_not_ours(bad, beside):

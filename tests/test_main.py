@@ -24,6 +24,8 @@ from launcher import modes
 from launcher.errors import PeerError
 from launcher.supervised.progress import ERROR_FILE, read_error
 
+pytestmark = pytest.mark.slow
+
 WORKERS = ["10.0.0.1:1234", "10.0.0.2:1234"]
 
 

@@ -18,6 +18,8 @@ from launcher import main as entry
 from launcher.checkpoints import CheckpointStore, manifest
 from launcher.jobs.drill import files
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 include 'base/images.gin'
 train.steps = 12

@@ -97,7 +97,7 @@ def test_a_module_that_runs_tensorflow_trains_alike_on_replicas_and_workers(
 
 
 @pytest.mark.heavy
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_other_modes_of_a_module_that_runs_tensorflow(run_launcher, recipe, tmp_path):
     def run(*args):
         finished = run_launcher(recipe, "--model_dir=run", *args)

@@ -23,6 +23,8 @@ from places import ROOT
 from launcher.doctor import packages
 from launcher.machine import installation
 
+pytestmark = pytest.mark.slow
+
 FOLDERS = ("launcher", "models", "gin_configs", "examples")
 SOURCES = (*FOLDERS, "setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
 

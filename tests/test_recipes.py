@@ -10,6 +10,8 @@ from places import ROOT
 
 from launcher.config.gin_files import Binding, read_file
 
+pytestmark = pytest.mark.slow
+
 RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 # What takes the place of hardware that is not here, and of sizes that would take minutes to build on a CPU.
 CHANGES = ("--strategy=one_device",)

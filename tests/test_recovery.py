@@ -16,6 +16,8 @@ from launcher import main as entry
 from launcher.checkpoints import CheckpointStore, find_damage
 from launcher.jobs.drill import files
 
+pytestmark = pytest.mark.slow
+
 STEPS = 200
 FLAGS = (
     f"--gin_file={SMALL_DIGITS}",

@@ -13,6 +13,8 @@ from building import build_session
 
 from launcher.checkpoints import CheckpointStore
 
+pytestmark = pytest.mark.slow
+
 STEPS = 50
 RECIPE = "resnet_cpu.gin"
 PARAMS = (f"train.steps = {STEPS}", "cosine.decay_steps = 281")  # the recipe's own length
@@ -42,10 +44,10 @@ def assert_same_run(losses, state, expected):
 @pytest.mark.parametrize(
     ("replicas", "microbatches"),
     [
-        pytest.param(2, 1, marks=pytest.mark.exhaustive),
-        pytest.param(4, 1, marks=pytest.mark.exhaustive),
+        pytest.param(2, 1, marks=pytest.mark.nightly),
+        pytest.param(4, 1, marks=pytest.mark.nightly),
         (2, 2),
-        pytest.param(1, 4, marks=pytest.mark.exhaustive),
+        pytest.param(1, 4, marks=pytest.mark.nightly),
     ],
 )
 def test_every_topology_trains_to_the_weights_of_one_replica(one_replica, replicas, microbatches):
@@ -71,8 +73,8 @@ def replica_copies(variable: keras.Variable):
 @pytest.mark.parametrize(
     "policy",
     [
-        pytest.param("float32", marks=pytest.mark.exhaustive),
-        pytest.param("mixed_bfloat16", marks=pytest.mark.exhaustive),
+        pytest.param("float32", marks=pytest.mark.nightly),
+        pytest.param("mixed_bfloat16", marks=pytest.mark.nightly),
         "mixed_float16",
     ],
 )

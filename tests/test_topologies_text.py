@@ -13,6 +13,8 @@ from cases import repeated_but
 
 from launcher.checkpoints import CheckpointStore
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 SCHEDULES = {
     # Adam divides by the root of tiny second moments at first, where summation order shows: a gentle rate.
@@ -66,10 +68,10 @@ def assert_same_run(found, expected):
     ("replicas", "microbatches", "pieces"),
     [
         (2, 2, 3),
-        pytest.param(1, 1, 3, marks=pytest.mark.exhaustive),
-        pytest.param(2, 2, 1, marks=pytest.mark.exhaustive),
-        pytest.param(2, 1, 3, marks=pytest.mark.exhaustive),
-        pytest.param(4, 2, 1, marks=pytest.mark.exhaustive),
+        pytest.param(1, 1, 3, marks=pytest.mark.nightly),
+        pytest.param(2, 2, 1, marks=pytest.mark.nightly),
+        pytest.param(2, 1, 3, marks=pytest.mark.nightly),
+        pytest.param(4, 2, 1, marks=pytest.mark.nightly),
     ],
 )
 def test_every_topology_and_any_pieces_of_the_loss_train_and_evaluate_as_one_replica_does(

@@ -17,6 +17,8 @@ from launcher import main as entry
 from launcher.errors import user_code
 from launcher.step import gradients
 
+pytestmark = pytest.mark.slow
+
 MODULE, RECIPE = code_block("class Wine"), code_block("train.task = @Wine()")
 SUMS = 'return tf.reduce_sum(losses * weight), tf.reduce_sum(weight), {"accuracy": tf.reduce_sum(right * weight)}'
 DATA = "        return RandomAccessData(\n"
@@ -191,7 +193,7 @@ ELSEWHERE = {
     "microbatches under XLA": ["--gin_param=train.microbatches=2", "--gin_param=train.jit_compile=True"],
 }
 NESTED = [
-    pytest.param(name, marks=[] if name == "two replicas of two microbatches" else [pytest.mark.exhaustive])
+    pytest.param(name, marks=[] if name == "two replicas of two microbatches" else [pytest.mark.nightly])
     for name in ELSEWHERE
 ]
 

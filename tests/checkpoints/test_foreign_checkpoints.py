@@ -20,6 +20,8 @@ from saved import assert_same_bits, environment, state_of
 from launcher.checkpoints import CheckpointReadError, CheckpointStore, find_damage, manifest
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 DATA = "state.data-00000-of-00001"
 DEEP = "[" * 100_000 + "]" * 100_000
 

@@ -20,6 +20,8 @@ from saved import assert_same_bits, environment, hidden, state_of
 from launcher.checkpoints import CheckpointStore, CheckpointWriteError
 from launcher.errors import EXIT_RETRY
 
+pytestmark = pytest.mark.slow
+
 
 def assert_refused(store: CheckpointStore, directory: Path, error: CheckpointWriteError, reason: str) -> None:
     assert error.exit_code == EXIT_RETRY

@@ -23,6 +23,8 @@ from saved import assert_same_bits, comes, environment, flip_a_bit, hidden, stat
 
 from launcher.checkpoints import CheckpointReadError, CheckpointStore, find_damage
 
+pytestmark = pytest.mark.slow
+
 WRITER_SECONDS = 300
 
 

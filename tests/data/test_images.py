@@ -13,6 +13,8 @@ from launcher.data.images import image_data
 from launcher.data.pipeline import Data
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 FIRST_HELD_OUT = [7, 6, 3, 7, 7, 3, 2, 8, 9, 3, 2, 6]
 SUM_HELD_OUT = 112350
 

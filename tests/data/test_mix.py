@@ -15,6 +15,8 @@ from launcher.data.philox import uniform
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 SIZE, BATCH, STEPS = 30, 12, 10  # 4 epochs
 HEIGHT, WIDTH = 9, 6
 BOTH = Mix(mixup=0.7, cutmix=1.0)

@@ -30,6 +30,8 @@ from launcher.data.image_header import DamagedImageError
 from launcher.data.images import ImageData, image_data
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 ALL = EACH * len(CLASSES)
 KINDS = ("folder", "tfrecord", "array_record")
 

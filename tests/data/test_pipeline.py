@@ -13,6 +13,8 @@ from launcher.data.philox import uniform
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 SIZE, BATCH, STEPS = 50, 12, 15  # 3.6 epochs
 
 

@@ -14,6 +14,8 @@ from launcher.data.images import image_data
 from launcher.data.prepare import prepare
 from launcher.errors import LauncherError, PeerError, UsageError
 
+pytestmark = pytest.mark.slow
+
 FASHION_FILES = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 
 

@@ -199,25 +199,25 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
     assert found == set(RECIPES) - {"resnet_cpu"}
 
 
-# Every set, topology and seed; images and text on two topologies and resumed. XLA would double the time. The exhaustive
+# Every set, topology and seed; images and text on two topologies and resumed. XLA would double the time. The nightly
 # recipes read a set that another one reads here, and test_recipes.py makes a plan of each.
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("recipe", "topology", "seed", "more"),
     [
         ("resnet_multiworker", WORKERS, 0, "compare"),
-        pytest.param("resnet_gpu", ONE, 7, "", marks=pytest.mark.exhaustive),
-        pytest.param("resnet_tpu", MIRRORED, 0, "", marks=pytest.mark.exhaustive),
+        pytest.param("resnet_gpu", ONE, 7, "", marks=pytest.mark.nightly),
+        pytest.param("resnet_tpu", MIRRORED, 0, "", marks=pytest.mark.nightly),
         ("resnet_cpu", MIRRORED, 7, "resume"),
         ("transformer_base_wmt", MIRRORED, 0, ""),
-        pytest.param("transformer_big_wmt", MIRRORED, 7, "", marks=pytest.mark.exhaustive),
-        pytest.param("transformer_tpu", ONE, 0, "", marks=pytest.mark.exhaustive),
-        pytest.param("lm_gpu", ONE, 0, "resume", marks=pytest.mark.exhaustive),
+        pytest.param("transformer_big_wmt", MIRRORED, 7, "", marks=pytest.mark.nightly),
+        pytest.param("transformer_tpu", ONE, 0, "", marks=pytest.mark.nightly),
+        pytest.param("lm_gpu", ONE, 0, "resume", marks=pytest.mark.nightly),
         ("lm_tpu", MIRRORED, 7, "compare"),
-        pytest.param("lm_long_tpu", ONE, 0, "", marks=pytest.mark.exhaustive),
-        pytest.param("lm_long_gpu", MIRRORED, 7, "", marks=pytest.mark.exhaustive),
-        pytest.param("lm_1b_gpu", MIRRORED, 0, "resume", marks=pytest.mark.exhaustive),
-        pytest.param("lm_1b_tpu", ONE, 7, "", marks=pytest.mark.exhaustive),
+        pytest.param("lm_long_tpu", ONE, 0, "", marks=pytest.mark.nightly),
+        pytest.param("lm_long_gpu", MIRRORED, 7, "", marks=pytest.mark.nightly),
+        pytest.param("lm_1b_gpu", MIRRORED, 0, "resume", marks=pytest.mark.nightly),
+        pytest.param("lm_1b_tpu", ONE, 7, "", marks=pytest.mark.nightly),
     ],
 )
 def test_a_recipe_trains_and_evaluates_on_its_prepared_set(train, tmp_path, recipe, topology, seed, more):
@@ -236,7 +236,7 @@ def test_a_recipe_trains_and_evaluates_on_its_prepared_set(train, tmp_path, reci
 
 
 @pytest.mark.heavy
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_agrees_with_itself_on_every_topology_and_when_it_is_resumed(train, tmp_path, recipe, seed):

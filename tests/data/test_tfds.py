@@ -15,6 +15,8 @@ from launcher.data.images import ImageData, image_data
 from launcher.data.stream import num_streams
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 BATCH, STEPS = 4, 130  # 520 of 203 examples: 2.6 epochs
 
 

@@ -10,6 +10,8 @@ from toy import BEGIN, END, Toy, text_of
 from launcher.decoding import beam_search, greedy, without
 from launcher.decoding.beam import length_penalty
 
+pytestmark = pytest.mark.slow
+
 
 def search(toy, beams, alpha, compiled=False):
     def run():

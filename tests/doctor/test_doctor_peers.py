@@ -16,6 +16,8 @@ from launcher.doctor import peer_exchange
 from launcher.doctor.peer_exchange import Exchange, Peer
 from launcher.machine.cluster import Cluster
 
+pytestmark = pytest.mark.slow
+
 FACTS = {"python": "3.11", "numpy": "2.3.0"}
 
 

@@ -11,6 +11,8 @@ from examples.data import spoken_numbers
 from examples.data.spoken_numbers import HELD_OUT_NUMBERS, HELD_OUT_YEARS, SpokenNumbers
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def few():
@@ -107,7 +109,7 @@ def test_the_whole_set_has_a_stated_size(monkeypatch):
 
 
 @pytest.mark.heavy
-@pytest.mark.exhaustive  # of the whole set what is asserted above of its numbers and of some of its phrases
+@pytest.mark.nightly  # of the whole set what is asserted above of its numbers and of some of its phrases
 def test_no_phrase_of_the_whole_set_comes_twice(held_out):
     train = list(SpokenNumbers().train())
     assert 55_000 <= len(train) <= 62_000

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import write
 
+pytestmark = pytest.mark.slow
+
 # Other vector units, and libraries that use them, round otherwise; in twenty steps that grows to about 1e-5.
 TOLERANCE = 1e-4
 

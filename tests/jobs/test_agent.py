@@ -17,7 +17,7 @@ import pytest
 from places import ROOT
 from running import is_running
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
+pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
 FOREVER = "import threading; threading.Event().wait()"
 

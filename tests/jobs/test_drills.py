@@ -16,7 +16,7 @@ from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
 from launcher.supervised import drill, progress
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
+pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
 ENDLESS = {"steps": 0, "checkpoint": True, "hollow": False}
 
@@ -244,7 +244,7 @@ TRAINING = (
 
 
 @pytest.mark.heavy
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_a_training_whose_worker_is_killed_ends_bitwise_as_one_that_nobody_touched(run_launcher, tmp_path):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     finished = run_launcher(*TRAINING, f"--model_dir={undisturbed}", module="launcher.launch")

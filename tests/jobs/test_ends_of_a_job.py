@@ -14,7 +14,7 @@ import psutil
 import pytest
 from launched import LaunchedJob, fault
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
+pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
 
 # ------------------------------------------------------------------------------------------------------------ signals

@@ -12,7 +12,7 @@ from launched import fault
 
 from launcher.model_dir import lease_file
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
+pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
 
 def summary_line(finished):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from launched import LaunchedJob
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
+pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from launcher.jobs.hosts import Host
 from launcher.jobs.slurm import Srun
 from launcher.jobs.transports import AgentCommand
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "scripts" / "slurm.sbatch"
 
 # ------------------------------------------------------------------------------------------------------ without Slurm

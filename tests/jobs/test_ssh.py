@@ -15,7 +15,7 @@ from launched import fault
 from places import ROOT
 from running import is_running
 
-pytestmark = pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING)
+pytestmark = [pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING), pytest.mark.slow]
 
 A, B, C, D = "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"
 

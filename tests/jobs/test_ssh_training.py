@@ -21,7 +21,7 @@ FLAGS = (
 )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_two_hosts_train_to_the_weights_of_two_local_workers(run_launcher, hosts, tmp_path):
     local = run_launcher("--workers=2", *FLAGS, f"--model_dir={tmp_path}/local", module="launcher.launch")
     assert local.returncode == 0, local.stdout

@@ -17,7 +17,7 @@ from launcher import launch as entry
 from launcher import main
 from launcher.jobs.drill import files
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"), pytest.mark.slow]
 
 READY = "--standby: 2 spare process(es) are ready"
 ENDLESS = [fault("read_next_batch", rank=rank, attempt=0) for rank in (0, 1)]

@@ -13,7 +13,7 @@ import pytest
 from launched import LaunchedJob
 from places import ROOT
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")
+pytestmark = [pytest.mark.skipif(os.name != "posix", reason="the scripts are bash"), pytest.mark.slow]
 
 # A slice of two hosts, whose /tmp is a folder. --output-directory gets a file a host, as documented.
 GCLOUD = r"""#!/usr/bin/env bash

@@ -14,7 +14,7 @@ from places import ROOT
 
 from launcher.jobs.tpu_vm import TpuVm
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups and signals")
+pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
 # Notes its words, and then does as gcloud does: --command goes to a shell on the host, with gcloud's own streams.
 GCLOUD = r"""#!/usr/bin/env bash

@@ -9,6 +9,8 @@ from small_run import GivenTask, build, linear_batches, linear_model, train
 from launcher.errors import UsageError, user_code
 from launcher.machine.as_written import as_written, call_converted
 
+pytestmark = pytest.mark.slow
+
 
 def positive(value):
     if value > 0:

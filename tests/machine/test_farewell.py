@@ -64,7 +64,7 @@ def assert_end_together(workers, code, folder):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.nightly)])
 def test_the_chief_leaves_after_a_worker_that_lags_behind(start_two, tmp_path, mode):
     workers = start_two("--mode=train")
     if mode == "eval":

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from launcher.machine.host_arrays import copied_tensor
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = np.arange(24)
 READ_ONLY = np.arange(24, dtype=np.int16)
 READ_ONLY.flags.writeable = False

@@ -8,6 +8,8 @@ import sys
 import pytest
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import gc, json, sys
 if {first!r}:

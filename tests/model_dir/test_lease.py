@@ -17,6 +17,8 @@ from places import ROOT
 from launcher.errors import PeerError, UsageError
 from launcher.model_dir import lease, lease_file
 
+pytestmark = pytest.mark.slow
+
 HOLD = """
 import errno, os, fcntl, sys
 from launcher.model_dir import lease
@@ -127,7 +129,7 @@ def test_a_process_that_is_stopped_keeps_its_lease(start, tmp_path):
 
 
 @pytest.mark.parametrize("before", ["nothing", "a dead holder"])
-@pytest.mark.parametrize("options", [(), pytest.param(("no locks",), marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("options", [(), pytest.param(("no locks",), marks=pytest.mark.nightly)])
 def test_of_processes_that_start_at_the_same_instant_one_holds(start, tmp_path, before, options):
     folder = tmp_path / "run"
     if before == "a dead holder":

@@ -21,6 +21,8 @@ from models.transformer.attention_form import Form
 from models.transformer.blockwise_attention import Blocks, attend_in_blocks
 from models.transformer.visibility import Visibility
 
+pytestmark = pytest.mark.slow
+
 # Of the largest value, or of 1, as inputs are. Those of 16 bits are some roundings of what goes into a product.
 TOLERANCES = {"float64": 1e-13, "float32": 3e-6, "float16": 3e-3, "bfloat16": 2e-2}
 

@@ -10,6 +10,8 @@ import transformer_oracle as oracle
 
 from models.transformer import dimension_notes, language_model, transformer
 
+pytestmark = pytest.mark.slow
+
 TINY = {"vocab_size": 19, "layers": 2, "width": 16, "heads": 4, "hidden": 24, "max_length": 12}
 KINDS = {
     "llama": {},

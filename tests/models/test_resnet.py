@@ -12,6 +12,8 @@ from cases import repeated_but
 
 from models.resnet import SubsamplingShortcut, resnet
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def seed():

@@ -18,6 +18,8 @@ from launcher.run import rematerialization
 from models.lstm import lstm_language_model
 from models.transformer import language_model, transformer
 
+pytestmark = pytest.mark.slow
+
 TINY = {"vocab_size": 16, "layers": 1, "width": 8, "heads": 2, "hidden": 16, "max_length": 8}
 DROPOUT = {"dropout": 0.3, "attention_dropout": 0.3}
 STEPS, BATCH, LENGTH = 2, 8, 6
@@ -83,7 +85,7 @@ def assert_near(actual, expected, atol):
 
 
 # Of a transformer, test_blockwise_attention.py compares the gradients.
-@pytest.mark.parametrize("kind", [pytest.param("transformer", marks=pytest.mark.exhaustive), "language_model"])
+@pytest.mark.parametrize("kind", [pytest.param("transformer", marks=pytest.mark.nightly), "language_model"])
 def test_both_forms_of_attention_train_the_same_weights(kind):
     plain, _ = trained_plainly(kind)
     assert_near(trained(kind, model={"dropout": 0.0}, attention="blocks")[0], plain, 1e-5)
@@ -95,7 +97,7 @@ def test_topologies_train_the_same_weights(kind):
     assert_near(trained(kind, 2, 2, model={"dropout": 0.0})[0], trained_plainly(kind)[0], 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["transformer", "language_model", pytest.param("lstm", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kind", ["transformer", "language_model", pytest.param("lstm", marks=pytest.mark.nightly)])
 def test_every_weight_trains(kind):
     one, made = trained_plainly(kind)
     keras.utils.set_random_seed(made.plan.seed)
@@ -119,7 +121,7 @@ def test_dropout_does_not_depend_on_how_the_batch_is_divided(kind, attention):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("kind", [pytest.param("transformer", marks=pytest.mark.exhaustive), "language_model", "lstm"])
+@pytest.mark.parametrize("kind", [pytest.param("transformer", marks=pytest.mark.nightly), "language_model", "lstm"])
 def test_compiled_by_xla_trains_the_same_weights(kind):
     plain, _ = trained_plainly(kind)
     assert_near(trained(kind, model={"dropout": 0.0}, jit_compile=True)[0], plain, 1e-5)
@@ -142,7 +144,7 @@ def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, to
     assert all(layer.rematerialize for layer in rematerialization.layers_of(made.model))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_recomputed_blocks_compiled_by_xla_train_the_same_weights_with_the_same_dropout():
     kept, _ = trained("language_model", model=DROPOUT, jit_compile=True)
     assert_near(trained("language_model", model=DROPOUT, rematerialize=True, jit_compile=True)[0], kept, 1e-6)

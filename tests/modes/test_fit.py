@@ -15,6 +15,8 @@ import tensorflow as tf
 import launcher
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 layers, random = keras.layers, np.random.default_rng(0)
 X = random.normal(size=(64, 6)).astype(np.float32)
 LABEL = (X @ random.normal(size=(6, 3))).argmax(-1)

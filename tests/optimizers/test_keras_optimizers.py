@@ -14,6 +14,8 @@ from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.step.clipping import Clipping
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 SHAPES = {"embedding/embeddings": (5, 4), "dense/kernel": (4, 3), "dense/bias": (3,), "head/kernel": (3, 2)}
 

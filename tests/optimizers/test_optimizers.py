@@ -13,6 +13,8 @@ from launcher.errors import UsageError
 from launcher.optimizers.lamb import LAMB
 from launcher.optimizers.lars import LARS
 
+pytestmark = pytest.mark.slow
+
 TOTAL_STEPS = 10
 PATHS = ("dense/kernel", "dense/bias", "norm/gamma", "norm/beta", "head/kernel")
 SHAPES = ((3, 4), (4,), (4,), (4,), (4, 2))

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 UNDERFLOW = "experiment_underflow.gin"
 
 

@@ -12,6 +12,8 @@ from launcher.precision_report import lint
 from launcher.precision_report.probe import Probe
 from launcher.step.precision import DynamicLossScale, FixedLossScale
 
+pytestmark = pytest.mark.slow
+
 BATCHES = linear_batches([np.ones((8, 16))])
 
 

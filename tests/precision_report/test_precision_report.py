@@ -17,6 +17,8 @@ from launcher.precision_report.examine import examine
 from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.step.precision import FixedLossScale
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "--gin_file=mlp_fashion.gin",
     "--gin_param=image_data.name = 'digits'",

@@ -13,6 +13,8 @@ from launcher.precision_report.probe import Probe
 from launcher.watch import float16_losses
 from models.transformer.layers import Dropout
 
+pytestmark = pytest.mark.slow
+
 
 def _bins(values) -> np.ndarray:
     """The table of exponents, by NumPy."""

@@ -6,6 +6,8 @@ import pytest
 
 from launcher.errors import EXIT_DONE, EXIT_USAGE
 
+pytestmark = pytest.mark.slow
+
 JIT, LOCAL = "--gin_param=train.jit_compile = True", "--gin_param=train.batch_norm = 'local'"
 CHANNELS = 24
 

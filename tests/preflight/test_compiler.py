@@ -19,6 +19,8 @@ from launcher.preflight import compiler as compiler_lib
 from launcher.preflight import costs, hbm, hlo, slices
 from launcher.preflight.compiler import CompilerDiedError, OutOfHostMemoryError, OutOfTimeError
 
+pytestmark = pytest.mark.slow
+
 WHERE = slices.find("v5litepod-4")
 
 

@@ -12,6 +12,8 @@ from toy_step import convolution_step, dense_step, looped_product, part_of_a_sum
 from launcher.preflight import advice, costs, hbm, hlo, roofline, slices
 from launcher.preflight.costs import valid_positions
 
+pytestmark = pytest.mark.slow
+
 
 @given(
     size=st.integers(1, 9),

@@ -18,6 +18,8 @@ from launcher.preflight import gpu_advice, gpu_program, gpus, hbm, hlo
 from launcher.preflight.costs import Collective
 from models.resnet import resnet
 
+pytestmark = pytest.mark.slow
+
 JIT = "--gin_param=train.jit_compile = True"
 
 
@@ -153,7 +155,7 @@ def test_names_say_how_many_gpus_on_how_many_hosts():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "v100" else pytest.mark.exhaustive) for name in CARDS]
+    "name", [pytest.param(name, marks=() if name == "v100" else pytest.mark.nightly) for name in CARDS]
 )
 def test_every_card_compiles_and_its_program_is_read_as_a_tpus_is(compiled, name):
     where = gpus.find(f"{name}:2")
@@ -244,7 +246,7 @@ def by_hand(model: keras.Model) -> int:
         pytest.param(
             ("resnet_gpu.gin", "train.global_batch_size = 32"),
             lambda: resnet(image_shape=(224, 224, 3), num_classes=1000),
-            marks=pytest.mark.exhaustive,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pods
+import pytest
 import text_run
 
 from launcher.preflight import costs, hlo
 from launcher.step_program import lowering
+
+pytestmark = pytest.mark.slow
 
 
 def compiled_step(compiled, recipe, params):

@@ -15,6 +15,8 @@ from launcher.preflight import advice, costs, hbm, hlo, roofline, slice_finding,
 from launcher.preflight.compiler import Compiler
 from launcher.step_program import lowering, op_source
 
+pytestmark = pytest.mark.slow
+
 CASE_KEYS = {
     "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
     "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "wire_dtype", "steps", "parameters",
@@ -128,7 +130,7 @@ def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_told(preflight):
     ("target", "length", "attention"),
     [
         ("--tpu_type=v5litepod-1", 512, "blocks of 512 x 512 tokens, 8 rows at a time (auto: blocks from 512 x 512"),
-        pytest.param("--gpu_type=l4", 64, "plain (auto: blocks from 2,048 x 2,048", marks=pytest.mark.exhaustive),
+        pytest.param("--gpu_type=l4", 64, "plain (auto: blocks from 2,048 x 2,048", marks=pytest.mark.nightly),
     ],
 )
 def test_a_model_that_is_a_class_is_examined_with_its_tokens_and_forms(preflight, tmp_path, target, length, attention):
@@ -183,7 +185,7 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(prefl
 
 
 @pytest.mark.heavy
-@pytest.mark.exhaustive  # test_largest_batch.py has the search, and this compiles for a minute
+@pytest.mark.nightly  # test_largest_batch.py has the search, and this compiles for a minute
 def test_the_largest_batch_is_found_and_the_next_one_refused(preflight):
     wide = ("--gin_file=mlp_fashion.gin", "--gin_param=image_data.name = 'digits'", "--gin_param=mlp.layers = 1")
     recipe = (*wide, "--gin_param=mlp.units = 262144", "--gin_param=train.global_batch_size = 16384")

@@ -17,6 +17,8 @@ from launcher.run.actions import Action
 from launcher.run.controller import Controller
 from launcher.run.loop import Loop
 
+pytestmark = pytest.mark.slow
+
 STEPS, EVERY, EXAMPLES, FEATURES = 12, 3, 4, 5
 DEADLINE_SECONDS = 60
 

@@ -9,6 +9,8 @@ from building import build_session
 
 from launcher.tasks.translation import Translation
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -36,7 +38,7 @@ def evaluated(folder, replicas, monkeypatch, *params):
     return seen, made.evaluator.evaluate(), made
 
 
-@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_every_held_out_example_is_decoded_once_on_any_topology(folder, monkeypatch, beams):
     folder, held_out = folder
     beam = f"translation.beam_size = {beams}"

@@ -12,6 +12,8 @@ from launcher import main as entry
 from launcher.checkpoints import CheckpointStore
 from launcher.run.early_stopping import EarlyStopping, StopEarly
 
+pytestmark = pytest.mark.slow
+
 STEPS, PATIENCE = 60, 2
 RECIPE = """
 import poisoned
@@ -53,7 +55,7 @@ def expected_stop(found: list[tuple[int, float]]) -> int:
     raise AssertionError("this training never gets worse")
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_run_ends_when_its_evaluations_no_longer_get_better(recipe, tmp_path, replicas, capsys):
     flags = (f"--replicas={replicas}",) if replicas > 1 else ()
     assert run(recipe, tmp_path / "whole", flags=flags) == 0

@@ -17,6 +17,8 @@ from launcher.checkpoints import CheckpointStore
 from launcher.run import spikes
 from launcher.step.trainer import StepRecords
 
+pytestmark = pytest.mark.slow
+
 STEPS, POISONED = 40, 27
 FINITE_STEPS = "loss_scale/finite_steps"
 RECIPE = """
@@ -155,7 +157,7 @@ def test_when_it_has_gone_back_often_enough_the_next_spike_ends_the_run(recipe, 
     assert_same_state(tmp_path / "twice", tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_skipped_step_is_one_whose_batch_has_no_weight(recipe, tmp_path, replicas, capsys):
     rule = (*RULE, "Spikes.action = 'skip'")
     assert run(recipe, tmp_path / "skipped", *rule, POISON, replicas=replicas) == 0
@@ -232,7 +234,7 @@ def test_a_run_killed_after_it_went_back_leaves_the_same_batches_out(start_launc
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("action", ["rewind", pytest.param("skip", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("action", ["rewind", pytest.param("skip", marks=pytest.mark.nightly)])
 def test_two_workers_come_to_the_verdict_of_two_replicas(run_workers, recipe, tmp_path, action):
     rule = (*RULE, f"Spikes.action = '{action}'")
     env = {"PYTHONPATH": PYTHONPATH}

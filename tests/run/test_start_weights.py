@@ -25,6 +25,8 @@ from launcher.optimizers import Optimizer
 from launcher.run import starting_point
 from models.mlp import mlp
 
+pytestmark = pytest.mark.slow
+
 X = np.random.default_rng(0).normal(size=(4, 4, 3)).astype(np.float32)
 
 

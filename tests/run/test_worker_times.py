@@ -54,7 +54,7 @@ def test_less_than_a_millisecond_a_step_is_not_worth_a_word():
         pytest.param(
             ["image_classification.data = @slowed.Batches()", "slowed.Batches.data = @image_data()",
              "slowed.Batches.seconds = 0.05", "slowed.Batches.worker = 1"], "input_seconds",
-            marks=pytest.mark.exhaustive,
+            marks=pytest.mark.nightly,
         ),
     ],
 )  # fmt: skip

@@ -104,6 +104,15 @@ def test_shellcheck_has_nothing_to_say_and_bash_is_strict(path):
     assert os.access(path, os.X_OK)
 
 
+def test_fast_leaves_out_what_is_slow_and_prepares_no_data(tmp_path):
+    done = run("test.sh", "--fast", "--dry_run", "tests/config", VENV=str(tmp_path / "venv"), PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr
+    assert "launcher.data.prepare" not in done.stdout
+    (tests,) = (line for line in done.stdout.splitlines() if line.endswith("tests/config"))
+    chosen = shlex.split(tests)
+    assert chosen[chosen.index("-m", chosen.index("pytest")) + 1] == "not heavy and not slow and not nightly"
+
+
 def test_ci_runs_the_command_of_the_readme():
     assert "scripts/test.sh" in (ROOT / ".ci" / "run").read_text()
 

@@ -13,7 +13,7 @@ import pytest
 from places import ROOT
 from recorded_gcloud import NODE, NOT_FOUND, QUEUED, Gcloud, says
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash")
+pytestmark = [pytest.mark.skipif(os.name != "posix", reason="the scripts are bash"), pytest.mark.slow]
 
 JOB = ("--source=https://example.com/launcher.git", "--", "--gin_file=resnet_tpu.gin")
 

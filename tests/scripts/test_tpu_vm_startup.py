@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tpu_vm_host import SCRIPT, Host
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="the script is bash")
+pytestmark = [pytest.mark.skipif(os.name != "posix", reason="the script is bash"), pytest.mark.slow]
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ import tensorflow as tf
 from launcher.serving import export
 from launcher.serving.weights import Weights
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = Weights(step=1, averaged=False, arrays={})
 
 

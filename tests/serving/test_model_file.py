@@ -19,6 +19,8 @@ from launcher.checkpoints import CheckpointStore
 from launcher.data import digits
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 IMAGES = digits.load()[1]["image"][:7].astype(np.float32)
 
 OPENS = """

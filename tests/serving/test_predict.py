@@ -13,6 +13,8 @@ from served import FLAGS
 
 from launcher.data import digits
 
+pytestmark = pytest.mark.slow
+
 IMAGES = digits.load()[1]["image"]
 DAMAGED = 7
 

@@ -17,6 +17,8 @@ from places import PYTHONPATH
 
 from models.normalization import BatchNormalization
 
+pytestmark = pytest.mark.slow
+
 # ----------------------------------------------------------------------------------------------------------- the walker
 
 

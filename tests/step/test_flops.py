@@ -16,6 +16,8 @@ from launcher.step import flops
 from launcher.tasks import chunked_cross_entropy
 from models.transformer import blockwise_attention
 
+pytestmark = pytest.mark.slow
+
 # Forward and by the weights in both layers of 64 -> 32 -> 10; by the inputs in the second alone.
 OF_EXAMPLE = 2 * (2 * 64 * 32 + 3 * 32 * 10)
 

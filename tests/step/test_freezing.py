@@ -9,6 +9,8 @@ from small_run import GivenTask, build
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer, lars
 
+pytestmark = pytest.mark.slow
+
 BASE_WEIGHTS = ("c", "bn/gamma", "bn/beta", "bn/moving_mean", "bn/moving_variance")
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from launcher.step import gradients
 from models import resnet
 
+pytestmark = pytest.mark.slow
+
 
 def on_replicas(values, function):
     """Runs `function(value)` with values[i] on replica i of a MirroredStrategy; returns each replica's result."""

@@ -20,6 +20,8 @@ from launcher.step.precision import DynamicLossScale, FixedLossScale
 from models.normalization import BatchNormalization
 from models.transformer import transformer
 
+pytestmark = pytest.mark.slow
+
 SEQUENCES = {"vocab_size": 16, "layers": 1, "width": 8, "heads": 2, "hidden": 16, "max_length": 8}
 FEATURES = 8
 
@@ -88,7 +90,7 @@ def dtypes_of_products(made) -> dict[str, str]:
     ("task", "replicas", "policy", "overrides"),
     [
         ("images", 2, "float32", {".*": "mixed_bfloat16", "pool": "float32", "logits": "float32"}),
-        pytest.param("transformer", 1, "mixed_bfloat16", {".*": "float32"}, marks=pytest.mark.exhaustive),
+        pytest.param("transformer", 1, "mixed_bfloat16", {".*": "float32"}, marks=pytest.mark.nightly),
     ],
 )
 def test_every_layer_overridden_is_the_run_under_that_policy(task, replicas, policy, overrides) -> None:

@@ -12,6 +12,8 @@ from small_run import GivenTask, build, linear_batches, negative_sum
 from launcher import optimizers
 from launcher.step.precision import FixedLossScale
 
+pytestmark = pytest.mark.slow
+
 DECAY = 0.5
 
 

@@ -15,6 +15,8 @@ from launcher.run import starting_point
 from launcher.step import moving_statistics
 from models.normalization import BatchNormalization
 
+pytestmark = pytest.mark.slow
+
 BATCH, FEATURES = 8, 3
 
 

@@ -20,6 +20,8 @@ from launcher.step import overflow
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.precision import FixedLossScale
 
+pytestmark = pytest.mark.slow
+
 STEPS = 24  # one epoch is 16 steps, so the bad example comes once or twice
 
 MODULE = '''

@@ -20,6 +20,8 @@ from launcher.run import session
 from launcher.step import gradients, precision
 from launcher.step.diagnosis import Diagnosis
 
+pytestmark = pytest.mark.slow
+
 STEPS, BATCH, FEATURES = 3, 16, 33
 KERAS = {
     "SGD": {"momentum": 0.9, "nesterov": True},
@@ -121,8 +123,8 @@ def test_every_element_wise_optimizer_of_keras_trains_to_the_same_bits(name):
             "bad_step": 1, "clip_adaptive": 0.01, "ema_decay": 0.9, "freeze": ("nothing",),
             "rate_multipliers": {"first/.*": 0.5},
         }),
-        pytest.param(2, {"jit_compile": True, "microbatches": 2}, marks=pytest.mark.exhaustive),
-        pytest.param(4, {"bad_step": 1, "bucket_bytes": 1, "clip_layer_norm": 0.1}, marks=pytest.mark.exhaustive),
+        pytest.param(2, {"jit_compile": True, "microbatches": 2}, marks=pytest.mark.nightly),
+        pytest.param(4, {"bad_step": 1, "bucket_bytes": 1, "clip_layer_norm": 0.1}, marks=pytest.mark.nightly),
     ],
 )  # fmt: skip
 def test_whatever_else_a_step_does_stays_the_same(replicas, recipe):

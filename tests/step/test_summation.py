@@ -19,6 +19,8 @@ from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
 from launcher.step.summation import in_order
 
+pytestmark = pytest.mark.slow
+
 
 def sums_of_many(run: Callable[[], object]) -> list[str]:
     """The floating-point `AddN` of three and more in the graphs, as Grappler leaves them, that are first run here."""

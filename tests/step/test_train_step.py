@@ -24,6 +24,8 @@ from launcher import optimizers
 from launcher.errors import UsageError
 from launcher.step.precision import DynamicLossScale, FixedLossScale
 
+pytestmark = pytest.mark.slow
+
 STEPS, BATCH, FEATURES, HIDDEN, CLASSES = 5, 16, 6, 8, 4
 LEARNING_RATE, MOMENTUM = 0.5, 0.9
 TOPOLOGIES = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 4)]  # replicas, microbatches

@@ -22,6 +22,8 @@ from launcher.errors import UsageError
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.precision import DynamicLossScale
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 LAYERS = ("first", "second")
 FEATURES = {"first": 3, "second": 2}

@@ -25,6 +25,8 @@ from small_run import (
 from launcher.step.diagnosis import Diagnosis
 from models.normalization import BatchNormalization
 
+pytestmark = pytest.mark.slow
+
 TOPOLOGIES = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2)]  # replicas, microbatches
 PRECISIONS = ["float32", "mixed_float16", "mixed_bfloat16"]
 

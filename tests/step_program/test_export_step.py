@@ -17,6 +17,8 @@ from launcher import main as entry
 from launcher.checkpoints import CheckpointStore
 from launcher.step_program import runner
 
+pytestmark = pytest.mark.slow
+
 BINDINGS = [f"--gin_param={binding}" for binding in (*pods.SMALL_CONVOLUTIONS, "train.steps = 20")]
 FLAGS = ("launcher", "--gin_file=resnet_cpu.gin", "--mode=export_step", *BINDINGS)
 

@@ -16,6 +16,8 @@ from launcher.step import gradients
 from launcher.step_program import jax_parts, lowering
 from launcher.step_program.cannot_lower import CannotLowerError
 
+pytestmark = pytest.mark.slow
+
 
 class Module:
     """The operations of a program, each with those around it, by type and outermost first."""

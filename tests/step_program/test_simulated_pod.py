@@ -10,6 +10,8 @@ import text_run
 from building import build_session
 from cases import repeated_but
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 
 

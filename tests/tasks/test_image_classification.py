@@ -17,6 +17,8 @@ from launcher.errors import UsageError
 from launcher.tasks.image_classification import ImageClassification
 from models.mlp import mlp
 
+pytestmark = pytest.mark.slow
+
 BATCH = 40
 
 

@@ -18,6 +18,8 @@ from keras import layers, ops
 import launcher
 from launcher.errors import TrainingError, UsageError
 
+pytestmark = pytest.mark.slow
+
 _random = np.random.default_rng(0)
 X = _random.normal(size=(39, 6)).astype(np.float32)
 Y = (X @ _random.normal(size=(6, 1)) + _random.normal(size=(39, 1))).astype(np.float32)

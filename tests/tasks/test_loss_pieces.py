@@ -19,6 +19,8 @@ from launcher.tasks.loss_pieces import LossPieces, Split, using
 from models.lstm import lstm_language_model
 from models.transformer import language_model, transformer
 
+pytestmark = pytest.mark.slow
+
 # How far from float64 a result may be, relative to its largest element: rounding of the features' own dtype.
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3}
 BY_TOKENS, BY_WORDS, BY_BOTH = Split(tokens=3), Split(vocabulary=4), Split(tokens=2, vocabulary=3)

@@ -19,6 +19,8 @@ from launcher.tasks.text import token_sums
 from launcher.tasks.translation import Translation
 from models.transformer import language_model, transformer
 
+pytestmark = pytest.mark.slow
+
 ROWS, LENGTH, SIZE = 6, 5, 11
 
 

@@ -12,6 +12,8 @@ from building import build_session
 
 from launcher.step import initial_values
 
+pytestmark = pytest.mark.slow
+
 RECIPE = "resnet_cpu.gin"
 BINDINGS = ["resnet.depth = 8", "resnet.norm_group_size = 8", "train.global_batch_size = 32", "train.ema_decay = 0.9"]
 

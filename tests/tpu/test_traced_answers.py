@@ -15,6 +15,8 @@ from launcher.data.text.corpus import TextCorpus
 from launcher.serving import predict
 from launcher.step.diagnosis import Diagnosis
 
+pytestmark = pytest.mark.slow
+
 REPLICAS, ROWS = 8, 2
 TRANSFORMER = ("transformer.layers = 1", "transformer.width = 128", "text_pairs.vocab_size = 512")
 LANGUAGE_MODEL = ("language_model.layers = 1", "text_corpus.vocab_size = 512")

@@ -21,6 +21,8 @@ from places import ROOT
 from launcher.step import gradients
 from launcher.step.moving_statistics import is_moving, seed_states
 
+pytestmark = pytest.mark.slow
+
 RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 _EXAMPLES = 32  # on a replica: as many as the ResNets' normalisation takes together
 _FEWER = {
@@ -138,7 +140,7 @@ def test_so_it_is_for_the_replicas_of_several_hosts(recipe):
 
 
 @pytest.mark.heavy
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("recipe", _WHOLE)
 def test_so_it_is_with_all_blocks_of_the_recipes_for_tpus(recipe):
     assert_fit_for_a_tpu(recipe, _WHOLE[recipe], 32)

@@ -23,6 +23,8 @@ from launcher.verify.processes import Died, Refused, TrainingJob
 from launcher.verify.record import Record, digest
 from launcher.verify.settings import Tolerances, Topology, VerifySettings, for_policy
 
+pytestmark = pytest.mark.slow
+
 TOLERANCES = Tolerances(loss=1e-5, gradient_norm=1e-4, weights=1e-3, slots=1e-2, moving_statistics=1e-3)
 STEPS = 4
 

@@ -121,7 +121,7 @@ def test_a_recipe_of_ones_own_is_verified_on_every_topology_with_its_dropout_off
 
 
 @pytest.mark.heavy
-@pytest.mark.exhaustive  # the next test has the same exit code for another difference
+@pytest.mark.nightly  # the next test has the same exit code for another difference
 def test_dropout_that_is_asked_for_is_a_difference(run_launcher, recipe):
     finished = run_launcher(*recipe, *only_mirrored("dropout"), "--gin_param=verify.dropout = True")
     assert finished.returncode == 70, finished.stdout + finished.stderr

@@ -22,6 +22,8 @@ from launcher.run.controller import Controller
 from launcher.step.precision import FixedLossScale
 from launcher.watch.precision_watch import PrecisionWatch, Watch
 
+pytestmark = pytest.mark.slow
+
 # ---------------------------------------------------------------------------------------------------- what is sampled
 
 X = np.array([[1.0, 2.0], [3.0, 0.0], [0.5, -1.0], [8.0, 4.0]], np.float32)

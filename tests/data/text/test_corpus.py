@@ -13,6 +13,8 @@ from launcher.data.text.corpus import TextCorpus, cut, text_corpus
 from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 TRAIN = [f"Document {n}: " + "words, more words,\n  " * (n % 9) + "end" for n in range(60)]
 HELD_OUT = ["ä short one", *(f"Held out {n} " + f"text {n} " * (11 * n) for n in range(5)), "▁ odd"]
 LENGTH = 24

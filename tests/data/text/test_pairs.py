@@ -11,6 +11,8 @@ from launcher.data.text.pairs import TextPairs, text_pairs
 from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 TRAIN, HELD_OUT = pairs(160), pairs(37, start=500)
 LENGTH = 40
 

@@ -10,6 +10,8 @@ from launcher.data.text.corpus import text_corpus
 from launcher.data.text.pairs import text_pairs
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 TRAIN, TEST = pairs(120), pairs(20, start=300)
 
 
