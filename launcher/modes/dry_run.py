@@ -8,10 +8,11 @@ from launcher.config import gin_bindings, gin_used
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.machine.accelerators import V5E
 from launcher.modes import Request, commands
-from launcher.modes.plan import describe, resolve
+from launcher.modes.plan import resolve
 from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
 from launcher.run import batch_norm, session, start_weights
+from launcher.run.description import describe
 from launcher.run.plan import RunPlan
 from launcher.step_program import lowering
 

@@ -80,6 +80,10 @@ class Action:
         """What a checkpoint holds of this action, uint8 vectors by name."""
         return {}
 
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says of this action."""
+        return {}
+
 
 @dataclasses.dataclass
 class LastEvents(Action):

@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -96,8 +97,13 @@ class Controller:
         self._is_answered = False
         self.has_trained = False
 
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says of the actions, and "ended_early" where one has ended the run."""
+        found = {name: value for action in self._actions for name, value in action.summary().items()}
+        return {**found, "ended_early": self._ended_early} if self._ended_early else found
+
     @property
-    def ended_early(self) -> str:
+    def _ended_early(self) -> str:
         """Why an action has ended the run before its last step, also in an earlier attempt; "" if none has."""
         return next(filter(None, (action.ended() for action in self._actions)), "")
 
@@ -188,8 +194,8 @@ class Controller:
             self._finish_saving()
             if step >= self._total_steps:
                 return
-        if step >= total or self.ended_early:
-            why = f": {self.ended_early}" if self.ended_early else ""
+        if step >= total or self._ended_early:
+            why = f": {self._ended_early}" if self._ended_early else ""
             self._reporter.note(f"already trained to step {step} of {total}{why}")
             self._check_trained()
             if self._evaluates:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from small_run import GivenTask, assert_replicas_equal, build, train
 
 from launcher.errors import UsageError
-from launcher.modes.plan import describe
 from launcher.run import plan
+from launcher.run.description import describe
 from launcher.run.recipe import Recipe
 from launcher.step import layer_policies
 from launcher.step.layer_policies import Override

@@ -1,0 +1,446 @@
+"""One run: its folder held, its model built and restored, trained or evaluated, and its summary written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from launcher.checkpoints import DATA, Best, CheckpointStore, Saver
+from launcher.config import gin_bindings, gin_used
+from launcher.data import pipeline
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
+from launcher.machine import accelerators, farewell, gce, tpu_runtime
+from launcher.model_dir import lease
+from launcher.reporting import attempts
+from launcher.reporting.attempts import AttemptsFile
+from launcher.reporting.prometheus import Prometheus
+from launcher.reporting.reporter import Reporter
+from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.run import assets, description, session, start_weights, starting_point
+from launcher.run.actions import (
+    Action,
+    DrillFault,
+    LastEvents,
+    MeasureFlops,
+    RecordAttempt,
+    SampleGradients,
+    SaveConfig,
+    SealCompileCache,
+    TellSupervisor,
+)
+from launcher.run.controller import Controller
+from launcher.run.early_stopping import StopEarly
+from launcher.run.input_faults import check_checkpoints, damage_named, input_was_there
+from launcher.run.keras_callbacks import KerasCallbacks
+from launcher.run.plan import RunPlan
+from launcher.run.profile import ProfiledSteps, ProfileSteps
+from launcher.run.session import Session
+from launcher.run.spikes import Rewind, SpikeWatch
+from launcher.run.starting_point import StartingPoint
+from launcher.run.worker_times import WorkerTimes
+from launcher.step import layer_policies
+from launcher.supervised import progress
+from launcher.supervised.preemption import StopRequest
+from launcher.supervised.progress import Progress
+
+_SUMMARY_SECONDS = 3.0  # at most, of a process that is about to end whatever its main thread does
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a command asks of a run, besides its plan.
+
+    Attributes:
+      model_dir: the folder of the run.
+      recipe_files: those that the command names.
+      trains, evaluates: what it does; one of them at least.
+      from_chief: whether only the chief reads checkpoints, and hands them to the other workers.
+      profile_steps, metrics_port, compile_cache: the flags of these names.
+      next_commands: returns what can be done with the trained model: commands by what they are for.
+      save_model: writes the trained model beside its checkpoints, for the chief, and says where.
+    """
+
+    model_dir: str
+    recipe_files: Sequence[str]
+    trains: bool
+    evaluates: bool
+    from_chief: bool
+    profile_steps: str | None
+    metrics_port: int | None
+    compile_cache: str | None
+    next_commands: Callable[[], Mapping[str, str]]
+    save_model: Callable[[keras.Model, CheckpointStore], str]
+
+
+class _Opened:
+    """A run of which nothing is built: its folder may turn out to be another run's."""
+
+    @property
+    def best(self) -> Best | None:
+        """The checkpoint of the best evaluation."""
+        return None
+
+    def position(self, lost_devices: bool) -> tuple[int, float | None]:
+        """Steps done and the loss scale; without devices to ask, what they said last."""
+        return 0, None
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says of this run besides."""
+        return {}
+
+
+@dataclasses.dataclass
+class _Restored(_Opened):
+    """A run with its model, which has the state of the starting point."""
+
+    built: Session
+    store: CheckpointStore
+    data: Mapping[str, Any]  # what checkpoints record of the training data
+    start: StartingPoint
+
+    def position(self, lost_devices: bool) -> tuple[int, float | None]:
+        trainer = self.built.trainer
+        if not lost_devices:
+            return trainer.step, trainer.loss_scale
+        return trainer.last_seen or (self.start.step or 0, None)
+
+
+@dataclasses.dataclass
+class _Underway(_Restored):
+    """A run between its starting point and its end, or the spike that has it go back."""
+
+    saver: Saver
+    controller: Controller
+
+    @property
+    def best(self) -> Best | None:
+        return self.saver.best
+
+    def summary(self) -> dict[str, Any]:
+        return self.controller.summary()
+
+    def train(self) -> Rewind | None:
+        """Trains to the end, or until a spike has the run go back."""
+        try:
+            self.controller.train()
+        except Rewind as rewind:
+            return rewind
+        return None
+
+
+def run(order: Order, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch) -> None:
+    """Trains, evaluates, or both, and writes summary.json, whatever ends it.
+
+    Raises:
+      LauncherError: the recipe or the machine are wrong, or the run failed or was preempted.
+    """
+    this = _Run(order, plan, held, stopwatch)
+    with this.summarised(), input_was_there(order.model_dir):
+        this.train_or_evaluate()
+
+
+class _Run:
+    """What a run has from its first moment to its last, and how far it is: opened, restored, under way."""
+
+    def __init__(self, order: Order, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch):
+        self._order, self._plan, self._held, self._stopwatch = order, plan, held, stopwatch
+        self._is_chief = plan.cluster.is_chief
+        self._reached = _Opened()
+        metrics = [] if order.metrics_port is None else [Prometheus(order.metrics_port)]
+        self._reporter = Reporter(
+            model_dir=order.model_dir,
+            total_steps=plan.total_steps,
+            is_chief=self._is_chief,
+            sinks=[*plan.recipe.sinks, *metrics] if self._is_chief and order.trains else (),
+            config=gin_used.operative_config,
+        )
+        self._last_events = LastEvents()
+        self._profile = self._make_profile()
+        self._attempt = AttemptsFile(order.model_dir, os.environ, stopwatch.seconds)
+
+    def _make_profile(self) -> ProfileSteps | None:
+        if self._order.profile_steps is None:
+            return None
+        folder = os.path.join(self._order.model_dir, "tensorboard") if self._is_chief else None
+        steps = ProfiledSteps.parse(self._order.profile_steps, self._plan.total_steps)
+        return ProfileSteps(steps, folder, self._reporter.note)
+
+    def train_or_evaluate(self) -> None:
+        """Builds the session, restores it, and trains or evaluates."""
+        trains = self._order.trains
+        restored = self._restore_first()
+        tell = Progress(os.environ)
+        stop = StopRequest(self._leave, tell.stopping)
+        lasting = [TellSupervisor(tell), *self._lasting_actions(restored.built)]
+        underway = self._go_on(restored, stop, lasting)
+        with gin_bindings.usage_errors():
+            if trains:
+                with layer_policies.explained(self._plan.recipe.precision_overrides):
+                    underway.controller.prepare()
+            # After the step is traced: a task may call configurables of its own in loss().
+            gin_used.check_all_used(traced=trains)
+        self._held.verify()
+        self._begin(restored)
+        with damage_named(self._plan, restored.built.trainer):
+            if not trains:
+                underway.controller.evaluate()
+                return
+            with stop.installed():
+                gce.watch(os.environ, stop.notice)
+                while (rewind := underway.train()) is not None:
+                    underway = self._go_on(self._go_back(restored, rewind), stop, lasting)
+                    underway.controller.prepare()
+        if self._is_chief and self._plan.recipe.checkpoints.save_model != "none":
+            with self._stopwatch.phase("checkpoint"):
+                note = self._order.save_model(restored.built.model, restored.store)
+            self._reporter.note(note)
+
+    def _restore_first(self) -> _Restored:
+        """Builds the session and gives it the state from which the run goes on."""
+        plan, recipe = self._plan, self._plan.recipe
+        with gin_bindings.usage_errors(), self._reporter.waiting("building the model"):
+            built = session.build(plan)
+            data = pipeline.described(plan.data) if self._order.trains else {}
+        store = CheckpointStore(
+            os.path.join(self._order.model_dir, "checkpoints"),
+            keep=recipe.checkpoints.keep,
+            keep_every_hours=recipe.checkpoints.keep_every_hours,
+            is_chief=self._is_chief,
+            run={"seed": plan.seed, "global_batch_size": recipe.global_batch_size, DATA: data},
+            scaling=built.trainer.state.scaling,
+            before_write=self._held.verify,
+        )
+        return self._restore(built, store, data)
+
+    def _restore(self, built: Session, store: CheckpointStore, data: Mapping[str, Any]) -> _Restored:
+        order, recipe = self._order, self._plan.recipe
+        with self._stopwatch.phase("checkpoint"):
+            restore = starting_point.restore_from_chief if order.from_chief else starting_point.restore
+            start_from = recipe.start if order.trains else None
+            start = restore(store, built.trainer, same_order=order.trains, start_from=start_from)
+            if order.trains:
+                may_change = recipe.checkpoints.on_changed_data == "continue"
+                notes = starting_point.check_data(start, data, built.trainer, may_change=may_change)
+                start = dataclasses.replace(start, notes=(*start.notes, *notes))
+        if self._is_chief or not order.from_chief:
+            if start.step is not None:
+                assets.check(order.model_dir, recipe.task)
+            elif order.trains:
+                check_checkpoints(order.model_dir)
+        if start.step is None and not order.trains:
+            raise UsageError(
+                f"--mode=eval: no checkpoint in {order.model_dir}; train first, or name another --model_dir"
+            )
+        self._reached = restored = _Restored(built, store, data, start)
+        return restored
+
+    def _lasting_actions(self, built: Session) -> list[Action]:
+        """Those that go on where the run goes back to an earlier checkpoint."""
+        order, plan, trains = self._order, self._plan, self._order.trains
+        actions: list[Action] = [DrillFault(), self._last_events]
+        if self._is_chief:
+            actions.append(SaveConfig(order.model_dir, self._reporter.note))
+            if trains:
+                actions.append(RecordAttempt(self._attempt))
+            if trains and plan.strategy.accelerator != "tpu":  # whose graph holds one replica for all
+                actions.append(MeasureFlops(built.trainer, _peak_flops(plan)))
+        if trains and (watch := session.watch(built)) is not None:
+            actions.append(SampleGradients(watch, self._reporter))
+        if self._profile is not None:
+            actions.append(self._profile)
+        if order.compile_cache is not None:
+            actions.append(SealCompileCache(order.compile_cache))
+        cluster = plan.cluster
+        if trains and built.trainer.own_seconds is not None and cluster.num_workers > 1:
+            place = {"worker": cluster.index, "num_workers": cluster.num_workers}
+            actions.append(WorkerTimes(built.trainer, **place, note=self._reporter.note))
+        return actions
+
+    def _restored_actions(self, built: Session, start: StartingPoint) -> list[Action]:
+        """Those whose state is in checkpoints."""
+        recipe, actions = self._plan.recipe, list[Action]()
+        if not self._order.trains:
+            return []
+        if (callbacks := KerasCallbacks.of(built, start, is_chief=self._is_chief)) is not None:
+            actions.append(callbacks)
+        if recipe.spikes is not None:
+            actions.append(
+                SpikeWatch(
+                    recipe.spikes,
+                    built.trainer,
+                    rewinds=start.rewinds,
+                    note=self._reporter.note,
+                    report=self._reporter.spike,
+                    state=start.host,
+                )
+            )
+        if recipe.early_stopping is not None:
+            total_steps, metric = self._plan.total_steps, recipe.best_metric
+            actions.append(StopEarly(recipe.early_stopping, metric=metric, total_steps=total_steps, state=start.host))
+        return actions
+
+    def _go_on(self, restored: _Restored, stop: StopRequest, lasting: Sequence[Action]) -> _Underway:
+        checkpoints, start = self._plan.recipe.checkpoints, restored.start
+        saver = Saver(
+            restored.store,
+            asynchronous=checkpoints.asynchronous,
+            on_error=checkpoints.on_error,
+            warn=self._reporter.note,
+            best=start.best,
+            may_write=self._held.check,
+            saved=self._attempt.saved,
+        )
+        controller = Controller(
+            restored.built,
+            saver=saver,
+            reporter=self._reporter,
+            stopwatch=self._stopwatch,
+            evaluate=self._order.evaluates,
+            actions=[*lasting, *self._restored_actions(restored.built, start)],
+            stop_requested=stop,
+            evaluation_due=start.evaluation_due,
+        )
+        self._reached = underway = _Underway(**vars(restored), saver=saver, controller=controller)
+        return underway
+
+    def _begin(self, restored: _Restored) -> None:
+        """Makes the folder this run's, and shows the plan and what the run goes on from."""
+        order, reporter, trainer, start = self._order, self._reporter, restored.built.trainer, restored.start
+        if self._is_chief:
+            _make_model_dir(order.model_dir)
+            assets.save(order.model_dir, self._plan.recipe.task)
+            start_weights.write_listing(order.model_dir, start.listing)
+            if order.trains:
+                self._attempt.begin(trainer.step)
+        lines = {"recipe": ", ".join(order.recipe_files)} if order.recipe_files else {}
+        built, statistics, unused = restored.built, trainer.statistics, trainer.replica_step.unused
+        lines |= description.describe(self._plan, built.model, statistics, unused, built.notes)
+        lines |= {**tpu_runtime.describe(built.strategy), "results": order.model_dir}
+        reporter.plan(lines, again=progress.is_restarted(os.environ))
+        if order.trains:
+            started = time.time() - self._stopwatch.seconds()["total"]
+            reporter.begin(description.record(self._plan, order.recipe_files, lines, started))
+            # What an attempt that died had logged past its last checkpoint is about to happen again.
+            reporter.truncate_after(-1 if start.step is None else start.step, evaluated=not start.evaluation_due)
+        if start.step is not None:
+            reporter.note(f"restored step {start.step} from {order.model_dir}")
+        for note in (*start.notes, *trainer.notes) if order.trains else ():
+            reporter.note(note)
+        self._stopwatch.end_startup()
+
+    def _go_back(self, restored: _Restored, rewind: Rewind) -> _Restored:
+        """Restores an earlier checkpoint, from which the run goes on as it would from a new attempt."""
+        trainer, record = restored.built.trainer, rewind.record
+        if self._is_chief:
+            self._attempt.end(trainer.step, f"step {record['step']}: {record['what']}")
+            if restored.store.go_back(rewind.before, rewind.checkpoints, record) is None:
+                raise TrainingError(
+                    f"step {record['step']}: {record['what']}, and there is no checkpoint before step {rewind.before} "
+                    "to go back to: bind train.checkpoint_every, or more Checkpoints.keep"
+                )
+        # The others see the folder as the chief has left it.
+        trainer.workers.any(False)
+        trainer.left_out = trainer.left_out.with_ranges([record["left_out"]])
+        restored = self._restore(restored.built, restored.store, restored.data)
+        start = restored.start
+        if self._is_chief:
+            self._attempt.begin_again(trainer.step)
+        first, last = record["left_out"]
+        self._reporter.truncate_after(trainer.step, evaluated=not start.evaluation_due)
+        self._reporter.spike({**record, "step": trainer.step, "spike_step": record["step"]})
+        self._reporter.note(
+            f"step {record['step']}: {record['what']}; gone back to step {start.step}, and from there the batches "
+            f"{first} to {last} are left out"
+        )
+        return restored
+
+    def _leave(self, seconds: float) -> str | None:
+        """As `Controller.leave`, of all workers: the chief first, which TensorFlow may end as soon as one is gone."""
+        underway = self._reached
+        if not isinstance(underway, _Underway):  # it goes back right now
+            return None
+        why = underway.controller.leave(seconds)
+        if why is not None and underway.controller.has_trained:
+            farewell.await_chief(self._plan.cluster)
+            summarising = threading.Thread(target=self._summarise, args=(EXIT_PREEMPTED, why, True), daemon=True)
+            summarising.start()
+            summarising.join(_SUMMARY_SECONDS)
+        return why
+
+    @contextlib.contextmanager
+    def summarised(self) -> Iterator[None]:
+        """Writes how the run inside ends to summary.json, whatever ends it.
+
+        All but a user's mistake that shows before the run has found its place in the folder, which may be another
+        run's. Nothing is written where another run has taken the folder over.
+        """
+        exit_code, error_text, lost_devices, is_ours = EXIT_FAILED, None, False, True
+        try:
+            yield
+            exit_code = EXIT_DONE
+        except BaseException as error:
+            told = failures.explained(error)
+            exit_code = failures.exit_code(told)
+            error_text = str(told) if isinstance(told, LauncherError) else f"{type(error).__name__}: {error}"
+            # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
+            lost_devices = failures.is_peer_failure(error)
+            is_ours = isinstance(self._reached, _Restored) or not isinstance(told, UsageError)
+            raise
+        finally:
+            if self._profile is not None:
+                self._profile.close()
+            if not self._order.trains or not is_ours or self._held.ask():
+                # Summary and report tell of the training, which may even be going on beside an evaluation.
+                self._reporter.close()
+            else:
+                self._summarise(exit_code, error_text, lost_devices)
+
+    def _summarise(self, exit_code: int, error_text: str | None, lost_devices: bool) -> None:
+        reached = self._reached
+        step, loss_scale = reached.position(lost_devices)
+        measured: dict[str, Any] = {}
+        if self._is_chief and isinstance(reached, _Restored):
+            self._attempt.end(step, attempts.ended_by(exit_code, error_text))
+            measured |= attempts.reckon(self._order.model_dir)
+        summary = make_summary(
+            exit_code=exit_code,
+            error=error_text,
+            metrics={"train": self._last_events.train, "eval": self._last_events.evaluation},
+            step=step,
+            strategy=self._plan.strategy.kind,
+            num_replicas=self._plan.strategy.num_replicas,
+            policy=self._plan.policy,
+            loss_scale=loss_scale,
+            seconds=self._stopwatch.seconds(),
+            measured=measured | reached.summary(),
+        )
+        best = reached.best
+        self._reporter.finish(
+            summary,
+            best=(best.metric, best.value, best.step) if best is not None else None,
+            commands=self._order.next_commands(),
+        )
+
+
+def _peak_flops(plan: RunPlan) -> float | None:
+    """16-bit FLOP/s of the device of one replica; None in float32, and where there is no number to go by."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if plan.strategy.accelerator != "gpu" or not plan.policy.startswith("mixed") or not gpus:
+        return None
+    peak = accelerators.gpu_peak(str(tf.config.experimental.get_device_details(gpus[0]).get("device_name")))
+    return peak.value if peak else None
+
+
+def _make_model_dir(model_dir: str) -> None:
+    try:
+        tf.io.gfile.makedirs(model_dir)
+    except (OSError, tf.errors.OpError) as error:
+        raise UsageError(f"--model_dir={model_dir} cannot be made: {error}; choose another --model_dir") from None
