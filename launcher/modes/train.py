@@ -16,7 +16,7 @@ from launcher.checkpoints import DATA, CheckpointStore, Saver
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
-from launcher.machine import accelerators, compile_cache, farewell, gce, tpu_runtime
+from launcher.machine import accelerators, compile_cache, farewell, gce, tpu
 from launcher.machine import cluster as cluster_lib
 from launcher.machine.farewell import chief_last
 from launcher.model_dir import check_model_dir, lease
@@ -387,7 +387,7 @@ class _Run:
         trainer, reporter = built.trainer, self._reporter
         lines = describe(self._plan, built.model, trainer.statistics, trainer.replica_step.unused, built.notes)
         recipe = {"recipe": ", ".join(self._request.gin_file)} if self._request.gin_file else {}
-        lines = {**recipe, **lines, **tpu_runtime.describe(built.strategy), "results": self._model_dir}
+        lines = {**recipe, **lines, **tpu.describe(built.strategy), "results": self._model_dir}
         reporter.plan(lines, again=progress.is_restarted(os.environ))
         if self._trains:
             started = time.time() - self._stopwatch.seconds()["total"]
