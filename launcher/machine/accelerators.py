@@ -26,6 +26,11 @@ class Constant:
     source: str
 
 
+def _constants_of(device: Chip | Card) -> dict[str, Constant]:
+    found = {field.name: getattr(device, field.name) for field in dataclasses.fields(device)}
+    return {name: value for name, value in found.items() if isinstance(value, Constant)}
+
+
 # --------------------------------------------------------------------------------------------------------------- TPUs
 
 _DOCS = "https://cloud.google.com/tpu/docs"
@@ -54,7 +59,7 @@ class Chip:
 
     family: str
     generation: str
-    devices: int
+    devices: int = 1
     hbm_bytes: Constant
     peak_flops: Constant
     hbm_bandwidth: Constant
@@ -82,21 +87,18 @@ class Chip:
         words = f"{self.clock / 1e9:.2f} GHz"
         if self.fewest_mxus is None:
             return words
-        times = self.mxus / self.fewest_mxus
-        return (
-            f"{words} (with {self.mxus} matrix units; with {self.fewest_mxus}, as {_DOCS} has it, {times:g} times that)"
-        )
+        other = f"{self.fewest_mxus}, as {_DOCS} has it, {self.mxus / self.fewest_mxus:g} times that"
+        return f"{words} (with {self.mxus} matrix units; with {other})"
 
     @property
     def constants(self) -> dict[str, Constant]:
         """All of them, by name."""
-        names = ("hbm_bytes", "peak_flops", "hbm_bandwidth", "link_bandwidth")
-        return {name: getattr(self, name) for name in names}
+        return _constants_of(self)
 
 
 def _chip(
-    generation: str, *, family: str | None = None, devices: int = 1, hbm: float, flops: tuple[float, str],
-    bandwidth: tuple[float, str], link: tuple[float, str], mxus: int, mxu: int = 128, fewest_mxus: int | None = None,
+    generation: str, *, family: str | None = None, hbm: float, flops: tuple[float, str], bandwidth: tuple[float, str],
+    link: tuple[float, str], **counts: int,
 ) -> Chip:  # fmt: skip
     """A chip, with numbers as its maker has them: GiB, TFLOP/s and GB/s, each but the memory with its source."""
 
@@ -106,14 +108,11 @@ def _chip(
     return Chip(
         family=family or generation,
         generation=generation,
-        devices=devices,
         hbm_bytes=constant((hbm, _COMPILER), _GIB, "B a device"),
         peak_flops=constant(flops, 1e12, "FLOP/s a chip"),
         hbm_bandwidth=constant(bandwidth, 1e9, "B/s a chip"),
         link_bandwidth=constant(link, 1e9, "B/s a link and direction"),
-        mxus=mxus,
-        mxu=mxu,
-        fewest_mxus=fewest_mxus,
+        **counts,
     )
 
 
@@ -193,12 +192,7 @@ class Card:
     @property
     def constants(self) -> dict[str, Constant]:
         """All that are known, by name."""
-        names = (
-            "memory_bytes", "memory_bandwidth", "tensor_flops", "tf32_flops", "float32_flops", "link_bandwidth",
-            "network",
-        )  # fmt: skip
-        found = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
+        return _constants_of(self)
 
     @property
     def has_bfloat16(self) -> bool:

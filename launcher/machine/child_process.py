@@ -42,21 +42,16 @@ _CHUNK_BYTES = 65536
 def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Starts a child process in a session of its own: what a terminal sends to a group reaches this process alone.
 
-    Args:
-      argv: the command.
-      options: of `subprocess.Popen`; standard input is a pipe unless they say otherwise.
+    `options` are of `subprocess.Popen`; standard input is a pipe unless they say otherwise.
     """
     return subprocess.Popen(argv, **{"stdin": subprocess.PIPE, "bufsize": 0, "start_new_session": True, **options})
 
 
 @contextlib.contextmanager
 def running(argv: Sequence[str], *, log: Path, environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process inside the block, with all that it prints in a file; afterwards nothing of it is left.
+    """A child process inside the block, with all that it prints in `log`; afterwards nothing of it is left.
 
-    Args:
-      argv: the command of a program that calls `follow_parent`; this process never writes to its standard input.
-      log: the file.
-      environ: all its environment variables.
+    Its program calls `follow_parent`; this process never writes to its standard input.
     """
     with log.open("wb") as output:
         process = start(argv, stdout=output, stderr=subprocess.STDOUT, env=dict(environ))
@@ -93,16 +88,7 @@ def signal_name(number: int) -> str:
 
 
 def describe_end(returncode: int, lines: Sequence[str], *, count: int) -> tuple[str, str]:
-    """How a child process ended, and its last words.
-
-    Args:
-      returncode: negative for a signal.
-      lines: what it printed.
-      count: how many lines of it to show.
-
-    Returns:
-      "exit code 3" or "signal SIGABRT"; and the last lines, indented, each behind a line break.
-    """
+    """How a child process ended, "exit code 3" or "signal SIGABRT", and its last words."""
     how = f"exit code {returncode}" if returncode >= 0 else f"signal {signal_name(-returncode)}"
     return how, last_words(lines, count)
 
@@ -119,7 +105,6 @@ def run_forked(work: Callable[[], Any], *, seconds: float, turn: Callable[[], No
 
     Args:
       work: done in a copy of this process; what it changes in memory is lost. JSON can hold what it returns.
-      seconds: the time that it has.
       turn: called again and again meanwhile.
 
     Raises:
@@ -172,13 +157,13 @@ def _receive(source: int, deadline: float, turn: Callable[[], None]) -> dict[str
 
 def follow_parent() -> None:
     """Ends this process as soon as its standard input ends, which it never writes to: the parent is gone then."""
-    threading.Thread(target=_wait_for_parents_end, daemon=True).start()
 
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os._exit(1)  # which nobody is there to read
 
-def _wait_for_parents_end() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(1)  # which nobody is there to read
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def signal_at_parents_end(number: int) -> None:

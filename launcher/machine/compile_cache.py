@@ -45,9 +45,11 @@ def prepare(folder: str) -> None:
         with tempfile.TemporaryFile(dir=_path(folder)):
             pass
         for entry, seal in _entries(folder):
-            if not _is_whole(entry, seal):
-                entry.unlink(missing_ok=True)
-                seal.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another worker that begins may have removed it just now
+                if seal.read_text() == _checksum(entry):
+                    continue
+            entry.unlink(missing_ok=True)
+            seal.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"--compile_cache={folder}: cannot be used: {error.strerror}") from None
 
@@ -67,12 +69,6 @@ def _path(folder: str) -> Path:
 def _entries(folder: str) -> Iterator[tuple[Path, Path]]:
     for entry in sorted(_path(folder).glob("*.pb")):
         yield entry, entry.with_name(entry.name + _SEAL)
-
-
-def _is_whole(entry: Path, seal: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):  # another worker that begins may have removed it just now
-        return seal.read_text() == _checksum(entry)
-    return False
 
 
 def _checksum(entry: Path) -> str:

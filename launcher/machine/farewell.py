@@ -85,17 +85,11 @@ def chief_last(cluster: Cluster) -> Iterator[None]:
     It waits 30 s at most, or 10 s when preempted. All leave for the same reason when they are done, preempted, or
     cannot train any further. After any other exception the others may wait in a collective until this process is gone,
     so it is not delayed.
-
-    Args:
-      cluster: all workers and which of them this process is.
     """
     try:
         yield
-    except Preempted:
-        _wait_for_others(cluster, _PREEMPTED_WAIT_SECONDS)
-        raise
-    except TrainingError:
-        _wait_for_others(cluster, _WAIT_SECONDS)
+    except (Preempted, TrainingError) as error:
+        _wait_for_others(cluster, _PREEMPTED_WAIT_SECONDS if isinstance(error, Preempted) else _WAIT_SECONDS)
         raise
     _wait_for_others(cluster, _WAIT_SECONDS)
 
@@ -109,8 +103,7 @@ def await_chief(cluster: Cluster) -> None:
 def _wait_for_others(cluster: Cluster, seconds: float) -> None:
     if not cluster.is_chief:
         return
-    began = time.monotonic()
-    told = False
+    began, told = time.monotonic(), False
     for index, address in enumerate(cluster.workers[1:], start=1):
         if not told and not _has_ended(address, began + _SILENT_SECONDS):
             told = True

@@ -42,14 +42,11 @@ def on_gce(environ: Mapping[str, str], product_name: Path = PRODUCT_NAME) -> boo
 def ask(environ: Mapping[str, str], name: str) -> str | None:
     """What the metadata server knows of this machine by `name`; None elsewhere than on GCE, or if it does not know.
 
-    Args:
-      environ: as for `watch`.
-      name: path below "instance/", such as "attributes/accelerator-type".
+    A name is a path below "instance/", such as "attributes/accelerator-type".
     """
-    if not on_gce(environ):
-        return None
     with contextlib.suppress(OSError, http.client.HTTPException):
-        return _ask(environ.get(METADATA_HOST) or _DEFAULT_HOST, name, None, timeout=_PATIENCE_SECONDS)[0]
+        if on_gce(environ):
+            return _ask(environ.get(METADATA_HOST) or _DEFAULT_HOST, name, None, timeout=_PATIENCE_SECONDS)[0]
     return None
 
 
@@ -60,7 +57,7 @@ def watch(environ: Mapping[str, str], notify: Callable[[str], None], *, retry_se
     process lives, less and less often.
 
     Args:
-      environ: the process's environment; GCE_METADATA_HOST names another metadata server, "host" or "host:port".
+      environ: GCE_METADATA_HOST in it names another metadata server, "host" or "host:port".
       notify: takes one clause for people.
       retry_seconds: the first pause after a failure; doubled up to a minute.
     """

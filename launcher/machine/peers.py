@@ -36,9 +36,7 @@ _SERVER_SECONDS, _GREETING_SECONDS = 5.0, 0.05
 def all_there(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Enters when every worker listens on its port, and on worker 0's TensorFlow; inside, that is to connect them.
 
-    Args:
-      cluster: this worker and its peers.
-      environ: LAUNCHER_START_TIMEOUT limits the seconds to wait; without it there is no limit.
+    LAUNCHER_START_TIMEOUT in `environ` limits the seconds to wait; without it there is no limit.
 
     Raises:
       PeerError: the time is over; names those that did not come.
@@ -72,47 +70,40 @@ def _call_all(cluster: Cluster, listener: socket.socket, limit_seconds: float, p
             answers = list(pool.map(_answers, missing.values()))
             _let_in(listener)
             missing = {rank: at for (rank, at), there in zip(missing.items(), answers, strict=True) if not there}
+            if not missing:
+                return
             waited = time.monotonic() - began
             names = ", ".join(f"worker {rank} ({address})" for rank, address in missing.items())
-            if missing and waited > limit_seconds:
+            if waited > limit_seconds:
                 raise PeerError(
                     f"nothing listens at the address of {names} after {waited:.0f} s (--start_timeout): was it "
                     "started, and does a firewall keep this worker out?"
                 )
-            if missing and waited >= note_after:
+            if waited >= note_after:
                 sys.stderr.write(f"waiting for {names} since {since} ({waited:.0f} s)\n")
                 sys.stderr.flush()
                 progress.report(phase="startup")  # who waits is not stuck
                 note_after = waited + min(_LONGEST_SILENCE_SECONDS, waited)
-            if missing:
-                time.sleep(_RETRY_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
 
 def _answers(address: str) -> bool:
-    try:
-        with ports.call(address, _CALL_SECONDS) as call:
-            # A call from a port to itself may come about, and is answered by nobody else.
-            return bool(call.getsockname() != call.getpeername())
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), ports.call(address, _CALL_SECONDS) as call:
+        # A call from a port to itself may come about, and is answered by nobody else.
+        return bool(call.getsockname() != call.getpeername())
+    return False
 
 
 def _await_server(address: str, listener: socket.socket) -> None:
     """Returns when TensorFlow serves at an address, or does not for some seconds: it then tries for itself."""
     deadline = time.monotonic() + _SERVER_SECONDS
-    while not _serves(address) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), ports.call(address, _CALL_SECONDS) as call:
+            call.settimeout(_GREETING_SECONDS)
+            if call.recv(1):  # a gRPC server speaks first, and a listener of ours says nothing
+                return
         _let_in(listener)
         time.sleep(_GREETING_SECONDS / 2)
-
-
-def _serves(address: str) -> bool:
-    """Whether a gRPC server is there: it speaks first, and a listener of ours says nothing."""
-    try:
-        with ports.call(address, _CALL_SECONDS) as call:
-            call.settimeout(_GREETING_SECONDS)
-            return bool(call.recv(1))
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager

@@ -1,15 +1,24 @@
-"""The TCP ports of workers: free ones on this host, and one to listen on or call beside TensorFlow's server."""
+"""The TCP ports of workers: free ones on this host, to listen on or call beside TensorFlow's server, open to strangers.
+
+TensorFlow's gRPC server listens on all interfaces and obeys every client.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import random
+import re
 import socket
+from collections.abc import Sequence
+from pathlib import Path
 
 from launcher.errors import UsageError
 
 # Below the range that Linux gives to outgoing connections (from 32768), which could take a port before its worker does.
 _PORTS = range(20000, 32000)
+# Addresses of this host's own interfaces, as Linux lists them in /proc/net.
+_IPV4 = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 
 
 def free_ports(count: int) -> list[int]:
@@ -55,3 +64,38 @@ def call(address: str, seconds: float) -> socket.socket:
       UnicodeError: the name is none.
     """
     return socket.create_connection((address.rpartition(":")[0].strip("[]"), port_of(address)), seconds)
+
+
+def public_address_notes(workers: Sequence[str], proc: Path = Path("/proc/net")) -> list[str]:
+    """What a person should know of workers with public addresses; no name is looked up.
+
+    Args:
+      workers: "host:port" of every worker; alone, nobody listens.
+      proc: where the kernel lists this host's addresses.
+    """
+    if len(workers) < 2:
+        return []
+    given = [address.rpartition(":")[0].strip("[]") for address in workers]
+    found = [address for address in dict.fromkeys((*given, *_own(proc))) if _is_public(address)]
+    if not found:
+        return []
+    return [
+        f"{', '.join(found[:3])}{' and others' if len(found) > 3 else ''}: public, and TensorFlow's server obeys every "
+        "client that reaches a worker's port: let a firewall admit the other workers only"
+    ]
+
+
+def _own(proc: Path) -> list[str]:
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        found += _IPV4.findall((proc / "fib_trie").read_text())
+    with contextlib.suppress(OSError):
+        words = [line.split()[0] for line in (proc / "if_inet6").read_text().splitlines()]
+        found += [str(ipaddress.IPv6Address(int(word, 16))) for word in words]
+    return found
+
+
+def _is_public(address: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_global
+    return False

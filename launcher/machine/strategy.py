@@ -16,15 +16,8 @@ from launcher.machine import installation, peers
 from launcher.machine import tpu as tpu_lib
 from launcher.machine.accelerators import FLOAT16_CAPABILITY
 from launcher.machine.cluster import Cluster
-from launcher.machine.cluster.exposure import public_address_notes
-from launcher.machine.devices import (
-    Devices,
-    GpuOptions,
-    configure_gpus,
-    configure_logical_cpus,
-    discover,
-    gpu_notes,
-)
+from launcher.machine.devices import Devices, GpuOptions, configure_gpus, configure_logical_cpus, discover, gpu_notes
+from launcher.machine.ports import public_address_notes
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
 
@@ -74,7 +67,6 @@ class _Request:
     cluster: Cluster
     environ: Mapping[str, str]
     devices: Devices
-    gpu_options: GpuOptions
 
 
 def plan(
@@ -106,14 +98,8 @@ def plan(
         raise UsageError(f"--replicas={replicas}: must be 1 or more")
     if tpu and requested not in ("auto", "tpu"):
         raise UsageError(f"--tpu={tpu} contradicts --strategy={requested}: leave one of them out")
-    request = _Request(
-        replicas=replicas,
-        tpu=tpu,
-        cluster=cluster,
-        environ=environ,
-        devices=discover() if devices is None else devices,
-        gpu_options=GpuOptions(),
-    )
+    devices = discover() if devices is None else devices
+    request = _Request(replicas=replicas, tpu=tpu, cluster=cluster, environ=environ, devices=devices)
     kind, why = _choose(request) if requested == "auto" else (requested, "asked for")
     if kind != "multi_worker" and cluster.num_workers > 1:
         raise UsageError(
@@ -144,21 +130,17 @@ def _choose(request: _Request) -> tuple[str, str]:
 def _plan_one_device(request: _Request, why: str) -> StrategyPlan:
     if request.replicas not in (None, 1):
         raise UsageError(f"--strategy=one_device has one replica, not --replicas={request.replicas}; use mirrored")
-    if request.devices.gpus:
-        return _on_gpus("one_device", 1, request, why)
-    return _on_cpus("one_device", 1, request, why)
+    return _on_this_machine("one_device", 1, request, why)
 
 
 def _plan_mirrored(request: _Request, why: str) -> StrategyPlan:
-    if request.devices.gpus:
-        return _on_gpus("mirrored", _checked_gpus(request), request, why)
-    if request.replicas is None:
+    if request.replicas is None and not request.devices.gpus:
         raise UsageError(
             "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs a driver and "
             f"{installation.command('cuda')}). --replicas=N makes N logical CPU devices to mirror over; "
             "--strategy=one_device needs nothing"
         )
-    return _on_cpus("mirrored", request.replicas, request, why)
+    return _on_this_machine("mirrored", request.replicas, request, why)
 
 
 def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
@@ -169,17 +151,13 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
             'an index of its own, from 0: TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
             '"task": {"type": "worker", "index": 0}}\''
         )
-    if request.devices.gpus:
-        local = _on_gpus("multi_worker", _checked_gpus(request), request, why)
-        has = f"{local.local_replicas} GPU(s)"
-    else:
-        if request.replicas not in (None, 1):
-            raise UsageError(
-                f"--strategy=multi_worker --replicas={request.replicas}: without GPUs a worker has one replica "
-                "(a limit of MultiWorkerMirroredStrategy); start more workers"
-            )
-        local = _on_cpus("multi_worker", 1, request, why)
-        has = "no GPU"
+    if not request.devices.gpus and request.replicas not in (None, 1):
+        raise UsageError(
+            f"--strategy=multi_worker --replicas={request.replicas}: without GPUs a worker has one replica "
+            "(a limit of MultiWorkerMirroredStrategy); start more workers"
+        )
+    local = _on_this_machine("multi_worker", request.replicas, request, why)
+    has = f"{local.local_replicas} GPU(s)" if request.devices.gpus else "no GPU"
     assumed = f"each of the {cluster.num_workers} workers is taken to have {has}, as this one"
     exposed = public_address_notes(cluster.workers)
     notes = [assumed, *_shared_host_notes(request), *exposed, *local.notes]
@@ -206,7 +184,6 @@ def _plan_tpu(request: _Request, why: str) -> StrategyPlan:
         accelerator="tpu",
         notes=found.notes,
         tpu=found.name,
-        gpu_options=request.gpu_options,
     )
 
 
@@ -233,52 +210,37 @@ _PLANNERS = {
 }
 
 
-def _checked_gpus(request: _Request) -> int:
-    count = len(request.devices.gpus)
-    if request.replicas is not None and request.replicas > count:
+def _on_this_machine(kind: str, replicas: int | None, request: _Request, why: str) -> StrategyPlan:
+    """On the first GPUs, None for all, or on as many logical CPU devices, None for one, where there is no GPU."""
+    gpus = request.devices.gpus
+    notes: list[str] = []
+    if gpus and (replicas or 0) > len(gpus):
         raise UsageError(
-            f"--replicas={request.replicas}, but this machine has {count} GPU(s): use --replicas={count} or leave it "
+            f"--replicas={replicas}, but this machine has {len(gpus)} GPU(s): use --replicas={len(gpus)} or leave it "
             "out; for logical CPU devices instead, hide the GPUs with CUDA_VISIBLE_DEVICES=-1"
         )
-    return request.replicas or count
-
-
-def _on_gpus(kind: str, count: int, request: _Request, why: str) -> StrategyPlan:
-    gpus = request.devices.gpus[:count]
-    capabilities = [gpu.compute_capability for gpu in gpus]
-    notes = list(gpu_notes(gpus, request.gpu_options))
-    idle = len(request.devices.gpus) - count
-    if idle:
-        notes.append(f"{idle} GPU(s) of this machine stay unused")
+    count = replicas or len(gpus) or 1
+    capabilities = [gpu.compute_capability for gpu in gpus[:count]]
+    if gpus:
+        notes += gpu_notes(gpus[:count], GpuOptions())
+        if len(gpus) > count:
+            notes.append(f"{len(gpus) - count} GPU(s) of this machine stay unused")
+    else:
+        if count > 1:
+            notes.append(f"{count} logical CPU devices share this machine's cores: for trying out, not for speed")
+        if request.devices.tpu_chips and not request.devices.tpus:
+            chips, extra = ", ".join(request.devices.tpu_chips), installation.command("tpu")
+            notes.append(f"if this is a TPU VM ({chips}): TensorFlow lists no TPU device, {extra}")
+    accelerator = "gpu" if gpus else "cpu"
     return StrategyPlan(
         kind=kind,
         num_replicas=count,
         local_replicas=count,
         why=why,
-        devices=tuple(f"GPU:{index}" for index in range(count)),
-        accelerator="gpu",
+        devices=tuple(f"{accelerator.upper()}:{index}" for index in range(count)),
+        accelerator=accelerator,
         notes=tuple(notes),
         compute_capability=min((c for c in capabilities if c), default=None) if all(capabilities) else None,
-        gpu_options=request.gpu_options,
-    )
-
-
-def _on_cpus(kind: str, count: int, request: _Request, why: str) -> StrategyPlan:
-    notes = []
-    if count > 1:
-        notes.append(f"{count} logical CPU devices share this machine's cores: for trying out, not for speed")
-    if request.devices.tpu_chips and not request.devices.tpus:
-        chips = ", ".join(request.devices.tpu_chips)
-        notes.append(f"if this is a TPU VM ({chips}): TensorFlow lists no TPU device, {installation.command('tpu')}")
-    return StrategyPlan(
-        kind=kind,
-        num_replicas=count,
-        local_replicas=count,
-        why=why,
-        devices=tuple(f"CPU:{index}" for index in range(count)),
-        accelerator="cpu",
-        notes=tuple(notes),
-        gpu_options=request.gpu_options,
     )
 
 

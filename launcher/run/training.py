@@ -17,7 +17,7 @@ from launcher.checkpoints import DATA, Best, CheckpointStore, Saver
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
-from launcher.machine import accelerators, farewell, gce, tpu_runtime
+from launcher.machine import accelerators, farewell, gce, tpu
 from launcher.model_dir import lease
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
@@ -323,7 +323,7 @@ class _Run:
         lines = {"recipe": ", ".join(order.recipe_files)} if order.recipe_files else {}
         built, statistics, unused = restored.built, trainer.statistics, trainer.replica_step.unused
         lines |= description.describe(self._plan, built.model, statistics, unused, built.notes)
-        lines |= {**tpu_runtime.describe(built.strategy), "results": order.model_dir}
+        lines |= {**tpu.describe(built.strategy), "results": order.model_dir}
         reporter.plan(lines, again=progress.is_restarted(os.environ))
         if order.trains:
             started = time.time() - self._stopwatch.seconds()["total"]

@@ -8,8 +8,8 @@ import pytest
 
 from launcher.machine import strategy
 from launcher.machine.cluster import resolve
-from launcher.machine.cluster.exposure import public_address_notes
 from launcher.machine.devices import Devices
+from launcher.machine.ports import public_address_notes
 
 FIB_TRIE = """\
 Local:

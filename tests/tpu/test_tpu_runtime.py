@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.machine import tpu, tpu_runtime
+from launcher.machine import tpu
 
 NEWER = f"{tf.__version__.split('.')[0]}.{int(tf.__version__.split('.')[1]) + 1}.0"
 
@@ -74,7 +74,7 @@ def test_the_only_host_of_a_slice_may_be_driven_from_within(endpoints, metadata)
 )
 def test_another_version_of_tensorflow_on_the_tpu_is_refused_with_what_to_install(runtime, named):
     with pytest.raises(UsageError) as caught:
-        tpu_runtime.check_version("my-pod", runtime)
+        tpu.check_version("my-pod", runtime)
     said = str(caught.value)
     assert f"TPU 'my-pod' runs TensorFlow {named}" in said and f"this program {tf.__version__}" in said
     assert f"'tensorflow-tpu=={named}'" in said and f"--version=tpu-vm-tf-{tf.__version__}-pod-pjrt" in said
@@ -85,7 +85,7 @@ def test_another_version_of_tensorflow_on_the_tpu_is_refused_with_what_to_instal
     [None, "", "nightly", "tpu-ubuntu2204-base", f"tpu-vm-tf-{tf.__version__}-pod-pjrt", tf.__version__],
 )
 def test_the_same_version_or_one_that_is_not_known_is_let_through(runtime):
-    tpu_runtime.check_version("my-pod", runtime)
+    tpu.check_version("my-pod", runtime)
 
 
 class _Cloud:
@@ -110,22 +110,22 @@ class _Cloud:
 def test_the_version_is_what_the_cloud_says_of_the_node(monkeypatch):
     node = {"state": "READY", "networkEndpoints": [{"ipAddress": "10.0.0.2", "port": "8470"}]}
     cloud = _Cloud(tensorflowVersion=f"tpu-vm-tf-{NEWER}-pod-pjrt", **node)
-    resolver = tpu_runtime.Resolver("my-pod", project="mine", zone="here", service=cloud)
-    assert tpu_runtime.runtime_version(resolver) == f"tpu-vm-tf-{NEWER}-pod-pjrt"
+    resolver = tpu.Resolver("my-pod", project="mine", zone="here", service=cloud)
+    assert tpu.runtime_version(resolver) == f"tpu-vm-tf-{NEWER}-pod-pjrt"
     monkeypatch.setattr(tpu, "Resolver", lambda name: resolver)
     with pytest.raises(UsageError, match=f"runs TensorFlow {NEWER}"):
         tpu.connect("my-pod", 4)
 
 
 def test_a_cloud_that_does_not_answer_says_no_version(monkeypatch):
-    assert tpu_runtime.runtime_version(tpu_runtime.Resolver("local")) is None
+    assert tpu.runtime_version(tpu.Resolver("local")) is None
 
     class Broken(_Cloud):
         def execute(self):
             raise RuntimeError("quota exceeded")
 
-    resolver = tpu_runtime.Resolver("my-pod", project="mine", zone="here", service=Broken())
-    assert tpu_runtime.runtime_version(resolver) is None
+    resolver = tpu.Resolver("my-pod", project="mine", zone="here", service=Broken())
+    assert tpu.runtime_version(resolver) is None
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def topology(hosts: int, cores: int) -> tf.tpu.experimental.Topology:
 def test_the_topology_and_every_replicas_place_are_told_by_host():
     resolver = made_up_tpu.MadeUpTpu(8)
     resolver.topology = topology(2, 4)
-    assert tpu_runtime.describe(tf.distribute.TPUStrategy(resolver)) == {
+    assert tpu.describe(tf.distribute.TPUStrategy(resolver)) == {
         "topology": "2x4x1x1 (x, y, z, core), 2 hosts of 4 cores",
         "host 0": "replicas 0 to 3 at (0,0,0,0) (0,1,0,0) (0,2,0,0) (0,3,0,0)",
         "host 1": "replicas 4 to 7 at (1,0,0,0) (1,1,0,0) (1,2,0,0) (1,3,0,0)",
@@ -159,7 +159,7 @@ def test_the_topology_and_every_replicas_place_are_told_by_host():
 
 
 def test_without_a_tpu_there_is_nothing_to_tell():
-    assert tpu_runtime.describe(tf.distribute.get_strategy()) == {}
+    assert tpu.describe(tf.distribute.get_strategy()) == {}
 
 
 def connected(monkeypatch, num_cores: int, replicas: int) -> tf.distribute.Strategy:
@@ -181,7 +181,7 @@ def connected(monkeypatch, num_cores: int, replicas: int) -> tf.distribute.Strat
 def test_a_tpu_that_is_initialised_gives_its_strategy(monkeypatch):
     strategy = connected(monkeypatch, 8, replicas=8)
     assert isinstance(strategy, tf.distribute.TPUStrategy)
-    assert "2 hosts of 4 cores" in tpu_runtime.describe(strategy)["topology"]
+    assert "2 hosts of 4 cores" in tpu.describe(strategy)["topology"]
 
 
 def test_a_tpu_with_another_number_of_cores_than_planned_is_refused(monkeypatch):

@@ -1,7 +1,7 @@
 """Who am I, and who are my peers: read from the environment that a scheduler or a person prepared.
 
 In order of precedence: TF_CONFIG, a Slurm job step, a Kubernetes JobSet or Indexed Job, the hosts of a Cloud TPU, and
-else alone. What each of them must say is in the module of its name. Nothing here imports TensorFlow.
+else alone. What each of the first three must say is in the module of its name. Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
 from launcher.errors import UsageError
-from launcher.machine.cluster import cloud_tpu, kubernetes, slurm, tf_config
-from launcher.machine.cluster.claim import Claim
+from launcher.machine.cluster import kubernetes, slurm, tf_config
+from launcher.machine.cluster.claim import Claim, whole_number
 
 __all__ = ["Cluster", "resolve", "without_peers"]
 
+_CLOUD_TPU = "cloud_tpu"
 _TO_TRAIN_ALONE = {
     tf_config.SOURCE: tf_config.TO_TRAIN_ALONE,
     slurm.SOURCE: slurm.TO_TRAIN_ALONE,
@@ -50,7 +51,7 @@ class Cluster:
     @property
     def description(self) -> str:
         """One line for people."""
-        if self.source == cloud_tpu.SOURCE:
+        if self.source == _CLOUD_TPU:
             return "one process, no peers: the program on a Cloud TPU's host 0 drives all its hosts"
         if not self.workers:
             return "one process, no peers"
@@ -72,13 +73,38 @@ _PLACES = frozenset(
     }
 )
 
+
+def _cloud_tpu(environ: Mapping[str, str]) -> Claim | None:
+    """One process for all hosts of a Cloud TPU; None where TPU_WORKER_HOSTNAMES names none.
+
+    TensorFlow trains on a pod from the program on host 0, which drives the TPU workers of all hosts, so these hosts are
+    no peers, on any of them. `launcher.machine.tpu` refuses to train where it cannot be done.
+    """
+    hosts = [host for host in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host.strip()]
+    if not hosts:
+        return None
+    advice = (
+        f"TPU_WORKER_HOSTNAMES names {len(hosts)} host(s), {hosts[0].strip()} first, and TPU_WORKER_ID counts them "
+        "from 0. Both are set for a TPU VM or a pod of GKE: leave them as they are, or unset both"
+    )
+    worker = whole_number(environ, "TPU_WORKER_ID", most=len(hosts) - 1, default="0", advice=advice)
+    return Claim(
+        source=_CLOUD_TPU,
+        num_workers=1,
+        index=0,
+        evidence=f"TPU_WORKER_ID={worker}, {len(hosts)} in TPU_WORKER_HOSTNAMES",
+        marker="TPU_WORKER_HOSTNAMES",
+        addresses=tuple,
+    )
+
+
 # In order of precedence. A source returns None when its scheduler is not there, and raises UsageError when it is there
 # and contradicts itself.
 _SOURCES: tuple[Callable[[Mapping[str, str]], Claim | None], ...] = (
     tf_config.claim,
     slurm.claim,
     kubernetes.claim,
-    cloud_tpu.claim,
+    _cloud_tpu,
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import re
@@ -13,21 +12,6 @@ MAX_HOSTS = 65536
 _NAME = re.compile(r"(?:[A-Za-z0-9._-]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[(?P<ranges>[^\[\]]*)\]|(?P<literal>[^\[\]]+)")
 _RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Numbers:
-    """first … last, all at least as wide as first is written."""
-
-    first: int
-    last: int
-    width: int
-
-    def __len__(self) -> int:
-        return self.last - self.first + 1
-
-    def expand(self) -> list[str]:
-        return [f"{number:0{self.width}d}" for number in range(self.first, self.last + 1)]
 
 
 def expand(hostlist: str) -> tuple[str, ...]:
@@ -44,9 +28,9 @@ def expand(hostlist: str) -> tuple[str, ...]:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a host name with ranges such as n[1-3,7]")
         parts = [_part(match) for match in _PART.finditer(name)]
-        if len(hosts) + math.prod(sum(map(_count, part)) for part in parts) > MAX_HOSTS:
+        if len(hosts) + math.prod(sum(len(numbers) for numbers, _ in part) for part in parts) > MAX_HOSTS:
             raise ValueError(f"{name!r} makes it more than {MAX_HOSTS} hosts")
-        choices = [[text for item in part for text in _texts(item)] for part in parts]
+        choices = [[form.format(number) for numbers, form in part for number in numbers] for part in parts]
         hosts.extend("".join(choice) for choice in itertools.product(*choices))
     return tuple(hosts)
 
@@ -57,25 +41,18 @@ def _split(hostlist: str) -> list[str]:
     return [name for name in names if name]
 
 
-def _part(match: re.Match[str]) -> list[_Numbers | str]:
+def _part(match: re.Match[str]) -> list[tuple[range, str]]:
+    """Numbers, and how each of them is written; a literal is one that is not."""
     if match["literal"] is not None:
-        return [match["literal"]]
+        return [(range(1), match["literal"])]
     return [_numbers(item) for item in match["ranges"].split(",")]
 
 
-def _numbers(item: str) -> _Numbers:
+def _numbers(item: str) -> tuple[range, str]:
     match = _RANGE.fullmatch(item)
     if match is None:
         raise ValueError(f"{item!r} is not a number or a range such as 1-3")
     first, last = int(match["first"]), int(match["last"] or match["first"])
     if last < first:
         raise ValueError(f"range {item!r} runs backwards")
-    return _Numbers(first, last, len(match["first"]))
-
-
-def _count(item: _Numbers | str) -> int:
-    return 1 if isinstance(item, str) else len(item)
-
-
-def _texts(item: _Numbers | str) -> list[str]:
-    return [item] if isinstance(item, str) else item.expand()
+    return range(first, last + 1), f"{{:0{len(match['first'])}d}}"

@@ -130,7 +130,13 @@ def _addresses(environ: Mapping[str, str], pods: _Pods) -> tuple[str, ...]:
         )
     names = [f"{job_name}-{pod}" for job_name in job_names for pod in range(pods.pods_per_job)]
     _check_names(names, service)
-    _check_own_name(environ, names[pods.rank])
+    own, host = names[pods.rank], environ.get("HOSTNAME", "").strip()
+    # On the host's network HOSTNAME is the node's; where it is a pod's of this Job, it must be this one's.
+    if host != own and _INDICES.sub("", host) == _INDICES.sub("", own):
+        raise UsageError(
+            f"HOSTNAME={host!r}, but {_INDEX}, JOB_INDEX and the names in the pod template make this pod {own!r}: take "
+            "all of them from the pod's own annotations"
+        )
     advice = "all workers listen on it; give all pods the same one, or unset it"
     port = whole_number(
         environ, "LAUNCHER_PORT_BASE", least=1, most=LAST_PORT, default=str(DEFAULT_PORT), advice=advice
@@ -165,14 +171,4 @@ def _check_names(names: list[str], service: str) -> None:
         raise UsageError(
             f"{longest!r} has {len(longest)} characters, a pod's name in DNS at most {_LABEL_LENGTH}: give the JobSet "
             "or Job a shorter name"
-        )
-
-
-def _check_own_name(environ: Mapping[str, str], own: str) -> None:
-    """On the host's network HOSTNAME is the node's; where it is a pod's of this Job, it must be this one's."""
-    host = environ.get("HOSTNAME", "").strip()
-    if host != own and _INDICES.sub("", host) == _INDICES.sub("", own):
-        raise UsageError(
-            f"HOSTNAME={host!r}, but {_INDEX}, JOB_INDEX and the names in the pod template make this pod {own!r}: take "
-            "all of them from the pod's own annotations"
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
 from launcher.machine.cluster import hostlist
@@ -99,7 +99,14 @@ def _addresses(environ: Mapping[str, str], step: int, num_tasks: int, rank: int)
             f"SLURM_STEP_NUM_TASKS={num_tasks}: a step over several components of a heterogeneous job is not supported;"
             f" otherwise {_UNCHANGED}"
         )
-    base = _port_base(environ)
+    base = whole_number(
+        environ,
+        PORT_BASE,
+        least=1024,
+        most=LAST_PORT + 1 - NUM_PORTS,
+        default=str(DEFAULT_PORT_BASE),
+        advice=f"workers listen on ports from it to {NUM_PORTS - 1} above; give all tasks the same one, or unset it",
+    )
     slot = (job + _SLOTS_BETWEEN_STEPS * step) % NUM_SLOTS
     if max(counts) > NUM_PORTS:
         raise UsageError(f"SLURM_STEP_TASKS_PER_NODE: {max(counts)} tasks on a node, but there are {NUM_PORTS} ports")
@@ -170,17 +177,6 @@ def tasks_per_node(environ: Mapping[str, str], variable: str, num_nodes: int, *,
     return [tasks for tasks, nodes in pairs for _ in range(nodes)]
 
 
-def _port_base(environ: Mapping[str, str]) -> int:
-    return whole_number(
-        environ,
-        PORT_BASE,
-        least=1024,
-        most=LAST_PORT + 1 - NUM_PORTS,
-        default=str(DEFAULT_PORT_BASE),
-        advice=f"workers listen on ports from it to {NUM_PORTS - 1} above; give all tasks the same one, or unset it",
-    )
-
-
 def _places(environ: Mapping[str, str], counts: Sequence[int]) -> list[tuple[int, int]]:
     """Node and number on that node of every task, in the order of rank (srun(1), --distribution)."""
     given = environ.get("SLURM_DISTRIBUTION", "").strip()
@@ -192,19 +188,14 @@ def _places(environ: Mapping[str, str], counts: Sequence[int]) -> list[tuple[int
         )
     # A node takes so many tasks before it is the next node's turn. Slurm's default is by blocks, except where every
     # node has one task, and then it is all the same.
-    turn = {"cyclic": 1, "plane": _plane_size(environ)}.get(across_nodes, max(counts))
-    return list(_take_turns(counts, turn))
-
-
-def _take_turns(counts: Sequence[int], turn: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, max(counts), turn):
-        for node, count in enumerate(counts):
-            for local in range(start, min(start + turn, count)):
-                yield node, local
-
-
-def _plane_size(environ: Mapping[str, str]) -> int:
-    return whole_number(environ, "SLURM_DIST_PLANESIZE", least=1, default="1", advice=_UNCHANGED)
+    plane = whole_number(environ, "SLURM_DIST_PLANESIZE", least=1, default="1", advice=_UNCHANGED)
+    turn = {"cyclic": 1, "plane": plane}.get(across_nodes, max(counts))
+    return [
+        (node, local)
+        for start in range(0, max(counts), turn)
+        for node, count in enumerate(counts)
+        for local in range(start, min(start + turn, count))
+    ]
 
 
 def _check_own_place(environ: Mapping[str, str], hosts: Sequence[str], place: tuple[int, int]) -> None:
