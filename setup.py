@@ -16,7 +16,7 @@ _NOT_X86 = "platform_machine != 'x86_64' and platform_machine != 'AMD64'"
 CPU = [f"tensorflow-cpu>=2.20; {_X86}", f"tensorflow>=2.20; {_NOT_X86}"]
 KUBERNETES = ["PyYAML>=6.0"]  # python -m launcher.launch --backend=kubernetes
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
-# The TPU compiler, which needs no TPU; what is private in them is named in launcher/preflight/xla_compiler.py. No
+# The TPU compiler, which needs no TPU; what is private in them is named in launcher/preflight/compile_child.py. No
 # wheels for Python 3.10, and of libtpu none but for Linux on x86-64.
 PREFLIGHT = [
     "jax>=0.10.2; python_version >= '3.11'",

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.modes import PreflightRequest
-from launcher.preflight import command
+from launcher.preflight.command import Preflight
 from launcher.preflight.compiler import default_cache_dir
 
 
 def run(request: PreflightRequest) -> int:
-    """Compiles for every target and batch size that the flags name; see `preflight.command`.
+    """Compiles for every target and batch size that the flags name; see `Preflight`.
 
     Raises:
       UsageError: no target is named, or a number is none.
@@ -30,22 +30,23 @@ def run(request: PreflightRequest) -> int:
         raise UsageError(
             f"--largest_batch looks for a batch size by itself, {other} is of no use with it; leave one out"
         )
-    asked = command.CompileRequest(
-        gin_files=request.gin_file,
-        gin_params=request.gin_param,
-        seed=request.seed,
-        deterministic=request.deterministic,
-        tpu_types=tpu_types,
-        gpu_types=gpu_types,
-        batch_sizes=tuple(dict.fromkeys(map(_batch_size, request.preflight_batch_sizes))),
-        largest_batch=request.largest_batch,
-        search=request.preflight_search,
-        model_dir=request.model_dir,
-        cache_dir=request.preflight_cache or default_cache_dir(os.environ),
-        timeout_seconds=request.preflight_timeout,
-    )
+    batch_sizes = tuple(dict.fromkeys(map(_batch_size, request.preflight_batch_sizes)))
     with gin_bindings.usage_errors():
-        return command.run(asked, dry_run=request.dry_run)
+        preflight = Preflight(
+            gin_files=request.gin_file,
+            gin_params=request.gin_param,
+            seed=request.seed,
+            deterministic=request.deterministic,
+            tpu_types=tpu_types,
+            gpu_types=gpu_types,
+            batch_sizes=batch_sizes,
+            largest_batch=request.largest_batch,
+            search=request.preflight_search,
+            model_dir=request.model_dir,
+            cache_dir=request.preflight_cache or default_cache_dir(os.environ),
+            timeout_seconds=request.preflight_timeout,
+        )
+        return preflight.run(dry_run=request.dry_run)
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:

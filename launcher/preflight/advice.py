@@ -1,22 +1,21 @@
-"""What could be better about a step that compiles: read off the optimised program, no run needed."""
+"""Advice: what could be better about a step that compiles, read off the optimised program; no run needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from launcher.machine.accelerators import Card, Chip
 from launcher.machine.strategy import recommended_policy
-from launcher.preflight.costs import Collective, Costs
+from launcher.preflight import gpu_program
+from launcher.preflight.costs import Collective, Costs, MatrixOp
 from launcher.preflight.hbm import Buffer, HbmUse
-from launcher.preflight.hlo import OpSource
+from launcher.preflight.hlo import Instruction, OpSource
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
 from launcher.reporting.units import bytes_text, milliseconds
 from launcher.step_program.op_source import short_name
 
-# Below these shares, advice would be noise.
-_WORTH_OF_COMPUTE = 0.02
-_WORTH_OF_MEMORY = 0.02
-_WORTH_OF_TIME = 0.02
+_WORTH = 0.02  # share of the arithmetic, the memory or the time below which advice would be noise
 _SHOWN = 3
 
 
@@ -36,11 +35,7 @@ def advise(
         *_sharing(costs, where, bounds, shared_gradient_bytes),
         *where.advice(costs, hbm),
         *_float32(costs, hbm, policy, where),
-        *_recomputed(costs),
-        *_host_transfers(costs),
-        *_dynamic_shapes(costs),
-        *_unknown_loops(costs),
-        *_kernels(costs),
+        *_of_program(costs),
     )
 
 
@@ -53,12 +48,12 @@ def _reductions(costs: Costs, bounds: Roofline, where: Target) -> Iterator[str]:
         )
     small = [one for one in costs.collectives if where.wire_seconds(one) < where.latency_seconds(one)]
     latency = sum(where.latency_seconds(one) for one in small)
-    if latency > _WORTH_OF_TIME * (bounds.estimated_seconds or bounds.step_seconds):
+    if latency > _WORTH * (bounds.estimated_seconds or bounds.step_seconds):
         count = sum(one.times for one in small)
-        names = list(dict.fromkeys(short_name(str(one.source)) or one.kind for one in small))
+        names = _listed(_label(one, one.kind) for one in small)
         yield (
             f"{count} small collectives wait for the {where.wire_name} about {milliseconds(latency / count)} each, "
-            f"whatever their size, {milliseconds(latency)} a step: {', '.join(names[:_SHOWN])}; statistics that each "
+            f"whatever their size, {milliseconds(latency)} a step: {names}; statistics that each "
             "replica takes for itself need none, and one sum of them all waits once"
         )
 
@@ -87,13 +82,7 @@ def _sharing(costs: Costs, where: Target, bounds: Roofline, gradient_bytes: int)
     )
 
 
-def _label(buffer: Buffer) -> str:
-    return short_name(buffer.where) or buffer.name
-
-
 def _float32(costs: Costs, hbm: HbmUse, policy: str, where: Target) -> Iterator[str]:
-    wide = [one for one in costs.matrix_ops if one.dtypes == ("f32", "f32")]
-    flops = sum(one.flops for one in wide)
     half, why = recommended_policy(where.strategy())
     if policy == "float32":
         yield (
@@ -101,61 +90,145 @@ def _float32(costs: Costs, hbm: HbmUse, policy: str, where: Target) -> Iterator[
             f"({why.removeprefix('auto: ')})"
         )
         return
-    if costs.flops and flops > _WORTH_OF_COMPUTE * costs.flops:
-        names = list(dict.fromkeys(short_name(one.source.op_name) or "a product" for one in wide))
+    wide = [one for one in costs.matrix_ops if one.dtypes == ("f32", "f32")]
+    if costs.flops and _flops(wide) > _WORTH * costs.flops:
         yield (
-            f"{flops / costs.flops:.0%} of the arithmetic multiplies float32 under {policy}: "
-            f"{', '.join(names[:_SHOWN])}; cast both operands to {policy.removeprefix('mixed_')}"
+            f"{_flops(wide) / costs.flops:.0%} of the arithmetic multiplies float32 under {policy}: "
+            f"{_listed(map(_label, wide))}; cast both operands to {policy.removeprefix('mixed_')}"
         )
     large = [
-        buffer
+        f"{_name(buffer)} {buffer.array}, {bytes_text(buffer.bytes)}"
         for buffer in hbm.buffers
         if buffer.kind == "temporary"
         and buffer.array is not None
         and buffer.array.dtype == "f32"
-        and buffer.bytes > _WORTH_OF_MEMORY * hbm.available
+        and buffer.bytes > _WORTH * hbm.available
     ]
     if large:
-        parts = [f"{_label(buffer)} {buffer.array}, {bytes_text(buffer.bytes)}" for buffer in large[:_SHOWN]]
-        yield f"float32 among the biggest temporaries, which 16 bits would halve: {'; '.join(parts)}"
+        yield f"float32 among the biggest temporaries, which 16 bits would halve: {'; '.join(large[:_SHOWN])}"
 
 
-def _recomputed(costs: Costs) -> Iterator[str]:
+def _of_program(costs: Costs) -> Iterator[str]:
     if costs.recomputed:
         size = sum(shape.bytes for one in costs.recomputed for shape in one.shapes)
-        names = list(dict.fromkeys(short_name(str(one.source)) or one.name for one in costs.recomputed))
         yield (
             f"the compiler computes {len(costs.recomputed)} results ({bytes_text(size)}) a second time instead of "
-            f"keeping them, as memory is short: {', '.join(names[:_SHOWN])}"
+            f"keeping them, as memory is short: {_listed(_label(one, one.name) for one in costs.recomputed)}"
         )
-
-
-def _host_transfers(costs: Costs) -> Iterator[str]:
     if costs.host_transfers:
-        names = list(dict.fromkeys(str(one.source) or one.name for one in costs.host_transfers))
-        yield f"the step waits for the host {len(costs.host_transfers)} times: {', '.join(names[:_SHOWN])}"
-
-
-def _dynamic_shapes(costs: Costs) -> Iterator[str]:
+        names = _listed(str(one.source) or one.name for one in costs.host_transfers)
+        yield f"the step waits for the host {len(costs.host_transfers)} times: {names}"
     if costs.dynamic:
-        names = list(dict.fromkeys(str(one.source) or one.name for one in costs.dynamic))
+        names = _listed(str(one.source) or one.name for one in costs.dynamic)
         yield (
-            f"{len(costs.dynamic)} results have shapes that are not known before the step runs: "
-            f"{', '.join(names[:_SHOWN])}; their largest size is computed and stored each time"
+            f"{len(costs.dynamic)} results have shapes that are not known before the step runs: {names}; their largest "
+            "size is computed and stored each time"
         )
-
-
-def _unknown_loops(costs: Costs) -> Iterator[str]:
     if costs.unknown_loops:
         yield (
             f"the compiler does not know how often {costs.unknown_loops} loops turn; they are counted as one turn in "
             "the estimates"
         )
-
-
-def _kernels(costs: Costs) -> Iterator[str]:
     if costs.kernels:
         yield (
             f"{costs.kernels} operations are kernels of their own (Pallas): their arithmetic is in no estimate, and "
             "they are taken to read all that they are given"
         )
+
+
+def padding(costs: Costs, hbm: HbmUse, chip: Chip) -> Iterator[str]:
+    """What a step loses to the tiles in which a TPU multiplies and keeps its arrays, a sentence each."""
+    mxu, peak = chip.mxu, chip.device_peak_flops
+    wasted = sorted(((one.padded_flops(mxu) - one.flops, one) for one in costs.matrix_ops), key=lambda pair: -pair[0])
+    total = sum(waste for waste, _ in wasted)
+    if costs.flops and total >= _WORTH * costs.flops:
+        parts = []
+        for waste, ops in _grouped(wasted)[:_SHOWN]:
+            size = f"{ops[0].contracted:,} summed, {ops[0].columns:,} columns, {ops[0].rows:,} rows"
+            size += f", {len(ops)} of them" if len(ops) > 1 else ""
+            parts.append(f"{_label(ops[0])} ({size}): up to {milliseconds(waste / peak)}")
+        yield (
+            f"products that do not fill the {mxu}x{mxu} matrix unit and 8 rows cost up to {milliseconds(total / peak)} "
+            f"a step beside {milliseconds(costs.flops / peak)} of arithmetic; multiples of {mxu} cost nothing. Most of "
+            f"it: {'; '.join(parts)}"
+        )
+    padded = [buffer for buffer in hbm.buffers if buffer.array and buffer.padding > _WORTH * hbm.available]
+    if padded:
+        parts = [
+            f"{_name(buffer)} {buffer.array} takes {bytes_text(buffer.bytes)} for {bytes_text(buffer.array.bytes)}"
+            for buffer in sorted(padded, key=lambda buffer: -buffer.padding)[:_SHOWN]
+            if buffer.array
+        ]
+        yield f"padding to tiles of 8x128 takes HBM: {'; '.join(parts)}"
+
+
+def _grouped(wasted: Iterable[tuple[float, MatrixOp]]) -> list[tuple[float, list[MatrixOp]]]:
+    """Products of one kind of layer and one size together, with what they waste; the most expensive first."""
+    groups: dict[tuple[str, int, int], list[tuple[float, MatrixOp]]] = {}
+    for waste, one in wasted:
+        if waste > 0:
+            groups.setdefault((short_name(one.source.op_name), one.contracted, one.columns), []).append((waste, one))
+    sums = [(sum(waste for waste, _ in group), [one for _, one in group]) for group in groups.values()]
+    return sorted(sums, key=lambda pair: -pair[0])
+
+
+def tensor_cores(costs: Costs, card: Card) -> Iterator[str]:
+    """What keeps products from the full speed of a GPU's Tensor Cores, a sentence each, with the layers it is of.
+
+    That sizes of 16-bit products should be multiples of 8, and of TF32 products of 4, is NVIDIA's rule for all of its
+    libraries (Deep Learning Performance Guide: 16 bytes); recent versions of them use Tensor Cores for others as well,
+    at a lower rate.
+    """
+    reasons: dict[str, list[MatrixOp]] = {}
+    odd = []
+    for one in costs.matrix_ops:
+        why = gpu_program.engine(one, card)[2]
+        if why:
+            reasons.setdefault(why, []).append(one)
+        elif _odd(one):
+            odd.append(one)
+    for why, ops in sorted(reasons.items(), key=lambda item: -_flops(item[1])):
+        if _flops(ops) > _WORTH * costs.flops:
+            yield (
+                f"{_flops(ops) / costs.flops:.0%} of the arithmetic runs on {gpu_program.CUDA_CORES} ({why}), "
+                f"{milliseconds(_flops(ops) / card.float32_flops.value)} at least instead of "
+                f"{milliseconds(_flops(ops) / card.tensor_flops.value)} on {gpu_program.TENSOR_CORES} in 16 bits: "
+                f"{_layers((_label(one), one.flops) for one in ops)}"
+            )
+    if _flops(odd) > _WORTH * costs.flops:
+        layers = _layers((f"{_label(one)} ({', '.join(map(str, dict.fromkeys(_odd(one))))})", one.flops) for one in odd)
+        yield (
+            f"{_flops(odd) / costs.flops:.0%} of the arithmetic has sizes that are no multiples of 8 (float32: of 4), "
+            f"which keeps the libraries from their best kernels: {layers}"
+        )
+
+
+def _odd(one: MatrixOp) -> list[int]:
+    unit = 8 if gpu_program.is_16_bit(one) else 4
+    return [size for size in one.sizes if size % unit]
+
+
+def _layers(ops: Iterable[tuple[str, float]]) -> str:
+    """The layers that most of the arithmetic is in, of names with FLOPs."""
+    found: dict[str, float] = {}
+    for label, flops in ops:
+        found[label] = found.get(label, 0.0) + flops
+    listed = sorted(found, key=lambda label: -found[label])
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return f"{', '.join(listed[:_SHOWN])}{more}"
+
+
+def _flops(ops: Iterable[MatrixOp]) -> float:
+    return sum(one.flops for one in ops)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(list(dict.fromkeys(names))[:_SHOWN])
+
+
+def _label(one: MatrixOp | Collective | Instruction, otherwise: str = "a product") -> str:
+    return short_name(one.source.op_name) or otherwise
+
+
+def _name(buffer: Buffer) -> str:
+    return short_name(buffer.where) or buffer.name

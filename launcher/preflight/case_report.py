@@ -1,4 +1,4 @@
-"""The preflight report of one case: memory, time and suggestions, for a terminal and for preflight.json."""
+"""The preflight report: memory, time and suggestions of a case, and a table of several, for people and programs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.preflight.compilation import Compilation
+from launcher.preflight.compiler import Compilation
 from launcher.preflight.costs import Costs
-from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.largest_batch import LargestBatch, batch_size
 from launcher.preflight.roofline import VECTOR_UNIT, Roofline, of_operation
 from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
+from launcher.preflight.targets import Target
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table
 from launcher.reporting.units import amount, bytes_text, milliseconds, plural, step_text
 from launcher.step_program.op_source import short_name
 
 _OF_PLAN = ("task", "data", "batch", "rematerialisation", "policy", "steps")
-_MEASURED = ("verdict", "memory needed", "of it", "step", "bound by", "compiled in")
+_MEASURED = ("verdict", "memory needed", "of it", "step", "bound by")
 _SHOWN = 8
 _DIFFERENT = 1.005  # of HFU and MFU, beyond rounding
 
@@ -62,20 +62,18 @@ def verdict(finding: SliceFinding) -> str:
 def show(reported: CaseReport, console: Console) -> None:
     """Prints everything about one case."""
     finding = reported.finding
-    costs, published = finding.costs, _forecast(finding)
+    costs, memory = finding.costs, finding.case.where.memory_name
     console.plan(_summary(finding))
     if finding.hbm is not None:
-        _show_section(
-            f"{_capital(finding.case.where.memory_name)} of one device", console, lines=_hbm_lines(finding.hbm)
-        )
+        _show_section(f"{memory[:1].upper()}{memory[1:]} of one device", console, lines=_hbm_lines(finding.hbm))
         if finding.hbm.buffers:
-            _show_section("", console, rows=_buffer_rows(finding))
-    if finding.roofline is not None:
-        _show_section("Time of a step", console, lines=_roofline_lines(finding))
+            _show_section("", console, rows=_buffer_rows(finding.hbm, memory))
+    if costs is not None and finding.roofline is not None:
+        _show_section("Time of a step", console, lines=_roofline_lines(finding, finding.roofline, costs))
         if finding.roofline.estimated:
-            _show_section("", console, rows=_unfilled_rows(finding))
-    if published is not None:
-        _show_section("", console, rows=published.rows())
+            _show_section("", console, rows=_unfilled_rows(finding.case.where, costs))
+    if finding.forecast is not None:
+        _show_section("", console, rows=finding.forecast.rows())
     if costs is not None and costs.collectives:
         _show_section("", console, rows=_collective_rows(costs))
     if costs is not None and costs.kernels_by_kind:
@@ -102,6 +100,25 @@ def _show_section(
         console.plan(dict(lines))
     if rows:
         show_table(rows, console)
+
+
+def comparison(findings: Sequence[SliceFinding], not_applicable: Sequence[tuple[str, str]]) -> list[list[str]]:
+    """The table of several targets or batch sizes, its heading first.
+
+    Args:
+      findings: one a row.
+      not_applicable: (name of the case, why there is no finding).
+    """
+    table = [["where", "batch", "a replica", *_MEASURED, "MFU", "examples/s", "hours"]]
+    for finding in findings:
+        plan, bounds = finding.plan, finding.roofline
+        parts = f" in {plan.microbatches}" if plan.microbatches > 1 else ""
+        batch = [str(plan.recipe.global_batch_size), f"{plan.per_replica_batch_size}{parts}"]
+        rates = [""] * 3
+        if bounds:
+            rates = [f"{bounds.mfu:.1%}", f"{bounds.examples_per_second:,.0f}", f"{bounds.hours:,.2f}"]
+        table.append([finding.case.where.name, *batch, *_measurements(finding), *rates])
+    return table + [[name, "", "", f"not applicable: {why}", *[""] * 7] for name, why in not_applicable]
 
 
 def largest_text(found: LargestBatch) -> str:
@@ -137,9 +154,8 @@ def _summary(finding: SliceFinding) -> dict[str, str]:
     plan, model, compilation = finding.plan, finding.model, finding.compilation
     lines = plan.describe()
     lines.pop("cluster")
-    outcome = verdict(finding)
     notes = enumerate((*plan.notes, *model.notes), start=1)
-    return {
+    found = {
         "where": finding.case.where.describe(),
         **({"figures of": finding.case.where.figures_of} if finding.case.where.figures_of else {}),
         **({"changed": "; ".join(finding.case.changes)} if finding.case.changes else {}),
@@ -149,9 +165,14 @@ def _summary(finding: SliceFinding) -> dict[str, str]:
         **model.computed,
         **{f"note {number}": note for number, note in notes},
         "compiler": f"compiled in {_seconds(compilation)}",
-        "verdict": outcome if finding.refusal is None else f"{outcome}: {finding.refusal}",
-        **_unread(finding),
+        "verdict": ": ".join(filter(None, (verdict(finding), finding.refusal))),
     }
+    if finding.unread:
+        found["not read"] = (
+            f"{plural(len(finding.unread), 'part')} of the compiled program, so nothing is said of its time and FLOPs; "
+            f"memory is the compiler's own figure. First: {finding.unread[0]}. Please report it"
+        )
+    return found
 
 
 def _hbm_lines(hbm: HbmUse) -> dict[str, str]:
@@ -170,26 +191,19 @@ def _hbm_lines(hbm: HbmUse) -> dict[str, str]:
     return lines
 
 
-def _buffer_rows(finding: SliceFinding) -> list[list[str]]:
-    assert finding.hbm is not None
-    rows = [["biggest buffers", finding.case.where.memory_name, "padding", "shape", "from"]]
-    for buffer in finding.hbm.buffers:
+def _buffer_rows(hbm: HbmUse, memory: str) -> list[list[str]]:
+    rows = [["biggest buffers", memory, "padding", "shape", "from"]]
+    for buffer in hbm.buffers:
         padding = f"{buffer.padding / buffer.bytes:.0%}" if buffer.padding else ""
         shape = str(buffer.array) if buffer.array else ""
         name = f"{buffer.kind} {buffer.name}" if buffer.kind != "temporary" else buffer.name
-        rows.append([name, bytes_text(buffer.bytes), padding, shape, _where(buffer.where)])
+        op_name, _, line = buffer.where.partition(" at ")
+        source = " at ".join(filter(None, (short_name(op_name), line)))
+        rows.append([name, bytes_text(buffer.bytes), padding, shape, source])
     return rows
 
 
-def _where(source: str) -> str:
-    name, _, line = source.partition(" at ")
-    return " at ".join(part for part in (short_name(name), line) if part)
-
-
-def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
-    bounds, costs, plan = finding.roofline, finding.costs, finding.plan
-    assert bounds is not None
-    assert costs is not None
+def _roofline_lines(finding: SliceFinding, bounds: Roofline, costs: Costs) -> dict[str, str]:
     where = finding.case.where
     memory, wire = where.memory_name, where.wire_name
     times = {"compute": bounds.compute_seconds, memory: bounds.hbm_seconds, wire: bounds.wire_seconds}
@@ -212,8 +226,9 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
         f"{name}, at least": f"{milliseconds(seconds)}: {what[name]}{', the bound' if name == bounds.bound_by else ''}"
         for name, seconds in times.items()
     }
-    published = _forecast(finding)
-    lines["forecast"] = str(published) if published else "none: no published rate of a comparable step is known"
+    lines["forecast"] = (
+        str(finding.forecast) if finding.forecast else "none: no published rate of a comparable step is known"
+    )
     about, most = ("about", "about") if bounds.estimated else ("at least", "at most")
     lines["MFU"] = f"{most} {bounds.mfu:.1%}"
     if finding.model.flops is None:
@@ -223,7 +238,7 @@ def _roofline_lines(finding: SliceFinding) -> dict[str, str]:
     lines["throughput"] = f"{most} {bounds.examples_per_second:,.0f} examples/s in all" + (
         f", {bounds.tokens_per_second:,.0f} tokens/s" if bounds.tokens_per_second is not None else ""
     )
-    lines["the whole run"] = f"{about} {_hours(bounds.hours)} for {plan.total_steps:,} steps, training alone"
+    lines["the whole run"] = f"{about} {_hours(bounds.hours)} for {finding.plan.total_steps:,} steps, training alone"
     return lines
 
 
@@ -241,10 +256,8 @@ def _parts(bounds: Roofline) -> str:
     return ", ".join(f"{name} {milliseconds(seconds)} ({seconds / total:.0%})" for name, seconds in parts if seconds)
 
 
-def _unfilled_rows(finding: SliceFinding) -> list[list[str]]:
+def _unfilled_rows(where: Target, costs: Costs) -> list[list[str]]:
     """The operations that fill neither memory bandwidth nor matrix unit, those of a layer together."""
-    costs, where = finding.costs, finding.case.where
-    assert costs is not None
     groups: dict[str, list[float]] = {}
     for one in costs.operations:
         seconds, fills = of_operation(one, where)
@@ -258,33 +271,12 @@ def _unfilled_rows(finding: SliceFinding) -> list[list[str]]:
     return rows
 
 
-def _forecast(finding: SliceFinding) -> Forecast | None:
-    """What published runs say of the bound."""
-    if finding.roofline is None:
-        return None
-    return forecast(finding.model.kind, finding.roofline, finding.case.where.accelerator)
-
-
 def _without_estimate(costs: Costs) -> str:
     """What the compiler's cost model leaves out."""
     if not costs.unestimated:
         return ""
     taken = ", taken at what their memory traffic needs" if costs.operations else ""
     return f"; the compiler has no estimate for {plural(costs.unestimated, 'operation')}{taken}"
-
-
-def _unread(finding: SliceFinding) -> dict[str, str]:
-    """That the compiled program was not read whole, and what follows."""
-    if not finding.unread:
-        return {}
-    return {
-        "not read": f"{plural(len(finding.unread), 'part')} of the compiled program, so nothing is said of its time "
-        f"and FLOPs; memory is the compiler's own figure. First: {finding.unread[0]}. Please report it"
-    }
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def _hours(hours: float) -> str:
@@ -306,21 +298,22 @@ def _collective_rows(costs: Costs) -> list[list[str]]:
 
 
 def _tried_rows(reported: CaseReport) -> list[list[str]]:
-    rows = [["change", *_MEASURED]]
-    rows.append(["as it is", *_measurements(reported.finding)])
+    rows = [["change", *_MEASURED, "compiled in"], ["as it is", *_measured_with_time(reported.finding)]]
     for one in reported.tried:
-        if one.finding is not None:
-            rows.append([one.suggestion.flag, *_measurements(one.finding)])
-        elif one.refused is not None:
-            rows.append([one.suggestion.flag, f"not applicable: {one.refused}", *[""] * 5])
+        refused = [f"not applicable: {one.refused}", *[""] * 5]
+        rows.append([one.suggestion.flag, *(_measured_with_time(one.finding) if one.finding else refused)])
     return rows
 
 
 def _batch_rows(found: LargestBatch) -> list[list[str]]:
-    rows = [["global batch", "a replica", *_MEASURED]]
+    rows = [["global batch", "a replica", *_MEASURED, "compiled in"]]
     for one in sorted(found.tried, key=batch_size):
-        rows.append([f"{batch_size(one):,}", f"{one.plan.per_replica_batch_size:,}", *_measurements(one)])
+        rows.append([f"{batch_size(one):,}", f"{one.plan.per_replica_batch_size:,}", *_measured_with_time(one)])
     return rows
+
+
+def _measured_with_time(finding: SliceFinding) -> list[str]:
+    return [*_measurements(finding), _seconds(finding.compilation)]
 
 
 def _measurements(finding: SliceFinding) -> list[str]:
@@ -331,7 +324,6 @@ def _measurements(finding: SliceFinding) -> list[str]:
         f"{hbm.needed / hbm.available:.0%}" if hbm else "",
         step_text(bounds.step_seconds, bounds.estimated_seconds) if bounds else "",
         bounds.most_for if bounds else "",
-        _seconds(finding.compilation),
     ]
 
 
@@ -342,8 +334,7 @@ def _seconds(compilation: Compilation) -> str:
 def as_json(reported: CaseReport) -> dict[str, Any]:
     """The same for a program; sizes in bytes, times in seconds."""
     finding = reported.finding
-    plan, hbm, costs, bounds = finding.plan, finding.hbm, finding.costs, finding.roofline
-    where, published = finding.case.where, _forecast(finding)
+    plan, where = finding.plan, finding.case.where
     return {
         "accelerator_type": where.name,
         "topology": where.topology_name,
@@ -366,40 +357,39 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "compile_seconds": finding.compilation.seconds,
         "from_cache": finding.compilation.cached,
         "unread": list(finding.unread),
-        "hbm": None if hbm is None else _hbm_json(hbm),
-        "costs": None
-        if costs is None
-        else {
-            "flops": costs.flops,
-            "model_flops": None if finding.model.flops is None else finding.model.flops.model,
-            "hbm_bytes": costs.hbm_bytes,
-            "compiler_flops": finding.compilation.cost.get("flops"),
-            "compiler_bytes_accessed": finding.compilation.cost.get("bytes accessed"),
-            "collectives": [
-                {name: value for name, value in dataclasses.asdict(one).items() if name != "source"}
-                for one in costs.collectives
-            ],
-            "host_transfers": len(costs.host_transfers),
-            "dynamic_shapes": len(costs.dynamic),
-            "operations_without_estimate": costs.unestimated,
-            "custom_kernels": costs.kernels,
-            "kernels_by_kind": dict(costs.kernels_by_kind),
-            "recomputed": len(costs.recomputed),
-        },
-        "roofline": None
-        if bounds is None
-        else {
-            **dataclasses.asdict(bounds),
-            "step_seconds": bounds.step_seconds,
-            "estimated_seconds": bounds.estimated_seconds,
-            "most_for": bounds.most_for,
-        },
-        "forecast": None if published is None else published.as_json(),
+        "hbm": finding.hbm and _hbm_json(finding.hbm),
+        "costs": finding.costs and _costs_json(finding, finding.costs),
+        "roofline": finding.roofline and _roofline_json(finding.roofline),
+        "forecast": finding.forecast and finding.forecast.as_json(),
         "advice": list(finding.advice),
         "suggestions": [_tried_json(one) for one in reported.tried],
-        "largest_batch": None if reported.largest is None else _largest_json(reported.largest),
+        "largest_batch": reported.largest and _largest_json(reported.largest),
         "constants": {name: dataclasses.asdict(constant) for name, constant in where.constants.items()},
     }
+
+
+def _costs_json(finding: SliceFinding, costs: Costs) -> Mapping[str, Any]:
+    flops, counted = finding.model.flops, finding.compilation.cost
+    collectives = [dataclasses.asdict(one) for one in costs.collectives]
+    return {
+        "flops": costs.flops,
+        "model_flops": flops and flops.model,
+        "hbm_bytes": costs.hbm_bytes,
+        "compiler_flops": counted.get("flops"),
+        "compiler_bytes_accessed": counted.get("bytes accessed"),
+        "collectives": [{name: one[name] for name in one if name != "source"} for one in collectives],
+        "host_transfers": len(costs.host_transfers),
+        "dynamic_shapes": len(costs.dynamic),
+        "operations_without_estimate": costs.unestimated,
+        "custom_kernels": costs.kernels,
+        "kernels_by_kind": dict(costs.kernels_by_kind),
+        "recomputed": len(costs.recomputed),
+    }
+
+
+def _roofline_json(bounds: Roofline) -> Mapping[str, Any]:
+    derived = ("step_seconds", "estimated_seconds", "most_for")
+    return {**dataclasses.asdict(bounds), **{name: getattr(bounds, name) for name in derived}}
 
 
 def _hbm_json(hbm: HbmUse) -> Mapping[str, Any]:
@@ -422,33 +412,32 @@ def _hbm_json(hbm: HbmUse) -> Mapping[str, Any]:
 
 
 def _tried_json(one: Tried) -> Mapping[str, Any]:
-    found = one.finding
+    found, bounds = one.finding, one.finding and one.finding.roofline
     return {
         "flag": one.suggestion.flag,
         "why": one.suggestion.why,
-        "verdict": None if found is None else verdict(found),
-        "hbm_bytes": None if found is None or found.hbm is None else found.hbm.needed,
-        "step_seconds": None if found is None or found.roofline is None else found.roofline.step_seconds,
-        "estimated_seconds": None if found is None or found.roofline is None else found.roofline.estimated_seconds,
-        "compile_seconds": None if found is None else found.compilation.seconds,
+        "verdict": found and verdict(found),
+        "hbm_bytes": found and found.hbm and found.hbm.needed,
+        "step_seconds": bounds and bounds.step_seconds,
+        "estimated_seconds": bounds and bounds.estimated_seconds,
+        "compile_seconds": found and found.compilation.seconds,
         "refused": one.refused,
     }
 
 
 def _largest_json(found: LargestBatch) -> Mapping[str, Any]:
-    tried = sorted(found.tried, key=batch_size)
     return {
-        "fits": None if found.fits is None else batch_size(found.fits),
-        "refused": None if found.refused is None else batch_size(found.refused),
+        "fits": found.fits and batch_size(found.fits),
+        "refused": found.refused and batch_size(found.refused),
         "exact": found.is_exact,
         "unit": found.unit,
         "tried": [
             {
                 "global_batch_size": batch_size(one),
                 "verdict": verdict(one),
-                "hbm_bytes": None if one.hbm is None else one.hbm.needed,
+                "hbm_bytes": one.hbm and one.hbm.needed,
                 "compile_seconds": one.compilation.seconds,
             }
-            for one in tried
+            for one in sorted(found.tried, key=batch_size)
         ],
     }

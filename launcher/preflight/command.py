@@ -9,12 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.preflight import auto_settings, case_report, comparison, gpus, largest_batch, slices, suggestions
+from launcher.preflight import case_report, gpus, largest_batch, slices, suggestions
 from launcher.preflight.case_report import CaseReport, Tried
 from launcher.preflight.compiler import Compiler, require_versions
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
-from launcher.preflight.suggestions import Suggestion
-from launcher.preflight.targets import Target
 from launcher.reporting import report, run_folder, strict_json
 from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions as run_versions
@@ -22,8 +20,8 @@ from launcher.reporting.tables import show_table
 from launcher.reporting.units import bytes_text
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CompileRequest:
+@dataclasses.dataclass(kw_only=True)
+class Preflight:
     """What is to be compiled, and for what.
 
     Attributes:
@@ -34,70 +32,53 @@ class CompileRequest:
       search: compile with every knob turned, not only until a step fits that does not.
       model_dir: where preflight.json goes; None for nowhere.
       cache_dir, timeout_seconds: of the compiler.
+
+    Raises:
+      UsageError: a type is unknown or not listed, a compiler is missing, or the folder is another run's.
     """
 
-    gin_files: tuple[str, ...]
-    gin_params: tuple[str, ...]
+    gin_files: Sequence[str]
+    gin_params: Sequence[str]
     seed: int | None
     deterministic: bool
-    tpu_types: tuple[str, ...]
-    gpu_types: tuple[str, ...]
-    batch_sizes: tuple[int, ...]
+    tpu_types: Sequence[str]
+    gpu_types: Sequence[str]
+    batch_sizes: Sequence[int]
     largest_batch: bool
     search: bool
     model_dir: str | None
     cache_dir: str
     timeout_seconds: float
 
-    def cases(self) -> list[Case]:
-        """Every target with every batch size.
-
-        Raises:
-          UsageError: a type is unknown or not listed.
-        """
-        wanted: list[Target] = [slices.find(name) for name in self.tpu_types]
-        wanted += [gpus.find(name) for name in self.gpu_types]
-        changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
-        return [Case(where=where, changes=change) for where in wanted for change in changes]
-
-
-def run(request: CompileRequest, *, dry_run: bool = False) -> int:
-    """Examines the cases, prints what was found and writes it down.
-
-    Returns:
-      The exit code of a step that fits; of several, of one that fits at least.
-
-    Raises:
-      UsageError: the request or the recipe is wrong, or the step compiles or fits nowhere.
-    """
-    return Preflight(request).run(dry_run=dry_run)
-
-
-class Preflight:
-    """One request, about to be examined; see `run`."""
-
-    def __init__(self, request: CompileRequest):
-        self._request = request
+    def __post_init__(self) -> None:
         self._console = make_console(total_steps=1)
         self._phase = contextlib.ExitStack()
-        self._cases = request.cases()
-        self._versions = {
-            name: version
-            for accelerator in dict.fromkeys(case.where.accelerator for case in self._cases)
-            for name, version in require_versions(accelerator).items()
-        }
-        if request.model_dir is not None:
-            check_model_dir(request.model_dir)
+        targets = [*map(slices.find, self.tpu_types), *map(gpus.find, self.gpu_types)]
+        changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
+        self._cases = [Case(where=where, changes=change) for where in targets for change in changes]
+        self._versions: dict[str, str] = {}
+        for accelerator in dict.fromkeys(where.accelerator for where in targets):
+            self._versions |= require_versions(accelerator)
+        if self.model_dir is not None:
+            check_model_dir(self.model_dir)
         self._examiner = Examiner(
-            gin_files=request.gin_files,
-            gin_params=request.gin_params,
-            seed=request.seed,
-            deterministic=request.deterministic,
-            compiler=Compiler(cache_dir=request.cache_dir, timeout_seconds=request.timeout_seconds),
+            gin_files=self.gin_files,
+            gin_params=self.gin_params,
+            seed=self.seed,
+            deterministic=self.deterministic,
+            compiler=Compiler(cache_dir=self.cache_dir, timeout_seconds=self.timeout_seconds),
             on_phase=self._begin,
         )
 
-    def run(self, *, dry_run: bool) -> int:
+    def run(self, *, dry_run: bool = False) -> int:
+        """Examines the cases, prints what was found and writes it down.
+
+        Returns:
+          The exit code of a step that fits; of several, of one that fits at least.
+
+        Raises:
+          UsageError: the recipe is wrong, or the step compiles or fits nowhere.
+        """
         possible, not_applicable = self._checked()
         if dry_run:
             for case in possible:
@@ -106,21 +87,20 @@ class Preflight:
         reports: list[CaseReport] = []
         for case in possible:
             try:
-                report = self._report(case)
+                found = self._report(case)
             except LauncherError as error:
                 if len(self._cases) == 1:
                     raise
                 not_applicable.append((case.name, str(error)))
-            else:
-                self._phase.close()
-                reports.append(report)
-                case_report.show(report, self._console)
-                self._console.note("")
+                continue
             finally:
                 self._phase.close()
+            reports.append(found)
+            case_report.show(found, self._console)
+            self._console.note("")
         findings = [one.finding for one in reports]
         if len(self._cases) > 1:
-            show_table(comparison.rows(findings, not_applicable), self._console)
+            show_table(case_report.comparison(findings, not_applicable), self._console)
         case_report.show_constants(findings, self._console)
         self._write(reports, not_applicable)
         return self._judge(reports, not_applicable)
@@ -147,11 +127,10 @@ class Preflight:
         return possible, refused
 
     def _report(self, case: Case) -> CaseReport:
-        if self._request.largest_batch:
-            case = auto_settings.for_largest_batch(self._examiner, case)
+        if self.largest_batch:
             largest = largest_batch.find(self._examiner, case, on_try=self._tell_try)
             return CaseReport(finding=largest.fits or largest.tried[-1], largest=largest)
-        finding = auto_settings.examine(self._examiner, case)
+        finding = suggestions.examine_auto(self._examiner, case)
         return CaseReport(finding=finding, tried=tuple(self._tried(finding)))
 
     def _tell_try(self, finding: SliceFinding) -> None:
@@ -166,41 +145,37 @@ class Preflight:
         Without --preflight_search, only for a single step that does not fit, only until the first that does, and none
         is begun after --preflight_timeout seconds.
         """
-        search = self._request.search
-        if not search and (finding.fits or len(self._cases) > 1):
+        if not self.search and (finding.fits or len(self._cases) > 1):
             return
         started = time.monotonic()
         for knob in suggestions.knobs(finding):
             for suggestion in knob:
-                if not search and time.monotonic() - started > self._request.timeout_seconds:
+                if not self.search and time.monotonic() - started > self.timeout_seconds:
                     return
-                one = self._compiled(suggestion)
+                try:
+                    one = Tried(suggestion=suggestion, finding=self._examiner.examine(suggestion.case))
+                except LauncherError as error:  # what has been found so far is worth more than the error
+                    one = Tried(suggestion=suggestion, refused=str(error))
                 yield one
                 if one.fits:
                     break
             else:
                 continue
-            if not search:
+            if not self.search:
                 return
 
-    def _compiled(self, suggestion: Suggestion) -> Tried:
-        try:
-            return Tried(suggestion=suggestion, finding=self._examiner.examine(suggestion.case))
-        except LauncherError as error:  # what has been found so far is worth more than the error
-            return Tried(suggestion=suggestion, refused=str(error))
-
     def _write(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> None:
-        if self._request.model_dir is None:
+        if self.model_dir is None:
             return
         content = {
-            "recipe": list(self._request.gin_files),
-            "gin_params": list(self._request.gin_params),
+            "recipe": list(self.gin_files),
+            "gin_params": list(self.gin_params),
             "cases": [case_report.as_json(one) for one in reports],
             "not_applicable": [{"case": name, "why": why} for name, why in not_applicable],
             "versions": {**run_versions(), **self._versions},
         }
         text = strict_json.dumps(content, indent=2)
-        written = report.write_result(self._request.model_dir, run_folder.PREFLIGHT, text)
+        written = report.write_result(self.model_dir, run_folder.PREFLIGHT, text)
         self._console.note("")
         self._console.note(f"written: {written}")
 
@@ -219,7 +194,7 @@ class Preflight:
             if len(refused) == len(self._cases):
                 raise UsageError(_no_case(refused))
             but = f", and cannot be compiled for {len(refused)} others" if refused else ""
-            hint = "" if self._request.search else ", or let --preflight_search look for what makes it fit"
+            hint = "" if self.search else ", or let --preflight_search look for what makes it fit"
             fitted = len(self._cases) - len(refused)
             raise UsageError(f"the step fits none of {fitted} cases{but}; see the table and the advice{hint}")
         raise UsageError(_refusal(reports[0]))

@@ -1,21 +1,40 @@
 """The child process in which a compiler of XLA runs: it may take all memory, hang or abort, and harm nobody else.
 
-python -m launcher.preflight.compile_child FOLDER, where FOLDER has what `compiler` put there
+    python -m launcher.preflight.compile_child FOLDER
+
+FOLDER has what `compiler` put there. XLA's compilers for TPUs and for GPUs are called by way of JAX, on a machine that
+has neither. JAX has no public function that compiles StableHLO for a topology; what its own `jit` calls is called here.
+Tried with jax, jaxlib and jax-cuda12-pjrt 0.10.2 and libtpu 0.0.51. Nothing else may do this: libtpu takes hold of the
+process, and a compiler may end it.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from launcher.errors import EXIT_DONE
 from launcher.machine import child_process
-from launcher.preflight.xla_compiler import BEFORE_LIBRARIES
 
 REQUEST, PROGRAM, OUTCOME, DUMP, LOG = "request.json", "program.mlir", "outcome.json.gz", "dump", "log.txt"
+
+# XLA's dump of a GPU's program at the moment before its convolutions become calls of cuDNN, which cannot be counted: by
+# then it is simplified and its loops' turns are known. The flag that asks for it, and how the file's name ends.
+DUMP_BEFORE_LIBRARIES, _BEFORE_LIBRARIES = "--xla_dump_hlo_pass_re=conv-rewriter", ".before_conv-rewriter.txt"
+
+# What XLA says when it has done everything but to turn its kernels into machine code, for which it looks for programs
+# of the CUDA toolkit: the program is optimised, its memory assigned, and both are dumped by then.
+# Leans on jaxlib: a missing assembler for GPUs is named in these words. Noticed by
+# tests/preflight/test_gpu_preflight.py. Then: take the new words; preflight for GPUs needs them.
+_NOT_ASSEMBLED = re.compile(r"No PTX compilation provider|libdevice not found|ptxas", re.IGNORECASE)
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +43,7 @@ def main(argv: list[str]) -> int:
     folder = Path(argv[1])
     request = json.loads((folder / REQUEST).read_text("utf-8"))
     del request["xla_flags"]  # which XLA found in the environment
-    outcome = _compile(folder, request)
+    outcome = _outcome(folder, request)
     partial = folder / f"{OUTCOME}.partial"
     with gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file:
         json.dump(outcome, file)
@@ -32,27 +51,70 @@ def main(argv: list[str]) -> int:
     return EXIT_DONE
 
 
-def _compile(folder: Path, request: dict) -> dict:
-    from launcher.preflight import xla_compiler
-
-    outcome: dict = {"error": None, "unsupported": None, "memory": {}, "cost": {}, "hlo": ""}
+def _outcome(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `compiler.Compilation`, and "unsupported": why these versions cannot be used, or None."""
+    outcome: dict[str, Any] = {"error": None, "unsupported": None, "memory": {}, "cost": {}, "hlo": ""}
+    stablehlo = (folder / PROGRAM).read_text("utf-8")
     started = time.monotonic()
     try:
-        made = xla_compiler.compile_program((folder / PROGRAM).read_text("utf-8"), **request)
-        outcome |= {"memory": made.memory, "cost": made.cost, "hlo": made.hlo}
-    except xla_compiler.CompileError as error:
-        outcome["error"] = str(error)
-    except xla_compiler.UnsupportedVersionError as error:
-        outcome["unsupported"] = str(error)
+        outcome |= _compile(stablehlo, **request)
+    except (ImportError, AttributeError, TypeError) as error:  # JAX has changed
+        outcome["unsupported"] = f"{type(error).__name__}: {error}"
     outcome["seconds"] = time.monotonic() - started
     outcome |= _dumped(folder / DUMP, outcome["hlo"])
-    if (
-        outcome["error"] is None
-        and outcome["unsupported"] is None
-        and not (outcome["hlo"] and outcome["buffer_assignment"])
-    ):
+    failed = outcome["error"] is not None or outcome["unsupported"] is not None
+    if not failed and not (outcome["hlo"] and outcome["buffer_assignment"]):
         outcome["unsupported"] = "it left no optimised program, or not where its buffers lie"
     return outcome
+
+
+# Leans on jaxlib: a program is compiled for a topology by these modules of jax and jaxlib. Noticed by
+# tests/preflight/test_compiler.py. Then: see what `jax.jit` calls in the new version; preflight needs it.
+def _compile(stablehlo: str, *, platform: str, topology: Mapping[str, Any], num_replicas: int) -> dict[str, Any]:
+    """What the compiler says of a program for all devices of a topology; of one for GPUs all else is in XLA's dump."""
+    import jax
+    from jax.experimental import topologies
+    from jax.interpreters.mlir import make_ir_context
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    context = make_ir_context()
+    devices: Any = topologies.get_topology_desc(platform=platform, **topology).devices
+    if len(devices) != num_replicas:
+        return {"unsupported": f"{topology} has {len(devices)} devices, not {num_replicas}"}
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = num_replicas, 1
+    assignment = np.arange(num_replicas, dtype=np.int32)[:, np.newaxis]
+    options.device_assignment = xla_client.DeviceAssignment.create(assignment)
+    device_list = xla_client.DeviceList(tuple(devices))
+    try:
+        with context:
+            module = ir.Module.parse(stablehlo)
+        made = devices[0].client.compile(module, executable_devices=device_list, compile_options=options)
+    except (jax.errors.JaxRuntimeError, ir.MLIRError) as error:
+        is_compiled = platform == "cuda" and _NOT_ASSEMBLED.search(str(error))
+        return {} if is_compiled else {"error": str(error)}
+    return _described(made) if platform == "tpu" else {}
+
+
+def _described(made: Any) -> dict[str, Any]:
+    statistics, cost = made.get_compiled_memory_stats(), made.cost_analysis()
+    names = ("argument", "output", "alias", "temp", "generated_code")
+    return {
+        "memory": {name: int(getattr(statistics, f"{name}_size_in_bytes")) for name in names},
+        "cost": {name: float(cost[name]) for name in ("flops", "bytes accessed") if name in cost},
+        "hlo": _text(made),
+    }
+
+
+def _text(made: Any) -> str:
+    import jax
+
+    try:
+        return made.hlo_modules()[0].to_string()
+    except jax.errors.JaxRuntimeError:
+        # jaxlib 0.10.2 refuses programs of libtpu 0.0.51 that update an asynchronous operation, as those for v6e do.
+        return ""
 
 
 def _dumped(folder: Path, hlo: str) -> dict[str, str]:
@@ -67,7 +129,7 @@ def _dumped(folder: Path, hlo: str) -> dict[str, str]:
         "hlo": hlo or text("[._]after_optimizations.txt", ".oom_intermediate_module.txt"),
         "buffer_assignment": text("[._]after_optimizations-buffer-assignment.txt"),
         "live_ranges": text("[._]after_optimizations-live-range.txt"),
-        "before_libraries": text(BEFORE_LIBRARIES, ".before_optimizations.txt") if not hlo else "",
+        "before_libraries": text(_BEFORE_LIBRARIES, ".before_optimizations.txt") if not hlo else "",
     }
 
 

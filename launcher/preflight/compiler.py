@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import hashlib
 import importlib.metadata
@@ -23,11 +24,10 @@ from typing import Any
 import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
 from launcher.machine import child_process, installation
-from launcher.preflight.compilation import Compilation
 from launcher.preflight.compile_child import DUMP, LOG, OUTCOME, PROGRAM, REQUEST
 from launcher.preflight.targets import Target
 
-# The oldest that were tried; what is private in them is in `xla_compiler`.
+# The oldest that were tried; what is private in them is in `compile_child`.
 MINIMUM = {"jax": "0.10.2", "libtpu": "0.0.51", "jax-cuda12-pjrt": "0.10.2"}
 # Beside jax and jaxlib, the package that has the compiler for an accelerator, and the extra that brings it.
 _COMPILERS = {"tpu": ("libtpu", "preflight"), "gpu": ("jax-cuda12-pjrt", "gpu_preflight")}
@@ -56,6 +56,33 @@ class CompilerDiedError(LauncherError):
     """The compiler's process ended without an answer."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """What the compiler made of a program.
+
+    Attributes:
+      error: why it refuses the program, in its own words; None when it compiled.
+      memory: bytes a device: "argument", "output", "alias" (outputs that take an argument's memory), "temp" and
+        "generated_code"; empty when refused.
+      cost: XLA's own count: "flops" and "bytes accessed" a device; empty when refused.
+      hlo: the optimised program, text; may be empty when refused.
+      buffer_assignment, live_ranges: where its buffers lie and when they live, XLA's dumps; may be empty.
+      seconds: what the compilation took when it was done.
+      cached: whether that was before this call.
+      before_libraries: the program before its convolutions and products became calls of libraries; may be empty.
+    """
+
+    error: str | None
+    memory: Mapping[str, int]
+    cost: Mapping[str, float]
+    hlo: str
+    buffer_assignment: str
+    live_ranges: str
+    seconds: float
+    cached: bool
+    before_libraries: str = ""
+
+
 def default_cache_dir(environ: Mapping[str, str]) -> str:
     """`launcher/preflight` in the user's cache: $XDG_CACHE_HOME, else ~/.cache."""
     home = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -63,10 +90,7 @@ def default_cache_dir(environ: Mapping[str, str]) -> str:
 
 
 def require_versions(accelerator: str = "tpu") -> dict[str, str]:
-    """Versions of jax, jaxlib and the compiler for an accelerator, none of which is imported for it.
-
-    Args:
-      accelerator: "tpu" or "gpu".
+    """Versions of jax, jaxlib and the compiler for an accelerator, "tpu" or "gpu"; imports none of them.
 
     Raises:
       UsageError: one is missing, older than what was tried, or does not go with the others.
@@ -119,30 +143,20 @@ class Compiler:
       child: command that starts the compiling process; for tests.
     """
 
-    def __init__(
-        self,
-        *,
-        cache_dir: str,
-        timeout_seconds: float,
-        child: Sequence[str] = CHILD,
-    ):
+    def __init__(self, *, cache_dir: str, timeout_seconds: float, child: Sequence[str] = CHILD):
         self._cache_dir = Path(os.path.expanduser(cache_dir))
         self._timeout_seconds = timeout_seconds
         self._child = tuple(child)
 
     def compile(self, stablehlo: str, where: Target) -> Compilation:
-        """Compiles a program for all replicas of a target, or finds what came of it before.
-
-        Args:
-          stablehlo: MLIR text of a program for `where.num_replicas` replicas.
-          where: the target.
+        """Compiles MLIR text for all replicas of a target, or finds what came of it before.
 
         Raises:
           OutOfTimeError, OutOfHostMemoryError, CompilerDiedError: no answer.
           UsageError: the compiler is not installed or its version does not fit, or the cache cannot be written.
         """
         request, versions = where.compile_request(), require_versions(where.accelerator)
-        entry = self._cache_dir / f"{self._key(stablehlo, request, versions)}.json.gz"
+        entry = self._cache_dir / f"{_key(stablehlo, request, versions)}.json.gz"
         kept = _read(entry)
         if kept is not None:
             return Compilation(**kept, cached=True)
@@ -171,30 +185,26 @@ class Compiler:
                 if time.time() - folder.stat().st_mtime > max(_ABANDONED_SECONDS, 2 * self._timeout_seconds):
                     shutil.rmtree(folder)
 
-    def _key(self, stablehlo: str, request: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-        deciding = {name: os.environ.get(name, "") for name in _DECIDING}
-        parts = [_named_by_order(stablehlo), json.dumps([request, versions, deciding], sort_keys=True)]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
     def _run(self, folder: Path, stablehlo: str, request: Mapping[str, Any], where: Target) -> None:
         (folder / PROGRAM).write_text(stablehlo, "utf-8")
         (folder / REQUEST).write_text(json.dumps(request), "utf-8")
-        log = folder / LOG
-        with child_process.running(
-            [*self._child, str(folder)], log=log, environ=_environment(folder, request)
-        ) as process:
-            self._wait(process, where)
+        command, log = [*self._child, str(folder)], folder / LOG
+        with child_process.running(command, log=log, environ=_environment(folder, request)) as process:
+            try:
+                process.wait(self._timeout_seconds)
+            except subprocess.TimeoutExpired:
+                raise OutOfTimeError(
+                    f"--preflight_timeout={self._timeout_seconds:g}: {_compiler_for(where)} was not done with "
+                    f"{where.name} after so many seconds; give it more, or a machine with faster cores"
+                ) from None
         if process.returncode:
             raise _death(process.returncode, log, where)
 
-    def _wait(self, process: subprocess.Popen[bytes], where: Target) -> None:
-        try:
-            process.wait(self._timeout_seconds)
-        except subprocess.TimeoutExpired:
-            raise OutOfTimeError(
-                f"--preflight_timeout={self._timeout_seconds:g}: {_compiler_for(where)} was not done with "
-                f"{where.name} after so many seconds; give it more, or a machine with faster cores"
-            ) from None
+
+def _key(stablehlo: str, request: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    deciding = {name: os.environ.get(name, "") for name in _DECIDING}
+    parts = [_named_by_order(stablehlo), json.dumps([request, versions, deciding], sort_keys=True)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _named_by_order(stablehlo: str) -> str:

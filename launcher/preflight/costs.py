@@ -23,7 +23,7 @@ _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "col
 # new name; its bytes would count as an all-reduce.
 _REDUCE_SCATTER = "all-reduce-scatter"
 # Names and views of what is already there, and bodies that are counted themselves.
-_FREE = {
+FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
     "async-start", "async-update", "async-done", "partition-id", "replica-id", "opt-barrier",
 }  # fmt: skip
@@ -47,7 +47,6 @@ class MatrixOp:
     """A convolution or matrix product.
 
     Attributes:
-      source: where it is from.
       flops: of all its turns, a multiply-add being two.
       contracted: products that are added up for one element of the result, places of padding left out.
       columns: produced features. They and the contracted ones fill the matrix unit.
@@ -56,7 +55,6 @@ class MatrixOp:
       sizes: of a product rows, summed ones and columns; of a convolution, in whatever order, examples and features.
       bytes: of operands and result.
       full_precision: whether float32 must not be rounded on the way, as TF32 does.
-      is_convolution: or a matrix product.
     """
 
     source: OpSource
@@ -87,7 +85,6 @@ class Collective:
       kind: HLO's name, such as "all-reduce".
       bytes: of what is reduced or gathered, in one turn.
       times: turns.
-      dtypes: of its arrays.
       waits: whether the device does nothing else meanwhile.
     """
 
@@ -98,14 +95,20 @@ class Collective:
     source: OpSource
     waits: bool = True
 
+    @property
+    def crossings(self) -> int:
+        """How often its bytes cross a device's links at least, for n devices times (n - 1) / n.
+
+        A sum over all is scattered and then gathered (Patarasuk and Yuan 2009).
+        """
+        return 2 if self.kind == "all-reduce" else 1
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation:
     """An instruction that the device steps through, with all its turns.
 
     Attributes:
-      source: where it is from.
-      opcode: HLO's.
       cycles: of the compiler's own cost model; None where it has no estimate.
       flops: of the matrix products and convolutions in it.
       hbm_bytes: read and written.
@@ -152,11 +155,6 @@ class Costs:
     recomputed: tuple[Instruction, ...] = ()
 
     @property
-    def cycles(self) -> int:
-        """Of the operations one after another, as far as there are estimates."""
-        return sum(one.cycles or 0 for one in self.operations)
-
-    @property
     def biggest_convolution(self) -> int:
         """Bytes of its operands and result; 0 without any."""
         return max((one.bytes for one in self.matrix_ops if one.is_convolution), default=0)
@@ -192,7 +190,7 @@ def count(module: Module) -> Costs:
             for at, each in inside:
                 if each.opcode.removesuffix("-start") in _COLLECTIVES:
                     collectives.append(_collective(at, each, times))
-                if _is_host_transfer(at, each):
+                if _is_host_transfer(each):
                     host.append(each)
                 if any(shape.dynamic for shape in each.shapes) and each.opcode != "get-tuple-element":
                     dynamic.append(each)
@@ -221,7 +219,7 @@ def _is_kernel(one: Instruction) -> bool:
 
 
 def _is_free(one: Instruction) -> bool:
-    return one.opcode in _FREE or (one.opcode == "custom-call" and one.attribute("custom_call_target") in _FREE_TARGETS)
+    return one.opcode in FREE or (one.opcode == "custom-call" and one.attribute("custom_call_target") in _FREE_TARGETS)
 
 
 def _should_be_estimated(one: Instruction) -> bool:
@@ -236,18 +234,22 @@ def _matters(one: Instruction) -> bool:
     return _is_kernel(one) or one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.attributes
 
 
-def executed(module: Module) -> Iterator[tuple[Computation, int]]:
+def executed(
+    module: Module, computation: Computation | None = None, times: int = 1
+) -> Iterator[tuple[Computation, int]]:
     """Computations whose instructions the device steps through, with how often; not those inside fusions.
 
     A loop whose turns are not known is taken to turn once, all branches of a conditional to be taken.
+
+    Args:
+      module: of which all was read.
+      computation: with which it begins; None for the entry.
+      times: how often that one is.
     """
-    yield from _executed(module, module.entry, 1)
-
-
-def _executed(module: Module, computation: Computation, times: int) -> Iterator[tuple[Computation, int]]:
+    computation = module.entry if computation is None else computation
     yield computation, times
+    kinds: tuple[str, ...]
     for one in computation.instructions.values():
-        kinds: tuple[str, ...]
         if one.opcode == "while":
             inside, kinds = times * (turns(module, computation, one) or 1), ("body", "condition")
         elif one.opcode in ("conditional", "call", "async-start"):
@@ -255,7 +257,7 @@ def _executed(module: Module, computation: Computation, times: int) -> Iterator[
         else:
             continue
         for name in itertools.chain.from_iterable(one.called.get(kind, ()) for kind in kinds):
-            yield from _executed(module, module.computations[name], inside)
+            yield from executed(module, module.computations[name], inside)
 
 
 def _with_fused(
@@ -407,14 +409,13 @@ def _read(module: Module, fused: Computation, name: str) -> int:
 
 def _written(fused: Computation | None, one: Instruction) -> int:
     """Bytes of an instruction's results that it writes; of what a fusion changes in place, only the parts."""
-    if fused is None:
-        return sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
-    root = fused.root
-    results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    if len(results) != len(one.shapes):
-        return sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
-    pairs = zip(one.shapes, results, strict=True)
-    return sum(_made(fused, made, shape.padded_bytes) for shape, made in pairs if shape.space == HBM)
+    if fused is not None:
+        root = fused.root
+        results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        if len(results) == len(one.shapes):
+            pairs = zip(one.shapes, results, strict=True)
+            return sum(_made(fused, made, shape.padded_bytes) for shape, made in pairs if shape.space == HBM)
+    return sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
 
 
 def _made(fused: Computation, made: Instruction, whole: int) -> int:
@@ -451,7 +452,7 @@ def _collective(computation: Computation, one: Instruction, times: int) -> Colle
     )
 
 
-def _is_host_transfer(computation: Computation, one: Instruction) -> bool:
+def _is_host_transfer(one: Instruction) -> bool:
     if one.opcode in _HOST or "is_host_transfer=true" in one.attributes:
         return True
     if one.opcode == "custom-call":

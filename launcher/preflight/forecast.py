@@ -23,13 +23,10 @@ class PublishedRate:
     Attributes:
       model: that it is comparable with: name and size of its input, such as "resnet50 224x224".
       name: what it was, for people.
-      accelerator_type: the slice or the GPUs it ran on, as `--tpu_type` and `--gpu_type` have them.
-      global_batch_size: of its steps.
-      examples_per_second: of the whole slice.
-      bound: this preflight's bound on the same.
-      bound_by: of what, as `Roofline.bound_by`.
+      accelerator_type: as `--tpu_type` and `--gpu_type` have it.
+      examples_per_second: of all its devices.
+      bound: this preflight's bound on the same, by `Roofline.bound_by`.
       about: what its time has beside training steps.
-      source: where to read it.
     """
 
     model: str
@@ -60,15 +57,10 @@ class PublishedRate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """A step's time, if the run does as published ones did.
-
-    Attributes:
-      rates: the runs.
-      step_seconds: shortest and longest.
-    """
+    """A step's time, if the run does as published ones did; `bound_seconds` is what it takes at least."""
 
     rates: tuple[PublishedRate, ...]
-    step_seconds: tuple[float, float]
+    bound_seconds: float
 
     @property
     def shares(self) -> tuple[float, float]:
@@ -76,10 +68,17 @@ class Forecast:
         shares = [rate.share for rate in self.rates]
         return min(shares), max(shares)
 
+    @property
+    def step_seconds(self) -> tuple[float, float]:
+        """Shortest and longest."""
+        least, most = self.shares
+        return self.bound_seconds / most, self.bound_seconds / least
+
     def __str__(self) -> str:
         (least, most), (shortest, longest) = self.shares, self.step_seconds
-        share = f"{least:.0%} to {most:.0%}" if len(self.rates) > 1 else f"{least:.0%}"
-        time = f"{milliseconds(shortest)} to {milliseconds(longest)}" if len(self.rates) > 1 else milliseconds(longest)
+        share, time = f"{least:.0%}", milliseconds(longest)
+        if len(self.rates) > 1:
+            share, time = f"{share} to {most:.0%}", f"{milliseconds(shortest)} to {time}"
         devices = ", ".join(sorted({rate.device for rate in self.rates}))
         return (
             f"{time}, if it does as {plural(len(self.rates), 'published run')} of {self.rates[0].name} on {devices}, "
@@ -90,9 +89,8 @@ class Forecast:
         """A table of the runs, its heading first."""
         table = [["published run", "batch", "examples/s", "of the bound", "its time has", "source"]]
         for rate in self.rates:
-            speed = f"{rate.examples_per_second:,.0f}"
-            size = str(rate.global_batch_size)
-            table.append([rate.accelerator_type, size, speed, f"{rate.share:.0%}", rate.about, rate.source])
+            numbers = [str(rate.global_batch_size), f"{rate.examples_per_second:,.0f}", f"{rate.share:.0%}"]
+            table.append([rate.accelerator_type, *numbers, rate.about, rate.source])
         return table
 
     def as_json(self) -> dict[str, Any]:
@@ -128,16 +126,11 @@ def published_rates() -> tuple[PublishedRate, ...]:
 
 
 def forecast(model: str, bounds: Roofline, accelerator: str) -> Forecast | None:
-    """What published runs of the same model say of a step; None where there are none, or not of steps bound like it.
+    """What published runs of a `PublishedRate.model` say of a step; None without any of steps that are bound like it.
 
     Args:
-      model: as `PublishedRate.model`.
-      bounds: of the step.
       accelerator: "tpu" or "gpu".
     """
     wanted = model, bounds.bound_by, accelerator
     rates = tuple(one for one in published_rates() if (one.model, one.bound_by, one.accelerator) == wanted)
-    if not rates:
-        return None
-    shares = [rate.share for rate in rates]
-    return Forecast(rates=rates, step_seconds=(bounds.step_seconds / max(shares), bounds.step_seconds / min(shares)))
+    return Forecast(rates=rates, bound_seconds=bounds.step_seconds) if rates else None

@@ -10,8 +10,9 @@ import dataclasses
 import re
 from collections import Counter
 
+from launcher.machine.accelerators import Card
 from launcher.preflight import costs as costs_lib
-from launcher.preflight.costs import Costs
+from launcher.preflight.costs import FREE, Costs, MatrixOp
 from launcher.preflight.hlo import Instruction, Module
 
 # Leans on XLA: names and configurations of GPU instructions show kernels, and what is computed again. Noticed by
@@ -19,12 +20,9 @@ from launcher.preflight.hlo import Instruction, Module
 # them.
 _REMATERIALISED = re.compile(r"\.remat\d*\b")
 _FUSION_KIND = re.compile(r'"kind":"(__[\w$]+)"')
-# Instructions that start no kernel.
-_NO_KERNEL = {
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
-    "async-start", "async-update", "async-done", "partition-id", "replica-id", "opt-barrier",
-}  # fmt: skip
 _LIBRARIES = {"__cudnn$conv": "cuDNN convolution", "__cudnn": "cuDNN", "__cublas": "cuBLAS"}
+TENSOR_CORES, CUDA_CORES = "Tensor Cores", "CUDA cores"
+_HALF = {"f16", "bf16"}
 
 
 def count(optimised: Module, before_libraries: Module | None) -> Costs:
@@ -36,22 +34,22 @@ def count(optimised: Module, before_libraries: Module | None) -> Costs:
         flops=before.flops,
         matrix_ops=before.matrix_ops,
         unknown_loops=before.unknown_loops,
-        kernels_by_kind=kernels(optimised),
+        kernels_by_kind=_kernels(optimised),
         recomputed=tuple(
             one
             for computation, _ in costs_lib.executed(optimised)
             for one in computation.instructions.values()
-            if _REMATERIALISED.search(one.name) and one.opcode not in _NO_KERNEL
+            if _REMATERIALISED.search(one.name) and one.opcode not in FREE
         ),
     )
 
 
-def kernels(optimised: Module) -> dict[str, int]:
+def _kernels(optimised: Module) -> dict[str, int]:
     """How many kernels of each kind a step starts, the most frequent first."""
     found: Counter[str] = Counter()
     for computation, times in costs_lib.executed(optimised):
         for one in computation.instructions.values():
-            if one.opcode not in _NO_KERNEL and not one.opcode.endswith(("-done", "-update")):
+            if one.opcode not in FREE and not one.opcode.endswith(("-done", "-update")):
                 found[_kind(one)] += times
     return dict(found.most_common())
 
@@ -69,3 +67,37 @@ def _kind(one: Instruction) -> str:
     if "gemm" in kind[1]:
         return "Triton GEMM"
     return "Triton fusion" if "triton" in kind[1] else kind[1].strip("_").replace("_", " ")
+
+
+def is_16_bit(one: MatrixOp) -> bool:
+    """Whether both operands have 16 bits."""
+    return set(one.dtypes) <= _HALF
+
+
+def engine(one: MatrixOp, card: Card) -> tuple[str, float, str]:
+    """What multiplies, its FLOP/s at most, and why it is not the Tensor Cores; "" where it is."""
+    kinds = set(one.dtypes)
+    if kinds <= {"f16"} or (is_16_bit(one) and card.has_bfloat16):
+        return TENSOR_CORES, card.tensor_flops.value, ""
+    if is_16_bit(one):
+        why = f"{card.name} has no bfloat16 in its Tensor Cores"
+    elif not kinds <= {"f32", *_HALF}:
+        why = f"dtype {one.dtypes[0]}"
+    elif card.tf32_flops is None:
+        why = f"float32, and {card.name} has no TF32"
+    elif one.full_precision:
+        why = "float32 in full precision, as gpu.tf32 = False asks for"
+    else:
+        return f"{TENSOR_CORES} in TF32", card.tf32_flops.value, ""
+    return CUDA_CORES, card.float32_flops.value, why
+
+
+def shares(costs: Costs, card: Card) -> list[tuple[str, float, float]]:
+    """(engine and dtype, FLOPs, seconds at its peak) of a step's arithmetic, the most FLOPs first."""
+    found: dict[str, tuple[float, float]] = {}
+    for one in costs.matrix_ops:
+        name, rate, _ = engine(one, card)
+        key = f"{'x'.join(dict.fromkeys(one.dtypes))} on {name}"
+        flops, seconds = found.get(key, (0.0, 0.0))
+        found[key] = flops + one.flops, seconds + one.flops / rate
+    return sorted(((name, *pair) for name, pair in found.items()), key=lambda share: -share[1])

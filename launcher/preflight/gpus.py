@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -16,12 +16,12 @@ from launcher.errors import UsageError, nearest
 from launcher.machine.accelerators import CARDS, Card, Constant
 from launcher.machine.devices import GpuOptions
 from launcher.machine.strategy import StrategyPlan
-from launcher.preflight import gpu_advice, gpu_program
-from launcher.preflight.costs import Collective, Costs, Operation
+from launcher.preflight import advice, gpu_program
+from launcher.preflight.compile_child import DUMP_BEFORE_LIBRARIES
+from launcher.preflight.costs import Collective, Costs
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
-from launcher.preflight.targets import CROSSINGS, Target
-from launcher.preflight.xla_compiler import DUMP_BEFORE_LIBRARIES
+from launcher.preflight.targets import Target
 from launcher.reporting.units import amount, plural
 from launcher.run import batch_norm
 from launcher.run.plan import RunPlan
@@ -49,13 +49,6 @@ _CUDNN_SOURCE = (
 _FRAGMENTATION = 0.05
 _FRAGMENTATION_SOURCE = "chosen, not measured: 5% of the program's own"
 
-
-_FIGURES_OF = (
-    "the whole step as one program of XLA. That of --mode=export_step is this very one, but for what is tuned on the "
-    "GPU itself; in training, train.jit_compile has TensorFlow's own XLA compile the forward and the backward pass, "
-    "and the rest runs as kernels, so its figures are near these"
-)
-
 # What all cards of a compute capability have in common, from the CUDA C++ Programming Guide: threads of a core, KiB of
 # shared memory of a core and of a block, lanes.
 _ARCHITECTURES = {
@@ -73,6 +66,14 @@ _ARCHITECTURES = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuMachines(Target):
     """Hosts with GPUs of one model, `gpus` on each."""
+
+    accelerator: ClassVar[str] = "gpu"
+    figures_of: ClassVar[str] = (
+        "the whole step as one program of XLA. That of --mode=export_step is this very one, but for what is tuned on "
+        "the GPU itself; in training, train.jit_compile has TensorFlow's own XLA compile the forward and the backward "
+        "pass, and the rest runs as kernels, so its figures are near these"
+    )
+    memory_name: ClassVar[str] = "memory"
 
     card: Card
     gpus: int
@@ -134,18 +135,15 @@ class GpuMachines(Target):
         return {name: Constant(value=size, unit="B", source=source) for name, (size, source) in parts.items()}
 
     def compute_seconds(self, costs: Costs) -> float:
-        return sum(seconds for _, _, seconds in gpu_advice.shares(costs, self.card))
+        return sum(seconds for _, _, seconds in gpu_program.shares(costs, self.card))
 
     def compute_words(self, costs: Costs) -> str:
-        shares = gpu_advice.shares(costs, self.card)
+        shares = gpu_program.shares(costs, self.card)
         return "; ".join(f"{amount(flops)}FLOP of {name}" for name, flops, _ in shares) + " a device"
-
-    def memory_seconds(self, costs: Costs | Operation) -> float:
-        return costs.hbm_bytes / self.card.memory_bandwidth.value
 
     def wire_seconds(self, collective: Collective) -> float:
         """Within hosts and between them at the same time: the longer of the two."""
-        total, crossings = collective.times * collective.bytes, CROSSINGS.get(collective.kind, 1)
+        total, crossings = collective.times * collective.bytes, collective.crossings
         inside = outside = 0.0
         if self.gpus > 1:
             in_switch = self.card.reduces_in_switch and collective.kind == "all-reduce"
@@ -176,14 +174,11 @@ class GpuMachines(Target):
             hosts *= 2
 
     def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
-        return gpu_advice.advise(costs, self.card)
+        return advice.tensor_cores(costs, self.card)
 
 
 def find(gpu_type: str) -> GpuMachines:
-    """The machines that a type names.
-
-    Args:
-      gpu_type: such as "h100", "h100:8" or "a100-80:8x8".
+    """The machines that a type such as "h100", "h100:8" or "a100-80:8x8" names.
 
     Raises:
       UsageError: the card is not known or no such machines can be; the message lists what there is.
@@ -220,20 +215,17 @@ def _machines(card: Card, hosts: int, gpus: int) -> GpuMachines:
     of_card = {what: one for what, one in card.constants.items() if what != "network" or hosts > 1}
     return GpuMachines(
         name=name,
-        flag=f"--gpu_type={name}",
-        accelerator="gpu",
         device_name=card.name,
-        memory_name="memory",
         wire_name="network" if hosts > 1 else card.link,
         topology_name=f"1x{hosts}x{gpus}",
         num_chips=hosts * gpus,
         num_replicas=hosts * gpus,
         num_hosts=hosts,
         memory_bytes=card.memory_bytes,
+        memory_bandwidth=card.memory_bandwidth.value,
         peak_flops=card.tensor_flops.value,
         constants={**of_card, "collective_latency": _NCCL_LATENCY},
         # No clock: XLA's own cost model for GPUs gives hours for some kernels and nothing for cuDNN's.
-        figures_of=_FIGURES_OF,
         card=card,
         gpus=gpus,
     )
@@ -268,11 +260,10 @@ def _target_config(card: Card) -> str:
         "registers_per_core_limit": 2**16,
         "registers_per_block_limit": 2**16,
     }
-    lines = [f"  {name}: {value}" for name, value in numbers.items()]
     return "\n".join(
         [
             "gpu_device_info {",
-            *lines,
+            *(f"  {name}: {value}" for name, value in numbers.items()),
             f"  cuda_compute_capability {{ major: {major} minor: {minor}{extension} }}",
             "}",
             'platform_name: "CUDA"',

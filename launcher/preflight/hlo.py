@@ -1,18 +1,18 @@
 """Optimised HLO, read from its text: computations, instructions, shapes with their layout on a TPU.
 
-The syntax is XLA's own (xla/hlo/parser), of which only what `HloModule::ToString` prints is understood.
+The syntax is XLA's own (xla/hlo/parser), of which only what `HloModule::ToString` prints is understood. It is read by
+statements: what belongs together, whatever line breaks its strings, braces and comments have.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-
-from launcher.preflight.hlo_text import QUOTED, Kind, closing, statements, without_comments
 
 HBM = 0
 """Memory space that a layout without `S(n)` means."""
@@ -27,18 +27,24 @@ _BITS = {
 }  # fmt: skip
 # What the compiler writes for an operation that its cost model does not know.
 _UNKNOWN_CYCLES = 2**63 - 1
+_QUOTED = r'"(?:[^"\\]|\\.)*"'  # a string, in which nothing else is looked for
+_SKIPPED = rf"{_QUOTED}|/\*.*?\*/"
+_TOKEN = re.compile(rf"{_SKIPPED}|[{{}}()\[\]\n]", re.DOTALL)
+_ROUND = re.compile(rf"{_SKIPPED}|[()]", re.DOTALL)
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_OPENS = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(\(.*)?\{\s*", re.DOTALL)
+_STEPS = {"{": 1, "(": 1, "[": 1, "}": -1, ")": -1, "]": -1}
 _ARRAY = re.compile(r"([a-z]+[a-z0-9]*)\[([\d\s,<=]*)\](?:\{([^}]*)\})?")
 # Leans on XLA: the text of optimised HLO has this form. Noticed by tests/preflight/test_hlo.py. Then: read a dump of
 # the new version; until then the report says what was not read, and gives no times.
 _INSTRUCTION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)", re.DOTALL)
-_COMPUTATION = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _CALLED = re.compile(
-    rf"{QUOTED}|\b(calls|body|condition|to_apply|branch_computations|called_computations|true_computation|"
+    rf"{_QUOTED}|\b(calls|body|condition|to_apply|branch_computations|called_computations|true_computation|"
     r"false_computation|select|scatter)=(\{[^}]*\}|%?[\w.\-]+)",
     re.DOTALL,
 )
-_OP_NAME = re.compile(rf"metadata=\{{(?:{QUOTED}|[^\"}}])*?op_name=({QUOTED})", re.DOTALL)
+_OP_NAME = re.compile(rf"metadata=\{{(?:{_QUOTED}|[^\"}}])*?op_name=({_QUOTED})", re.DOTALL)
 _TILE = re.compile(r"\(([\d,*]+)\)")
 _SHOWN = 80
 
@@ -70,7 +76,7 @@ class Array:
     @property
     def bytes(self) -> int:
         """Without padding."""
-        return -(-self.elements * _bits(self.dtype) // 8)
+        return -(-self.elements * _BITS.get(self.dtype, 32) // 8)
 
     @property
     def padded_bytes(self) -> int:
@@ -83,7 +89,7 @@ class Array:
             if place <= len(physical):
                 physical[-place] = -(-physical[-place] // size) * size
         missing = math.prod(tile[: max(0, len(tile) - len(physical))])
-        return -(-math.prod(physical) * missing * _bits(self.dtype) // 8)
+        return -(-math.prod(physical) * missing * _BITS.get(self.dtype, 32) // 8)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
@@ -151,7 +157,7 @@ class Instruction:
 
 @functools.cache
 def _attribute_pattern(name: str) -> re.Pattern[str]:
-    return re.compile(rf"\b{name}=(\{{[^}}]*\}}|{QUOTED}|[^\s,]+)|{QUOTED}", re.DOTALL)
+    return re.compile(rf"\b{name}=(\{{[^}}]*\}}|{_QUOTED}|[^\s,]+)|{_QUOTED}", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,27 +215,75 @@ def parse(text: str, line_of: Callable[[str], str] = lambda op_name: "") -> Modu
     unread: list[str] = []
     line_of = functools.cache(line_of)
     current: dict[str, Instruction] = {}
-    for kind, statement in statements(text):
-        if kind is Kind.OPENS:
-            match = _COMPUTATION.match(statement)
+    for kind, statement in _statements(text):
+        if kind is _Kind.OPENS:
+            match = _OPENS.match(statement)
             assert match is not None
             current = {}
             computations[match[2]] = Computation(match[2], current)
             entry = computations[match[2]] if match[1] else entry
-        elif kind is Kind.INSIDE:
+        elif kind is _Kind.INSIDE:
             instruction = _instruction(statement, line_of)
             if instruction is None or instruction.name in current:
                 unread.append(f"the line {_shown(statement)}")
             else:
                 current[instruction.name] = instruction
-        elif kind is Kind.CUT_OFF:
+        elif kind is _Kind.CUT_OFF:
             unread.append(f"the end, after {_shown(statement)}")
-        elif kind is Kind.OUTSIDE and _instruction(statement, line_of) is not None:
+        elif kind is _Kind.OUTSIDE and _instruction(statement, line_of) is not None:
             unread.append(f"the line {_shown(statement)} outside of a computation")
     if entry is None:
         unread.append("where the program begins")
     unread += [what for computation in computations.values() for what in _missing(computation, computations)]
     return Module(computations, entry or Computation("", {}), tuple(unread))
+
+
+class _Kind(enum.Enum):
+    """What a statement of HLO's text is."""
+
+    OPENS = enum.auto()  # the head of a computation
+    CLOSES = enum.auto()  # the brace that ends it
+    INSIDE = enum.auto()  # anything else in a computation
+    OUTSIDE = enum.auto()
+    CUT_OFF = enum.auto()  # the text ends before the statement, or the computation that it is in, does
+
+
+def _statements(text: str) -> Iterator[tuple[_Kind, str]]:
+    """Every statement of a module with its kind, in order; blank lines left out."""
+    start = depth = 0
+    inside = False
+    for token in _TOKEN.finditer(text if text.endswith("\n") else f"{text}\n"):
+        if token[0] != "\n":
+            depth += _STEPS.get(token[0], 0)
+            continue
+        statement = text[start : token.start()]
+        if not inside and depth == 1 and _OPENS.fullmatch(statement):
+            kind, inside = _Kind.OPENS, True
+        elif inside and depth == -1 and statement.lstrip().startswith("}"):
+            kind, inside = _Kind.CLOSES, False
+        elif depth > 0 or statement.rstrip().endswith((",", "=")):
+            continue
+        else:
+            kind = _Kind.INSIDE if inside else _Kind.OUTSIDE
+        start, depth = token.end(), 0
+        if statement.strip():
+            yield kind, statement
+    if text[start:].strip() or inside:
+        yield _Kind.CUT_OFF, text[start:]
+
+
+def _closing(text: str, start: int) -> int:
+    """Index of the parenthesis that closes the one at `start`; -1 without it."""
+    depth = 0
+    for token in _ROUND.finditer(text, start):
+        depth += _STEPS.get(token[0], 0)
+        if depth == 0:
+            return token.start()
+    return -1
+
+
+def _without_comments(text: str) -> str:
+    return _COMMENT.sub("", text) if "/*" in text else text
 
 
 def _shown(statement: str) -> str:
@@ -264,22 +318,24 @@ def _instruction(statement: str, line_of: Callable[[str], str]) -> Instruction |
     shapes = _shapes(rest[:end])
     if opcode is None or shapes is None:
         return None
-    close = closing(rest, opcode.end() - 1)
+    close = _closing(rest, opcode.end() - 1)
     if close < 0:
         return None
     inside, attributes = rest[opcode.end() : close], rest[close + 1 :]
+    named = _OP_NAME.search(attributes)
+    op_name = named[1][1:-1] if named else ""
     return Instruction(
         name=match[2],
         opcode=opcode[1],
         shapes=shapes,
-        operands=_operands(without_comments(inside)),
+        operands=_operands(_without_comments(inside)),
         called={
             kind: tuple(name.strip().lstrip("%") for name in names.strip("{}").split(",") if name.strip())
             for kind, names in _CALLED.findall(attributes)
             if kind
         },
         attributes=attributes,
-        source=_source(attributes, line_of),
+        source=OpSource(op_name, line_of(op_name) if op_name else ""),
         is_root=bool(match[1]),
     )
 
@@ -290,7 +346,7 @@ def _operands(text: str) -> tuple[str, ...]:
 
 def _shape_end(text: str) -> int:
     if text.startswith("("):
-        return closing(text, 0) + 1
+        return _closing(text, 0) + 1
     match = _ARRAY.match(text)
     return match.end() if match else text.find(" ")
 
@@ -298,21 +354,17 @@ def _shape_end(text: str) -> int:
 @functools.lru_cache(maxsize=8192)
 def _shapes(text: str) -> tuple[Array, ...] | None:
     """Arrays of a whole shape; None when there is something else in it."""
-    text = without_comments(text)
+    text = _without_comments(text)
     return None if re.sub(r"[\s(),]", "", _ARRAY.sub("", text)) else arrays(text)
-
-
-def _bits(dtype: str) -> int:
-    return _BITS.get(dtype, 32)
 
 
 def arrays(text: str) -> tuple[Array, ...]:
     """All arrays in a shape's text, those of nested tuples one after another."""
-    return tuple(_array(match) for match in _ARRAY.finditer(text))
+    return tuple(_array(dtype, dims, layout) for dtype, dims, layout in _ARRAY.findall(text))
 
 
 @functools.lru_cache(maxsize=8192)
-def _array_of(dtype: str, dims: str, layout: str) -> Array:
+def _array(dtype: str, dims: str, layout: str) -> Array:
     order, _, tiling = layout.partition(":")
     space = re.search(r"S\((\d+)\)", tiling)
     tiles = tiling[tiling.index("T") :] if "T(" in tiling else ""
@@ -327,12 +379,3 @@ def _array_of(dtype: str, dims: str, layout: str) -> Array:
         ),
         space=int(space[1]) if space else HBM,
     )
-
-
-def _array(match: re.Match[str]) -> Array:
-    return _array_of(match[1], match[2], match[3] or "")
-
-
-def _source(attributes: str, line_of: Callable[[str], str]) -> OpSource:
-    name = _OP_NAME.search(attributes)
-    return OpSource(op_name=name[1][1:-1], line=line_of(name[1][1:-1])) if name else OpSource()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from launcher.errors import UsageError
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
+from launcher.run import memory_trial
 
 # A dozen is usual. More than these need a memory that does not go up with the batch.
 _MOST_TRIES = 24
@@ -45,6 +46,13 @@ def batch_size(finding: SliceFinding) -> int:
     return finding.plan.recipe.global_batch_size
 
 
+def settled(examiner: Examiner, case: Case) -> Case:
+    """The case with rematerialisation, where that is open, and one microbatch: with more, batches have no bound."""
+    plan = examiner.resolve(case)
+    setting = next(one for one in memory_trial.settings(plan) if one.rematerialize is not False)
+    return case.changed(*setting.bindings)
+
+
 def find(examiner: Examiner, case: Case, *, on_try: Callable[[SliceFinding], None]) -> LargestBatch:
     """Compiles one batch size after another.
 
@@ -56,6 +64,7 @@ def find(examiner: Examiner, case: Case, *, on_try: Callable[[SliceFinding], Non
     Raises:
       UsageError: the recipe is wrong, or the step does not compile for another reason than its need of memory.
     """
+    case = settled(examiner, case)
     first = examiner.examine(case)
     recipe = first.plan.recipe
     unit = first.plan.strategy.num_replicas * first.plan.microbatches * math.lcm(1, *first.model.group_sizes)
@@ -77,8 +86,7 @@ def find(examiner: Examiner, case: Case, *, on_try: Callable[[SliceFinding], Non
         )
         if size is None:
             break
-        change = f"train.global_batch_size = {size * unit}"
-        keep(examiner.examine(dataclasses.replace(case, changes=(*case.changes, change))))
+        keep(examiner.examine(case.changed(f"train.global_batch_size = {size * unit}")))
     fits = max((size for size, one in tried.items() if one.fits), default=0)
     above = [size for size, one in tried.items() if not one.fits and size > fits]
     return LargestBatch(

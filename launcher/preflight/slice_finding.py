@@ -14,9 +14,9 @@ from launcher.config import gin_used
 from launcher.errors import UsageError
 from launcher.optimizers.parts import bytes_of
 from launcher.preflight import advice, hbm, hlo, roofline
-from launcher.preflight.compilation import Compilation
-from launcher.preflight.compiler import Compiler
+from launcher.preflight.compiler import Compilation, Compiler
 from launcher.preflight.costs import Costs
+from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
 from launcher.preflight.roofline import Roofline
@@ -29,11 +29,10 @@ from launcher.step.flops import Flops
 from launcher.step.layers import group_size, walk
 from launcher.step.trainer import Trainer
 from launcher.step_program import lowering, op_source
-from launcher.step_program.lowering import StepProgram
+from launcher.step_program.lowering import Lowered, StepProgram
 
 _STATUS = re.compile(r"^([A-Z_]+): ")
 _LOCATION = re.compile(r'loc\("([^"]+)"(?:\("([^"]+)":(\d+))?')
-_INSTRUCTION = re.compile(r"%([\w.\-]+) = ")
 _SHOWN = 600
 
 _HINTS = {
@@ -60,6 +59,10 @@ class Case:
     def name(self) -> str:
         """For people."""
         return ", ".join((self.where.name, *self.changes))
+
+    def changed(self, *bindings: str) -> Case:
+        """The case with more changes."""
+        return dataclasses.replace(self, changes=(*self.changes, *bindings))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,42 +112,39 @@ class SliceFinding:
     plan: RunPlan
     model: ModelFacts
     compilation: Compilation
-    refusal: str | None
-    hbm: HbmUse | None
-    costs: Costs | None
-    roofline: Roofline | None
-    advice: tuple[str, ...]
+    refusal: str | None = None
+    hbm: HbmUse | None = None
+    costs: Costs | None = None
+    roofline: Roofline | None = None
+    advice: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
         return self.hbm is not None and self.hbm.fits
 
+    @property
+    def forecast(self) -> Forecast | None:
+        """What published runs say of the bound."""
+        return forecast(self.model.kind, self.roofline, self.case.where.accelerator) if self.roofline else None
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Examiner:
     """Examines cases of one recipe.
 
-    Args:
-      gin_files, gin_params: the recipe, as the flags gave it.
-      seed, deterministic: as the flags.
+    Attributes:
+      gin_files, gin_params, seed, deterministic: the recipe, as the flags of these names gave it.
       compiler: does the compiling.
       on_phase: called with the case and "lowering" or "compiling".
     """
 
-    def __init__(
-        self,
-        *,
-        gin_files: Sequence[str],
-        gin_params: Sequence[str],
-        seed: int | None,
-        deterministic: bool,
-        compiler: Compiler,
-        on_phase: Callable[[Case, str], None],
-    ):
-        self._gin_files, self._gin_params = tuple(gin_files), tuple(gin_params)
-        self._seed, self._deterministic = seed, deterministic
-        self._compiler = compiler
-        self._on_phase = on_phase
+    gin_files: Sequence[str]
+    gin_params: Sequence[str]
+    seed: int | None
+    deterministic: bool
+    compiler: Compiler
+    on_phase: Callable[[Case, str], None]
 
     def resolve(self, case: Case) -> RunPlan:
         """The run as it would be on the case's devices.
@@ -153,13 +153,10 @@ class Examiner:
           UsageError: the recipe contradicts itself, cannot be divided among the replicas, or nothing can be told of it.
         """
         # The machine's own cluster and devices are not those of the run.
-        resolved = loading.Machine(
-            environ={},
-            seed=self._seed,
-            deterministic=self._deterministic,
-            on=case.where.strategy(),
-            connect=False,
-        ).resolve(self._gin_files, [*self._gin_params, *case.changes])
+        machine = loading.Machine(
+            environ={}, seed=self.seed, deterministic=self.deterministic, on=case.where.strategy(), connect=False
+        )
+        resolved = machine.resolve(self.gin_files, [*self.gin_params, *case.changes])
         case.where.check(resolved)
         return resolved
 
@@ -170,33 +167,22 @@ class Examiner:
           UsageError: the recipe cannot be built, or the step cannot be one program at all.
         """
         resolved = self.resolve(case)
-        self._on_phase(case, "lowering")
+        self.on_phase(case, "lowering")
         case.where.configure()
         program, model, lines = _lowered(resolved, case.where.num_replicas)
         gin_used.check_all_used()
-        self._on_phase(case, "compiling")
-        compilation = self._compiler.compile(program.stablehlo, case.where)
+        self.on_phase(case, "compiling")
+        compilation = self.compiler.compile(program.stablehlo, case.where)
         line_of = functools.partial(op_source.line_of, lines)
-        module = hlo.parse(compilation.hlo, line_of) if compilation.hlo else None
-        found = SliceFinding(
-            case=case,
-            plan=resolved,
-            model=model,
-            # Megabytes that nothing reads any more.
-            compilation=dataclasses.replace(
-                compilation, hlo="", buffer_assignment="", live_ranges="", before_libraries=""
-            ),
-            refusal=None,
-            hbm=None,
-            costs=None,
-            roofline=None,
-            advice=(),
+        module, before = (
+            hlo.parse(text, line_of) if text else None for text in (compilation.hlo, compilation.before_libraries)
         )
+        # Megabytes that nothing reads any more.
+        told = dataclasses.replace(compilation, hlo="", buffer_assignment="", live_ranges="", before_libraries="")
+        found = SliceFinding(case=case, plan=resolved, model=model, compilation=told)
         if compilation.error is not None and hbm.refused_for_hbm(compilation.error) is None:
-            return dataclasses.replace(
-                found, refusal=explain_refusal(compilation.error, module, case.where.accelerator)
-            )
-        before = hlo.parse(compilation.before_libraries, line_of) if compilation.before_libraries else None
+            refusal = explain_refusal(compilation.error, module, case.where.accelerator)
+            return dataclasses.replace(found, refusal=refusal)
         # Of a program that was not read whole, the compiler's own figures are all that can be told.
         unread = tuple(what for one in (module, before) if one is not None for what in one.unread)
         costs = None if module is None or unread else case.where.count(module, before)
@@ -208,35 +194,28 @@ class Examiner:
             available=case.where.memory_bytes.value,
             reserved=functools.partial(case.where.reserved, costs),
         )
-        return _measured(dataclasses.replace(found, unread=unread), accounted, costs)
+        found = dataclasses.replace(found, hbm=accounted, unread=unread)
+        return found if costs is None else _measured(found, accounted, costs)
 
 
-def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs | None) -> SliceFinding:
-    """Adds what the optimised program tells, where there is one."""
-    if costs is None:
-        return dataclasses.replace(found, hbm=accounted)
-    where, recipe = found.case.where, found.plan.recipe
-    gradient_bytes = found.model.trained_parameters * found.plan.wire_dtype.size
+def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFinding:
+    """Adds what the optimised program tells."""
+    where, plan, model = found.case.where, found.plan, found.model
     bounds = roofline.estimate(
         costs,
         where,
-        global_batch_size=recipe.global_batch_size,
-        tokens_per_example=found.model.tokens_per_example,
-        steps=found.plan.total_steps,
-        model_flops=found.model.flops.model if found.model.flops else None,
+        global_batch_size=plan.recipe.global_batch_size,
+        tokens_per_example=model.tokens_per_example,
+        steps=plan.total_steps,
+        model_flops=model.flops.model if model.flops else None,
     )
+    gradient_bytes = model.trained_parameters * plan.wire_dtype.size if plan.recipe.shard_optimizer else 0
     return dataclasses.replace(
         found,
-        hbm=accounted,
         costs=costs,
         roofline=bounds if accounted.fits else None,
         advice=advice.advise(
-            costs,
-            accounted,
-            where,
-            policy=found.plan.policy,
-            bounds=bounds,
-            shared_gradient_bytes=gradient_bytes if recipe.shard_optimizer else 0,
+            costs, accounted, where, policy=plan.policy, bounds=bounds, shared_gradient_bytes=gradient_bytes
         ),
     )
 
@@ -245,11 +224,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     """The program, what its model is like, and the line of user code that each operation is from."""
     session = lowering.build(resolved, num_replicas)
     lowered = lowering.lower_session(session, for_tpu=resolved.strategy.accelerator == "tpu")
-    facts = _facts(resolved, session)
-    loops = [resolved.microbatches] if resolved.microbatches > 1 else []
-    counted = flops.count(lowered.graph, loops)
-    facts = dataclasses.replace(facts, notes=(*session.notes, *facts.notes, *lowered.notes), flops=counted)
-    found = lowered.program, facts, op_source.user_lines(lowered.graph)
+    found = lowered.program, _facts(resolved, session, lowered), op_source.user_lines(lowered.graph)
     # A model of the size of a chip's memory must not stay while the compiler needs this machine's. TensorFlow keeps a
     # graph with a custom gradient for good, and with it the variables: their values go by themselves.
     for variable in lowered.variables.values():
@@ -260,21 +235,25 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     return found
 
 
-def _facts(resolved: RunPlan, session: Session) -> ModelFacts:
-    model = session.model
+def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
+    model, task = session.model, resolved.recipe.task
+    loops = [resolved.microbatches] if resolved.microbatches > 1 else []
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     groups = {size for layer, *_ in walk(model) if (size := group_size(layer))}
-    weight = float(resolved.recipe.task.nominal_weight_per_example)
+    weight = float(task.nominal_weight_per_example)
+    shape = getattr(model, "input_shape", None)  # of a functional model
+    image = f" {shape[1]}x{shape[2]}" if isinstance(shape, tuple) and len(shape) == 4 else ""
     return ModelFacts(
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
         group_sizes=tuple(sorted(groups)),
         keeps_activations=not all(layer.rematerialize for layer in rematerialization.layers_of(model)),
         tokens_per_example=None if weight == 1 else weight,
-        notes=tuple(resolved.recipe.task.notes(model, resolved.strategy.accelerator)),
+        notes=(*session.notes, *task.notes(model, resolved.strategy.accelerator), *lowered.notes),
         shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),
-        kind=_kind(model),
+        kind=f"{model.name}{image}",
         computed=computed.describe(resolved, model),
+        flops=flops.count(lowered.graph, loops),
     )
 
 
@@ -286,14 +265,8 @@ def _shareable_bytes(trainer: Trainer) -> int:
     return bytes_of([*trainer.optimizer.variables, *(average for _, average in trainer.ema.variables)])
 
 
-def _kind(model: keras.Model) -> str:
-    shape = getattr(model, "input_shape", None)  # of a functional model
-    size = f" {shape[1]}x{shape[2]}" if isinstance(shape, tuple) and len(shape) == 4 else ""
-    return f"{model.name}{size}"
-
-
 def explain_refusal(error: str, module: Module | None, accelerator: str = "tpu") -> str:
-    """The compiler's refusal: what it names, the place in the user's code if it is known, and what to do.
+    """The compiler's refusal in words: what it names, the place in the user's code if it is known, and what to do.
 
     Args:
       error: its own words.
@@ -301,11 +274,11 @@ def explain_refusal(error: str, module: Module | None, accelerator: str = "tpu")
       accelerator: "tpu" or "gpu".
     """
     status = _STATUS.match(error)
-    places = [place for place in (_named(error, module), _location(error)) if place]
+    place = _named(error, module) or _location(error)
     hint = _HINTS["vmem"] if re.search(r"\bvmem\b", error, re.IGNORECASE) else _HINTS.get(status[1] if status else "")
     words = " ".join(error.split())
     words = words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
-    about = f" {places[0]}:" if places else ""
+    about = f" {place}:" if place else ""
     return f"the {accelerator.upper()} compiler refuses the step:{about} {words}{f' ({hint})' if hint else ''}"
 
 
@@ -313,12 +286,9 @@ def _named(error: str, module: Module | None) -> str:
     """Source of the first instruction that the error names."""
     if module is None:
         return ""
-    wanted = set(_INSTRUCTION.findall(error)) | set(re.findall(r"%([\w.\-]+)", error))
-    for computation in module.computations.values():
-        for name, one in computation.instructions.items():
-            if name in wanted and str(one.source):
-                return str(one.source)
-    return ""
+    wanted = set(re.findall(r"%([\w.\-]+)", error))
+    instructions = (one for computation in module.computations.values() for one in computation.instructions.values())
+    return next((str(one.source) for one in instructions if one.name in wanted and str(one.source)), "")
 
 
 def _location(error: str) -> str:

@@ -8,21 +8,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import tensorflow as tf
+from typing import Any, ClassVar
 
 from launcher.errors import UsageError, nearest
 from launcher.machine.accelerators import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip, Constant
 from launcher.machine.strategy import StrategyPlan
-from launcher.preflight import costs as costs_lib
-from launcher.preflight import tpu_advice
-from launcher.preflight.costs import Collective, Costs, Operation
+from launcher.preflight import advice
+from launcher.preflight.costs import Collective, Costs
 from launcher.preflight.hbm import HbmUse
-from launcher.preflight.hlo import Module
-from launcher.preflight.targets import CROSSINGS, Target
+from launcher.preflight.targets import Target
 from launcher.reporting.units import amount, plural
 from launcher.run.plan import RunPlan
 
@@ -52,6 +48,10 @@ class Slice(Target):
       shape: chips along each axis.
       host_shape: chips of one host along each axis.
     """
+
+    accelerator: ClassVar[str] = "tpu"
+    memory_name: ClassVar[str] = "HBM"
+    wire_name: str = "ICI"
 
     chip: Chip
     shape: tuple[int, ...]
@@ -95,9 +95,6 @@ class Slice(Target):
     def check(self, plan: RunPlan) -> None:
         """All that a TPU runs is compiled."""
 
-    def configure(self) -> None:
-        tf.config.experimental.enable_tensor_float_32_execution(True)  # as it is where no GPU is set up
-
     def compile_request(self) -> dict[str, Any]:
         return {
             "platform": "tpu",
@@ -106,27 +103,18 @@ class Slice(Target):
             "xla_flags": [],
         }
 
-    def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
-        return costs_lib.count(optimised)
-
-    def reserved(self, costs: Costs | None, needed: float) -> Mapping[str, Constant]:
-        return {}
-
     def compute_seconds(self, costs: Costs) -> float:
-        return costs.flops / self.chip.device_peak_flops
+        return costs.flops / self.peak_flops
 
     def compute_words(self, costs: Costs) -> str:
         return f"{amount(costs.flops)}FLOP a device"
-
-    def memory_seconds(self, costs: Costs | Operation) -> float:
-        return costs.hbm_bytes / self.chip.device_hbm_bandwidth
 
     def wire_seconds(self, collective: Collective) -> float:
         """Over the links of a corner chip; all cores of a chip are taken to add up on the chip first."""
         chips = self.num_chips
         if chips == 1 or not self.links:
             return 0.0
-        crossings = CROSSINGS.get(collective.kind, 1) * (chips - 1) / chips
+        crossings = collective.crossings * (chips - 1) / chips
         return collective.times * collective.bytes * crossings / (self.links * self.chip.link_bandwidth.value)
 
     def wire_words(self) -> str:
@@ -135,27 +123,23 @@ class Slice(Target):
     def latency_seconds(self, collective: Collective) -> float:
         """Along the longest way through the slice, for a sum of all there and back."""
         hops = sum(length // 2 if self._closed(length) else length - 1 for length in self.shape)
-        return collective.times * CROSSINGS.get(collective.kind, 1) * hops * _HOP.value * 1e-6
+        return collective.times * collective.crossings * hops * _HOP.value * 1e-6
 
     def larger(self) -> Iterator[Slice]:
         """Slices of the family."""
         return (one for one in SLICES.values() if one.chip is self.chip and one.num_replicas > self.num_replicas)
 
     def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
-        return tpu_advice.advise(costs, hbm, self.chip)
+        return advice.padding(costs, hbm, self.chip)
 
 
-def _slices() -> dict[str, Slice]:
-    found = {}
+def _slices() -> Iterator[Slice]:
     for line in _FILE.read_text("utf-8").splitlines():
-        if line.startswith("#"):
-            continue
-        family, counts, _, *shapes = line.split()
-        for text in shapes:
-            shape = tuple(int(length) for length in text.split("x"))
-            name = f"{family}-{math.prod(shape) * (2 if counts == 'cores' else 1)}"
-            found[name] = _slice(name, CHIPS[family], shape)
-    return found
+        if not line.startswith("#"):
+            family, counts, _, *shapes = line.split()
+            for text in shapes:
+                shape = tuple(int(length) for length in text.split("x"))
+                yield _slice(f"{family}-{math.prod(shape) * (2 if counts == 'cores' else 1)}", CHIPS[family], shape)
 
 
 def _slice(name: str, chip: Chip, shape: tuple[int, ...]) -> Slice:
@@ -167,16 +151,13 @@ def _slice(name: str, chip: Chip, shape: tuple[int, ...]) -> Slice:
         host_shape = (2, 4, 1)
     return Slice(
         name=name,
-        flag=f"--tpu_type={name}",
-        accelerator="tpu",
         device_name=chip.generation,
-        memory_name="HBM",
-        wire_name="ICI",
         topology_name=f"{_LIBTPU.get(chip.family, chip.family)}:{'x'.join(map(str, shape))}",
         num_chips=num_chips,
         num_replicas=num_chips * chip.devices,
         num_hosts=num_chips // math.prod(host_shape),
         memory_bytes=chip.hbm_bytes,
+        memory_bandwidth=chip.device_hbm_bandwidth,
         peak_flops=chip.device_peak_flops,
         constants={**chip.constants, "hop_latency": _HOP},
         clock=chip.clock,
@@ -187,7 +168,7 @@ def _slice(name: str, chip: Chip, shape: tuple[int, ...]) -> Slice:
     )
 
 
-SLICES = _slices()
+SLICES = {one.name: one for one in _slices()}
 
 # Names of a family that are in use elsewhere, as in Kubernetes and in what people say.
 _ALIASES = {"v5e": V5E.family, "v5lite": V5E.family, "v5litepods": V5E.family, "v5": V5P.family, "v6": V6E.family}
@@ -206,22 +187,25 @@ def find(accelerator_type: str) -> Slice:
         return SLICES[name]
     match = re.fullmatch(r"(?:tpu-?)?([a-z0-9]+?)(?:-(\d+))?", name.lower())
     family, size = (match[1], match[2]) if match else (name.lower(), None)
-    known = _ALIASES.get(family, family)
+    known, families = _ALIASES.get(family, family), f"known: {', '.join(f'{one}-N' for one in CHIPS)}"
     if known in _WITHOUT_TENSORFLOW:
         raise UsageError(
             f"--tpu_type={name}: TensorFlow does not support TPU7x (Ironwood), as its support for TPUs ends with v6e; "
-            f"known: {', '.join(f'{one}-N' for one in CHIPS)}"
+            f"{families}"
         )
     if known not in CHIPS:
         close = nearest(known, [*CHIPS, *_ALIASES])
-        hint = _ALIASES.get(close, close) if close else None
-        offer = f"did you mean {_offer(hint, size)!r}?" if hint else f"known: {', '.join(f'{one}-N' for one in CHIPS)}"
+        offer = f"did you mean {_offer(_ALIASES.get(close, close), size)!r}?" if close else families
         raise UsageError(f"--tpu_type={name}: no such accelerator type; {offer}")
     if f"{known}-{size}" in SLICES:
         raise UsageError(f"--tpu_type={name}: no such accelerator type; did you mean '{known}-{size}'?")
-    raise UsageError(
-        f"--tpu_type={name}: there is no such slice of {known}{_nearest_size(known, size)}. Listed: {_listed(known)}"
-    )
+    names, hint = _sizes(known), ""
+    if size is not None:
+        close = min(names, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
+        hint = f"; the nearest is {close}"
+    many = len(names) > _SHOWN
+    listed = f"{', '.join(names[: _SHOWN - 1])} and others up to {names[-1]}" if many else ", ".join(names)
+    raise UsageError(f"--tpu_type={name}: there is no such slice of {known}{hint}. Listed: {listed}")
 
 
 def _offer(family: str, size: str | None) -> str:
@@ -230,17 +214,3 @@ def _offer(family: str, size: str | None) -> str:
 
 def _sizes(family: str) -> list[str]:
     return [name for name, found in SLICES.items() if found.chip.family == family]
-
-
-def _nearest_size(family: str, size: str | None) -> str:
-    if size is None:
-        return ""
-    close = min(_sizes(family), key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
-    return f"; the nearest is {close}"
-
-
-def _listed(family: str) -> str:
-    names = _sizes(family)
-    if len(names) <= _SHOWN:
-        return ", ".join(names)
-    return f"{', '.join(names[: _SHOWN - 1])} and others up to {names[-1]}"

@@ -1,4 +1,4 @@
-"""Suggestions: changes of the command that could make a step fit, each to be compiled before it is told."""
+"""Changes of the command that make a step fit, found by compiling: what a recipe leaves to 'auto', and suggestions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,50 @@ from collections.abc import Iterator
 
 from launcher.errors import UsageError
 from launcher.machine.strategy import recommended_policy
-from launcher.preflight.slice_finding import Case, SliceFinding
-from launcher.run.plan import check_batches
+from launcher.preflight.hbm import HbmUse
+from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
+from launcher.run import memory_trial
+from launcher.run.memory_trial import Setting
 from launcher.step_program.lowering import for_replicas
+
+
+def examine_auto(examiner: Examiner, case: Case) -> SliceFinding:
+    """Compiles a case with what training would try, in the same order, until a step fits.
+
+    What cannot fit, by what was compiled before, is left out. The case of the finding has the values bound.
+
+    Args:
+      examiner: of the recipe.
+      case: whose recipe may leave `train.microbatches` and `train.rematerialize` open.
+
+    Returns:
+      Of the first step that fits, of the last that was compiled where none does, or of one that does not compile.
+
+    Raises:
+      UsageError: as in `Examiner.examine`.
+    """
+    settings, found = memory_trial.settings(examiner.resolve(case)), None
+    refused: dict[Setting, HbmUse] = {}
+    for place, setting in enumerate(settings):
+        if any(_is_too_much(setting, one, used) for one, used in refused.items()):
+            continue
+        if found is not None and not in_groups(found, found.plan.per_replica_batch_size // (setting.microbatches or 1)):
+            continue
+        found = examiner.examine(case.changed(*setting.bindings))
+        plan = memory_trial.settled(found.plan, setting, settings[:place], "did not fit")
+        found = dataclasses.replace(found, plan=plan)
+        if found.hbm is None or found.fits:
+            return found
+        refused[setting] = found.hbm
+    assert found is not None  # the first is never left out
+    return found
+
+
+def _is_too_much(setting: Setting, refused: Setting, used: HbmUse) -> bool:
+    """Whether more microbatches than those that were refused are still too few."""
+    if setting.rematerialize != refused.rematerialize:
+        return used.least_parts == float("inf")
+    return (setting.microbatches or 1) < (refused.microbatches or 1) * used.least_parts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,25 +71,19 @@ class Suggestion:
 def knobs(finding: SliceFinding) -> Iterator[Iterator[Suggestion]]:
     """What can be turned to make a step fit, the one to try first in front.
 
-    Args:
-      finding: of a step that does not fit, or that does and whose knobs are to be measured.
-
-    Returns:
+    Yields:
       For each knob its settings, from the least change on; each next one at least doubles the change.
     """
-    if finding.hbm is not None:
+    hbm = finding.hbm
+    if hbm is not None:
+        # The factor by which replicas must at least multiply: no part shrinks more than in proportion.
+        least = 1.0 if hbm.fits else hbm.needed / hbm.available
         yield _precision(finding)
-        yield _shared_state(finding)
-        yield _microbatches(finding)
+        yield _shared_state(finding, hbm)
+        yield _microbatches(finding, hbm)
         yield _rematerialization(finding)
-        yield _more_devices(finding)
-        yield _smaller_batch(finding)
-
-
-def _least(finding: SliceFinding) -> float:
-    """The factor by which replicas must at least multiply: no part shrinks more than in proportion."""
-    assert finding.hbm is not None
-    return 1.0 if finding.fits else finding.hbm.needed / finding.hbm.available
+        yield _more_devices(finding, least)
+        yield _smaller_batch(finding, least)
 
 
 def _precision(finding: SliceFinding) -> Iterator[Suggestion]:
@@ -61,11 +96,10 @@ def _precision(finding: SliceFinding) -> Iterator[Suggestion]:
         )
 
 
-def _shared_state(finding: SliceFinding) -> Iterator[Suggestion]:
+def _shared_state(finding: SliceFinding, hbm: HbmUse) -> Iterator[Suggestion]:
     """The optimizer's state shared out, where so much of it leaves each device that the step could fit."""
-    assert finding.hbm is not None
     shared, replicas = finding.model.shareable_bytes, finding.plan.strategy.num_replicas
-    if replicas > 1 and shared and shared * (1 - 1 / replicas) >= finding.hbm.excess:
+    if replicas > 1 and shared and shared * (1 - 1 / replicas) >= hbm.excess:
         yield _binding(
             finding,
             "train.shard_optimizer = True",
@@ -74,13 +108,12 @@ def _shared_state(finding: SliceFinding) -> Iterator[Suggestion]:
         )
 
 
-def _microbatches(finding: SliceFinding) -> Iterator[Suggestion]:
-    assert finding.hbm is not None
+def _microbatches(finding: SliceFinding, hbm: HbmUse) -> Iterator[Suggestion]:
     now, per_replica = finding.plan.microbatches, finding.plan.per_replica_batch_size
     last = now
     for count in range(now + 1, per_replica + 1):
         size, rest = divmod(per_replica, count)
-        if count < max(2 * last, now * finding.hbm.least_parts) or rest or not in_groups(finding, size):
+        if count < max(2 * last, now * hbm.least_parts) or rest or not in_groups(finding, size):
             continue
         last = count
         yield _binding(
@@ -101,28 +134,24 @@ def _rematerialization(finding: SliceFinding) -> Iterator[Suggestion]:
         )
 
 
-def _more_devices(finding: SliceFinding) -> Iterator[Suggestion]:
+def _more_devices(finding: SliceFinding, least: float) -> Iterator[Suggestion]:
     """More of the same devices, the global batch as it is."""
     where = finding.case.where
     last = where.num_replicas
     for larger in where.larger():
         replicas = larger.num_replicas
-        if replicas < max(2 * last, where.num_replicas * _least(finding)):
-            continue
-        if not _divides(finding, replicas):
-            continue
-        last = replicas
-        yield Suggestion(
-            case=Case(where=larger, changes=finding.case.changes),
-            flag=larger.flag,
-            why=f"the same global batch on {replicas} replicas instead of {where.num_replicas}",
-        )
+        if replicas >= max(2 * last, where.num_replicas * least) and _divides(finding, replicas):
+            last = replicas
+            yield Suggestion(
+                case=dataclasses.replace(finding.case, where=larger),
+                flag=larger.flag,
+                why=f"the same global batch on {replicas} replicas instead of {where.num_replicas}",
+            )
 
 
 def _divides(finding: SliceFinding, num_replicas: int) -> bool:
     try:
         plan = for_replicas(finding.plan, num_replicas)
-        check_batches(plan)
     except UsageError:
         return False
     return in_groups(finding, plan.microbatch_size)
@@ -133,7 +162,7 @@ def in_groups(finding: SliceFinding, microbatch_size: int) -> bool:
     return not any(microbatch_size % group for group in finding.model.group_sizes)
 
 
-def _smaller_batch(finding: SliceFinding) -> Iterator[Suggestion]:
+def _smaller_batch(finding: SliceFinding, least: float) -> Iterator[Suggestion]:
     """Global batches that halve the recipe's."""
     recipe = finding.plan.recipe
     parts = finding.plan.strategy.num_replicas * finding.plan.microbatches
@@ -142,7 +171,7 @@ def _smaller_batch(finding: SliceFinding) -> Iterator[Suggestion]:
         batch //= 2
         if batch % parts or not in_groups(finding, batch // parts):
             return
-        if batch * _least(finding) <= recipe.global_batch_size:
+        if batch * least <= recipe.global_batch_size:
             yield _binding(
                 finding,
                 f"train.global_batch_size = {batch}",
@@ -151,8 +180,4 @@ def _smaller_batch(finding: SliceFinding) -> Iterator[Suggestion]:
 
 
 def _binding(finding: SliceFinding, binding: str, why: str) -> Suggestion:
-    return Suggestion(
-        case=Case(where=finding.case.where, changes=(*finding.case.changes, binding)),
-        flag=f'--gin_param="{binding}"',
-        why=why,
-    )
+    return Suggestion(case=finding.case.changed(binding), flag=f'--gin_param="{binding}"', why=why)

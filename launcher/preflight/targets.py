@@ -8,20 +8,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import tensorflow as tf
 
 from launcher.machine.accelerators import Constant
+from launcher.preflight import costs as costs_lib
+from launcher.preflight.costs import Collective, Costs, Operation
+from launcher.preflight.hlo import Module
 
 if TYPE_CHECKING:
     from launcher.machine.strategy import StrategyPlan
-    from launcher.preflight.costs import Collective, Costs, Operation
     from launcher.preflight.hbm import HbmUse
-    from launcher.preflight.hlo import Module
     from launcher.run.plan import RunPlan
-
-# How often the bytes of a collective cross a device's links at least, for n devices times (n - 1) / n: a sum over all
-# is scattered and then gathered (Patarasuk and Yuan 2009).
-CROSSINGS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,37 +28,43 @@ class Target(abc.ABC):
     """Devices that a step can be compiled for.
 
     Attributes:
-      name: as its flag has it, such as "v5litepod-256" or "h100:8".
-      flag: what asks for it, such as "--tpu_type=v5litepod-256".
       accelerator: "tpu" or "gpu".
-      device_name: of one device, for people.
+      figures_of: what of a run the figures are of; empty where it is the very program.
       memory_name, wire_name: what the bounds call its memory and what connects its devices, such as "HBM" and "ICI".
+      name: as its flag has it, such as "v5litepod-256" or "h100:8".
+      device_name: of one device, for people.
       topology_name: as its compiler calls it.
       num_chips, num_replicas, num_hosts: of all of them together.
       memory_bytes: of one replica.
+      memory_bandwidth: bytes/s of one replica.
       peak_flops: 16-bit FLOP/s of one replica, of which MFU is a share.
       constants: every number that its estimates use, by name.
       clock: hertz of the cycles of its compiler's cost model; None where that tells nothing of use.
       clock_words: the clock, for people.
-      figures_of: what of a run the figures are of; empty where it is the very program.
     """
 
+    accelerator: ClassVar[str]
+    figures_of: ClassVar[str] = ""
+    memory_name: ClassVar[str]
+
     name: str
-    flag: str
-    accelerator: str
     device_name: str
-    memory_name: str
     wire_name: str
     topology_name: str
     num_chips: int
     num_replicas: int
     num_hosts: int
     memory_bytes: Constant
+    memory_bandwidth: float
     peak_flops: float
     constants: Mapping[str, Constant]
     clock: float | None = None
     clock_words: str = ""
-    figures_of: str = ""
+
+    @property
+    def flag(self) -> str:
+        """What asks for it, such as "--tpu_type=v5litepod-256"."""
+        return f"--{self.accelerator}_type={self.name}"
 
     @abc.abstractmethod
     def describe(self) -> str:
@@ -73,31 +78,21 @@ class Target(abc.ABC):
     def check(self, plan: RunPlan) -> None:
         """Raises UsageError where nothing can be told of such a run."""
 
-    @abc.abstractmethod
     def configure(self) -> None:
         """Sets TensorFlow up as a run on them does, as far as that changes what is lowered."""
+        tf.config.experimental.enable_tensor_float_32_execution(True)  # as it is where no GPU is set up
 
     @abc.abstractmethod
     def compile_request(self) -> dict[str, Any]:
-        """What the compiler's process must know: the arguments of `xla_compiler.compile_program`, and "xla_flags"."""
+        """What the compiler's process must know: "platform", "topology", "num_replicas" and "xla_flags"."""
 
-    @abc.abstractmethod
     def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
-        """Costs of a program.
+        """Costs of a program, which before parts of it became calls of libraries was another one, or None."""
+        return costs_lib.count(optimised)
 
-        Args:
-          optimised: what the compiler made of it.
-          before_libraries: the same before parts of it became calls of libraries; None where none does.
-        """
-
-    @abc.abstractmethod
     def reserved(self, costs: Costs | None, needed: float) -> Mapping[str, Constant]:
-        """Memory of a device that is needed beside a program's own, by what for; empty if the compiler reckons with it.
-
-        Args:
-          costs: of the program, where known.
-          needed: bytes of the program itself.
-        """
+        """Memory of a device beside the `needed` bytes of a program, by what for; empty if the compiler counts it."""
+        return {}
 
     @abc.abstractmethod
     def compute_seconds(self, costs: Costs) -> float:
@@ -107,9 +102,9 @@ class Target(abc.ABC):
     def compute_words(self, costs: Costs) -> str:
         """How much arithmetic that is, and of what."""
 
-    @abc.abstractmethod
     def memory_seconds(self, costs: Costs | Operation) -> float:
         """Seconds that its memory traffic needs at least."""
+        return costs.hbm_bytes / self.memory_bandwidth
 
     @abc.abstractmethod
     def wire_seconds(self, collective: Collective) -> float:

@@ -5,6 +5,7 @@ The TPU compiler does not write down the trip counts that it knows, so they are 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from launcher.preflight.hlo import Computation, Instruction, Module
@@ -17,84 +18,87 @@ _Value = int | tuple[str, int] | None
 
 def turns(module: Module, computation: Computation, loop: Instruction) -> int | None:
     """Turns of `while` instruction `loop`, which stands in `computation`; None where they are not plain to see."""
-    if loop.trip_count is not None:
-        return loop.trip_count
-    condition = module.computations[loop.called["condition"][0]]
-    body = module.computations[loop.called["body"][0]]
-    compare = condition.root
-    if compare.opcode != "compare" or compare.attribute("direction") not in ("LT", "LE"):
-        return None
-    counter, end = (_value(condition, name) for name in compare.operands)
-    if not isinstance(counter, tuple):
-        return None
-    place = counter[1]
-    first, step = _initial(module, computation, loop, place), _step(module, computation, loop, body, place)
-    last = _known(module, computation, loop, body, end)
-    if first is None or last is None or not step or step < 0:
-        return None
-    last += compare.attribute("direction") == "LE"
-    return max(0, -((first - last) // step))
+    return loop.trip_count if loop.trip_count is not None else _Loop(module, computation, loop).turns()
 
 
-def _value(computation: Computation, name: str) -> _Value:
+def _origin(computation: Computation, name: str) -> Instruction | None:
+    """The instruction that a value is from, before copies and other views of it."""
     one = computation.instructions.get(name)
     while one is not None and one.opcode in _VIEWS:
         one = computation.instructions.get(one.operands[0])
-    if one is None:
-        return None
-    if one.opcode == "constant":
+    return one
+
+
+def _value(computation: Computation, name: str) -> _Value:
+    one = _origin(computation, name)
+    if one is not None and one.opcode == "constant":
         return int(one.operands[0]) if one.operands and re.fullmatch(r"-?\d+", one.operands[0]) else None
-    if one.opcode == "get-tuple-element":
+    if one is not None and one.opcode == "get-tuple-element":
         source = computation.instructions.get(one.operands[0])
         if source is not None and source.opcode == "parameter":
             return ("state", int(one.attribute("index")))
     return None
 
 
-def _initial(module: Module, computation: Computation, loop: Instruction, place: int) -> int | None:
-    state = computation.instructions.get(loop.operands[0])
-    if state is None or state.opcode != "tuple":
-        return None
-    value = _value(computation, state.operands[place])
-    return value if isinstance(value, int) else _left_by_a_loop(module, computation, state.operands[place])
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    module: Module
+    computation: Computation
+    instruction: Instruction
 
+    @property
+    def body(self) -> Computation:
+        return self.module.computations[self.instruction.called["body"][0]]
 
-def _left_by_a_loop(module: Module, computation: Computation, name: str) -> int | None:
-    """What a loop before has counted to, as the gradient of a loop does not turn more often."""
-    one = computation.instructions.get(name)
-    while one is not None and one.opcode in _VIEWS:
-        one = computation.instructions.get(one.operands[0])
-    loop = (
-        computation.instructions.get(one.operands[0]) if one is not None and one.opcode == "get-tuple-element" else None
-    )
-    if one is None or loop is None or loop.opcode != "while":
-        return None
-    place, body = int(one.attribute("index")), module.computations[loop.called["body"][0]]
-    first, step = _initial(module, computation, loop, place), _step(module, computation, loop, body, place)
-    times = turns(module, computation, loop)
-    return None if first is None or step is None or times is None else first + step * times
+    def turns(self) -> int | None:
+        condition = self.module.computations[self.instruction.called["condition"][0]]
+        compare = condition.root
+        if compare.opcode != "compare" or compare.attribute("direction") not in ("LT", "LE"):
+            return None
+        counter, end = (_value(condition, name) for name in compare.operands)
+        if not isinstance(counter, tuple):
+            return None
+        first, step, last = self.initial(counter[1]), self.step(counter[1]), self.constant(end)
+        if first is None or last is None or not step or step < 0:
+            return None
+        last += compare.attribute("direction") == "LE"
+        return max(0, -((first - last) // step))
 
+    def initial(self, place: int) -> int | None:
+        state = self.computation.instructions.get(self.instruction.operands[0])
+        if state is None or state.opcode != "tuple":
+            return None
+        value = _value(self.computation, state.operands[place])
+        return value if isinstance(value, int) else self._left_by_a_loop(state.operands[place])
 
-def _known(module: Module, computation: Computation, loop: Instruction, body: Computation, value: _Value) -> int | None:
-    """A number, or what the state has from beginning to end."""
-    if not isinstance(value, tuple):
-        return value
-    place = value[1]
-    root = body.root
-    if root.opcode != "tuple" or _value(body, root.operands[place]) != value:
-        return None
-    return _initial(module, computation, loop, place)
+    def _left_by_a_loop(self, name: str) -> int | None:
+        """What a loop before has counted to, as the gradient of a loop does not turn more often."""
+        one = _origin(self.computation, name)
+        if one is None or one.opcode != "get-tuple-element":
+            return None
+        source = self.computation.instructions.get(one.operands[0])
+        if source is None or source.opcode != "while":
+            return None
+        before, place = _Loop(self.module, self.computation, source), int(one.attribute("index"))
+        first, step = before.initial(place), before.step(place)
+        times = turns(self.module, self.computation, source)
+        return None if first is None or step is None or times is None else first + step * times
 
+    def constant(self, value: _Value) -> int | None:
+        """A number, or what the state has from beginning to end."""
+        if not isinstance(value, tuple):
+            return value
+        root = self.body.root
+        stays = root.opcode == "tuple" and _value(self.body, root.operands[value[1]]) == value
+        return self.initial(value[1]) if stays else None
 
-def _step(module: Module, computation: Computation, loop: Instruction, body: Computation, place: int) -> int | None:
-    root = body.root
-    added = body.instructions.get(root.operands[place]) if root.opcode == "tuple" else None
-    while added is not None and added.opcode in _VIEWS:
-        added = body.instructions.get(added.operands[0])
-    if added is None or added.opcode != "add":
-        return None
-    parts = [_value(body, name) for name in added.operands]
-    if ("state", place) not in parts:
-        return None
-    parts.remove(("state", place))
-    return _known(module, computation, loop, body, parts[0])
+    def step(self, place: int) -> int | None:
+        root = self.body.root
+        added = _origin(self.body, root.operands[place]) if root.opcode == "tuple" else None
+        if added is None or added.opcode != "add":
+            return None
+        parts = [_value(self.body, name) for name in added.operands]
+        if ("state", place) not in parts:
+            return None
+        parts.remove(("state", place))
+        return self.constant(parts[0])

@@ -14,8 +14,7 @@ import pytest
 from launcher import main as entry
 from launcher.machine import child_process
 from launcher.preflight import gpus, slices
-from launcher.preflight.compilation import Compilation
-from launcher.preflight.compiler import CHILD, Compiler
+from launcher.preflight.compiler import CHILD, Compilation, Compiler
 
 SMALL = (
     "--gin_file=mlp_fashion.gin",

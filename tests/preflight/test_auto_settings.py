@@ -8,8 +8,8 @@ import pods
 import pytest
 
 from launcher.config import gin_bindings
-from launcher.preflight import auto_settings, slices, suggestions
-from launcher.preflight.compilation import Compilation
+from launcher.preflight import largest_batch, slices, suggestions
+from launcher.preflight.compiler import Compilation
 from launcher.preflight.hbm import HbmUse
 from launcher.preflight.slice_finding import Case, ModelFacts, SliceFinding
 
@@ -74,7 +74,7 @@ def changes(rematerialize=None, microbatches=None):
 )
 def test_what_cannot_fit_is_not_compiled(bindings, sizes, compiled):
     examiner = Compiled(bindings, *sizes)
-    found = auto_settings.examine(examiner, CASE)
+    found = suggestions.examine_auto(examiner, CASE)
     assert examiner.changes == compiled
     assert found.case.changes == compiled[-1]
     assert found.fits == (sizes[0] < 16 and bool(bindings))
@@ -82,20 +82,20 @@ def test_what_cannot_fit_is_not_compiled(bindings, sizes, compiled):
 
 def test_microbatches_are_whole_groups_of_a_normalisation_layer():
     examiner = Compiled([MICROBATCHES], 8, 60, 4, groups=(4,))
-    assert not auto_settings.examine(examiner, CASE).fits
+    assert not suggestions.examine_auto(examiner, CASE).fits
     assert examiner.changes == [changes(None, 1)], "of 8 microbatches, each would be half a group"
 
 
 def test_the_report_says_what_was_chosen_and_why():
-    plan = auto_settings.examine(Compiled([REMATERIALIZE, MICROBATCHES], 8, 200, 20), CASE).plan
+    plan = suggestions.examine_auto(Compiled([REMATERIALIZE, MICROBATCHES], 8, 200, 20), CASE).plan
     assert plan.describe()["rematerialisation"] == "on (auto: without it, all numbers of microbatches did not fit)"
     assert plan.describe()["batch"].endswith("(auto: 1, 2 did not fit)")
 
 
 def test_the_largest_batch_is_that_of_one_microbatch_computed_again():
-    settled = auto_settings.for_largest_batch(Compiled([REMATERIALIZE, MICROBATCHES], 8, 60, 4), CASE)
+    settled = largest_batch.settled(Compiled([REMATERIALIZE, MICROBATCHES], 8, 60, 4), CASE)
     assert settled.changes == changes(True, 1)
-    assert auto_settings.for_largest_batch(Compiled([], 8, 60, 4), CASE) == CASE
+    assert largest_batch.settled(Compiled([], 8, 60, 4), CASE) == CASE
 
 
 @pytest.mark.parametrize("keeps", [True, False])

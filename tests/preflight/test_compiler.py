@@ -61,8 +61,8 @@ def test_the_second_look_at_a_program_starts_no_compiler(tmp_path):
 def test_a_program_that_jaxlib_cannot_read_is_counted_from_the_dump(compiled, tmp_path):
     unreadable = """
         import sys
-        from launcher.preflight import compile_child, xla_compiler
-        xla_compiler._text = lambda made: ""
+        from launcher.preflight import compile_child
+        compile_child._text = lambda made: ""
         sys.exit(compile_child.main(sys.argv))
     """
     dumped = make(tmp_path, child=unreadable).compile(dense_step(4), WHERE)

@@ -47,7 +47,7 @@ def test_a_dense_step_costs_what_its_formulas_say(compiled):
     assert counted.hbm_bytes >= 2 * batch * features + 2 * 4 * features * units
     assert not counted.host_transfers
     assert not counted.dynamic
-    assert counted.cycles > 0
+    assert sum(one.cycles or 0 for one in counted.operations) > 0
 
 
 def test_a_sum_of_which_each_replica_keeps_a_part_is_one_reduce_scatter(compiled):

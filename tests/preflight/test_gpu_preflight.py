@@ -13,8 +13,8 @@ from toy_step import dense_step
 
 from launcher.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from launcher.machine.accelerators import CARDS
+from launcher.preflight import advice, gpu_program, gpus, hbm, hlo
 from launcher.preflight import compiler as compiler_lib
-from launcher.preflight import gpu_advice, gpu_program, gpus, hbm, hlo
 from launcher.preflight.costs import Collective
 from models.resnet import resnet
 
@@ -59,9 +59,9 @@ def test_float32_is_multiplied_by_what_the_recipe_allows(preflight, tf32, engine
     )
     assert done.code == EXIT_DONE, done.err
     assert f"of f32 on {engine} a device" in done.out
-    advice = " ".join(done.report["cases"][0]["advice"])
-    assert ("CUDA cores (float32 in full precision" in advice) == (not tf32)
-    assert "train.precision = 'mixed_float16' halves the memory of activations" in advice
+    said = " ".join(done.report["cases"][0]["advice"])
+    assert ("CUDA cores (float32 in full precision" in said) == (not tf32)
+    assert "train.precision = 'mixed_float16' halves the memory of activations" in said
 
 
 def test_a_run_that_no_compiler_sees_gets_no_verdict(preflight):
@@ -168,7 +168,7 @@ def test_every_card_compiles_and_its_program_is_read_as_a_tpus_is(compiled, name
     assert counted.flops == 2 * 2 * 256 * 1024 * 512
     assert [one.bytes for one in counted.collectives] == [4 * 1024 * 512]
     # bfloat16 needs an A100 or newer.
-    on_tensor_cores = gpu_advice.engine(counted.matrix_ops[0], where.card)[0] == "Tensor Cores"
+    on_tensor_cores = gpu_program.engine(counted.matrix_ops[0], where.card)[0] == "Tensor Cores"
     assert on_tensor_cores == (where.card.capability >= (8, 0))
 
 
@@ -206,7 +206,7 @@ def test_products_that_tensor_cores_cannot_take_are_named_with_the_reason():
 
     def said(card: str, text: str) -> str:
         module = hlo.parse(text)
-        return " ".join(gpu_advice.advise(gpu_program.count(module, module), CARDS[card]))
+        return " ".join(advice.tensor_cores(gpu_program.count(module, module), CARDS[card]))
 
     assert said("h100", op("f16")) == said("t4", op("f16"))
     assert "sizes that are no multiples of 8" in said("h100", op("f16"))

@@ -40,6 +40,10 @@ def names(module: hlo.Module) -> dict[str, set[str]]:
     return {name: set(one.instructions) for name, one in module.computations.items()}
 
 
+def cycles(counted: costs.Costs) -> int:
+    return sum(one.cycles or 0 for one in counted.operations)
+
+
 def test_attributes_over_several_lines_end_no_computation():
     hlo_oracle.check_read(KERNEL)
     counted = costs.count(hlo.parse(KERNEL))
@@ -49,10 +53,10 @@ def test_attributes_over_several_lines_end_no_computation():
 
 def test_an_estimate_that_the_compiler_does_not_have_is_no_number_of_cycles():
     counted = costs.count(hlo.parse(KERNEL))
-    assert (counted.cycles, counted.unestimated) == (0, 1), "a kernel may be most of the step"
+    assert (cycles(counted), counted.unestimated) == (0, 1), "a kernel may be most of the step"
     assert not counted.operations
     known = costs.count(hlo.parse(KERNEL.replace("9223372036854775807", "1000")))
-    assert (known.cycles, known.unestimated) == (1000 + 300 + 4252, 0)
+    assert (cycles(known), known.unestimated) == (1000 + 300 + 4252, 0)
 
 
 @given(random=st.randoms(use_true_random=False))
@@ -110,4 +114,4 @@ def test_a_kernel_of_pallas_is_compiled_and_read(compiled):
     assert found.error is None
     assert re.search(r"kernel_metadata=\{\n", found.hlo)
     counted = costs.count(hlo.parse(found.hlo))
-    assert (counted.flops, counted.kernels, counted.cycles) == (2 * 2 * 256 * 128 * 128, 1, 0)
+    assert (counted.flops, counted.kernels, cycles(counted)) == (2 * 2 * 256 * 128 * 128, 1, 0)
