@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from launcher.decoding.steps import NEVER, Cache, Step, written
+from launcher.decoding.sampling import NEVER, Cache, Step, written
 
 
 class _Beams(NamedTuple):

@@ -99,12 +99,12 @@ class Context:
             return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Check:
     """One check of the doctor.
 
     Attributes:
-      name: that of its findings, and of --doctor_checks.
+      name: for --doctor_checks.
       looks_at: what at, in a few words.
       run: gives the findings; raises Skip where there is nothing to look at.
       waits_for: what takes long about it, for people; empty when it is quick.
@@ -125,33 +125,30 @@ class Finding:
     """One finding of a check: a line of the report.
 
     Attributes:
-      check: the check that says so.
+      check: the name of the check that says so, which its examination fills in.
       status: "ok", "warn" (it will train, worse than it could) or "fail" (it will not train).
       seen: what was seen, with the values.
       fix: what to do; empty where nothing has to be done.
-      exit_code: of a failure, as `launcher.errors` has them; 0 for the others.
+      exit_code: of a failure: to be fixed (64), a defect of ours (70), or one that may pass (75); 0 for the others.
     """
 
-    check: str
+    check: str = ""
     status: str
     seen: str
     fix: str = ""
     exit_code: int = EXIT_DONE
 
 
-def ok(check: str, seen: str) -> Finding:
-    """A finding that nothing has to be done about."""
-    return Finding(check=check, status=OK, seen=seen)
+def ok(seen: str) -> Finding:
+    return Finding(status=OK, seen=seen)
 
 
-def warn(check: str, seen: str, fix: str) -> Finding:
-    """A finding with which a training runs, but worse than it could."""
-    return Finding(check=check, status=WARN, seen=seen, fix=fix)
+def warn(seen: str, fix: str) -> Finding:
+    return Finding(status=WARN, seen=seen, fix=fix)
 
 
-def fail(check: str, seen: str, fix: str, *, exit_code: int = EXIT_USAGE) -> Finding:
-    """A finding with which no training runs: to be fixed (64), a defect of ours (70), or one that may pass (75)."""
-    return Finding(check=check, status=FAIL, seen=seen, fix=fix, exit_code=exit_code)
+def fail(seen: str, fix: str, *, exit_code: int = EXIT_USAGE) -> Finding:
+    return Finding(status=FAIL, seen=seen, fix=fix, exit_code=exit_code)
 
 
 def worst(findings: Iterable[Finding]) -> str:

@@ -45,6 +45,11 @@ class Answer:
     refused: str = ""
     error: str = ""
 
+    @property
+    def problem(self) -> str:
+        """What there is instead of values; empty without."""
+        return self.refused or self.error
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChildResult:
@@ -129,7 +134,7 @@ def answer_topics(folder: str, topics: Mapping[str, _Topic], *, essential: str) 
             if answer is not None:
                 file.write(json.dumps(dataclasses.asdict(answer)) + "\n")
                 file.flush()
-            if topic == essential and (answer is None or answer.refused or answer.error):
+            if topic == essential and (answer is None or answer.problem):
                 break
     return EXIT_DONE
 

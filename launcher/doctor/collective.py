@@ -5,6 +5,7 @@ The all-reduces run in a process of their own, through `launcher.step.gradients.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -45,14 +46,13 @@ def collective_finding(outcome: child.ChildResult, *, workers: int) -> Finding:
     """The finding on the process that ran the all-reduces."""
     built = outcome.answers.get("build")
     sizes = [outcome.answers[name] for name in SIZES if name in outcome.answers]
-    wrong = next((answer for answer in (built, *sizes) if answer and (answer.refused or answer.error)), None)
+    wrong = next((answer for answer in (built, *sizes) if answer and answer.problem), None)
     if wrong is not None:
-        return _broken(wrong, workers)
+        return _broken(wrong)
     if built is None or len(sizes) < len(SIZES):
         reached = f"; {_speeds(sizes, built.values['replicas'])}" if built and sizes else ""
         where = "before the strategy was made" if built is None else f"with {built.values['replicas']} replicas"
         return fail(
-            "collective",
             f"{where}, the test {outcome.how}{reached}",
             "between workers: see that TensorFlow's and NCCL's ports are open in both directions, and name the network "
             "interface with NCCL_SOCKET_IFNAME; between GPUs: NCCL_P2P_DISABLE=1 tells whether direct access is broken",
@@ -61,30 +61,28 @@ def collective_finding(outcome: child.ChildResult, *, workers: int) -> Finding:
     replicas = built.values["replicas"]
     kind = f"{built.values['kind']}, {replicas} replica{'s' if replicas > 1 else ''} on {built.values['accelerator']}"
     if replicas == 1:
-        return ok("collective", f"{kind}: nothing to reduce, and it computes rightly")
+        return ok(f"{kind}: nothing to reduce, and it computes rightly")
     nccl = re.search(r"NCCL version (\S+)", outcome.log)
     seen = f"{kind}{f', NCCL {nccl[1]}' if nccl else ''}: sums are right; {_speeds(sizes, replicas)}"
     bandwidth = _bus_bandwidth(sizes[-1], replicas)
     if workers > 1 and bandwidth < _SLOW_NETWORK:
         return warn(
-            "collective",
             f"{seen}: less than gigabit Ethernet",
             "name the fast network interface with NCCL_SOCKET_IFNAME, or by its address in the cluster",
         )
     if workers == 1 and built.values["accelerator"] == "gpu" and bandwidth < _SLOW_BUS:
         return warn(
-            "collective",
             f"{seen}: less than one lane of PCIe 3.0",
             "nvidia-smi topo -m shows how the GPUs are connected; NCCL_DEBUG=INFO, what NCCL makes of it",
         )
-    return ok("collective", seen)
+    return ok(seen)
 
 
-def _broken(answer: child.Answer, workers: int) -> Finding:
+def _broken(answer: child.Answer) -> Finding:
     if answer.refused:
-        return fail("collective", answer.refused, "change the flag or the variable that the message names")
+        return fail(answer.refused, "change the flag or the variable that the message names")
     fix = "run it again; if it fails again, NCCL_DEBUG=INFO and TF_CPP_MIN_LOG_LEVEL=0 say more"
-    return fail("collective", answer.error, fix, exit_code=EXIT_RETRY)
+    return fail(answer.error, fix, exit_code=EXIT_RETRY)
 
 
 def _speeds(sizes: list[child.Answer], replicas: int) -> str:
@@ -168,9 +166,7 @@ def _measure(size: int, request: dict[str, Any]) -> dict[str, Any] | None:
     return {"bytes": size, "seconds": best / REDUCTIONS, "calls": more + 1}
 
 
-TOPICS: dict[str, Any] = {"build": _build}
-for _name, _bytes in SIZES.items():
-    TOPICS[_name] = lambda request, size=_bytes: _measure(size, request)
+TOPICS: dict[str, Any] = {"build": _build, **{name: functools.partial(_measure, size) for name, size in SIZES.items()}}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
-from launcher.errors import EXIT_RETRY, UsageError
+from launcher.errors import EXIT_RETRY, EXIT_USAGE, UsageError
 from launcher.model_dir import check_model_dir, default_model_dir
 
 _MIB = 2**20
@@ -34,7 +34,7 @@ def model_dir(context: Context) -> Iterator[Finding]:
         check_model_dir(name)
     except UsageError as error:
         seen = str(error).partition("; choose")[0]
-        yield fail("model_dir", seen, "choose another --model_dir, or mend the rights of that folder")
+        yield fail(seen, "choose another --model_dir, or mend the rights of that folder")
         return
     folder = _nearest_folder(name)
     shown = f"{name} in {folder}" if folder != os.path.abspath(name) else name
@@ -44,21 +44,20 @@ def model_dir(context: Context) -> Iterator[Finding]:
     except OSError as error:
         full = error.errno in _FULL
         yield fail(
-            "model_dir",
             f"{shown}: {error.strerror or error}",
             "make room there, or choose another --model_dir" if full else "choose another --model_dir",
-            exit_code=EXIT_RETRY if full else fail("", "", "").exit_code,
+            exit_code=EXIT_RETRY if full else EXIT_USAGE,
         )
         return
     free = shutil.disk_usage(folder).free
     speed = size / seconds
     seen = f"{shown}: {size / _MIB:.0f} MiB written and synced at {speed / 1e6:,.0f} MB/s, {free / 1e9:,.1f} GB free"
     if speed < _SLOW_BYTES_PER_SECOND:
-        yield warn("model_dir", seen, "a checkpoint would take long: choose a faster disk, or save less often")
+        yield warn(seen, "a checkpoint would take long: choose a faster disk, or save less often")
     elif free < _LITTLE_SPACE:
-        yield warn("model_dir", seen, "make room, or Checkpoints.keep = 2")
+        yield warn(seen, "make room, or Checkpoints.keep = 2")
     else:
-        yield ok("model_dir", seen)
+        yield ok(seen)
 
 
 def folder_of(context: Context) -> str:
@@ -95,12 +94,10 @@ def _write(file: BinaryIO) -> tuple[int, float]:
 def _remote(context: Context, name: str) -> Finding:
     """The finding on a folder that only TensorFlow can reach, such as a bucket."""
     answer = context.says("model_dir")
-    problem = answer.refused or answer.error
-    if problem:
+    if answer.problem:
         return fail(
-            "model_dir",
-            f"{name}: {problem}",
+            f"{name}: {answer.problem}",
             "check the name and the rights of this machine's account; a bucket may be mounted instead, with gcsfuse",
         )
     speed = answer.values["bytes"] / answer.values["seconds"]
-    return ok("model_dir", f"{name}: {answer.values['bytes'] / _MIB:.0f} MiB written at {speed / 1e6:,.0f} MB/s")
+    return ok(f"{name}: {answer.values['bytes'] / _MIB:.0f} MiB written at {speed / 1e6:,.0f} MB/s")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.doctor import (
@@ -23,57 +25,52 @@ from launcher.errors import EXIT_FAILED, UsageError, advice
 from launcher.reporting import report, run_folder, strict_json
 
 _PATIENCE_SECONDS = 1.0
-_TENSORFLOW = "starting TensorFlow in a process of its own"
 
 CHECKS = (
-    Check(name="python", looks_at="version and platform that TensorFlow has wheels for", run=packages.python),
+    Check("python", "version and platform that TensorFlow has wheels for", packages.python),
     Check(
-        name="tensorflow_package",
-        looks_at="one distribution that brings TensorFlow, not none or two",
-        run=packages.tensorflow_package,
+        "tensorflow_package", "one distribution that brings TensorFlow, not none or two", packages.tensorflow_package
     ),
-    Check(name="packages", looks_at="missing, old, doubled or conflicting packages", run=packages.packages),
+    Check("packages", "missing, old, doubled or conflicting packages", packages.packages),
+    Check("variables", "environment variables and keras.json that get in the way", variables.variables),
+    Check("processor", "the CPU's instructions and the policy for it", host.processor),
+    Check("cores", "threads against cores and the container's quota", host.cores),
+    Check("memory", "memory that is free within the container's limit", host.memory),
+    Check("open_files", "limits on files, processes, file size, locked memory", host.open_files),
+    Check("shared_memory", "/dev/shm, for NCCL", host.shared_memory),
+    Check("driver", "NVIDIA's driver, and GPU memory that others hold", host.driver),
+    Check("cluster", "TF_CONFIG, Slurm, Kubernetes, Cloud TPU", peer_exchange.cluster),
     Check(
-        name="variables", looks_at="environment variables and keras.json that get in the way", run=variables.variables
-    ),
-    Check(name="processor", looks_at="the CPU's instructions and the policy for it", run=host.processor),
-    Check(name="cores", looks_at="threads against cores and the container's quota", run=host.cores),
-    Check(name="memory", looks_at="memory that is free within the container's limit", run=host.memory),
-    Check(name="open_files", looks_at="limits on files, processes, file size, locked memory", run=host.open_files),
-    Check(name="shared_memory", looks_at="/dev/shm, for NCCL", run=host.shared_memory),
-    Check(name="driver", looks_at="NVIDIA's driver, and GPU memory that others hold", run=host.driver),
-    Check(name="cluster", looks_at="TF_CONFIG, Slurm, Kubernetes, Cloud TPU", run=peer_exchange.cluster),
-    Check(
-        name="model_dir",
-        looks_at="whether --model_dir can be written, and how fast",
-        run=disk_speed.model_dir,
+        "model_dir",
+        "whether --model_dir can be written, and how fast",
+        disk_speed.model_dir,
         waits_for="writing 64 MiB, for 5 s at most",
     ),
     Check(
-        name="peers",
-        looks_at="this worker's port is free, the others' answer",
-        run=peer_exchange.peers,
+        "peers",
+        "this worker's port is free, the others' answer",
+        peer_exchange.peers,
         waits_for="waiting for the other workers' doctors",
     ),
-    Check(name="clock", looks_at="clocks of the other workers", run=peer_exchange.clock),
-    Check(name="agreement", looks_at="versions of the other workers", run=peer_exchange.agreement),
+    Check("clock", "clocks of the other workers", peer_exchange.clock),
+    Check("agreement", "versions of the other workers", peer_exchange.agreement),
     Check(
-        name="tensorflow",
-        looks_at="TensorFlow and Keras 3 start",
-        run=tensorflow_checks.tensorflow,
-        waits_for=_TENSORFLOW,
+        "tensorflow",
+        "TensorFlow and Keras 3 start",
+        tensorflow_checks.tensorflow,
+        waits_for="starting TensorFlow in a process of its own",
     ),
-    Check(name="build", looks_at="CUDA, cuDNN, NCCL, oneDNN of TensorFlow", run=tensorflow_checks.build),
-    Check(name="devices", looks_at="GPUs and TPUs, and the policy for each", run=tensorflow_checks.devices),
-    Check(name="gpus", looks_at="memory growth, TF32, a product on each GPU", run=tensorflow_checks.gpus),
-    Check(name="xla", looks_at="XLA compiles a function", run=tensorflow_checks.xla),
-    Check(name="recipe", looks_at="--gin_file loads", run=tensorflow_checks.recipe),
-    Check(name="data", looks_at="the recipe's data set is prepared", run=tensorflow_checks.data),
-    Check(name="strategy", looks_at="the strategy that a training would take", run=tensorflow_checks.strategy),
+    Check("build", "CUDA, cuDNN, NCCL, oneDNN of TensorFlow", tensorflow_checks.build),
+    Check("devices", "GPUs and TPUs, and the policy for each", tensorflow_checks.devices),
+    Check("gpus", "memory growth, TF32, a product on each GPU", tensorflow_checks.gpus),
+    Check("xla", "XLA compiles a function", tensorflow_checks.xla),
+    Check("recipe", "--gin_file loads", tensorflow_checks.recipe),
+    Check("data", "the recipe's data set is prepared", tensorflow_checks.data),
+    Check("strategy", "the strategy that a training would take", tensorflow_checks.strategy),
     Check(
-        name="collective",
-        looks_at="all-reduces over replicas and workers: right, and how fast",
-        run=collective.collective,
+        "collective",
+        "all-reduces over replicas and workers: right, and how fast",
+        collective.collective,
         waits_for=f"all-reduces, for {collective.LIMIT_SECONDS:.0f} s at most",
     ),
 )
@@ -81,10 +78,12 @@ CHECKS = (
 
 def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> int:
     """Examines this machine; returns 0, or the exit code of the worst failure."""
-    shown = findings_report.JsonReport() if as_json else findings_report.TextReport()
-    findings = examine(checks, context, shown)
+    findings, skipped = examine(checks, context, None if as_json else findings_report.show)
     code = exit_code(findings)
-    shown.end(findings, code)
+    if as_json:
+        sys.stdout.write(f"{strict_json.dumps(findings_report.as_json(findings, skipped, code), indent=2)}\n")
+    else:
+        findings_report.show_end(findings, skipped, code)
     peers = context.cluster_or_error
     is_chief = isinstance(peers, UsageError) or peers.is_chief
     if is_chief and context.model_dir is not None and os.path.isdir(context.model_dir):
@@ -108,28 +107,40 @@ def chosen(names: Sequence[str]) -> tuple[Check, ...]:
     return tuple(check for check in CHECKS if not names or check.name in names)
 
 
-def examine(checks: Iterable[Check], context: Context, shown: findings_report.DoctorReport) -> list[Finding]:
-    """Runs checks in order and returns their findings; one that breaks does not stop the others."""
+def examine(
+    checks: Iterable[Check], context: Context, show: Callable[[Finding], None] | None = None
+) -> tuple[list[Finding], list[dict[str, str]]]:
+    """Runs checks in order; one that breaks does not stop the others.
+
+    Args:
+      show: called with each finding.
+
+    Returns:
+      The findings; and of checks that had nothing to look at, "check" and "why".
+    """
     findings: list[Finding] = []
+    skipped: list[dict[str, str]] = []
     for check in checks:
         found: list[Finding] = []
         try:
-            with _announced(check, shown):
+            with _announced(check):
                 found.extend(check.run(context))  # keeps what came before an error
         except Skip as skip:
-            shown.skip(check.name, str(skip))
+            skipped.append({"check": check.name, "why": str(skip)})
         except Exception as error:
-            found.append(_broken(check.name, error))
+            found.append(_broken(error))
         for finding in found:
-            shown.finding(finding)
-        findings += found
-    return findings
+            findings.append(dataclasses.replace(finding, check=check.name))
+            if show is not None:
+                show(findings[-1])
+    return findings, skipped
 
 
 @contextlib.contextmanager
-def _announced(check: Check, shown: findings_report.DoctorReport) -> Iterator[None]:
-    """Reports what a check waits for, once it takes a while."""
-    timer = threading.Timer(_PATIENCE_SECONDS, shown.wait, (check.name, check.waits_for or check.looks_at))
+def _announced(check: Check) -> Iterator[None]:
+    """Says on standard error what a check waits for, once it takes a while."""
+    words = f"... {check.name}: {check.waits_for or check.looks_at}\n"
+    timer = threading.Timer(_PATIENCE_SECONDS, sys.stderr.write, (words,))
     timer.daemon = True
     timer.start()
     try:
@@ -138,8 +149,8 @@ def _announced(check: Check, shown: findings_report.DoctorReport) -> Iterator[No
         timer.cancel()
 
 
-def _broken(name: str, error: Exception) -> Finding:
+def _broken(error: Exception) -> Finding:
     seen = f"this check itself broke: {type(error).__name__}: {error}"
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("launcher"):
-        return fail(name, seen, f"pip install {error.name}")
-    return fail(name, seen, "please report it with this line; the other checks went on", exit_code=EXIT_FAILED)
+        return fail(seen, f"pip install {error.name}")
+    return fail(seen, "please report it with this line; the other checks went on", exit_code=EXIT_FAILED)

@@ -38,17 +38,17 @@ _MUCH_OF_A_GPU = 0.1
 
 def processor(context: Context) -> Iterator[Finding]:
     """Checks the CPU for what TensorFlow's wheels need, and names the dtype policy that suits it."""
-    flags = _flags(context)
-    model = _cpuinfo(context, "model name") or platform.machine()
+    told = _fields(context, "proc/cpuinfo")
+    flags, model = told.get("flags", "").split(), told.get("model name") or platform.machine()
     if flags and platform.machine() == "x86_64" and "avx" not in flags:
-        yield fail("processor", f"{model} has no AVX", "TensorFlow's wheels need AVX: use a newer machine, or build it")
+        yield fail(f"{model} has no AVX", "TensorFlow's wheels need AVX: use a newer machine, or build it")
         return
     bfloat16 = [flag for flag in _BFLOAT16 if flag in flags]
     if bfloat16:
         policy = f"multiplies bfloat16 ({', '.join(bfloat16)}): mixed_bfloat16 may be faster than float32 (measure)"
     else:
         policy = "no bfloat16 instructions: float32 is the policy for it"
-    yield ok("processor", f"{model}, {policy}")
+    yield ok(f"{model}, {policy}")
 
 
 def cores(context: Context) -> Iterator[Finding]:
@@ -66,27 +66,22 @@ def cores(context: Context) -> Iterator[Finding]:
         if (value := context.environ.get(name, "")).isdigit() and int(value) > whole
     ]
     if too_many:
-        yield warn("cores", f"{seen}; {too_many[0]} is more than there are", f"unset it, or make it {whole}")
+        yield warn(f"{seen}; {too_many[0]} is more than there are", f"unset it, or make it {whole}")
     elif usable < allowed and not context.environ.get("TF_NUM_INTRAOP_THREADS"):
         yield warn(
-            "cores",
             f"{seen}: TensorFlow does not look at the quota, starts {allowed} threads and is throttled",
             f"export TF_NUM_INTRAOP_THREADS={whole} TF_NUM_INTEROP_THREADS={whole}, or raise the container's CPU limit",
         )
     elif usable < 2:
-        yield warn("cores", f"{seen}: input and training share one core", "give this process two cores or more")
+        yield warn(f"{seen}: input and training share one core", "give this process two cores or more")
     else:
-        yield ok("cores", seen)
+        yield ok(seen)
 
 
 def cpu_quota(context: Context) -> float | None:
     """Cores' worth of time that the control group may use, of this process or of any above it; None without a limit."""
-    quotas = []
-    for folder in control_groups(context, "cpu"):
-        quota = _quota_of(context, folder)
-        if quota is not None:
-            quotas.append(quota)
-    return min(quotas, default=None)
+    quotas = (_quota_of(context, folder) for folder in control_groups(context, "cpu"))
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota_of(context: Context, folder: str) -> float | None:
@@ -117,25 +112,19 @@ def control_groups(context: Context, controller: str) -> list[str]:
     return list(dict.fromkeys(folders))
 
 
-def _flags(context: Context) -> set[str]:
-    return set((_cpuinfo(context, "flags") or "").split())
-
-
-def _cpuinfo(context: Context, field: str) -> str | None:
-    for line in (context.read("proc/cpuinfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == field:
-            return value.strip()
-    return None
+def _fields(context: Context, path: str) -> dict[str, str]:
+    """The lines "name: value" of a file; of several with one name the first."""
+    lines = (line.partition(":") for line in reversed((context.read(path) or "").splitlines()))
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def memory(context: Context) -> Iterator[Finding]:
     """Checks the memory that is available, within the container's limit and the shell's."""
-    information = dict(_meminfo(context))
-    total, available = information.get("MemTotal"), information.get("MemAvailable")
-    if total is None or available is None:
-        yield warn("memory", "/proc/meminfo does not say", "mount /proc in the container")
+    told = _fields(context, "proc/meminfo")
+    if "MemTotal" not in told or "MemAvailable" not in told:
+        yield warn("/proc/meminfo does not say", "mount /proc in the container")
         return
+    total, available = (int(told[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     seen = f"{total / _GIB:.1f} GiB on this machine, {available / _GIB:.1f} available"
     usable = available
     for limit, used in _container_memory(context):
@@ -145,23 +134,16 @@ def memory(context: Context) -> Iterator[Finding]:
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if address_space != resource.RLIM_INFINITY:
         yield warn(
-            "memory",
             f"ulimit -v is {address_space / _GIB:.1f} GiB of addresses, of which TensorFlow reserves many more than it "
             "uses",
             "ulimit -v unlimited",
         )
     if usable < _LEAST_MEMORY:
-        yield fail("memory", seen, "TensorFlow alone takes 1 GiB: end other programs, or raise the container's limit")
+        yield fail(seen, "TensorFlow alone takes 1 GiB: end other programs, or raise the container's limit")
     elif usable < _LITTLE_MEMORY:
-        yield warn("memory", seen, "enough for the smallest recipes only: end other programs, or raise the limit")
+        yield warn(seen, "enough for the smallest recipes only: end other programs, or raise the limit")
     else:
-        yield ok("memory", seen)
-
-
-def _meminfo(context: Context) -> Iterator[tuple[str, int]]:
-    for line in (context.read("proc/meminfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        yield name, int(value.split()[0]) * 1024
+        yield ok(seen)
 
 
 def _container_memory(context: Context) -> Iterator[tuple[int, int]]:
@@ -193,25 +175,22 @@ def open_files(context: Context) -> Iterator[Finding]:
     few = soft != resource.RLIM_INFINITY and soft < _FEW_FILES
     higher = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
     raise_hard = "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
-    yield warn("open_files", seen, "ulimit -n 65536" if higher else raise_hard) if few else ok("open_files", seen)
+    yield warn(seen, "ulimit -n 65536" if higher else raise_hard) if few else ok(seen)
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if processes != resource.RLIM_INFINITY and processes < _FEW_PROCESSES:
         yield warn(
-            "open_files",
             f"{processes:,} processes and threads for this user (ulimit -u)",
             "TensorFlow starts hundreds of threads on large machines: ulimit -u 65536",
         )
     size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if size != resource.RLIM_INFINITY:
         yield warn(
-            "open_files",
             f"no file may become larger than {size / _MIB:,.0f} MiB (ulimit -f), a checkpoint neither",
             "ulimit -f unlimited",
         )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if locked != resource.RLIM_INFINITY and (context.root / "dev/infiniband").is_dir():
         yield warn(
-            "open_files",
             f"InfiniBand is there, and {locked / _MIB:,.1f} MiB may be locked in memory (ulimit -l)",
             "NCCL needs more for it: ulimit -l unlimited, or docker run --ulimit memlock=-1",
         )
@@ -227,20 +206,19 @@ def shared_memory(context: Context) -> Iterator[Finding]:
     try:
         system = os.statvfs(context.root / "dev/shm")
     except OSError:
-        yield warn("shared_memory", "there is no /dev/shm", "mount a tmpfs of 1 GiB there")
+        yield warn("there is no /dev/shm", "mount a tmpfs of 1 GiB there")
         return
     size, free = system.f_frsize * system.f_blocks, system.f_frsize * system.f_bavail
     seen = f"/dev/shm has {size / _MIB:,.0f} MiB, {free / _MIB:,.0f} free"
     if min(size, free) >= _LITTLE_SHARED_MEMORY:
-        yield ok("shared_memory", seen)
+        yield ok(seen)
     elif gpus > 1:
         yield warn(
-            "shared_memory",
             f"{seen}, for NCCL between {gpus} GPUs",
             "docker run --shm-size=1g; on Kubernetes, an emptyDir with medium: Memory on /dev/shm",
         )
     else:
-        yield ok("shared_memory", f"{seen}; only NCCL between several GPUs would need more")
+        yield ok(f"{seen}; only NCCL between several GPUs would need more")
 
 
 def driver(context: Context) -> Iterator[Finding]:
@@ -250,19 +228,17 @@ def driver(context: Context) -> Iterator[Finding]:
     if program is None and not there:
         raise Skip("no NVIDIA GPU")
     if program is None:
-        yield warn("driver", f"{', '.join(there)}, and no nvidia-smi to ask", "put nvidia-smi on PATH")
+        yield warn(f"{', '.join(there)}, and no nvidia-smi to ask", "put nvidia-smi on PATH")
         return
     command = [program, f"--query-gpu={','.join(_DRIVER_QUERY)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        yield fail("driver", f"nvidia-smi does not answer within {_DRIVER_SECONDS:.0f} s", "restart this machine")
+        yield fail(f"nvidia-smi does not answer within {_DRIVER_SECONDS:.0f} s", "restart this machine")
         return
     if done.returncode != 0:
         words = " ".join((done.stdout + done.stderr).split())[:300]
-        yield fail(
-            "driver", f"nvidia-smi fails: {words}", "install the driver anew; in a container, run it with --gpus"
-        )
+        yield fail(f"nvidia-smi fails: {words}", "install the driver anew; in a container, run it with --gpus")
         return
     rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
     yield from _gpu_findings([row for row in rows if len(row) == len(_DRIVER_QUERY)])
@@ -270,23 +246,18 @@ def driver(context: Context) -> Iterator[Finding]:
 
 def _gpu_findings(rows: list[list[str]]) -> Iterator[Finding]:
     if not rows:
-        yield fail("driver", "nvidia-smi lists no GPU", "in a container, run it with --gpus all")
+        yield fail("nvidia-smi lists no GPU", "in a container, run it with --gpus all")
         return
     version = rows[0][2]
     seen = f"NVIDIA {version} with {len(rows)} GPU{'s' if len(rows) > 1 else ''}"
     numbers = [int(part) for part in version.split(".") if part.isdigit()]
     if tuple(numbers[:2]) < _OLDEST_DRIVER:
-        yield fail(
-            "driver",
-            f"{seen}, too old for {_CUDA}",
-            f"install a driver from {_OLDEST_DRIVER[0]}.{_OLDEST_DRIVER[1]} on",
-        )
+        yield fail(f"{seen}, too old for {_CUDA}", f"install a driver from {_OLDEST_DRIVER[0]}.{_OLDEST_DRIVER[1]} on")
     else:
-        yield ok("driver", seen)
+        yield ok(seen)
     for index, name, _, used, total in rows:
         if used.isdigit() and total.isdigit() and int(used) > _MUCH_OF_A_GPU * int(total):
             yield warn(
-                "driver",
                 f"GPU {index} ({name}): {int(used):,} of {int(total):,} MiB are taken by other programs",
                 "nvidia-smi lists them: end them, or choose other GPUs with CUDA_VISIBLE_DEVICES",
             )

@@ -227,13 +227,13 @@ def python(context: Context) -> Iterator[Finding]:
     seen = f"{version}, {platform.python_implementation()}, {platform.system()} on {platform.machine()}"
     pythons = requirements().pythons
     if not fits(version, pythons):
-        yield fail("python", seen, f"TensorFlow has wheels for Python {pythons}: make a virtual environment with one")
+        yield fail(seen, f"TensorFlow has wheels for Python {pythons}: make a virtual environment with one")
     elif platform.python_implementation() != "CPython" or struct.calcsize("P") != 8:
-        yield fail("python", seen, "TensorFlow's wheels are for 64-bit CPython: make a virtual environment with it")
+        yield fail(seen, "TensorFlow's wheels are for 64-bit CPython: make a virtual environment with it")
     elif platform.system() != "Linux":
-        yield warn("python", seen, "Launcher is tried on Linux only; use a Linux machine or a container")
+        yield warn(seen, "Launcher is tried on Linux only; use a Linux machine or a container")
     else:
-        yield ok("python", seen)
+        yield ok(seen)
 
 
 def tensorflow_package(context: Context) -> Iterator[Finding]:
@@ -243,32 +243,23 @@ def tensorflow_package(context: Context) -> Iterator[Finding]:
 
 def tensorflow_findings(found: InstalledPackages) -> Iterator[Finding]:
     """The finding on the distributions of TensorFlow among packages."""
-    name, there, anew = "tensorflow_package", found.tensorflows(), installation.tensorflow_command()
+    there, anew = found.tensorflows(), installation.tensorflow_command()
     if not there:
-        yield fail(
-            name,
-            "TensorFlow is not installed",
-            f"choose the extra for this machine: {anew}",
-        )
+        yield fail("TensorFlow is not installed", f"choose the extra for this machine: {anew}")
         return
     seen = " and ".join(map(str, there))
     if len(there) > 1:
         both = " ".join(package.name for package in there)
         yield fail(
-            name,
             f"{seen} are installed at once and overwrite each other's files",
             f"pip uninstall -y {both}, then install one of them anew: {anew}",
         )
     elif there[0].name == "tensorflow-gpu":
-        yield fail(
-            name,
-            f"{seen}: that distribution has been withdrawn",
-            f"pip uninstall -y tensorflow-gpu; {anew}",
-        )
+        yield fail(f"{seen}: that distribution has been withdrawn", f"pip uninstall -y tensorflow-gpu; {anew}")
     elif not fits(there[0].version, wanted := requirements().tensorflows):
-        yield fail(name, f"{seen} is too old, {wanted} is needed", f"pip install --upgrade '{there[0].name}{wanted}'")
+        yield fail(f"{seen} is too old, {wanted} is needed", f"pip install --upgrade '{there[0].name}{wanted}'")
     else:
-        yield ok(name, seen)
+        yield ok(seen)
 
 
 def packages(context: Context) -> Iterator[Finding]:
@@ -278,37 +269,30 @@ def packages(context: Context) -> Iterator[Finding]:
 
 def package_findings(found: InstalledPackages) -> Iterator[Finding]:
     """Findings on packages that are missing, old, doubled or in conflict."""
-    name, clean = "packages", True
+    shown = ("keras", "numpy", "tensorflow-datasets", "gin-config", "protobuf", "jax")
+    fine = ok(", ".join(str(package) for package in map(found.get, shown) if package is not None))
+    yield from [*_unmet(found), *_misfits(found)] or [fine]
+
+
+def _unmet(found: InstalledPackages) -> Iterator[Finding]:
+    """Findings on what packages require, and on those that hide others."""
     for requirement in requirements().required:
         if problem := found.problem(requirement):
-            clean = False
-            yield fail(name, f"Launcher requires {problem}", f"pip install '{requirement}'")
+            yield fail(f"Launcher requires {problem}", f"pip install '{requirement}'")
     for extra, requirement in requirements().optional:
         problem = found.problem(requirement, extra)
         if problem and "not installed" not in problem:
-            clean = False
-            yield warn(name, f"Launcher uses {problem}", f"pip install '{requirement.partition(';')[0]}'")
+            yield warn(f"Launcher uses {problem}", f"pip install '{requirement.partition(';')[0]}'")
     looked_at = dict.fromkeys((*(package.name for package in found.tensorflows()), *_LOOKED_AT))
     for problem in (problem for one in looked_at for problem in found.unmet(one)):
-        clean = False
-        yield warn(
-            name, problem, "install both anew in one command, so that pip finds versions that fit: see pip check"
-        )
+        yield warn(problem, "install both anew in one command, so that pip finds versions that fit: see pip check")
     for first, behind in found.shadowed():
         if first.name in looked_at or first.name in ("numpy", "protobuf", "ml-dtypes", "gin-config", "absl-py"):
-            clean = False
             yield warn(
-                name,
                 f"{first.name} is there twice: {first.version} in {first.folder} hides {behind.version} in "
                 f"{behind.folder}",
                 "delete one of them, or unset PYTHONPATH, or set PYTHONNOUSERSITE=1",
             )
-    for one in _misfits(found):
-        clean = False
-        yield one
-    if clean:
-        shown = ("keras", "numpy", "tensorflow-datasets", "gin-config", "protobuf", "jax")
-        yield ok(name, ", ".join(str(package) for package in map(found.get, shown) if package is not None))
 
 
 def _misfits(found: InstalledPackages) -> Iterator[Finding]:
@@ -316,16 +300,14 @@ def _misfits(found: InstalledPackages) -> Iterator[Finding]:
     keras, nightly = found.get("keras"), found.get("keras-nightly")
     if keras and nightly:
         yield fail(
-            "packages",
             f"{keras} and {nightly} are installed at once and overwrite each other's files",
             "pip uninstall -y keras keras-nightly, then pip install 'keras>=3.11'",
         )
     if addons := found.get("tensorflow-addons"):
         yield warn(
-            "packages",
             f"{addons} is for Keras 2 and cannot be used with Keras 3",
             "pip uninstall -y tensorflow-addons; Launcher has LAMB and warm-up schedules of its own",
         )
     jax, jaxlib = found.get("jax"), found.get("jaxlib")
     if jax and not jaxlib:
-        yield warn("packages", f"{jax} without jaxlib cannot be imported", installation.command("preflight"))
+        yield warn(f"{jax} without jaxlib cannot be imported", installation.command("preflight"))

@@ -21,6 +21,7 @@ from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.errors import EXIT_RETRY, UsageError
 from launcher.machine import ports
 from launcher.machine.cluster import Cluster
+from launcher.reporting.units import first
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
@@ -63,7 +64,7 @@ class Peer:
 
     Attributes:
       index, address: its rank and address in this worker's cluster.
-      state: one of the constants above.
+      state: ANSWERED, or one of those in `_FIXES`.
       detail: the system's message where the state is not ANSWERED.
       offset_seconds: its clock minus this one's.
       delay_seconds: the round trip; the offset is right to half of it.
@@ -85,11 +86,9 @@ class Peer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The answers of all workers of a cluster to one of them.
+    """The answers of all workers of a cluster to one of them, which has this cluster and these versions.
 
     Attributes:
-      cluster: the cluster as this worker has it.
-      facts: this worker's versions.
       peers: all workers in rank order, this one included.
       listen_error: why nothing could listen on this worker's port; empty without an error.
     """
@@ -114,13 +113,7 @@ class Exchange:
 
 
 def exchange(cluster: Cluster, *, facts: Mapping[str, str], wait_seconds: float) -> Exchange:
-    """Exchanges versions with all workers of a cluster.
-
-    Args:
-      cluster: as this worker has it.
-      facts: versions of this worker by name.
-      wait_seconds: how long workers that do not answer are asked again.
-    """
+    """Exchanges versions with all workers of a cluster; one that does not answer is asked again for `wait_seconds`."""
     return _Exchanging(cluster, facts, wait_seconds).run()
 
 
@@ -234,9 +227,9 @@ def cluster(context: Context) -> Iterator[Finding]:
     """Checks the cluster that TF_CONFIG, Slurm, Kubernetes or Cloud TPU describe."""
     found = context.cluster_or_error
     if isinstance(found, UsageError):
-        yield fail("cluster", str(found), "correct the variables, or unset them to train alone")
+        yield fail(str(found), "correct the variables, or unset them to train alone")
     else:
-        yield ok("cluster", found.description)
+        yield ok(found.description)
 
 
 def peers(context: Context) -> Iterator[Finding]:
@@ -270,7 +263,6 @@ def peer_findings(found: Exchange) -> Iterator[Finding]:
     own = found.cluster.index
     if found.listen_error:
         yield fail(
-            "peers",
             f"cannot listen on this worker's own {found.listen_error} ({found.cluster.workers[own]})",
             "end what runs there (ss -ltnp shows it), or give this worker another port",
             exit_code=EXIT_RETRY,
@@ -279,21 +271,18 @@ def peer_findings(found: Exchange) -> Iterator[Finding]:
     for state, fix in _FIXES.items():
         if those := [peer for peer in missing if peer.state == state]:
             seen = f"{state}: {_shown(those)}: {those[0].detail}"
-            yield fail("peers", seen, fix, exit_code=EXIT_RETRY)
+            yield fail(seen, fix, exit_code=EXIT_RETRY)
     yield from _wrong_places(found)
     if found.others:
         slowest = max(found.others, key=lambda peer: peer.delay_seconds)
         yield ok(
-            "peers",
             f"{len(found.others)} of {len(found.peers) - 1} other workers answer; longest round trip "
-            f"{_seconds(slowest.delay_seconds)}, to worker {slowest.index}",
+            f"{_seconds(slowest.delay_seconds)}, to worker {slowest.index}"
         )
 
 
 def _shown(peers: Sequence[Peer]) -> str:
-    names = [f"worker {peer.index} ({peer.address})" for peer in peers[:_SHOWN]]
-    more = len(peers) - _SHOWN
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    return first([f"worker {peer.index} ({peer.address})" for peer in peers], most=_SHOWN)
 
 
 def _wrong_places(found: Exchange) -> Iterator[Finding]:
@@ -304,14 +293,12 @@ def _wrong_places(found: Exchange) -> Iterator[Finding]:
             continue
         if peer.workers != here:
             yield fail(
-                "peers",
                 f"worker {peer.index} ({peer.address}) has another cluster: {len(peer.workers)} workers, "
                 f"{', '.join(peer.workers[:_SHOWN])}; here {len(here)}, {', '.join(here[:_SHOWN])}",
                 "give all workers the same list of addresses, in the same order",
             )
         elif peer.claims_index != peer.index:
             yield fail(
-                "peers",
                 f"at {peer.address}, the address of worker {peer.index}, worker {peer.claims_index} answers",
                 "give every worker its own index, from 0, and the address of its own host",
             )
@@ -331,10 +318,10 @@ def clock_finding(found: Exchange) -> Finding:
     seen = f"worker {worst.index}'s clock is {_seconds(apart)} {direction}, to within {_seconds(certain)}"
     fix = f"let chrony or systemd-timesyncd set the clocks of worker {found.cluster.index} and worker {worst.index}"
     if apart - certain > _FAR_APART_SECONDS:
-        return fail("clock", f"{seen}: tickets and signed requests are refused", fix)
+        return fail(f"{seen}: tickets and signed requests are refused", fix)
     if apart - certain > _APART_SECONDS:
-        return warn("clock", f"{seen}: logs of several workers cannot be put in order", fix)
-    return ok("clock", seen)
+        return warn(f"{seen}: logs of several workers cannot be put in order", fix)
+    return ok(seen)
 
 
 def _seconds(value: float) -> str:
@@ -351,7 +338,7 @@ def agreement_finding(found: Exchange) -> Finding:
         raise Skip("no other worker answers")
     differing = [peer for peer in found.others if dict(peer.facts) != dict(found.facts)]
     if not differing:
-        return ok("agreement", "all that answer have " + ", ".join(f"{name} {of}" for name, of in found.facts.items()))
+        return ok("all that answer have " + ", ".join(f"{name} {of}" for name, of in found.facts.items()))
     other = differing[0]
     parts = [
         f"{name} {found.facts.get(name, 'missing')} here and {other.facts.get(name, 'missing')} there"
@@ -359,7 +346,6 @@ def agreement_finding(found: Exchange) -> Finding:
         if found.facts.get(name) != other.facts.get(name)
     ]
     return fail(
-        "agreement",
         f"{_shown(differing)}: {', '.join(parts)}",
         "install the same versions on all workers: pip freeze on one of them, pip install -r on the others",
     )

@@ -22,16 +22,11 @@ def tensorflow(context: Context) -> Iterator[Finding]:
     answer = context.tensorflow.answers.get("import")
     if answer is None:
         yield fail(
-            "tensorflow",
             f"the process that imports TensorFlow {context.tensorflow.how}",
             f"install it anew: {anew}; Illegal instruction (SIGILL): this CPU is too old for these wheels",
         )
-    elif answer.refused or answer.error:
-        yield fail(
-            "tensorflow",
-            f"cannot be imported: {answer.refused or answer.error}",
-            f"install it anew: {anew}",
-        )
+    elif answer.problem:
+        yield fail(f"cannot be imported: {answer.problem}", f"install it anew: {anew}")
     else:
         values = answer.values
         seen = (
@@ -39,9 +34,9 @@ def tensorflow(context: Context) -> Iterator[Finding]:
             f"{values['resident_bytes'] / 2**30:.2f} GiB, from {values['file'].rpartition('/')[0]}"
         )
         if values["tf_keras"] != values["keras"]:
-            yield fail("tensorflow", f"{seen}; tf.keras is {values['tf_keras']}", "unset TF_USE_LEGACY_KERAS")
+            yield fail(f"{seen}; tf.keras is {values['tf_keras']}", "unset TF_USE_LEGACY_KERAS")
         else:
-            yield ok("tensorflow", seen)
+            yield ok(seen)
         if context.tensorflow.returncode != 0:
             yield _crash(context.tensorflow)
 
@@ -50,11 +45,9 @@ def _crash(outcome: child.ChildResult) -> Finding:
     """The finding on a process that ended badly after the import."""
     seen = f"after {list(outcome.answers)[-1]!r} its process {outcome.how}"
     if _UNKNOWN_FLAG in outcome.log:
-        return fail(
-            "tensorflow", seen, "unset XLA_FLAGS, or correct it: XLA ends a process over a flag it does not know"
-        )
+        return fail(seen, "unset XLA_FLAGS, or correct it: XLA ends a process over a flag it does not know")
     fix = "look at the driver, and at what other programs do on the devices"
-    return fail("tensorflow", seen, fix, exit_code=EXIT_FAILED)
+    return fail(seen, fix, exit_code=EXIT_FAILED)
 
 
 def build(context: Context) -> Iterator[Finding]:
@@ -63,28 +56,27 @@ def build(context: Context) -> Iterator[Finding]:
     values = answer.values
     onednn = "oneDNN on" if _ONEDNN in context.tensorflow.log else "oneDNN not mentioned in the log"
     if not values.get("is_cuda_build"):
-        yield ok("build", f"for CPU{' and ROCm' if values.get('is_rocm_build') else ''}, {onednn}")
+        yield ok(f"for CPU{' and ROCm' if values.get('is_rocm_build') else ''}, {onednn}")
         return
     found = packages_lib.installed()
     nccl = next((str(one) for one in map(found.get, ("nvidia-nccl-cu12", "nvidia-nccl-cu13")) if one), "NCCL built in")
     cuda, cudnn = values.get("cuda_version", "unknown"), values.get("cudnn_version", "unknown")
-    yield ok("build", f"for CUDA {cuda}, cuDNN {cudnn}, {nccl}, {onednn}")
+    yield ok(f"for CUDA {cuda}, cuDNN {cudnn}, {nccl}, {onednn}")
 
 
 def devices(context: Context) -> Iterator[Finding]:
     """Checks which devices TensorFlow sees, and names the policy that suits each."""
     answer = context.says("devices")
     if answer.error:
-        yield fail("devices", answer.error, "see nvidia-smi, and whether driver and CUDA libraries fit")
+        yield fail(answer.error, "see nvidia-smi, and whether driver and CUDA libraries fit")
         return
     gpus, tpus, chips = answer.values["gpus"], answer.values["tpus"], answer.values["tpu_chips"]
     for index, gpu in enumerate(gpus):
-        yield ok("devices", f"GPU:{index} {gpu['model']}, {_policy(gpu['compute_capability'])}")
+        yield ok(f"GPU:{index} {gpu['model']}, {_policy(gpu['compute_capability'])}")
     if tpus:
-        yield ok("devices", f"{len(tpus)} TPU cores: mixed_bfloat16")
+        yield ok(f"{len(tpus)} TPU cores: mixed_bfloat16")
     elif chips:
         yield warn(
-            "devices",
             f"{', '.join(chips)} may be TPU chips, and TensorFlow lists no TPU device",
             f"on a TPU VM, {installation.command('tpu')}, and end other programs that hold the chips",
         )
@@ -107,19 +99,18 @@ def _no_gpus(context: Context, *, quiet: bool) -> Iterator[Finding]:
     there = sorted(path.name for path in (context.root / "dev").glob("nvidia[0-9]*"))
     hidden = context.environ.get("CUDA_VISIBLE_DEVICES")
     if there and hidden is not None and hidden.strip() in ("", "-1"):
-        yield warn("devices", f"{len(there)} GPU(s) hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "unset it to use them")
+        yield warn(f"{len(there)} GPU(s) hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "unset it to use them")
     elif there and not context.says("build").values.get("is_cuda_build"):
         yield warn(
-            "devices",
             f"{len(there)} NVIDIA GPU(s), and this TensorFlow is built for CPUs only",
             f"pip uninstall -y tensorflow-cpu, then {_prebuilt_cuda()}",
         )
     elif there:
         missing = re.findall(r"Could not load dynamic library '([^']+)'", context.tensorflow.log)
         detail = f" ({', '.join(missing)} missing)" if missing else ""
-        yield fail("devices", f"{len(there)} NVIDIA GPU(s), none of which TensorFlow can use{detail}", _prebuilt_cuda())
+        yield fail(f"{len(there)} NVIDIA GPU(s), none of which TensorFlow can use{detail}", _prebuilt_cuda())
     elif not quiet:
-        yield ok("devices", "CPU only")
+        yield ok("CPU only")
 
 
 def gpus(context: Context) -> Iterator[Finding]:
@@ -127,46 +118,45 @@ def gpus(context: Context) -> Iterator[Finding]:
     answer = context.says("gpus") if context.says("devices").values.get("gpus") else None
     if answer is None:
         raise Skip("no GPU")
-    if answer.refused or answer.error:
+    if answer.problem:
         yield fail(
-            "gpus",
-            answer.refused or answer.error,
+            answer.problem,
             "end other programs on the GPUs (nvidia-smi lists them), or leave these out with CUDA_VISIBLE_DEVICES",
         )
         return
     growth = "memory is taken as it is needed" if all(answer.values["memory_growth"]) else "all memory is taken at once"
     tf32 = "TF32 on" if answer.values["tf32"] else "TF32 off"
-    yield ok("gpus", f"each multiplies rightly; {growth} (gpu.memory_growth), {tf32} (gpu.tf32)")
+    yield ok(f"each multiplies rightly; {growth} (gpu.memory_growth), {tf32} (gpu.tf32)")
 
 
 def xla(context: Context) -> Iterator[Finding]:
     """Checks that XLA compiles for the first device."""
     answer = context.says("xla")
     if answer.error:
-        yield warn("xla", f"does not compile: {answer.error}", "leave train.jit_compile = False; look at XLA_FLAGS")
+        yield warn(f"does not compile: {answer.error}", "leave train.jit_compile = False; look at XLA_FLAGS")
     else:
-        yield ok("xla", f"compiles and runs a function in {answer.values['seconds']:.1f} s")
+        yield ok(f"compiles and runs a function in {answer.values['seconds']:.1f} s")
 
 
 def recipe(context: Context) -> Iterator[Finding]:
     """Checks that the recipe can be loaded."""
     _need_recipe(context)
     answer = context.says("recipe")
-    if answer.refused or answer.error:
-        yield fail("recipe", answer.refused or answer.error, "correct the recipe or --gin_param")
+    if answer.problem:
+        yield fail(answer.problem, "correct the recipe or --gin_param")
     else:
-        yield ok("recipe", f"{', '.join(context.gin_files)} loads; train.precision = {answer.values['precision']!r}")
+        yield ok(f"{', '.join(context.gin_files)} loads; train.precision = {answer.values['precision']!r}")
 
 
 def data(context: Context) -> Iterator[Finding]:
     """Checks that the recipe's data set is prepared."""
     _need_recipe(context)
     answer = context.says("data")
-    if answer.refused or answer.error:
-        yield fail("data", answer.refused or answer.error, "prepare it with the command that the message names")
+    if answer.problem:
+        yield fail(answer.problem, "prepare it with the command that the message names")
     else:
         count = answer.values["examples"]
-        yield ok("data", f"{answer.values['name']} is there" + (f", {count:,} training examples" if count else ""))
+        yield ok(f"{answer.values['name']} is there" + (f", {count:,} training examples" if count else ""))
 
 
 def _need_recipe(context: Context) -> None:
@@ -179,16 +169,13 @@ def strategy(context: Context) -> Iterator[Finding]:
     if isinstance(context.cluster_or_error, UsageError):
         raise Skip("the cluster is not known")
     answer = context.says("plan")
-    if answer.refused or answer.error:
-        yield fail("strategy", answer.refused or answer.error, "change the flag or the variable that the message names")
+    if answer.problem:
+        yield fail(answer.problem, "change the flag or the variable that the message names")
         return
     values = answer.values
     replicas = f"{values['replicas']} replica{'s' if values['replicas'] > 1 else ''} on {values['accelerator']}"
     notes = "".join(f"; {note}" for note in values["notes"])
-    yield ok(
-        "strategy",
-        f"{values['kind']} ({values['why']}), {replicas}, train.precision = 'auto' is {values['policy']}{notes}",
-    )
+    yield ok(f"{values['kind']} ({values['why']}), {replicas}, train.precision = 'auto' is {values['policy']}{notes}")
 
 
 def _prebuilt_cuda() -> str:

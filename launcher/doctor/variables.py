@@ -78,7 +78,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 def variables(context: Context) -> Iterator[Finding]:
     """Checks environment variables and keras.json."""
     findings = [*_mistakes(context.environ), *_proxies(context), *_keras_json(context.environ)]
-    yield from findings or [ok("variables", "none that gets in the way")]
+    yield from findings or [ok("none that gets in the way")]
 
 
 def _mistakes(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -88,8 +88,7 @@ def _mistakes(environ: Mapping[str, str]) -> Iterator[Finding]:
             continue
         value = environ.get(name, "")
         if value and is_mistake(value):
-            make = fail if status == FAIL else warn
-            yield make("variables", f"{name}={value}: {effect}", fix)
+            yield (fail if status == FAIL else warn)(f"{name}={value}: {effect}", fix)
 
 
 def _proxies(context: Context) -> Iterator[Finding]:
@@ -104,7 +103,6 @@ def _proxies(context: Context) -> Iterator[Finding]:
     outside = [host for host in hosts if not any(_is_exempt(host, one) for one in exempt)]
     if outside:
         yield fail(
-            "variables",
             f"{name}={context.environ[name]} and no_proxy does not name {outside[0]}: TensorFlow looks for the other "
             "workers behind that proxy, and waits without end where it does not find them",
             f"export no_proxy={','.join(dict.fromkeys(hosts[:4]))}{',...' if len(hosts) > 4 else ''}",
@@ -130,13 +128,12 @@ def _keras_json(environ: Mapping[str, str]) -> Iterator[Finding]:
     except ValueError:
         settings = None
     if not isinstance(settings, dict):
-        yield fail("variables", f"{path} is not a JSON object, and Keras reads it at its import", f"delete {path}")
+        yield fail(f"{path} is not a JSON object, and Keras reads it at its import", f"delete {path}")
         return
     for name, usual in (("floatx", "float32"), ("image_data_format", "channels_last")):
         value = settings.get(name, usual)
         if value != usual:
             yield warn(
-                "variables",
                 f"{path} has {name} = {value!r}: every model of this user is built so",
                 f"set {name} to {usual!r} there, or delete the file",
             )

@@ -18,9 +18,7 @@ import keras
 
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
-from launcher.optimizers.adafactor import Adafactor
-from launcher.optimizers.lamb import LAMB
-from launcher.optimizers.lars import LARS
+from launcher.optimizers.methods import LAMB, LARS, Adafactor
 from launcher.optimizers.optimizer import NO_DECAY, Optimizer
 from launcher.optimizers.schedules import Schedule
 
@@ -118,7 +116,7 @@ def lamb(
     weight_decay: float = 0.01,
     exclude_from_decay: Sequence[str] = NO_DECAY,
 ) -> Optimizer:
-    """LAMB for very large batches, see `launcher.optimizers.lamb.LAMB`.
+    """LAMB for very large batches, see `launcher.optimizers.methods.LAMB`.
 
     Args:
       learning_rate: a number or a schedule.
@@ -140,7 +138,7 @@ def adafactor(
     weight_decay: float = 0.0,
     exclude_from_decay: Sequence[str] = NO_DECAY,
 ) -> Optimizer:
-    """Adafactor for models whose second moments would not fit, see `launcher.optimizers.adafactor.Adafactor`.
+    """Adafactor for models whose second moments would not fit, see `launcher.optimizers.methods.Adafactor`.
 
     Args:
       learning_rate: a number or a schedule, relative to each variable's size; `@inverse_square_root()` with a peak of
@@ -167,7 +165,7 @@ def lars(
     weight_decay: float = 1e-4,
     exclude_from_decay: Sequence[str] = NO_DECAY,
 ) -> Optimizer:
-    """LARS for very large batches, see `launcher.optimizers.lars.LARS`.
+    """LARS for very large batches, see `launcher.optimizers.methods.LARS`.
 
     Args:
       learning_rate: a number or a schedule.

@@ -3,7 +3,7 @@
 Every schedule here is `warm-up, then a shape`. During the first `warmup` steps the rate rises linearly (Goyal et al.
 2017, arXiv 1706.02677): `peak * (step + 1) / warmup`, so that no step is spent on a rate of zero. The shape then
 follows `progress = (step - warmup) / (horizon - warmup)`, which runs from 0 to 1, and stays at its end. The horizon is
-the length of the run unless `decay_steps` is bound.
+the length of the run unless `decay_steps` is bound. An argument that is out of range is a UsageError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from launcher.machine.as_written import as_written
 
 # (step float32 [], total_steps) -> learning rate float32 []
 Schedule = Callable[[tf.Tensor, int], tf.Tensor]
-_Shape = Callable[[tf.Tensor], tf.Tensor]
 
 
 @gin.configurable
@@ -30,15 +29,8 @@ def constant(*, peak: float = gin.REQUIRED, warmup_steps: int = 0, warmup_fracti
       peak: learning rate after the warm-up.
       warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
       warmup_fraction: linear warm-up as a part of the run.
-
-    Returns:
-      A schedule.
-
-    Raises:
-      UsageError: an argument is out of range.
     """
-    _check("constant", peak, None, warmup_steps, warmup_fraction, None)
-    return _warmed(lambda progress: tf.ones_like(progress) * peak, peak, warmup_steps, warmup_fraction, None)
+    return _warmed("constant", lambda progress: tf.ones_like(progress) * peak, peak, warmup_steps, warmup_fraction)
 
 
 @gin.configurable
@@ -58,19 +50,12 @@ def cosine(
       warmup_fraction: linear warm-up as a part of the horizon.
       final: learning rate at the horizon.
       decay_steps: the horizon; None for the run's length.
-
-    Returns:
-      A schedule.
-
-    Raises:
-      UsageError: an argument is out of range.
     """
-    _check("cosine", peak, final, warmup_steps, warmup_fraction, decay_steps)
 
     def shape(progress: tf.Tensor) -> tf.Tensor:
         return final + (peak - final) * 0.5 * (1.0 + tf.cos(math.pi * progress))
 
-    return _warmed(shape, peak, warmup_steps, warmup_fraction, decay_steps)
+    return _warmed("cosine", shape, peak, warmup_steps, warmup_fraction, final, decay_steps)
 
 
 @gin.configurable
@@ -90,15 +75,12 @@ def linear(
       warmup_fraction: linear warm-up as a part of the horizon.
       final: learning rate at the horizon.
       decay_steps: the horizon; None for the run's length.
-
-    Returns:
-      A schedule.
-
-    Raises:
-      UsageError: an argument is out of range.
     """
-    _check("linear", peak, final, warmup_steps, warmup_fraction, decay_steps)
-    return _warmed(lambda progress: peak + (final - peak) * progress, peak, warmup_steps, warmup_fraction, decay_steps)
+
+    def shape(progress: tf.Tensor) -> tf.Tensor:
+        return peak + (final - peak) * progress
+
+    return _warmed("linear", shape, peak, warmup_steps, warmup_fraction, final, decay_steps)
 
 
 @gin.configurable
@@ -115,12 +97,6 @@ def inverse_square_root(
       warmup_steps: steps of linear warm-up, 1 or more.
       peak: learning rate after the warm-up. Bind it or `width`.
       width: width of the model, for the rate of Vaswani et al. 2017.
-
-    Returns:
-      A schedule.
-
-    Raises:
-      UsageError: an argument is out of range.
     """
     if warmup_steps < 1:
         raise UsageError(f"inverse_square_root.warmup_steps = {warmup_steps}: must be 1 or more")
@@ -131,8 +107,7 @@ def inverse_square_root(
             raise UsageError(f"inverse_square_root.width = {width}: must be 1 or more")
         peak = (width * warmup_steps) ** -0.5
     assert peak is not None
-    _check("inverse_square_root", peak, None, warmup_steps, 0.0, None)
-    highest = peak
+    highest = _checked("inverse_square_root", peak, warmup_steps)
 
     @as_written
     def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
@@ -162,14 +137,8 @@ def step_decay(
       warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
       warmup_fraction: linear warm-up as a part of the horizon.
       decay_steps: the horizon; None for the run's length.
-
-    Returns:
-      A schedule.
-
-    Raises:
-      UsageError: an argument is out of range.
     """
-    _check("step_decay", peak, None, warmup_steps, warmup_fraction, decay_steps)
+    _checked("step_decay", peak, warmup_steps, warmup_fraction, decay_steps=decay_steps)
     if not 0.0 < factor <= 1.0:
         raise UsageError(f"step_decay.factor = {factor}: must be more than 0 and at most 1")
     are_steps = _are_steps(boundaries)
@@ -186,7 +155,18 @@ def step_decay(
     return schedule
 
 
-def _warmed(shape: _Shape, peak: float, warmup_steps: int, warmup_fraction: float, decay_steps: int | None) -> Schedule:
+def _warmed(
+    name: str,
+    shape: Callable[[tf.Tensor], tf.Tensor],
+    peak: float,
+    warmup_steps: int,
+    warmup_fraction: float,
+    final: float | None = None,
+    decay_steps: int | None = None,
+) -> Schedule:
+    """The schedule of this name: warm-up, and a shape of the progress after it."""
+    _checked(name, peak, warmup_steps, warmup_fraction, final, decay_steps)
+
     @as_written
     def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
         horizon = decay_steps or total_steps
@@ -219,14 +199,15 @@ def _are_steps(boundaries: Sequence[float]) -> bool:
     return steps
 
 
-def _check(
+def _checked(
     name: str,
     peak: float,
-    final: float | None,
     warmup_steps: int,
-    warmup_fraction: float,
-    decay_steps: int | None,
-) -> None:
+    warmup_fraction: float = 0.0,
+    final: float | None = None,
+    decay_steps: int | None = None,
+) -> float:
+    """Returns the peak; raises UsageError where an argument is out of range."""
     if not (math.isfinite(peak) and peak > 0.0):
         raise UsageError(f"{name}.peak = {peak}: must be a finite learning rate above 0")
     if final is not None and not 0.0 <= final <= peak:
@@ -243,3 +224,4 @@ def _check(
         raise UsageError(
             f"{name}.decay_steps = {decay_steps}: must be more than 0 and more than warmup_steps, {warmup_steps}"
         )
+    return peak

@@ -28,7 +28,6 @@ def import_builtins() -> None:
         "launcher.data.text.pairs",
         "launcher.precision_report.settings",
         "launcher.tasks.image_classification",
-        "launcher.tasks.keras_losses",
         "launcher.tasks.keras_model",
         "launcher.tasks.language_modelling",
         "launcher.tasks.translation",

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from launcher.checkpoints.weight_files import Stored
 from launcher.errors import UsageError, advice, nearest
+from launcher.reporting.units import first
 from launcher.run.layer_pairs import Chain
-from launcher.step.freezing import first
 
 BINDING, ALLOW = "StartFrom.path", "StartFrom.allow"
 _SHOWN = 5

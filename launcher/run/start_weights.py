@@ -16,10 +16,10 @@ from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.checkpoints.weight_files import Stored
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
+from launcher.reporting.units import first
 from launcher.run.layer_pairs import Chain, Layer, counted_base, pair
 from launcher.run.start_comparison import ALLOW, BINDING, Allowance, Comparison, Own, names_of
 from launcher.step import layer_patterns
-from launcher.step.freezing import first
 from launcher.step.layers import Placed, owners, walk
 from launcher.step.state import unique_name
 

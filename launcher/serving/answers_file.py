@@ -25,15 +25,22 @@ class AnswersFile(Protocol):
 
     def finish(self) -> None:
         """Puts the answers in their place."""
+        return
 
 
-class AnswerLines:
-    """A line a record.
+class Printed(AnswersFile):
+    """A line a record, on standard output."""
 
-    Args:
-      folder: of the partial output.
-      path: where the lines go in the end.
-    """
+    def __init__(self) -> None:
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+
+    def append(self, answers: Sequence[str]) -> None:
+        sys.stdout.writelines(f"{line}\n" for line in answers)
+        sys.stdout.flush()
+
+
+class AnswerLines(AnswersFile):
+    """A line a record, in the folder of the partial output until it is put at `path`."""
 
     def __init__(self, folder: Path, path: str):
         self._partial, self._path = folder / "answers", path
@@ -47,21 +54,7 @@ class AnswerLines:
         os.replace(self._partial, self._path)
 
 
-class Printed:
-    """A line a record, on standard output."""
-
-    def __init__(self) -> None:
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-
-    def append(self, answers: Sequence[str]) -> None:
-        sys.stdout.writelines(f"{line}\n" for line in answers)
-        sys.stdout.flush()
-
-    def finish(self) -> None:
-        """All is written."""
-
-
-class AnswerArrays:
+class AnswerArrays(AnswersFile):
     """A row a record of one array each output: a .npy file of one, a .npz file of any number.
 
     Args:
@@ -75,19 +68,16 @@ class AnswerArrays:
         self._names: list[str] = []
 
     def append(self, answers: Mapping[str, np.ndarray]) -> None:
-        self._names = self._names or self._checked(list(answers))
+        self._names = self._names or list(answers)
+        if self._path.endswith(".npy") and len(self._names) > 1:
+            raise UsageError(
+                f"--output={self._path}: the model has the outputs {', '.join(self._names)}; name a .npz file for them"
+            )
         for index, array in enumerate(answers.values()):
             with open(self._folder / f"{index}.npy", "ab") as file:
                 if not file.tell():
                     file.write(_npy_header(array, self._rows))
                 file.write(np.ascontiguousarray(array).tobytes())
-
-    def _checked(self, names: list[str]) -> list[str]:
-        if self._path.endswith(".npy") and len(names) > 1:
-            raise UsageError(
-                f"--output={self._path}: the model has the outputs {', '.join(names)}; name a .npz file for them"
-            )
-        return names
 
     def finish(self) -> None:
         if self._path.endswith(".npy"):
@@ -109,14 +99,7 @@ def _npy_header(array: np.ndarray, rows: int) -> bytes:
 
 @contextlib.contextmanager
 def partial_folder(path: str) -> Iterator[Path]:
-    """The folder OUTPUT.partial, empty; gone at the end.
-
-    Args:
-      path: of the output.
-
-    Raises:
-      UsageError: the folder cannot be made or written to.
-    """
+    """The folder OUTPUT.partial, empty; gone at the end. UsageError where it cannot be made or written to."""
     folder = Path(f"{path}.partial")
     try:
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed

@@ -12,13 +12,15 @@ import tensorflow as tf
 from launcher.errors import UsageError, advice
 from launcher.run.session import Session
 from launcher.serving import interface
-from launcher.serving.inputs import Batch
+from launcher.serving.inputs import Batch, Inputs
 
 ARRAY_SUFFIXES = (".npy", ".npz")
 
 
-class Arrays:
+class Arrays(Inputs):
     """Rows of a .npy file, or of a .npz file whose keys are the model's inputs, for any model; arrays out."""
+
+    total: int
 
     def __init__(self, path: str):
         self._path = path
@@ -66,20 +68,17 @@ class Arrays:
     def encode(self, records: Sequence[int], rows: int) -> tuple[Batch, dict[int, str]]:
         # A real row repeated: an empty one might not be finite in a norm.
         chosen = [*records, *[records[0]] * (rows - len(records))]
-        return {name: self._as_fed(array[chosen], name) for name, array in self._arrays.items()}, {}
-
-    def _as_fed(self, array: np.ndarray, name: str) -> np.ndarray:
-        dtype = self._interface.inputs[name].dtype
-        return array if dtype == tf.string else array.astype(dtype.as_numpy_dtype)
+        dtypes = {name: spec.dtype for name, spec in self._interface.inputs.items()}
+        return {
+            name: array[chosen] if dtypes[name] == tf.string else array[chosen].astype(dtypes[name].as_numpy_dtype)
+            for name, array in self._arrays.items()
+        }, {}
 
     def answer(self, model: Any, batch: Any) -> Any:
         return self._interface.call(batch)
 
     def answers(self, records: Sequence[int], outputs: Batch, damaged: Mapping[int, str]) -> Batch:
         return {name: _as_numpy(name, array[: len(records)]) for name, array in outputs.items()}
-
-    def remarks(self) -> list[str]:
-        return []
 
 
 def _as_numpy(name: str, array: np.ndarray) -> np.ndarray:

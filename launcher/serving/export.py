@@ -16,7 +16,6 @@ from launcher.run.session import Session
 from launcher.serving import interface, model_file, trained
 from launcher.serving.weights import Weights
 from launcher.step.layers import walk
-from launcher.tasks.base import Served
 
 TFLITE_FILE = "model.tflite"
 
@@ -54,17 +53,12 @@ def run(plan: RunPlan, model_dir: str, *, export_dir: str, export_format: str = 
 
 
 def _saved_model(made: Session, weights: Weights, folder: str) -> None:
-    task = made.plan.recipe.task
-    served = task.served(made.model)
+    served = made.plan.recipe.task.served(made.model)
     if served is None:
         _save_own_inputs(made, folder)
     else:
-        _save_served(made.model, served, folder)
-
-
-def _save_served(model: keras.Model, served: Served, folder: str) -> None:
-    spec = tf.TensorSpec([None], tf.string, name=served.input_name)
-    _save_function(model, served.function, [spec], served.resources, folder)
+        spec = tf.TensorSpec([None], tf.string, name=served.input_name)
+        _save_function(made.model, served.function, [spec], served.resources, folder)
 
 
 def _save_own_inputs(made: Session, folder: str) -> None:

@@ -11,21 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.run.session import Session
-from launcher.serving.inputs import Batch, is_pattern, what_is_wrong
+from launcher.serving.inputs import Batch, Inputs, is_pattern, what_is_wrong
 from launcher.tasks.base import ReadsImages
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _SHOWN = 5
 
 
-class Images:
+class Images(Inputs):
     """Image files for a task that classifies them; JSON with class and probability out.
 
     Args:
       path: a folder, looked through at any depth, a pattern with * or ?, or one file; anything `tf.io.gfile` reads.
-      task: see `ReadsImages`.
-      decode: its `decode_images`.
+      task: with `decode_images`, which is `decode`.
     """
 
     def __init__(self, path: str, task: ReadsImages, decode: Callable[[tf.Tensor], tf.Tensor]):
@@ -35,9 +33,6 @@ class Images:
         self._files = _image_files(path)
         self.total = len(self._files)
         self._decode = tf.function(decode, input_signature=[tf.TensorSpec([None], tf.string)])
-
-    def prepare(self, made: Session) -> None:
-        """What is wrong with a file is said of that file."""
 
     def batches(self, size: int) -> Iterator[list[str]]:
         for first in range(0, len(self._files), size):

@@ -17,14 +17,17 @@ Batch = dict[str, np.ndarray]
 
 
 class Inputs(Protocol):
-    """One kind of input, and the answers that belong to it."""
+    """One kind of input, and the answers that belong to it.
 
-    @property
-    def total(self) -> int | None:
-        """How many records there are; None where only reading tells."""
+    Attributes:
+      total: how many records there are; None where only reading tells.
+    """
+
+    total: int | None = None
 
     def prepare(self, made: Session) -> None:
         """Checks the input against the model, which is there now."""
+        return
 
     def batches(self, size: int) -> Iterator[list[Any]]:
         """The records, `size` at a time."""
@@ -40,6 +43,7 @@ class Inputs(Protocol):
 
     def remarks(self) -> list[str]:
         """What to say at the end."""
+        return []
 
 
 def is_pattern(path: str) -> bool:

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,11 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
         _answer_all(made, records, answers_file.Printed())
         return
     with answers_file.partial_folder(output_path) as folder:
-        _answer_all(made, records, _file_for(records, folder, output_path))
+        if isinstance(records, Arrays):
+            output: AnswersFile = answers_file.AnswerArrays(folder, output_path, records.total)
+        else:
+            output = answers_file.AnswerLines(folder, output_path)
+        _answer_all(made, records, output)
 
 
 def open_records(path: str | None, task: Any) -> Inputs:
@@ -99,12 +102,6 @@ def _check_output(input_path: str | None, output_path: str | None) -> None:
         raise UsageError(f"--output={output_path} is a folder; name a file")
     if not os.path.isdir(os.path.dirname(os.path.abspath(output_path))):
         raise UsageError(f"--output={output_path}: its folder does not exist")
-
-
-def _file_for(records: Inputs, folder: Path, path: str) -> AnswersFile:
-    if isinstance(records, Arrays):
-        return answers_file.AnswerArrays(folder, path, records.total)
-    return answers_file.AnswerLines(folder, path)
 
 
 def _answer_all(made: Session, records: Inputs, output: AnswersFile) -> None:
@@ -157,15 +154,7 @@ def on_all_replicas(made: Session, answer: Callable[[Any, Any], Any]) -> Callabl
 
 
 def writer(made: Session, answer: Callable[[Any, Any], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """A function that has the model answer on all replicas.
-
-    Args:
-      made: the session.
-      answer: takes the model and one replica's part of a batch, as `Inputs.answer`.
-
-    Returns:
-      Takes a batch of rows divisible by the replicas; returns what `answer` gives for all of it, as NumPy arrays.
-    """
+    """A function of a batch, of rows divisible by the replicas, that has the model `answer` it, in NumPy arrays."""
     strategy, on_all = made.strategy, on_all_replicas(made, answer)
 
     def gathered(output: Any) -> np.ndarray:

@@ -15,24 +15,16 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.run.session import Session
 from launcher.serving import interface
-from launcher.serving.inputs import Batch
+from launcher.serving.inputs import Batch, Inputs
 from launcher.tasks.base import ReadsLines
 
 
-class _TextFile:
+class _TextFile(Inputs):
     """Lines of a file or of standard input."""
-
-    total = None
 
     def __init__(self, path: str | None):
         self._path = path
         self._name = "standard input" if path is None else f"--input={path}"
-
-    def prepare(self, made: Session) -> None:
-        """Any text will do."""
-
-    def remarks(self) -> list[str]:
-        return []
 
     def batches(self, size: int) -> Iterator[list[str]]:
         with contextlib.ExitStack() as stack:

@@ -37,13 +37,7 @@ def step_of(store: CheckpointStore, which: str) -> int | None:
 
 
 def read(store: CheckpointStore, step: int, model: keras.Model, *, averaged: bool) -> Weights:
-    """The weights of a checkpoint.
-
-    Args:
-      store: of the run.
-      step: of one of its checkpoints.
-      model: what they are for.
-      averaged: take the average of each weight that has one.
+    """The weights for a model from the checkpoint of a step; if `averaged`, of each the average where it has one.
 
     Raises:
       UsageError: the checkpoint is of another model.

@@ -58,16 +58,7 @@ class Clipping:
 
     @as_written
     def apply(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Bounds the gradients.
-
-        Args:
-          gradients: float32, of the mean loss.
-          norm: float32 scalar, their global norm.
-          weights: float32, what each gradient will change.
-
-        Returns:
-          float32 gradients of the same shapes.
-        """
+        """The float32 gradients of the mean loss, bounded; `norm` is their global norm, `weights` what they change."""
         if self.global_norm is not None:
             shrink = _shrink(norm, tf.constant(self.global_norm, tf.float32))
             return [gradient * shrink for gradient in gradients]

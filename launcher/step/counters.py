@@ -19,7 +19,6 @@ class Counters:
     Attributes:
       step: int64, steps done, skipped ones included; the data position follows from it.
       skipped: int64, steps skipped so far.
-      scale: the four variables of the loss scale's state.
       limits: float32 [2], the mean loss and the gradient norm above which a step is skipped; None for no such rule.
     """
 

@@ -8,28 +8,26 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import WEIGHT, Batch, Data
+from launcher.reporting.units import first
 from launcher.step import gradients
 from launcher.step.trainer import Trainer
+from launcher.step.workers import on_replicas
 from launcher.tasks.base import loss_sums, mean_weight
-
-_SHOWN = 3
 
 
 class Diagnosis:
     """Looks once more at batches that a trainer has seen, and changes nothing. All workers call its methods together.
 
-    Args:
-      trainer: its weights, loss scale and step are used as they are.
-      data: that it trains on.
+    The trainer's weights, loss scale and step are used as they are.
     """
 
     def __init__(self, trainer: Trainer, data: Data):
         self._trainer = trainer
         self._data = data
         self._float_keys: tuple[str, ...] = ()
-        self._non_finite = tf.function(self._non_finite_in_graph, autograph=False)
-        self._non_finite_rows = tf.function(self._non_finite_rows_in_graph, autograph=False)
-        self._weights = tf.function(self._weights_in_graph, autograph=False)
+        self._non_finite = on_replicas(trainer.strategy, trainer.replica_step.non_finite)
+        self._non_finite_rows = on_replicas(trainer.strategy, self._flag_rows)
+        self._weights = on_replicas(trainer.strategy, self._weight_of_whole_and_halves)
 
     def non_finite_gradients(self, step: int | None = None, scale: float | None = None) -> str:
         """Says which layers' gradients are not finite on the batch of a step, and on which replica.
@@ -43,17 +41,15 @@ class Diagnosis:
         batch = self._batch_of(step)
         counters.step.assign(step - 1)
         counters.scale.scale.assign(present if scale is None else scale)
-        table = self._non_finite(batch)
+        rows = self._on_host(self._non_finite(batch))
         counters.step.assign(last)
         counters.scale.scale.assign(present)
-        rows = self._on_host(table)
         names = [variable.path for variable in self._trainer.model.trainable_variables]
         for replica, row in enumerate(rows):
             found = [name for name, bad in zip(names, row, strict=True) if bad]
             if found:
                 where = f"on replica {replica}" if replica + 1 < len(rows) else "only in their sum over the replicas"
-                more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-                return f"{', '.join(found[:_SHOWN])}{more}, {where}"
+                return f"{first(found)}, {where}"
         return "no layer when computed again"
 
     def check_weight(self, weight: float) -> None:
@@ -77,9 +73,9 @@ class Diagnosis:
 
     def non_finite_in_batch(self, step: int) -> str | None:
         """Says where the batch of a step holds numbers that are not finite; None if it holds none."""
-        table = self._non_finite_rows(self._batch_of(step))
-        flags = self._on_host(table)
-        found = np.argwhere(flags)  # of key and row of the global batch
+        found = np.argwhere(
+            self._on_host(self._non_finite_rows(self._batch_of(step)))
+        )  # of key and row of the global batch
         if not len(found):
             return None
         key, row = self._float_keys[found[0][0]], int(found[0][1])
@@ -97,12 +93,6 @@ class Diagnosis:
         """What every replica has alike."""
         return self._trainer.strategy.experimental_local_results(value)[0].numpy()
 
-    def _non_finite_in_graph(self, batch: Any) -> Any:
-        return self._trainer.strategy.run(self._trainer.replica_step.non_finite, args=(batch,))
-
-    def _non_finite_rows_in_graph(self, batch: Any) -> Any:
-        return self._trainer.strategy.run(self._flag_rows, args=(batch,))
-
     def _flag_rows(self, batch: Batch) -> tf.Tensor:
         """float32 [keys with floating-point values, rows of the global batch]: 1 where a value is not finite."""
         self._float_keys = tuple(sorted(key for key, value in batch.items() if value.dtype.is_floating))
@@ -112,9 +102,6 @@ class Diagnosis:
         mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
         (rows,) = gradients.reduce_sum([mine[None, :, None] * tf.cast(flags, tf.float32)[:, None, :]])
         return tf.reshape(rows, [len(self._float_keys), -1])
-
-    def _weights_in_graph(self, batch: Any) -> Any:
-        return self._trainer.strategy.run(self._weight_of_whole_and_halves, args=(batch,))
 
     def _weight_of_whole_and_halves(self, batch: Batch) -> tf.Tensor:
         middle = batch[WEIGHT].shape[0] // 2

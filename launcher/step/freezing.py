@@ -9,12 +9,12 @@ import keras
 
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
+from launcher.reporting.units import first
 from launcher.step import layer_patterns
 from launcher.step.layer_patterns import Item
 from launcher.step.layers import walk
 
 FREEZE, RATES = "train.freeze", "train.rate_multipliers"
-_SHOWN = 3
 
 
 def check(patterns: Sequence[str], multipliers: Mapping[str, float]) -> None:
@@ -91,12 +91,6 @@ def describe(model: keras.Model, patterns: Sequence[str], multipliers: Mapping[s
             f"x {factor:g} for {len(paths)} weights: {first(paths)}" for factor, paths in parts.items() if factor != 1.0
         )
     return lines
-
-
-def first(names: Sequence[str]) -> str:
-    """The first few of some names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def _named(binding: str, patterns: Mapping[str, object], model: keras.Model) -> list[tuple[Item, str]]:

@@ -18,13 +18,13 @@ import tensorflow as tf
 
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError, advice
+from launcher.reporting.units import first
 from launcher.step import layer_patterns
 from launcher.step.layer_patterns import Item
 from launcher.step.layers import Placed, walk
 from launcher.step.precision import POLICIES
 
 BINDING = "train.precision_overrides"
-_SHOWN = 3
 # Leans on TensorFlow: operations name a mismatch of dtypes in these words. Noticed by
 # tests/step/test_layer_policies.py. Then: take the new words; without them the message is TensorFlow's.
 _MISMATCH = re.compile(r"\b(b?float\d+|half)\b.*\b(does not match|was expected|but is a)\b|expected to be a \w+ tensor")
@@ -62,11 +62,7 @@ def check(overrides: Mapping[str, str]) -> None:
 
 
 def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
-    """Gives the layers that the patterns name their policies.
-
-    Args:
-      model: built; its weights are float32 and stay so.
-      overrides: regular expression to policy; see `layer_patterns.named`.
+    """Gives the layers of a built model their policies by pattern, see `layer_patterns.named`; weights stay float32.
 
     Raises:
       UsageError: a pattern names no layer, two give one layer different policies, or the layer's weights have a dtype
@@ -176,11 +172,7 @@ def describe(overrides: list[Override]) -> str:
         paths = by_policy.setdefault(override.policy, [])
         if not any(override.path.startswith(f"{path}/") for path in paths):
             paths.append(override.path)
-    texts = []
-    for policy, paths in by_policy.items():
-        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-        texts.append(f"{policy} in {', '.join(paths[:_SHOWN])}{more}")
-    return "; ".join(texts)
+    return "; ".join(f"{policy} in {first(paths)}" for policy, paths in by_policy.items())
 
 
 def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Item, Override]]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from launcher.machine.as_written import as_written
 from launcher.optimizers.parts import Part, part_of
 from launcher.step import gradients
+from launcher.step.workers import on_replicas
 
 
 class MovingAverage:
@@ -56,11 +57,7 @@ class MovingAverage:
 
     @as_written
     def update(self, updates: tf.Tensor) -> None:
-        """Moves the averages towards the weights as they are now; replica context, legal in a conditional.
-
-        Args:
-          updates: updates applied before this one, integer scalar.
-        """
+        """Moves the averages towards the weights, after so many `updates`; replica context, legal in a conditional."""
         if self._decay is None:
             return
         count = tf.cast(updates, tf.float32)
@@ -91,12 +88,7 @@ class MovingAverage:
 
     def swapping(self, strategy: tf.distribute.Strategy) -> Callable[[], None]:
         """A `tf.function` that exchanges weights and averages on every replica."""
-
-        # Not a lambda: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
-        def swap() -> None:
-            strategy.run(self._swap)
-
-        return tf.function(swap, autograph=False)
+        return on_replicas(strategy, self._swap)
 
     def _swap(self) -> None:
         for source, part, average in zip(self._sources, self._parts, self._averages, strict=True):

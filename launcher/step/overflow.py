@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.machine.as_written import as_written
+from launcher.reporting.units import first
 
 # Whole numbers below 2^24 are exact in float32, in which everything in a step's report travels.
 _FLAGS_A_SCALAR = 24
-_SHOWN = 3
 
 
 @as_written
@@ -31,7 +31,8 @@ def pack(flags: tf.Tensor) -> tf.Tensor:
     """Flags float32 [n], 0 or 1, as whole numbers float32 [num_scalars(n)]; bit i of number j is flag 24 j + i."""
     count = num_scalars(flags.shape[0])
     padded = tf.pad(flags, [[0, count * _FLAGS_A_SCALAR - flags.shape[0]]])
-    return tf.reduce_sum(tf.reshape(padded, [count, _FLAGS_A_SCALAR]) * _bits(), axis=1)
+    bits = tf.constant([2.0**bit for bit in range(_FLAGS_A_SCALAR)])
+    return tf.reduce_sum(tf.reshape(padded, [count, _FLAGS_A_SCALAR]) * bits, axis=1)
 
 
 def unpack(packed: np.ndarray, num_gradients: int) -> np.ndarray:
@@ -54,10 +55,5 @@ def describe(paths: Sequence[str], flagged: np.ndarray) -> str:
     found = layers_of([path for path, flag in zip(paths, flagged, strict=True) if flag])
     if not found:
         return "no single gradient, only their norm"
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     every = ", which is every layer" if len(found) == len(layers_of(paths)) else ""
-    return f"{', '.join(found[:_SHOWN])}{more}{every}"
-
-
-def _bits() -> tf.Tensor:
-    return tf.constant([2.0**bit for bit in range(_FLAGS_A_SCALAR)])
+    return f"{first(found)}{every}"

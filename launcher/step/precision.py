@@ -84,21 +84,17 @@ class DynamicLossScale:
     ceiling: float = 2.0**24
 
     def __post_init__(self) -> None:
-        if not 0 < self.floor <= self.initial_scale <= self.ceiling:
-            raise UsageError(
-                "DynamicLossScale needs 0 < floor <= initial_scale <= ceiling, got "
-                f"floor={self.floor}, initial_scale={self.initial_scale}, ceiling={self.ceiling}"
-            )
-        if not self.growth_factor >= 1 or not 0 < self.backoff_factor < 1:
-            raise UsageError(
-                "DynamicLossScale needs growth_factor >= 1 and 0 < backoff_factor < 1, got "
-                f"growth_factor={self.growth_factor}, backoff_factor={self.backoff_factor}"
-            )
-        if self.growth_interval < 1 or self.hysteresis < 1:
-            raise UsageError(
-                "DynamicLossScale needs growth_interval >= 1 and hysteresis >= 1, got "
-                f"growth_interval={self.growth_interval}, hysteresis={self.hysteresis}"
-            )
+        bounded = 0 < self.floor <= self.initial_scale <= self.ceiling
+        self._check(bounded, "0 < floor <= initial_scale <= ceiling", "floor", "initial_scale", "ceiling")
+        moves = self.growth_factor >= 1 and 0 < self.backoff_factor < 1
+        self._check(moves, "growth_factor >= 1 and 0 < backoff_factor < 1", "growth_factor", "backoff_factor")
+        counts = self.growth_interval >= 1 and self.hysteresis >= 1
+        self._check(counts, "growth_interval >= 1 and hysteresis >= 1", "growth_interval", "hysteresis")
+
+    def _check(self, fits: bool, needed: str, *names: str) -> None:
+        if not fits:
+            got = ", ".join(f"{name}={getattr(self, name)}" for name in names)
+            raise UsageError(f"DynamicLossScale needs {needed}, got {got}")
 
     def initial(self) -> ScaleState:
         return _state(self.initial_scale, self.hysteresis)

@@ -15,7 +15,7 @@ from launcher.step import precision
 from launcher.step.counters import Counters
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
-from launcher.step.workers import Workers
+from launcher.step.workers import Workers, on_replicas
 
 # Prefixes of names in a checkpoint.
 MODEL, AVERAGES, _SCALE = "model/", "ema/", "loss_scale/"
@@ -49,7 +49,7 @@ class State:
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
         self._parts = {id(held): part for held, part in [*optimizer.slot_parts, *ema.parts]}
         self._replicas = _local_replicas(strategy) if self._parts else []
-        self._gather = tf.function(self._gather_in_graph, autograph=False)
+        self._gather = on_replicas(strategy, _stack_of_replicas)
         for slot, weight in optimizer.copies():
             if self.part_of(slot) is not None:  # which Keras could not copy
                 self._put(slot, weight.numpy())
@@ -150,11 +150,8 @@ class State:
     def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What of a snapshot is another one where a run starts with other weights than the initial ones.
 
-        Changes nothing, and takes no other worker: the rest is as each of them has built it.
-
-        Args:
-          weights: value by the id of a variable of the model; the others are as they are.
-          slots: values of the optimizer's variables, by their names in a checkpoint.
+        Changes nothing, and takes no other worker: the rest is as each of them has built it. The weights are by the id
+        of a variable of the model, the optimizer's slots by their names in a checkpoint.
         """
         names = {id(variable): name for name, variable in self.variables().items()}
         state = {names[key]: value for key, value in weights.items()}
@@ -167,16 +164,10 @@ class State:
         return state | dict(slots)
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Puts a snapshot, or a part of one, into every replica's variables.
-
-        Names and shapes have been checked by the caller.
-        """
+        """Puts a snapshot, or a part of one, whose names and shapes fit, into every replica's variables."""
         variables = self.variables()
         for name, value in state.items():
             self._put(variables[name], value)
-
-    def _gather_in_graph(self, value: Any) -> Any:
-        return self._strategy.run(_stack_of_replicas, args=(value,))
 
 
 def _stack_of_replicas(value: tf.Tensor) -> tf.Tensor:

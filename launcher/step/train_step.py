@@ -20,9 +20,8 @@ from launcher.data.pipeline import Batch
 from launcher.optimizers import Optimizer
 from launcher.step import gradients, overflow
 from launcher.step.counters import Counters
-from launcher.step.local_pass import LocalPass, LocalSums, Watch, num_replicas
+from launcher.step.local_pass import LocalPass, LocalSums, OwnTime, Watch, num_replicas
 from launcher.step.moving_average import MovingAverage
-from launcher.step.own_time import OwnTime
 from launcher.step.precision import LossScale
 from launcher.step.step_config import StepConfig
 from launcher.step.updates import Change, Trained, update

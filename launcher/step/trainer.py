@@ -14,19 +14,17 @@ from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Data
 from launcher.machine import farewell
 from launcher.optimizers import Optimizer
+from launcher.reporting.units import first
 from launcher.step import flops, initial_values, moving_statistics, overflow, summation
 from launcher.step.counters import Counters
-from launcher.step.local_pass import Watch
+from launcher.step.local_pass import OwnTime, Watch
 from launcher.step.moving_average import MovingAverage
-from launcher.step.own_time import OwnTime
 from launcher.step.precision import LossScale
 from launcher.step.state import State
 from launcher.step.step_config import StepConfig
 from launcher.step.train_step import ReplicaStep
 from launcher.step.workers import Workers
 from launcher.tasks.base import Task
-
-_SHOWN = 3
 
 
 class StepRecords(NamedTuple):
@@ -181,9 +179,8 @@ class Trainer:
         paths = [self.model.trainable_variables[index].path for index in sorted(self.replica_step.unused)]
         if not paths:
             return []
-        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
         return [
-            f"the loss does not depend on {', '.join(paths[:_SHOWN])}{more}: neither updated nor decayed; if that is "
+            f"the loss does not depend on {first(paths)}: neither updated nor decayed; if that is "
             "meant, set trainable = False on such layers, which saves the memory of the optimizer's slots"
         ]
 
@@ -229,13 +226,8 @@ class Trainer:
         packed = np.stack([*within("non_finite").values()], axis=1)
         return StepRecords(
             first_step=first_step,
-            loss=columns["loss"],
-            weight=columns["weight"],
+            **{field: columns[field] for field in StepRecords._fields if field in columns},
             metrics=within("metrics"),
-            gradient_norm=columns["gradient_norm"],
-            finite=columns["finite"],
-            loss_scale=columns["loss_scale"],
-            learning_rate=columns["learning_rate"],
             non_finite=overflow.unpack(packed, len(self.model.trainable_variables)),
             input_wait_seconds=columns["waited"],
         )

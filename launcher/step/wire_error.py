@@ -21,14 +21,8 @@ def predicted_error(dtype: str, num_replicas: int) -> float:
     """Relative error of the sum of one gradient over replicas, added up one after the other in `dtype`, as rings do.
 
     Simulated on gradients that agree on their sign and differ in size (uniform in [0, 1)), where the partial sum grows
-    past what the dtype resolves of the next term. Scaling is taken to keep everything in range.
-
-    Args:
-      dtype: "float16", "bfloat16" or "float32".
-      num_replicas: terms of the sum.
-
-    Returns:
-      The norm of the error over the norm of the sum.
+    past what the dtype resolves of the next term. Scaling is taken to keep everything in range. The error is the norm
+    of the errors over the norm of the sums.
     """
     source = np.random.default_rng(0)
     # Scaled so that the sum stays finite in float16: its range is the loss scale's business, not rounding's.
@@ -52,23 +46,14 @@ def warning(dtype: str, num_replicas: int) -> str | None:
 
 
 def payload_bytes(sizes: Sequence[int], dtype: str) -> int:
-    """Bytes of one step's gradients in the wire dtype.
-
-    Args:
-      sizes: number of elements of each gradient.
-      dtype: what they are cast to.
-    """
+    """Bytes of one step's gradients, of so many elements each, in the wire dtype."""
     return sum(sizes) * _DTYPES[dtype].itemsize
 
 
 def describe(gradients: Sequence[int], dtype: str, moving: Sequence[int], num_replicas: int) -> str:
     """One line on what each step reduces; the loss, the weight and the metrics, a number each, are left out.
 
-    Args:
-      gradients: number of elements of each gradient.
-      dtype: what they are cast to.
-      moving: number of elements of each moving statistic, which travel in float32.
-      num_replicas: among which they are reduced.
+    `gradients` and `moving` are numbers of elements: of gradients in the wire dtype, of moving statistics in float32.
     """
     payload, statistics = payload_bytes(gradients, dtype), payload_bytes(moving, "float32")
     beside = f" and {statistics / 2**20:.2f} MiB of moving statistics in float32" if moving else ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,16 @@ import tensorflow as tf
 
 from launcher.data.order import LeftOut
 from launcher.errors import PeerError
+
+
+def on_replicas(strategy: tf.distribute.Strategy, function: Callable[..., Any]) -> Any:
+    """A `tf.function` that runs a function on every replica of the strategy."""
+
+    # Not a lambda: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
+    def run(*args: Any) -> Any:
+        return strategy.run(function, args=args)
+
+    return tf.function(run, autograph=False)
 
 
 class Workers:
@@ -23,8 +34,7 @@ class Workers:
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
         self.are_several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        # Not a lambda: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
-        self._sum = tf.function(self._sum_in_graph, autograph=False)
+        self._sum = on_replicas(strategy, _sum)
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so; the same answer on all."""
@@ -57,9 +67,6 @@ class Workers:
 
     def _sum_over_replicas(self, value: npt.ArrayLike) -> np.ndarray:
         return self._strategy.experimental_local_results(self._sum(tf.constant(value)))[0].numpy()
-
-    def _sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
-        return self._strategy.run(_sum, args=(value,))
 
 
 def _sum(value: tf.Tensor) -> tf.Tensor:

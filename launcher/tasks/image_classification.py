@@ -58,7 +58,7 @@ class ImageClassification(Task):
         logits = tf.cast(model(batch["image"], training=training), tf.float32)
         weight = batch["weight"]
         mixed = training and "mix" in batch
-        label = _dominant_label(batch) if mixed else batch["label"]
+        label = tf.where(batch["mix"] >= 0.5, batch["label"], batch["label_b"]) if mixed else batch["label"]
         # Smoothing regularises training; evaluation reports the plain cross-entropy, comparable between recipes.
         smoothing = self._label_smoothing if training else 0.0
         target = self._target(batch["label"], smoothing)
@@ -124,7 +124,3 @@ def _picture(image: tf.Tensor) -> str:
     low, high = tf.reduce_min(image), tf.reduce_max(image)
     scaled = tf.cast(tf.round(255 * (image - low) / tf.maximum(high - low, 1e-3)), tf.uint8)
     return PICTURE + base64.b64encode(tf.io.encode_png(scaled).numpy()).decode()
-
-
-def _dominant_label(batch: dict[str, tf.Tensor]) -> tf.Tensor:
-    return tf.where(batch["mix"] >= 0.5, batch["label"], batch["label_b"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -13,16 +12,16 @@ import tensorflow as tf
 
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.graph_vocabulary import GraphVocabulary
-from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
+from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import greedy, sample, without
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
-from launcher.tasks.base import Assets, Served, Task, check_builder
-from launcher.tasks.text import VOCABULARY, Sums, model_notes, model_sums, read_vocabulary, rows_of
+from launcher.tasks.base import Served, check_builder
+from launcher.tasks.text import Sums, TextTask, model_sums, rows_of
 
 
 @gin.configurable(name_or_fn="language_modelling")
-class LanguageModelling(Task):
+class LanguageModelling(TextTask):
     """Cross-entropy a token of packed text, in nats.
 
     Metrics are `accuracy` and, in evaluation, `perplexity`, exp(loss), and `bits_per_byte`: what the model needs to
@@ -63,8 +62,7 @@ class LanguageModelling(Task):
             raise UsageError(f"language_modelling.temperature = {temperature}: must be 0 or more")
         if not 0 < top_p <= 1:
             raise UsageError(f"language_modelling.top_p = {top_p}: must be in (0, 1]")
-        self._data = data
-        self._model = model
+        super().__init__(data, model, "text_corpus.vocab_size")
         self._label_smoothing = label_smoothing
         self._continuation_length = continuation_length
         self._temperature = temperature
@@ -73,15 +71,6 @@ class LanguageModelling(Task):
         self.nominal_weight_per_example = float(data.length)
         self.logits_shape = (data.length, data.vocab_size)
         self.evaluation_metrics = ("bits_per_byte", "perplexity")
-
-    def data(self) -> TextCorpus:
-        return self._data
-
-    def model(self) -> keras.Model:
-        return self._model(vocab_size=self._data.vocab_size)
-
-    def notes(self, model: keras.Model, accelerator: str) -> list[str]:
-        return model_notes(model, accelerator)
 
     @as_written
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
@@ -137,17 +126,3 @@ class LanguageModelling(Task):
         for row, line in zip(prompts, tokens, strict=True):
             row[: len(line)] = line
         return {"prompt": prompts}
-
-    def decode_lines(self, outputs: np.ndarray) -> list[str]:
-        return self.vocabulary.decode(outputs.tolist())
-
-    @functools.cached_property
-    def vocabulary(self) -> Vocabulary:
-        """The data's, or the one that came with the weights."""
-        return self._data.vocabulary
-
-    def assets(self) -> Assets:
-        return {VOCABULARY: self.vocabulary.model_bytes}
-
-    def use_assets(self, assets: Assets) -> None:
-        self.vocabulary = read_vocabulary(assets, self._data.vocab_size, "text_corpus.vocab_size")

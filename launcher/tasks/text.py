@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import keras
+import numpy as np
 import tensorflow as tf
 
+from launcher.data.text.corpus import TextCorpus
+from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import PADDING, Vocabulary
 from launcher.errors import UsageError
 from launcher.tasks import loss_pieces
-from launcher.tasks.base import Assets
-from launcher.tasks.chunked_cross_entropy import Head, chunked_sums
-from launcher.tasks.cross_entropy import token_losses
+from launcher.tasks.base import Assets, Task
+from launcher.tasks.cross_entropy import Head, chunked_sums, token_losses
 from launcher.tasks.loss_pieces import LossPieces
 from models.transformer import dimension_notes
 
@@ -102,29 +108,59 @@ def _token_weight(targets: tf.Tensor, row_weight: tf.Tensor) -> tf.Tensor:
     return tf.cast(targets != PADDING, tf.float32) * row_weight[:, tf.newaxis]
 
 
-def read_vocabulary(assets: Assets, size: int, binding: str) -> Vocabulary:
-    """The vocabulary that was kept with the weights.
+class TextTask(Task):
+    """A task whose data is text with a vocabulary, which is kept beside the weights.
 
-    Raises:
-      UsageError: there is none, or it has another size than the recipe's.
+    Args:
+      data: what texts come from.
+      model: builder called with `vocab_size`.
+      size_binding: what binds the size of the vocabulary, for messages.
     """
-    if VOCABULARY not in assets:
-        raise UsageError(f"assets/{VOCABULARY} is missing beside the checkpoints; train again, or put it back")
-    vocabulary = Vocabulary(assets[VOCABULARY])
-    if vocabulary.size != size:
-        raise UsageError(
-            f"{binding} = {size}, but the vocabulary kept with the weights has {vocabulary.size} tokens; "
-            "use the recipe that trained them"
-        )
-    return vocabulary
 
+    def __init__(self, data: TextCorpus | TextPairs, model: Callable[..., keras.Model], size_binding: str):
+        self._data: Any = data
+        self._model = model
+        self._size_binding = size_binding
 
-def model_notes(model: keras.Model, accelerator: str) -> list[str]:
-    """Sizes that an accelerator would rather have rounded, if the model tells its own."""
-    dimensions = getattr(model, "dimensions", None)
-    if dimensions is None or accelerator == "cpu":
-        return []
-    return dimension_notes(dimensions, accelerator.upper())
+    def data(self) -> TextCorpus | TextPairs:
+        return self._data
+
+    def model(self) -> keras.Model:
+        return self._model(vocab_size=self._data.vocab_size)
+
+    def notes(self, model: keras.Model, accelerator: str) -> list[str]:
+        """Sizes that an accelerator would rather have rounded, if the model tells its own."""
+        dimensions = getattr(model, "dimensions", None)
+        if dimensions is None or accelerator == "cpu":
+            return []
+        return dimension_notes(dimensions, accelerator.upper())
+
+    def decode_lines(self, outputs: np.ndarray) -> list[str]:
+        return self.vocabulary.decode(outputs.tolist())
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The data's, or the one that came with the weights."""
+        return self._data.vocabulary
+
+    def assets(self) -> Assets:
+        return {VOCABULARY: self.vocabulary.model_bytes}
+
+    def use_assets(self, assets: Assets) -> None:
+        """Takes the vocabulary that was kept with the weights.
+
+        Raises:
+          UsageError: there is none, or it has another size than the recipe's.
+        """
+        if VOCABULARY not in assets:
+            raise UsageError(f"assets/{VOCABULARY} is missing beside the checkpoints; train again, or put it back")
+        vocabulary, size = Vocabulary(assets[VOCABULARY]), self._data.vocab_size
+        if vocabulary.size != size:
+            raise UsageError(
+                f"{self._size_binding} = {size}, but the vocabulary kept with the weights has {vocabulary.size} "
+                "tokens; use the recipe that trained them"
+            )
+        self.vocabulary = vocabulary
 
 
 def rows_of(tensor: tf.Tensor) -> int | tf.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 
 import gin
@@ -13,20 +14,20 @@ import tensorflow as tf
 from launcher.data.pipeline import Shard
 from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.pairs import TextPairs
-from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
+from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import beam_search, greedy, without
 from launcher.errors import UsageError
+from launcher.machine import installation
 from launcher.machine.as_written import as_written
-from launcher.tasks import bleu
-from launcher.tasks.base import Assets, Score, Served, Task, check_builder
-from launcher.tasks.text import VOCABULARY, Sums, model_notes, model_sums, read_vocabulary, rows_of
+from launcher.tasks.base import Score, Served, check_builder
+from launcher.tasks.text import Sums, TextTask, model_sums, rows_of
 
 DECODE = ("always", "end", "never")
 _SAMPLES = 10
 
 
 @gin.configurable(name_or_fn="translation")
-class Translation(Task):
+class Translation(TextTask):
     """Label-smoothed cross-entropy a target token; evaluation is unsmoothed, and translates held-out sources.
 
     The loss and `accuracy` are means over target tokens that are not padding, given the right tokens before them.
@@ -69,8 +70,7 @@ class Translation(Task):
                 f"translation.decode_examples = {decode_examples}: must be 1 or more, or None for all; "
                 "translation.decode = 'never' translates none"
             )
-        self._data = data
-        self._model = model
+        super().__init__(data, model, "text_pairs.vocab_size")
         self._label_smoothing = label_smoothing
         self._beam_size = beam_size
         self._length_penalty = length_penalty
@@ -81,19 +81,10 @@ class Translation(Task):
         self.logits_shape = (data.row_length, data.vocab_size)
         self.evaluation_metrics = ("bleu", "exact_match") if decode == "always" else ()
 
-    def data(self) -> TextPairs:
-        return self._data
-
     def check(self) -> None:
         """Raises UsageError where sacrebleu is missing and needed."""
         if self._decode != "never":
-            bleu.check("translation.decode")
-
-    def model(self) -> keras.Model:
-        return self._model(vocab_size=self._data.vocab_size)
-
-    def notes(self, model: keras.Model, accelerator: str) -> list[str]:
-        return model_notes(model, accelerator)
+            _sacrebleu("translation.decode")
 
     @as_written
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
@@ -139,10 +130,11 @@ class Translation(Task):
     def score(self, examples: np.ndarray, outputs: np.ndarray) -> Score:
         sources, references = zip(*(self._data.eval_pairs[example] for example in examples), strict=True)
         translations = self.decode_lines(outputs)
-        value, signature = bleu.corpus_bleu(translations, references)
+        bleu = _sacrebleu("bleu").BLEU()
+        value = float(bleu.corpus_score(list(translations), [list(references)]).score)
         exact = np.mean([made == wanted for made, wanted in zip(translations, references, strict=True)])
         how = "greedy" if self._beam_size == 1 else f"beam {self._beam_size}, length penalty {self._length_penalty:g}"
-        notes = [f"{len(examples)} held-out translations ({how}): bleu is {signature}"]
+        notes = [f"{len(examples)} held-out translations ({how}): bleu is {bleu.get_signature()}"]
         shown = np.linspace(0, len(examples) - 1, min(_SAMPLES, len(examples))).astype(int)
         samples = [(sources[index], translations[index], references[index]) for index in shown]
         notes += [f"{source} -> {made} {'=' if made == wanted else '/'} {wanted}" for source, made, wanted in samples]
@@ -170,23 +162,23 @@ class Translation(Task):
 
         return Served("text", serve, [vocabulary])
 
-    def decode_lines(self, outputs: np.ndarray) -> list[str]:
-        return self.vocabulary.decode(outputs.tolist())
-
-    @functools.cached_property
-    def vocabulary(self) -> Vocabulary:
-        """The data's, or the one that came with the weights."""
-        return self._data.vocabulary
-
-    def assets(self) -> Assets:
-        return {VOCABULARY: self.vocabulary.model_bytes}
-
-    def use_assets(self, assets: Assets) -> None:
-        self.vocabulary = read_vocabulary(assets, self._data.vocab_size, "text_pairs.vocab_size")
-
     @functools.cached_property
     def _chosen(self) -> np.ndarray:
         """The held-out pairs to translate, int64 [n], ascending."""
         count = len(self._data.eval_pairs)
         wanted = count if self._decode_examples is None else min(count, self._decode_examples)
         return np.arange(wanted) * count // max(1, wanted)
+
+
+def _sacrebleu(binding: str) -> types.ModuleType:
+    """BLEU as papers report it (Post 2018, arXiv 1804.08771); raises UsageError where it is missing for a binding."""
+    try:
+        import sacrebleu.metrics
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "sacrebleu":
+            raise
+        raise UsageError(
+            f"{binding} needs sacrebleu, which is not installed: {installation.command('text')}; "
+            "translation.decode = 'never' does without"
+        ) from None
+    return sacrebleu.metrics

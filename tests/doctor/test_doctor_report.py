@@ -13,10 +13,9 @@ from places import ROOT
 from report_page import Page
 
 from launcher import main as entry
-from launcher.doctor import examination
+from launcher.doctor import examination, findings_report
 from launcher.doctor.check import Context, Skip, exit_code, fail, ok, warn, worst
 from launcher.doctor.examination import CHECKS, Check, examine
-from launcher.doctor.findings_report import TextReport
 
 QUICK = "python,tensorflow_package,packages,variables,processor,cores,memory,open_files,shared_memory,cluster"
 
@@ -120,7 +119,7 @@ def test_wrong_flags_are_one_message(flags, said, capsys):
 
 
 def breaks(context):
-    yield ok("memory", "so far")
+    yield ok("so far")
     raise RuntimeError("the check is wrong")
 
 
@@ -135,22 +134,22 @@ def skips(context):
 
 
 def test_a_check_that_breaks_is_a_line_and_the_others_go_on(capsys):
-    runs = (breaks, needs_a_package, skips, lambda context: [ok("clock", "still here")])
-    checks = [Check(name=name, looks_at="", run=run) for name, run in zip("abcd", runs, strict=True)]
-    shown = TextReport()
-    findings = examine(checks, Context(environ={}), shown)
+    runs = (breaks, needs_a_package, skips, lambda context: [ok("still here")])
+    checks = [Check(name, "", run) for name, run in zip("abcd", runs, strict=True)]
+    findings, skipped = examine(checks, Context(environ={}), findings_report.show)
+    assert [one.check for one in findings] == ["a", "a", "b", "d"]
     assert [(one.status, one.exit_code) for one in findings] == [("ok", 0), ("fail", 70), ("fail", 64), ("ok", 0)]
     assert "RuntimeError: the check is wrong" in findings[1].seen
     assert findings[2].fix == "pip install nonesuch"
-    shown.end(findings, exit_code(findings))
+    findings_report.show_end(findings, skipped, exit_code(findings))
     printed = capsys.readouterr().out
     assert "not checked: c (nothing there)" in printed
     assert "2 ok, 0 warn, 2 fail; exit code 64" in printed
 
 
 def test_the_exit_code_is_that_of_the_worst_and_only_passing_failures_ask_for_a_retry():
-    mend, ours, passing = fail("a", "", ""), fail("a", "", "", exit_code=70), fail("a", "", "", exit_code=75)
-    fine, hint = ok("a", ""), warn("a", "", "")
+    mend, ours, passing = fail("", ""), fail("", "", exit_code=70), fail("", "", exit_code=75)
+    fine, hint = ok(""), warn("", "")
     assert [exit_code(found) for found in ([], [fine], [fine, hint])] == [0, 0, 0]
     assert exit_code([hint, passing]) == 75
     assert exit_code([passing, ours]) == 70

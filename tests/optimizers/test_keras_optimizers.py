@@ -196,7 +196,7 @@ def test_what_keras_refuses_is_a_message():
 
 
 def test_recipes_bind_keras_losses_by_name():
-    importlib.import_module("launcher.tasks.keras_losses")
+    importlib.import_module("launcher.tasks.keras_model")
     with bound("keras.losses.Huber.delta = 2.0"):
         loss = gin.get_configurable("keras.losses.Huber")()
     assert type(loss) is keras.losses.Huber

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from launcher import optimizers
 from launcher.errors import UsageError
-from launcher.optimizers.lamb import LAMB
-from launcher.optimizers.lars import LARS
+from launcher.optimizers.methods import LAMB, LARS
 
 pytestmark = pytest.mark.slow
 

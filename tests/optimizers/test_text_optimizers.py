@@ -12,7 +12,7 @@ import tensorflow as tf
 from launcher import optimizers
 from launcher.errors import UsageError
 from launcher.optimizers import schedules
-from launcher.optimizers.adafactor import Adafactor
+from launcher.optimizers.methods import Adafactor
 
 SHAPES = {"kernel": (3, 5), "bias": (5,), "many": (2, 3, 4), "zeros": (4, 2)}
 STEPS = 6

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launcher.errors import UsageError
 from launcher.machine import xla
 from launcher.tasks import text
-from launcher.tasks.chunked_cross_entropy import Head, chunked_sums
+from launcher.tasks.cross_entropy import Head, chunked_sums
 from launcher.tasks.loss_pieces import LossPieces, Split, using
 from models.lstm import lstm_language_model
 from models.transformer import language_model, transformer

@@ -1,0 +1,199 @@
+"""Launcher's own Keras optimizers: LAMB and LARS for very large batches, Adafactor for little memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import keras
+import tensorflow as tf
+
+from launcher.optimizers.parts import Part, norms
+
+
+class _Method(keras.optimizers.Optimizer):
+    """A Keras optimizer with settings of its own and a weight decay, `layer_decay`, that is part of its update.
+
+    A subclass names its settings in `defaults`; each is an argument and an attribute.
+
+    Args:
+      layer_decay: weight decay.
+      exclude: regular expressions searched for in variables' paths; what a match means is the method's.
+      arguments: settings, and those of every Keras optimizer; slots' names begin with `name`.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    learning_rate_by_default = 0.001
+
+    def __init__(self, *, layer_decay: float = 0.0, exclude: Sequence[str] = (), **arguments: Any):
+        settings = {name: arguments.pop(name, default) for name, default in self.defaults.items()}
+        common = {"learning_rate": self.learning_rate_by_default, "name": type(self).__name__.lower()}
+        super().__init__(**{**common, **arguments})
+        for name, value in settings.items():
+            setattr(self, name, value)
+        self.layer_decay = layer_decay
+        self.exclude = tuple(exclude)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the slots of every variable."""
+        if not self.built:
+            super().build(variables)
+            self._included = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
+            self._make_slots(variables)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        own = {name: getattr(self, name) for name in (*self.defaults, "layer_decay", "exclude")}
+        return {**super().get_config(), **own}
+
+
+class LAMB(_Method):
+    """Layer-wise adaptive moments (You et al. 2019, arXiv 1904.00962, algorithm 2, with phi the identity).
+
+        m = beta_1 m + (1 - beta_1) g            v = beta_2 v + (1 - beta_2) g^2
+        u = m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + epsilon) + layer_decay w
+        w = w - learning_rate * (|w| / |u|) * u
+
+    The trust ratio |w| / |u| is 1 where either norm is 0. Excluded variables get neither decay nor the ratio.
+    `keras.optimizers.Lamb` differs: it decays outside the ratio and cannot exclude variables from it.
+    """
+
+    takes_norms_of_parts = True
+    defaults: ClassVar = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6}
+
+    def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
+        self._first, self._second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
+
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable | Part, learning_rate: tf.Tensor) -> None:
+        """Updates one variable and its moments."""
+        index = self._get_variable_index(variable)
+        first, second = self._first[index], self._second[index]
+        weight = tf.convert_to_tensor(variable)
+        gradient = tf.cast(gradient, weight.dtype)
+        count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
+        new_first = self.beta_1 * tf.convert_to_tensor(first) + (1.0 - self.beta_1) * gradient
+        new_second = self.beta_2 * tf.convert_to_tensor(second) + (1.0 - self.beta_2) * tf.square(gradient)
+        unbiased_first = new_first / (1.0 - tf.pow(tf.cast(self.beta_1, weight.dtype), count))
+        unbiased_second = new_second / (1.0 - tf.pow(tf.cast(self.beta_2, weight.dtype), count))
+        update = unbiased_first / (tf.sqrt(unbiased_second) + self.epsilon)
+        if self._included[index]:
+            update += self.layer_decay * weight
+            weight_norm, update_norm = norms(variable, weight, update)
+            update *= _trust_ratio(weight_norm, update_norm, tf.math.divide_no_nan(weight_norm, update_norm))
+        self.assign(first, new_first)
+        self.assign(second, new_second)
+        self.assign_sub(variable, tf.cast(learning_rate, weight.dtype) * update)
+
+
+class LARS(_Method):
+    """Layer-wise adaptive rate scaling (You et al. 2017, arXiv 1708.03888, algorithm 1).
+
+        trust = eeta |w| / (|g| + layer_decay |w| + epsilon)
+        v = momentum v + learning_rate * trust * (g + layer_decay w)
+        w = w - v
+
+    The velocity holds updates already multiplied by the learning rate, as in the paper and in MLPerf's reference for
+    TensorFlow; PyTorch's form, which multiplies afterwards, differs whenever the rate changes. The trust ratio is 1
+    where |w| or |g| is 0. With Nesterov, `w = w - (momentum v + learning_rate * trust * (g + layer_decay w))`. Excluded
+    variables get neither decay nor the ratio. `eeta` is eta in the paper.
+    """
+
+    takes_norms_of_parts = True
+    defaults: ClassVar = {"momentum": 0.9, "nesterov": False, "eeta": 0.001, "epsilon": 0.0}
+    learning_rate_by_default = 0.1
+
+    def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
+        self._velocities = self.add_optimizer_variables(variables, "velocity")
+
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable | Part, learning_rate: tf.Tensor) -> None:
+        """Updates one variable and its velocity."""
+        index = self._get_variable_index(variable)
+        velocity = self._velocities[index]
+        weight = tf.convert_to_tensor(variable)
+        gradient = tf.cast(gradient, weight.dtype)
+        rate = tf.cast(learning_rate, weight.dtype)
+        if self._included[index]:
+            weight_norm, gradient_norm = norms(variable, weight, gradient)
+            denominator = gradient_norm + self.layer_decay * weight_norm + self.epsilon
+            trust = self.eeta * tf.math.divide_no_nan(weight_norm, denominator)
+            rate *= _trust_ratio(weight_norm, gradient_norm, trust)
+            gradient += self.layer_decay * weight
+        step = rate * gradient
+        new_velocity = self.momentum * tf.convert_to_tensor(velocity) + step
+        self.assign(velocity, new_velocity)
+        self.assign_sub(variable, self.momentum * new_velocity + step if self.nesterov else new_velocity)
+
+
+class Adafactor(_Method):
+    """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235, algorithms 4 and 5) without momentum.
+
+        beta = 1 - t ** -decay                       t counts updates from 1
+        s = g ^ 2 + epsilon
+        R = beta R + (1 - beta) mean of s over columns        C = beta C + (1 - beta) mean of s over rows
+        V = R C / mean(R)                            of a matrix; V = beta V + (1 - beta) s of a vector
+        u = g / sqrt(V),    u = u / max(1, rms(u) / clip_threshold)
+        w = w - learning_rate * (max(scale_epsilon, rms(w)) * u + layer_decay * w)
+
+    Of tensors with more axes, the last two are those of the matrix. With means in place of the paper's sums the factors
+    are the same. The learning rate is the paper's rho, a relative step: its own choice is `min(1e-2, 1 / sqrt(t))`.
+    The weight decay is not the paper's; as in its implementations, rms(w) is taken before it. Excluded variables are
+    not decayed.
+
+    `keras.optimizers.Adafactor` differs: it keeps the whole of V of every matrix as a slot, which is the memory that
+    this method is there to save, and it never lets the rate be more than `1 / sqrt(t)`, whatever the schedule says.
+    """
+
+    defaults: ClassVar = {"decay": 0.8, "epsilon": 1e-30, "scale_epsilon": 1e-3, "clip_threshold": 1.0}
+    learning_rate_by_default = 0.01
+
+    def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
+        self._moments = [self._moments_of(variable) for variable in variables]
+
+    def _moments_of(self, variable: keras.Variable) -> list[keras.Variable]:
+        """The moments of rows and of columns, or of each element of a vector."""
+        shape = tuple(variable.shape)
+        shapes = {"second_moment": shape}
+        if len(shape) >= 2:
+            shapes = {"row_moment": shape[:-1], "column_moment": (*shape[:-2], shape[-1])}
+        path = variable.path.replace("/", "_")
+        return [
+            self.add_variable(shape=part, initializer="zeros", dtype=variable.dtype, name=f"{path}_{name}")
+            for name, part in shapes.items()
+        ]
+
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
+        """Updates one variable and its moments."""
+        index = self._get_variable_index(variable)
+        moments = self._moments[index]
+        weight = tf.convert_to_tensor(variable)
+        gradient = tf.cast(gradient, weight.dtype)
+        count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
+        beta = 1.0 - tf.pow(count, -self.decay)
+        squares = tf.square(gradient) + self.epsilon
+        means = [squares] if len(moments) == 1 else [tf.reduce_mean(squares, -1), tf.reduce_mean(squares, -2)]
+        new = [beta * tf.convert_to_tensor(old) + (1.0 - beta) * mean for old, mean in zip(moments, means, strict=True)]
+        if len(new) == 1:
+            update = gradient * tf.math.rsqrt(new[0])
+        else:
+            rows, columns = new
+            # Two roots instead of one of the product, which could be too small for a float.
+            shares = rows / tf.reduce_mean(rows, -1, keepdims=True)
+            update = gradient * tf.math.rsqrt(shares)[..., :, None] * tf.math.rsqrt(columns)[..., None, :]
+        update /= tf.maximum(1.0, _rms(update) / self.clip_threshold)
+        for moment, value in zip(moments, new, strict=True):
+            self.assign(moment, value)
+        update *= tf.maximum(_rms(weight), self.scale_epsilon)
+        if self._included[index] and self.layer_decay:
+            update += self.layer_decay * weight
+        self.assign_sub(variable, tf.cast(learning_rate, weight.dtype) * update)
+
+
+def _trust_ratio(weight_norm: tf.Tensor, other_norm: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:
+    """The ratio, and 1 where either norm is 0."""
+    usable = tf.logical_and(weight_norm > 0.0, other_norm > 0.0)
+    return tf.where(usable, ratio, tf.ones_like(weight_norm))
+
+
+def _rms(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.square(tensor)))
