@@ -152,11 +152,7 @@ class DrillFault(Action):
 class MeasureFlops(Action):
     """Adds to log events the FLOP/s of the matrix products of all replicas, and the MFU where a device's peak is known.
 
-    Of what is computed again, the FLOP/s have all, the MFU nothing.
-
-    Args:
-        trainer: of the run.
-        peak: 16-bit FLOP/s of one replica's device, or None.
+    Of what is computed again, the FLOP/s have all, the MFU nothing. `peak`: 16-bit FLOP/s of one replica's device.
     """
 
     def __init__(self, trainer: Trainer, peak: float | None):

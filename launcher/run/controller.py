@@ -19,7 +19,7 @@ from launcher.run.actions import Action, Event
 from launcher.run.early_stopping import is_better
 from launcher.run.loop import Loop
 from launcher.run.session import Session
-from launcher.run.skipped_steps import SkippedSteps
+from launcher.run.spikes import SkippedSteps
 from launcher.run.starting_point import EVALUATION_DUE, LEFT_OUT
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
