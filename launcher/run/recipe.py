@@ -10,7 +10,7 @@ import gin
 
 from launcher.checkpoints.saver import ON_ERROR
 from launcher.config.bound_types import check_least
-from launcher.config.user_modules import missing_bindings
+from launcher.config.gin_bindings import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
