@@ -122,14 +122,14 @@ def workers(count: int) -> dict[str, float]:
 def replicas(count: int) -> dict[str, float]:
     """Processor seconds until the first step has been taken, and of a step, of which each replica has as much to do."""
     from launcher.config import gin_bindings
-    from launcher.run import loading, plan, session
+    from launcher.run import loading, session
     from launcher.run.recipe import Recipe
 
     loading.import_builtins()
     bindings = ["image_data.name = 'digits'", "mlp.units = 64", f"train.global_batch_size = {8 * count}"]
     gin_bindings.load(["mlp_fashion.gin"], bindings)
     begun = time.process_time()
-    built = session.build(plan.resolve(Recipe(), environ={}, replicas=count, seed=0))
+    built = session.build(loading.Machine(environ={}, replicas=count, seed=0).plan_of(Recipe()))
     batches = built.trainer.batches(built.plan.data)
     built.trainer.train(batches, 1)
     until_first = time.process_time() - begun

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.config import gin_bindings
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
-from launcher.run import loading, plan, session
+from launcher.run import loading, session
 from launcher.run.recipe import Recipe
 
 
@@ -16,6 +16,6 @@ def build(gin_file: str, bindings: Sequence[str], seed: int = 0, replicas: int =
     gin_bindings.reset()
     loading.import_builtins()
     gin_bindings.load([gin_file], bindings)
-    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas, seed=seed)
+    resolved = loading.Machine(environ={}, replicas=replicas, seed=seed).plan_of(Recipe())
     resolved.data.check()
     return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)

@@ -19,13 +19,13 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 def measure(options: argparse.Namespace) -> dict:
     from launcher.config import gin_bindings
-    from launcher.run import loading, plan, session
+    from launcher.run import loading, session
     from launcher.run.recipe import Recipe
     from launcher.watch.precision_watch import PrecisionWatch, Watch
 
     loading.import_builtins()
     gin_bindings.load([options.gin_file], options.gin_param)
-    built = session.build(plan.resolve(Recipe(), environ=os.environ, replicas=options.replicas))
+    built = session.build(loading.Machine(environ=os.environ, replicas=options.replicas).plan_of(Recipe()))
     trainer, every = built.trainer, PrecisionWatch().every
     batches = trainer.batches(built.plan.data)
     watch = Watch(trainer, session.float32_model(built), built.plan.data, every)

@@ -19,7 +19,7 @@ from typing import NoReturn
 from absl import flags
 
 from launcher import modes
-from launcher.config import gin_bindings
+from launcher.config import gin_files
 from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, failures, user_code
 from launcher.machine import compile_cache, farewell, installation
 from launcher.machine.tensorflow_import import require_tensorflow
@@ -100,7 +100,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
 
 
 def _recipe_list() -> str:
-    recipes = gin_bindings.recipes()
+    recipes = gin_files.recipes()
     width = max((len(name) for name, _ in recipes), default=0)
     lines = ["Recipes (python -m launcher.main --gin_file=NAME):"]
     lines += [f"  {name:<{width}}  {purpose}" for name, purpose in recipes]

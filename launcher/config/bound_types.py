@@ -85,6 +85,13 @@ def checked_patterns(binding: str, patterns: Iterable[str]) -> tuple[str, ...]:
     return tuple(patterns)
 
 
+def check_least(configurable: str, settings: Any, **least: int) -> None:
+    """Raises UsageError where an attribute of the settings is less than the least that is given for it, or NaN."""
+    for name, bound in least.items():
+        if not getattr(settings, name) >= bound:
+            raise UsageError(f"{configurable}.{name} = {getattr(settings, name)}: must be {bound} or more")
+
+
 @functools.cache
 def parameters(target: Any) -> tuple[dict[str, Parameter], bool]:
     """Parameters by name of a configurable function or class, and whether it takes any others (`**kwargs`)."""

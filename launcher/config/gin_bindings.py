@@ -7,44 +7,21 @@ right name. Imports no TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import gin
 
 from launcher.config import bound_types, renamed
-from launcher.config.gin_files import (
-    Binding,
-    Import,
-    Name,
-    find_file,
-    names_in,
-    read_file,
-    read_param,
-    recipes,
-    replace_names,
-    search_path,
-)
+from launcher.config.gin_files import Binding, Import, Name, find_file, names_in, read_file, read_param, replace_names
 from launcher.config.gin_private import internals
-from launcher.config.user_modules import clean_message, import_module, in_a_file, missing_bindings, usage_errors
-from launcher.errors import UsageError, advice, nearest
-
-__all__ = [
-    "Config",
-    "bound",
-    "check_settings",
-    "clean_message",
-    "find_file",
-    "load",
-    "notes",
-    "recipes",
-    "reset",
-    "search_path",
-    "settings",
-    "usage_errors",
-]
+from launcher.config.user_modules import import_module, in_a_file
+from launcher.errors import LauncherError, UsageError, advice, failures, nearest
 
 # Parameters that say the same thing in two ways: the one that is bound last counts.
 _RIVALS = (("launcher.run.recipe.train", "steps", "epochs"),)
@@ -55,26 +32,13 @@ MACRO = "gin.macro"  # gin keeps the macro NAME as the parameter `value` of gin.
 Key = tuple[str, str, str]  # scope, complete selector, parameter
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """What `load` read.
-
-    Attributes:
-      files: every file read, includes too, in the order in which they were opened.
-      params: the `--gin_param` bindings, in order.
-    """
-
-    files: tuple[str, ...]
-    params: tuple[str, ...]
-
-
 @dataclasses.dataclass
 class Loaded:
     """What was bound last, beside gin's own global tables, which forget where a binding stood."""
 
     bound: dict[Key, Binding] = dataclasses.field(default_factory=dict)
     overridden: list[tuple[Binding, int]] = dataclasses.field(default_factory=list)  # and the order of what won
-    files: list[str] = dataclasses.field(default_factory=list)
+    files: list[str] = dataclasses.field(default_factory=list)  # includes too, in the order in which they were opened
 
 
 loaded = Loaded()
@@ -87,13 +51,13 @@ def load(
     before_imports: Callable[[], None] = lambda: None,
     called_by_program: Sequence[str] = (),
     foreign: str | None = None,
-) -> Config:
+) -> None:
     """Replaces gin's configuration by these files and then these bindings, all checked.
 
     The modules whose configurables the files bind must have been imported, unless the files import them.
 
     Args:
-      gin_files: looked for along `search_path()`, read in order; a later binding overrides an earlier one.
+      gin_files: looked for along `gin_files.search_path()`, read in order; a later binding overrides an earlier one.
       gin_params: bindings such as "train.steps = 30", applied last.
       before_imports: called before the first module is imported, if any is; until it returns, bindings are in effect
         that need no import.
@@ -124,7 +88,6 @@ def load(
     _check_macros()
     _check_required(called_by_program)
     _check_values()
-    return Config(files=tuple(files), params=tuple(gin_params))
 
 
 def reset() -> None:
@@ -153,11 +116,7 @@ def settings(name: str) -> Callable[[type[_T]], type[_T]]:
 
 
 def check_settings() -> None:
-    """Constructs every class of settings, so that what is bound of each is checked and counts as used.
-
-    Raises:
-      UsageError: a value that the class refuses.
-    """
+    """Constructs every class of settings, so that what is bound of each is checked and counts as used."""
     for made in _settings:
         made()
 
@@ -234,7 +193,7 @@ def _bind(binding: Binding) -> None:
     try:
         gin.bind_parameter(key, replace_names(binding.value, functools.partial(_reference, binding)))
     except ValueError as error:
-        raise UsageError(f"{binding}: {clean_message(error)}") from None
+        raise UsageError(f"{binding}: {failures.unwrap(error)}") from None
     if key in loaded.bound:
         loaded.overridden.append((loaded.bound[key], binding.order))
     loaded.bound[key] = binding
@@ -278,8 +237,7 @@ def _constant(name: Name, binding: Binding) -> str | None:
 def _take_the_last_of_rivals() -> None:
     """Unbinds, of two parameters that say the same thing, the one that was bound first.
 
-    Raises:
-      UsageError: they stand in one file, or both in --gin_param, where nobody meant to override.
+    Where both stand in one file, or both in --gin_param, nobody meant to override: that is an error.
     """
     for selector, *arguments in _RIVALS:
         found = [loaded.bound[key] for arg in arguments if (key := ("", selector, arg)) in loaded.bound]
@@ -404,3 +362,48 @@ def overridden_targets() -> dict[str, int]:
 
 def short_name(selector: str) -> str:
     return str(internals().registry.minimal_selector(selector))
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+
+
+def missing_bindings(configurable: str, parameters: Sequence[str]) -> UsageError:
+    """What to tell of parameters that must be bound and are not."""
+    names = ", ".join(f"{configurable}.{parameter}" for parameter in parameters)
+    return UsageError(
+        f"required and not bound: {names}; bind it in a gin file "
+        f"or with --gin_param '{configurable}.{parameters[0]} = ...'"
+    )
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns what comes out of configurables that gin called into what the user did wrong.
+
+    Launcher's errors come out as they were raised, without gin's additions. A missing required binding, arguments that
+    do not fit a configurable's signature, and what the user's own Python raised become a UsageError. All else passes
+    unchanged.
+    """
+    try:
+        yield
+    except Exception as error:
+        problem = _as_usage_error(error)
+        if problem is error:
+            raise
+    else:
+        return
+    raise problem from problem.__cause__
+
+
+def _as_usage_error(error: Exception) -> Exception:
+    original = failures.unwrap(error)
+    if isinstance(original, LauncherError):
+        return original
+    required = re.match(r"Required bindings for `(.*)` not provided in config: \[(.*)\]$", str(original))
+    if isinstance(original, RuntimeError) and required:
+        return missing_bindings(required[1], re.findall(r"'(\w+)'", required[2]))
+    frames = traceback.extract_tb(original.__traceback__)
+    if isinstance(original, TypeError) and frames and frames[-1].filename == gin.config.__file__:
+        return UsageError(f"{original}: bind the parameter, or take the binding away")
+    problem = failures.explained(error)
+    return problem if isinstance(problem, Exception) else error

@@ -27,11 +27,7 @@ def search_path() -> tuple[str, ...]:
 
 
 def find_file(name: str, folders: Sequence[str] | None = None) -> str:
-    """Finds a gin file.
-
-    Args:
-      name: absolute, or relative to one of the folders.
-      folders: where to look, in order; None for `search_path()`.
+    """Finds a gin file by its name, absolute or relative to one of the folders; None for those of `search_path()`.
 
     Raises:
       UsageError: it is in none of them; the message offers the nearest name.
@@ -104,7 +100,7 @@ class Binding:
         return f"{self.where}: {self.name} = {self.value!r}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Import:
     """One `import module` or `from package import module`.
 
@@ -134,11 +130,7 @@ def replace_names(value: Any, replace: Callable[[Name], Any]) -> Any:
 def names_in(value: Any, sign: str = "@%") -> list[Name]:
     """The names of these signs that stand anywhere in a bound value."""
     found: list[Name] = []
-
-    def keep(name: Name) -> None:
-        found.append(name)
-
-    replace_names(value, keep)
+    replace_names(value, found.append)
     return [name for name in found if name.sign in sign]
 
 
@@ -161,22 +153,15 @@ def read_file(path: str, *, opened: list[str], including: tuple[str, ...] = ()) 
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"gin file {path} cannot be read: {error}") from None
     parser = internals().parser
+    folder = os.path.dirname(os.path.abspath(path))
+    folder = "" if Path(folder).is_relative_to(RECIPES) else folder
     statements: list[Binding | Import] = []
     for found in _parse(text, path):
         where = f"{path} line {found.location.line_num}"
         if isinstance(found, parser.BindingStatement):
             statements.append(_as_binding(found, where))
         elif isinstance(found, parser.ImportStatement):
-            folder = os.path.dirname(os.path.abspath(path))
-            statements.append(
-                Import(
-                    module=found.module,
-                    text=found.format(),
-                    where=where,
-                    folder="" if Path(folder).is_relative_to(RECIPES) else folder,
-                    statement=found,
-                )
-            )
+            statements.append(Import(found.module, found.format(), where, folder, found))
         elif isinstance(found, parser.IncludeStatement):
             try:
                 included = find_file(found.filename)

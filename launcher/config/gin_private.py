@@ -34,9 +34,5 @@ class Gin:
 
 @functools.cache
 def internals() -> Gin:
-    """The one `Gin` of the process.
-
-    Raises:
-      UsageError: the installed gin-config lacks one of them.
-    """
+    """The one `Gin` of the process; UsageError where the installed gin-config lacks something."""
     return Gin()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 
 import gin
@@ -25,14 +23,7 @@ from launcher.errors import UsageError, nearest
 
 
 def check_all_used(*, traced: bool = True) -> None:
-    """Refuses bindings that nothing has used; call it when everything has been built.
-
-    Args:
-      traced: as in `unused_bindings`.
-
-    Raises:
-      UsageError: naming each of `unused_bindings()`.
-    """
+    """Raises UsageError naming each of `unused_bindings`; for when everything has been built."""
     unused = unused_bindings(traced=traced)
     if unused:
         raise UsageError("bound but never used: " + "\n  ".join(unused if len(unused) == 1 else ["", *unused]))
@@ -103,22 +94,3 @@ def _instead_of(selector: str, used: set[Key]) -> str:
 def operative_config() -> str:
     """Every value that the calls so far were configured with, defaults too, as a gin file that `load` reads."""
     return str(gin.operative_config_str(max_line_length=110))
-
-
-def save_operative(path: str) -> None:
-    """Writes `operative_config()` to `path`, whole or not at all.
-
-    Raises:
-      OSError: the folder does not exist or is not writable.
-    """
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".config-", suffix=".gin")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"# What this run was configured with.\n\n{operative_config()}")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp lets nobody else read
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

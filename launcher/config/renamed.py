@@ -44,12 +44,7 @@ def notes(bindings: Sequence[Binding]) -> list[str]:
 
 
 def grouped(settings: Mapping[str, Any], groups: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """Keyword arguments for `train` in which those with old names are in the groups that they belong to.
-
-    Args:
-      settings: by name.
-      groups: what makes each group, by its name.
-    """
+    """Keyword arguments for `train` in which those with old names are in the groups; these say what makes each."""
     kept = {name: value for name, value in settings.items() if f"train.{name}" not in RENAMED}
     group_of = {make.__name__: name for name, make in groups.items()}
     for name in settings.keys() - kept.keys():

@@ -1,30 +1,25 @@
-"""Users' modules that gin files import, and users' errors: what their Python raised, as what they can do about it."""
+"""Users' modules that gin files import, and where a name might be that no module has."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
 import os
 import re
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import gin
 
 from launcher.config.gin_files import Import, defines
 from launcher.config.gin_private import internals
-from launcher.errors import LauncherError, UsageError, failures, user_code
+from launcher.errors import UsageError, user_code
 
 
 def import_module(wanted: Import, foreign: str | None = None) -> None:
     """Imports what a gin file imports.
 
     Args:
-      wanted: the statement.
       foreign: a folder whose modules are not run, whatever path leads to them; then no module is looked for beside the
         gin file. None where the gin file is the user's own.
 
@@ -88,50 +83,3 @@ def in_a_file(selector: str, gin_files: Sequence[str]) -> str:
                 return f": {path.name} defines it, without @gin.configurable; put that above it"
             return f": {path.name} defines it; add 'import {path.stem}' to the gin file"
     return ""
-
-
-def missing_bindings(configurable: str, parameters: Sequence[str]) -> UsageError:
-    """What to tell of parameters that must be bound and are not."""
-    names = ", ".join(f"{configurable}.{parameter}" for parameter in parameters)
-    return UsageError(
-        f"required and not bound: {names}; bind it in a gin file "
-        f"or with --gin_param '{configurable}.{parameters[0]} = ...'"
-    )
-
-
-@contextlib.contextmanager
-def usage_errors() -> Iterator[None]:
-    """Turns what comes out of configurables that gin called into what the user did wrong.
-
-    Launcher's errors come out as they were raised, without gin's additions. A missing required binding, arguments that
-    do not fit a configurable's signature, and what the user's own Python raised become a UsageError. All else passes
-    unchanged.
-    """
-    try:
-        yield
-    except Exception as error:
-        problem = _as_usage_error(error)
-        if problem is error:
-            raise
-    else:
-        return
-    raise problem from problem.__cause__
-
-
-def _as_usage_error(error: Exception) -> Exception:
-    original = failures.unwrap(error)
-    if isinstance(original, LauncherError):
-        return original
-    required = re.match(r"Required bindings for `(.*)` not provided in config: \[(.*)\]$", str(original))
-    if isinstance(original, RuntimeError) and required:
-        return missing_bindings(required[1], re.findall(r"'(\w+)'", required[2]))
-    frames = traceback.extract_tb(original.__traceback__)
-    if isinstance(original, TypeError) and frames and frames[-1].filename == gin.config.__file__:
-        return UsageError(f"{original}: bind the parameter, or take the binding away")
-    problem = failures.explained(error)
-    return problem if isinstance(problem, Exception) else error
-
-
-def clean_message(error: BaseException) -> str:
-    """The message as it was raised, without the lines that gin adds on its way through configurables."""
-    return str(failures.unwrap(error))

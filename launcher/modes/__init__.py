@@ -8,7 +8,6 @@ go with the mode, and `--dry_run` follow from both. Imports no TensorFlow: the s
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +19,29 @@ from absl import flags
 from launcher.errors import UsageError
 from launcher.model_dir import default_model_dir
 
+_DEFINERS: dict[str, Callable[..., object]] = {
+    "str": flags.DEFINE_string,
+    "int": flags.DEFINE_integer,
+    "float": flags.DEFINE_float,
+    "bool": flags.DEFINE_bool,
+    "tuple[str, ...]": flags.DEFINE_multi_string,
+}
 
-def flag(define: Callable[..., None], default: Any, says: str, **more: Any) -> Any:
-    """A field that is a flag of the same name: absl's function that defines it, its default, its text in --help."""
-    return dataclasses.field(
-        default=tuple(default) if isinstance(default, list) else default,
-        metadata={"define": functools.partial(define, default=default, **more), "help": says},
-    )
+
+def flag(says: str, default: Any = None, define: Callable[..., object] | None = None, **more: Any) -> Any:
+    """A field that is a flag of the same name: its text in --help, its default, and how absl defines it.
+
+    Args:
+      define: absl's function, where the field's type does not tell.
+      **more: what that function takes besides.
+    """
+    return dataclasses.field(default=default, metadata={"help": says, "define": define, "more": more})
+
+
+def _define(field: dataclasses.Field, says: str, values: flags.FlagValues) -> None:
+    define = field.metadata["define"] or _DEFINERS[str(field.type).removesuffix(" | None")]
+    default = [*field.default] if isinstance(field.default, tuple) else field.default
+    define(field.name, default=default, help=says, flag_values=values, **field.metadata["more"])
 
 
 def _define_mode(name: str, *, default: str, help: str, flag_values: flags.FlagValues) -> None:
@@ -39,41 +54,28 @@ class Request:
     """What the command line asks for: the flags that every mode accepts, in the order of --help."""
 
     gin_file: tuple[str, ...] = flag(
-        flags.DEFINE_multi_string,
-        [],
-        "Recipe; may repeat, later files override. Looked for in the working directory, then in gin_configs/.",
+        "Recipe; may repeat, later files override. Looked for in the working directory, then in gin_configs/.", ()
     )
-    gin_param: tuple[str, ...] = flag(
-        flags.DEFINE_multi_string, [], "One binding, such as 'train.steps = 30'; may repeat, overrides the files."
-    )
-    model_dir: str | None = flag(flags.DEFINE_string, None, "Where all that the run writes goes. Default: runs/RECIPE.")
-    mode: str = flag(_define_mode, "train_and_eval", "What to do")
+    gin_param: tuple[str, ...] = flag("One binding, such as 'train.steps = 30'; may repeat, overrides the files.", ())
+    model_dir: str | None = flag("Where all that the run writes goes. Default: runs/RECIPE.")
+    mode: str = flag("What to do", "train_and_eval", _define_mode)
     strategy: str | None = flag(
-        flags.DEFINE_enum,
-        None,
         "tf.distribute strategy. Default: the recipe's train.strategy, which is auto unless bound.",
+        define=flags.DEFINE_enum,
         enum_values=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
     )
     replicas: int | None = flag(
-        flags.DEFINE_integer,
-        None,
         "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores. "
-        "For --mode=export_step, those of the program; one by default.",
+        "For --mode=export_step, those of the program; one by default."
     )
-    tpu: str | None = flag(
-        flags.DEFINE_string, None, "Cloud TPU node name, grpc://host:port, or 'local' on the TPU VM itself."
-    )
-    seed: int | None = flag(flags.DEFINE_integer, None, "Base of all random numbers. Default: the recipe's.")
-    data_dir: str | None = flag(
-        flags.DEFINE_string, None, "Prepared data sets. Default: $TFDS_DATA_DIR, else ~/tensorflow_datasets."
-    )
-    deterministic: bool = flag(flags.DEFINE_bool, False, "Bitwise equal runs on one topology, at some cost in speed.")
+    tpu: str | None = flag("Cloud TPU node name, grpc://host:port, or 'local' on the TPU VM itself.")
+    seed: int | None = flag("Base of all random numbers. Default: the recipe's.")
+    data_dir: str | None = flag("Prepared data sets. Default: $TFDS_DATA_DIR, else ~/tensorflow_datasets.")
+    deterministic: bool = flag("Bitwise equal runs on one topology, at some cost in speed.", False)
     restore_from_chief: bool = flag(
-        flags.DEFINE_bool,
-        False,
-        "Only worker 0 needs --model_dir: it reads the checkpoint and the others get the values over the wire.",
+        "Only worker 0 needs --model_dir: it reads the checkpoint and the others get the values over the wire.", False
     )
-    dry_run: bool = flag(flags.DEFINE_bool, False, "Print the plan and stop; nothing is written.")
+    dry_run: bool = flag("Print the plan and stop; nothing is written.", False)
 
     @property
     def run_dir(self) -> str:
@@ -86,19 +88,13 @@ class TrainRequest(Request):
     """The flags of the modes that train."""
 
     profile_steps: str | None = flag(
-        flags.DEFINE_string,
-        None,
-        "a trace of these steps for TensorBoard's profiler, such as 10:20 for steps 10 to 20, of the chief.",
+        "a trace of these steps for TensorBoard's profiler, such as 10:20 for steps 10 to 20, of the chief."
     )
     metrics_port: int | None = flag(
-        flags.DEFINE_integer,
-        None,
-        "port of 127.0.0.1 at which worker 0 serves the newest numbers to Prometheus, as text at /metrics.",
+        "port of 127.0.0.1 at which worker 0 serves the newest numbers to Prometheus, as text at /metrics."
     )
     compile_cache: str | None = flag(
-        flags.DEFINE_string,
-        None,
-        "a folder for what XLA compiles with train.jit_compile, which the next start takes from there.",
+        "a folder for what XLA compiles with train.jit_compile, which the next start takes from there."
     )
 
 
@@ -107,16 +103,12 @@ class PredictRequest(Request):
     """The flags of `--mode=predict`."""
 
     input: str | None = flag(
-        flags.DEFINE_string,
-        None,
         "UTF-8 text, a line each; images: a folder, a pattern such as 'photos/*.jpg', or one file; or arrays: a .npy "
-        "file, or a .npz file whose keys are the model's inputs. Default: text on standard input.",
+        "file, or a .npz file whose keys are the model's inputs. Default: text on standard input."
     )
     output: str | None = flag(
-        flags.DEFINE_string,
-        None,
         "a line for each, JSON for images; for arrays a .npy or .npz file. It is there when it is whole. Default: "
-        "standard output.",
+        "standard output."
     )
 
 
@@ -124,9 +116,7 @@ class PredictRequest(Request):
 class ExportStepRequest(Request):
     """The flags of `--mode=export_step`."""
 
-    export_dir: str | None = flag(
-        flags.DEFINE_string, None, "where it goes. Default: MODEL_DIR/export or MODEL_DIR/export_step."
-    )
+    export_dir: str | None = flag("where it goes. Default: MODEL_DIR/export or MODEL_DIR/export_step.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,9 +124,9 @@ class ExportRequest(ExportStepRequest):
     """The flags of `--mode=export`."""
 
     export_format: str = flag(
-        flags.DEFINE_enum,
-        "saved_model",
         "what is written: a SavedModel, Keras's model.keras, or model.tflite by TensorFlow's own converter.",
+        "saved_model",
+        flags.DEFINE_enum,
         enum_values=["saved_model", "keras", "litert"],
     )
 
@@ -146,29 +136,21 @@ class PreflightRequest(Request):
     """The flags of `--mode=preflight`."""
 
     tpu_type: tuple[str, ...] = flag(
-        flags.DEFINE_multi_string,
-        [],
-        "accelerator types, such as v5litepod-256; several, also with commas, are compared.",
+        "accelerator types, such as v5litepod-256; several, also with commas, are compared.", ()
     )
     gpu_type: tuple[str, ...] = flag(
-        flags.DEFINE_multi_string,
-        [],
-        "NVIDIA GPUs, such as h100:8, or a100-80:8x8 for eight hosts of eight; several are compared as well.",
+        "NVIDIA GPUs, such as h100:8, or a100-80:8x8 for eight hosts of eight; several are compared as well.", ()
     )
     preflight_batch_sizes: tuple[str, ...] = flag(
-        flags.DEFINE_list, [], "global batch sizes to compare. Default: the recipe's own."
+        "global batch sizes to compare. Default: the recipe's own.", (), flags.DEFINE_list
     )
-    largest_batch: bool = flag(
-        flags.DEFINE_bool, False, "look for the largest global batch that fits: compile one after another."
-    )
+    largest_batch: bool = flag("look for the largest global batch that fits: compile one after another.", False)
     preflight_search: bool = flag(
-        flags.DEFINE_bool, False, "compile with each knob turned, too, not only until a step fits that does not."
+        "compile with each knob turned, too, not only until a step fits that does not.", False
     )
-    preflight_timeout: float = flag(flags.DEFINE_float, 3600.0, "seconds for one compilation.")
+    preflight_timeout: float = flag("seconds for one compilation.", 3600.0)
     preflight_cache: str | None = flag(
-        flags.DEFINE_string,
-        None,
-        "where compilations are kept. Default: launcher/preflight in $XDG_CACHE_HOME or ~/.cache.",
+        "where compilations are kept. Default: launcher/preflight in $XDG_CACHE_HOME or ~/.cache."
     )
 
 
@@ -176,9 +158,9 @@ class PreflightRequest(Request):
 class DoctorRequest(Request):
     """The flags of `--mode=doctor`."""
 
-    doctor_checks: tuple[str, ...] = flag(flags.DEFINE_list, [], "only these; --dry_run lists them. Default: all.")
-    doctor_wait: float = flag(flags.DEFINE_float, 30.0, "seconds to wait for the other workers' doctors.")
-    json: bool = flag(flags.DEFINE_bool, False, "print the report as JSON.")
+    doctor_checks: tuple[str, ...] = flag("only these; --dry_run lists them. Default: all.", (), flags.DEFINE_list)
+    doctor_wait: float = flag("seconds to wait for the other workers' doctors.", 30.0)
+    json: bool = flag("print the report as JSON.", False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,13 +168,12 @@ class CompareRequest(Request):
     """The flags of `--mode=compare`."""
 
     run: tuple[str, ...] = flag(
-        flags.DEFINE_multi_string,
-        [],
         "the folder of a run; may repeat, or the folders stand there without a flag. compare.html goes to --model_dir.",
+        (),
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Mode:
     """One row of the table.
 
@@ -228,40 +209,31 @@ class Mode:
         return {field.name: field for field in dataclasses.fields(self.request) if field.name not in common}
 
 
-_READS_FILES = dict.fromkeys(("strategy", "replicas", "tpu"), "reads files only; leave it out")
+_DEVICES = ("strategy", "replicas", "tpu")
+_READS_FILES = dict.fromkeys(_DEVICES, "reads files only; leave it out")
 
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode(name="train", purpose="trains", module="train", request=TrainRequest, trains=True),
-        Mode(name="eval", purpose="evaluates the newest checkpoint", module="train"),
+        Mode("train", "trains", request=TrainRequest, trains=True),
+        Mode("eval", "evaluates the newest checkpoint", module="train"),
+        Mode("train_and_eval", "trains and evaluates in turn", module="train", request=TrainRequest, trains=True),
         Mode(
-            name="train_and_eval",
-            purpose="trains and evaluates in turn",
-            module="train",
-            request=TrainRequest,
-            trains=True,
-        ),
-        Mode(
-            name="verify",
-            purpose="compares some steps on several topologies",
+            "verify",
+            "compares some steps on several topologies",
             refuses=dict.fromkeys(
-                ("strategy", "replicas", "tpu"),
-                "compares topologies of its own; bind them, such as --gin_param='verify.replicas = (2, 4)'",
+                _DEVICES, "compares topologies of its own; bind them, such as --gin_param='verify.replicas = (2, 4)'"
             ),
             shows_plan=True,
             starts_processes=True,
         ),
-        Mode(name="predict", purpose="answers lines, images or arrays", module="serve", request=PredictRequest),
+        Mode("predict", "answers lines, images or arrays", module="serve", request=PredictRequest),
         Mode(
-            name="export",
-            purpose="writes the model as a SavedModel, .keras or .tflite file",
-            module="serve",
-            request=ExportRequest,
+            "export", "writes the model as a SavedModel, .keras or .tflite file", module="serve", request=ExportRequest
         ),
         Mode(
-            name="export_step",
-            purpose="writes the training step of --replicas replicas as a program that JAX can run",
+            "export_step",
+            "writes the training step of --replicas replicas as a program that JAX can run",
             request=ExportStepRequest,
             refuses=dict.fromkeys(
                 ("strategy", "tpu"),
@@ -270,43 +242,41 @@ MODES: dict[str, Mode] = {
             shows_plan=True,
         ),
         Mode(
-            name="preflight",
-            purpose="compiles the training step for the devices of --tpu_type and --gpu_type, which need not be there",
+            "preflight",
+            "compiles the training step for the devices of --tpu_type and --gpu_type, which need not be there",
             request=PreflightRequest,
             refuses=dict.fromkeys(
-                ("strategy", "replicas", "tpu"),
-                "compiles for what --tpu_type and --gpu_type name, whatever this machine has; leave it out",
+                _DEVICES, "compiles for what --tpu_type and --gpu_type name, whatever this machine has; leave it out"
             ),
             shows_plan=True,
         ),
         Mode(
-            name="precision_report",
-            purpose="says what 16 bits do to the gradients and which loss scale fits",
+            "precision_report",
+            "says what 16 bits do to the gradients and which loss scale fits",
             refuses=dict.fromkeys(
-                ("strategy", "tpu"),
-                "runs on this machine; leave it out, and say on how many replicas with --replicas",
+                ("strategy", "tpu"), "runs on this machine; leave it out, and say on how many replicas with --replicas"
             ),
             shows_plan=True,
         ),
         Mode(
-            name="doctor",
-            purpose="examines this machine, also without a recipe",
+            "doctor",
+            "examines this machine, also without a recipe",
             request=DoctorRequest,
             needs_recipe=False,
             needs_tensorflow=False,
             shows_plan=True,
         ),
         Mode(
-            name="report",
-            purpose="writes report.html from what is in --model_dir",
+            "report",
+            "writes report.html from what is in --model_dir",
             refuses=_READS_FILES,
             needs_recipe=False,
             needs_tensorflow=False,
             shows_plan=True,
         ),
         Mode(
-            name="compare",
-            purpose="compares the runs in the folders that it is given",
+            "compare",
+            "compares the runs in the folders that it is given",
             request=CompareRequest,
             refuses=_READS_FILES,
             needs_recipe=False,
@@ -321,10 +291,10 @@ def define_flags() -> flags.FlagValues:
     """All flags, in the order of --help; apart from absl's global ones, where TensorFlow and TFDS put theirs."""
     values = flags.FlagValues()
     for field in dataclasses.fields(Request):
-        field.metadata["define"](field.name, help=field.metadata["help"], flag_values=values)
+        _define(field, field.metadata["help"], values)
     for name, readers in _readers().items():
-        about = readers[0].own_flags[name].metadata
-        about["define"](name, help=f"For {_named(readers)}: {about['help']}", flag_values=values)
+        field = readers[0].own_flags[name]
+        _define(field, f"For {_named(readers)}: {field.metadata['help']}", values)
     define_about(values)
     return values
 

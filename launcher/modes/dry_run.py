@@ -11,7 +11,7 @@ from launcher.modes import Request, commands
 from launcher.modes.plan import resolve
 from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
-from launcher.run import batch_norm, session, start_weights
+from launcher.run import layer_settings, session, start_weights
 from launcher.run.description import describe
 from launcher.run.plan import RunPlan
 from launcher.step_program import lowering
@@ -31,7 +31,7 @@ def show(resolved: RunPlan, request: Request) -> int:
     """Shows a plan for --dry_run, having built the model to check it; returns the exit code."""
     notes: list[str] = []
     model = session.build_model(resolved, notes.append)
-    batch_norm.check(model, resolved)
+    layer_settings.check_batch_norm(model, resolved)
     session.build_optimizer(resolved)
     if resolved.recipe.start.path is not None:
         notes.append(start_weights.read(resolved.recipe.start, model, None).note)
@@ -58,7 +58,7 @@ def _slice_for(resolved: RunPlan, model: keras.Model, replicas: int | None) -> S
     slices = [where for where in SLICES.values() if where.chip is V5E and replicas in (None, where.num_replicas)]
     for where in sorted(slices, key=lambda where: -where.num_replicas):
         try:
-            batch_norm.check(model, lowering.for_replicas(resolved, where.num_replicas))
+            layer_settings.check_batch_norm(model, lowering.for_replicas(resolved, where.num_replicas))
         except UsageError:
             continue
         return where

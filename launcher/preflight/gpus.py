@@ -23,12 +23,12 @@ from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
 from launcher.preflight.targets import Target
 from launcher.reporting.units import amount, plural
-from launcher.run import batch_norm
+from launcher.run import layer_settings
 from launcher.run.plan import RunPlan
 
 _MOST_HOSTS = 1024
 _JIT = "train.jit_compile = True"
-_LOCAL = f"; with batch normalisation, --gin_param=\"{batch_norm.BINDING} = 'local'\", too"
+_LOCAL = f"; with batch normalisation, --gin_param=\"{layer_settings.BATCH_NORM} = 'local'\", too"
 
 # What TensorFlow leaves of a GPU to everything but its own tensors, by the major compute capability.
 _SYSTEM_MIB = {7: 1050, 8: 1536}
@@ -101,7 +101,7 @@ class GpuMachines(Target):
                 "nothing can be told of this run, as train.jit_compile is off: on GPUs TensorFlow runs it kernel by "
                 "kernel, keeps what XLA would not, and no compiler sees the whole. For figures of the run with XLA, or "
                 f'of the program of --mode=export_step, which is always compiled, add --gin_param="{_JIT}"'
-                + (_LOCAL if plan.num_parts > 1 and batch_norm.is_global(plan.recipe) else "")
+                + (_LOCAL if plan.num_parts > 1 and layer_settings.is_global(plan.recipe) else "")
             )
 
     def configure(self) -> None:

@@ -21,7 +21,7 @@ from launcher.preflight.hbm import HbmUse
 from launcher.preflight.hlo import Module
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
-from launcher.run import computed, loading, rematerialization
+from launcher.run import layer_settings, loading
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.step import flops
@@ -247,12 +247,12 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
         group_sizes=tuple(sorted(groups)),
-        keeps_activations=not all(layer.rematerialize for layer in rematerialization.layers_of(model)),
+        keeps_activations=not all(layer.rematerialize for layer in layer_settings.rematerializing(model)),
         tokens_per_example=None if weight == 1 else weight,
         notes=(*session.notes, *task.notes(model, resolved.strategy.accelerator), *lowered.notes),
         shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),
         kind=f"{model.name}{image}",
-        computed=computed.describe(resolved, model),
+        computed=layer_settings.describe(resolved, model),
         flops=flops.count(lowered.graph, loops),
     )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from launcher.config import gin_used
 from launcher.machine import compile_cache
+from launcher.reporting import run_folder, strict_json
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
 from launcher.step.flops import Flops
@@ -156,11 +157,7 @@ class DrillFault(Action):
 class MeasureFlops(Action):
     """Adds to log events the FLOP/s of the matrix products of all replicas, and the MFU where a device's peak is known.
 
-    Of what is computed again, the FLOP/s have all, the MFU nothing.
-
-    Args:
-        trainer: of the run.
-        peak: 16-bit FLOP/s of one replica's device, or None.
+    Of what is computed again, the FLOP/s have all, the MFU nothing. `peak`: 16-bit FLOP/s of one replica's device.
     """
 
     def __init__(self, trainer: Trainer, peak: float | None):
@@ -211,7 +208,8 @@ class SaveConfig(Action):
 
     def after_first_step(self) -> None:
         try:
-            gin_used.save_operative(os.path.join(self._model_dir, "config.gin"))
+            text = f"# What this run was configured with.\n\n{gin_used.operative_config()}"
+            strict_json.replace_file(Path(self._model_dir, run_folder.CONFIG), text)
         except OSError as error:
             self._note(
                 f"Could not write config.gin in {self._model_dir}: {error.strerror or error}. Training goes on without."

@@ -20,7 +20,7 @@ from launcher.run.actions import Action, Event
 from launcher.run.early_stopping import is_better
 from launcher.run.loop import Loop
 from launcher.run.session import Session
-from launcher.run.skipped_steps import SkippedSteps
+from launcher.run.spikes import SkippedSteps
 from launcher.run.starting_point import EVALUATION_DUE, LEFT_OUT
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
@@ -39,10 +39,6 @@ class Controller:
     """Trains to the last step, or evaluates once.
 
     Args:
-      session: the inner loops, the data and the plan with its cadence.
-      saver: where checkpoints go.
-      reporter: where events go.
-      stopwatch: splits the wall time into phases.
       evaluate: whether to evaluate while training and at the end.
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between two loops on the device.
@@ -64,27 +60,19 @@ class Controller:
         stop_requested: Callable[[], bool] = lambda: False,
         evaluation_due: bool = False,
     ):
-        plan = session.plan
-        self._trainer = session.trainer
-        self._evaluator = session.evaluator
-        self._data = plan.data
-        self._recipe = plan.recipe
-        self._total_steps = plan.total_steps
-        self._saver = saver
-        self._reporter = reporter
-        self._stopwatch = stopwatch
+        plan, recipe = session.plan, session.plan.recipe
+        self._trainer, self._evaluator = session.trainer, session.evaluator
+        self._data, self._recipe, self._total_steps = plan.data, recipe, plan.total_steps
+        self._saver, self._reporter, self._stopwatch = saver, reporter, stopwatch
         self._evaluates = evaluate and bool(plan.data.num_eval_examples)
         self._diagnosis = Diagnosis(session.trainer, plan.data)
-        skipped = SkippedSteps(
-            session.trainer,
-            self._diagnosis,
-            most_at_floor=plan.recipe.max_skips_at_floor,
-            note=reporter.note,
+        self._actions = (
+            *actions,
+            SkippedSteps(session.trainer, self._diagnosis, most_at_floor=recipe.max_skips_at_floor, note=reporter.note),
         )
-        self._actions = (*actions, skipped)
         self._stop_requested = stop_requested
         self._evaluation_due = evaluation_due
-        self._loop = Loop(self._recipe.steps_per_loop)
+        self._loop = Loop(recipe.steps_per_loop)
         self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
         self._pending_since = 0.0
@@ -118,11 +106,11 @@ class Controller:
             traced = self._trainer.trace(self._batches)
             named = self._recipe.task.result_names
             names = {"loss", *(traced if named is None else named), *self._evaluator.extra_metrics}
-        wanted: dict[str, str | None] = {"train.best_metric": self._recipe.best_metric}
-        if self._recipe.early_stopping is not None:
+        wanted = {"train.best_metric": self._recipe.best_metric}
+        if self._recipe.early_stopping is not None and self._recipe.early_stopping.metric is not None:
             wanted["EarlyStopping.metric"] = self._recipe.early_stopping.metric
         for binding, name in wanted.items():
-            if name is not None and name not in names:
+            if name not in names:
                 raise UsageError(f"{binding} = {name!r} is not a metric of this task{advice(name, names)}")
 
     def train(self) -> None:
@@ -154,10 +142,9 @@ class Controller:
             self._saver.close()
 
     def leave(self, seconds: float) -> str | None:
-        """Answers a request to stop in the place of a `train` that does not come to it; for another thread to call.
+        """Answers a request to stop, `seconds` after it, in the place of a `train` that does not come to it.
 
-        Args:
-          seconds: since the request.
+        For another thread to call.
 
         Returns:
           What to say; the process may end now. None: not yet.
@@ -300,12 +287,8 @@ class Controller:
 
     def _steps_until_next_event(self, step: int) -> int:
         recipe = self._recipe
-        cadences = [recipe.log_every]
-        if self._evaluates and recipe.evaluate_every:
-            cadences.append(recipe.evaluate_every)
-        if recipe.checkpoint_every:
-            cadences.append(recipe.checkpoint_every)
-        until_event = [every - step % every for every in cadences]
+        cadences = (recipe.log_every, recipe.evaluate_every if self._evaluates else 0, recipe.checkpoint_every)
+        until_event = [every - step % every for every in cadences if every]
         until_event += [due for action in self._actions if (due := action.steps_until_due(step)) is not None]
         return min(*until_event, self._loop.steps, self._total_steps - step)
 
@@ -348,13 +331,11 @@ class Controller:
 
     def _new_best(self, event: Event) -> Best | None:
         """The best so far, if this evaluation makes it so."""
-        name = self._recipe.best_metric
-        found, best = Best(step=event["step"], metric=name, value=float(event[name])), self._saver.best
-        if not math.isfinite(found.value):
+        name, best = self._recipe.best_metric, self._saver.best
+        found = Best(step=event["step"], metric=name, value=float(event[name]))
+        if best is not None and best.metric == name and not is_better(name, found.value, best.value):
             return None
-        if best is None or best.metric != name:
-            return found
-        return found if is_better(name, found.value, best.value) else None
+        return found if math.isfinite(found.value) else None
 
     def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
         with self._lock, self._phase("checkpoint"):
@@ -416,12 +397,14 @@ def summarise(parts: list[StepRecords], task: Task) -> Event:
         name: folded(name, np.concatenate([part.metrics[name] for part in parts])[finite]) for name in parts[0].metrics
     }
     loss = float(column("loss")[finite].sum())
-    event: Event = {"loss": loss / weight if weight else math.nan, **metric_results(task, sums, weight)}
-    event["learning_rate"] = float(column("learning_rate")[-1])
-    event["gradient_norm"] = float(column("gradient_norm")[-1])
-    event["steps"] = len(finite)
-    event["input_wait_seconds"] = float(column("input_wait_seconds").sum())
-    return event
+    return {
+        "loss": loss / weight if weight else math.nan,
+        **metric_results(task, sums, weight),
+        "learning_rate": float(column("learning_rate")[-1]),
+        "gradient_norm": float(column("gradient_norm")[-1]),
+        "steps": len(finite),
+        "input_wait_seconds": float(column("input_wait_seconds").sum()),
+    }
 
 
 def _due(step: int, every: int) -> bool:

@@ -12,7 +12,7 @@ import keras
 
 from launcher.config import gin_bindings
 from launcher.reporting.run_folder import LOW_IS_BEST, Change, RunRecord
-from launcher.run import computed
+from launcher.run import layer_settings
 from launcher.run.plan import RunPlan
 from launcher.step import freezing, layer_policies, wire_error
 from launcher.step.moving_statistics import is_moving
@@ -39,7 +39,7 @@ def describe(
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
     if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = layer_policies.describe(overrides)
-    lines |= computed.describe(resolved, model)
+    lines |= layer_settings.describe(resolved, model)
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import gin
 import numpy as np
 
-from launcher.errors import UsageError
+from launcher.config.bound_types import check_least
 from launcher.reporting.run_folder import LOW_IS_BEST
 from launcher.run.actions import Action, Event
 
@@ -41,19 +41,14 @@ class EarlyStopping:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise UsageError(f"EarlyStopping.patience = {self.patience}: must be 1 or more")
-        if not self.min_delta >= 0:
-            raise UsageError(f"EarlyStopping.min_delta = {self.min_delta}: must be 0 or more")
+        check_least("EarlyStopping", self, patience=1, min_delta=0)
 
 
 class StopEarly(Action):
     """Counts evaluations without a better value; they are of reduced values, so all workers stop at the same step.
 
     Args:
-      rule: when to stop.
       metric: that is judged, where the rule names none.
-      total_steps: of the run.
       state: of an earlier attempt, as `state` gave it.
     """
 
@@ -91,11 +86,6 @@ class StopEarly(Action):
         )
 
     def state(self) -> dict[str, np.ndarray]:
-        record = {
-            "metric": self._metric,
-            "step": self._step,
-            "best_step": self._best_step,
-            "best": self._best,
-            "worse": self._worse,
-        }
-        return {_STATE: np.frombuffer(json.dumps(record).encode(), np.uint8)}
+        seen = {"step": self._step, "best_step": self._best_step, "best": self._best, "worse": self._worse}
+        record = json.dumps({"metric": self._metric, **seen})
+        return {_STATE: np.frombuffer(record.encode(), np.uint8)}

@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
-from launcher.data.pipeline import Batch, Data, Shard
+from launcher.data.pipeline import Batch, Shard
 from launcher.errors import UsageError
 from launcher.machine.as_written import call_converted
 from launcher.run.loop import Loop
+from launcher.run.plan import RunPlan
 from launcher.step import gradients, summation
 from launcher.tasks import loss_pieces as pieces
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results
@@ -24,49 +25,26 @@ class Evaluator:
 
     Args:
       strategy: where replicas live.
-      task: model, data and loss.
       model: the model being trained.
-      data: the task's data, opened once.
-      global_batch_size: examples of one evaluation batch over all replicas.
-      jit_compile: compile the replica-local forward pass with XLA.
-      loss_pieces: whether a loss over a vocabulary is computed in pieces.
+      plan: of the run, with its task, data and evaluation batch size.
     """
 
-    def __init__(
-        self,
-        *,
-        strategy: tf.distribute.Strategy,
-        task: Task,
-        model: keras.Model,
-        data: Data,
-        global_batch_size: int,
-        jit_compile: bool = False,
-        loss_pieces: pieces.LossPieces = pieces.WHOLE,
-    ):
-        self._strategy = strategy
-        self._task = task
-        self._model = model
-        self._data = data
-        self._global_batch_size = global_batch_size
-        self._loss_pieces = loss_pieces
+    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan):
+        self._strategy, self._model = strategy, model
+        self._task: Task = plan.recipe.task
+        self._data = plan.data
+        self._global_batch_size = plan.eval_batch_size
+        self._loss_pieces = plan.loss_pieces
         self._metric_names: tuple[str, ...] = ()
         self._metric_sizes: list[int] = []
-        self._forward = tf.function(self._sums, jit_compile=True, autograph=False) if jit_compile else self._sums
+        self._forward = _compiled(self._sums, plan)
         self._run_batches = summation.in_order(self._run_batches_in_graph, strategy)
         self._batches: tf.distribute.DistributedDataset | None = None
         self._loop = Loop()
         self.notes: list[str] = []
         self._samples: Sequence[tuple[str, str, str]] = ()
         self._sample_batch: Batch | None = None
-        self._decoding: DecodingEvaluator | None = None
-        if isinstance(task, Decodes):
-            self._decoding = DecodingEvaluator(
-                strategy=strategy,
-                task=task,
-                model=model,
-                global_batch_size=global_batch_size,
-                jit_compile=jit_compile,
-            )
+        self._decoding = DecodingEvaluator(strategy, model, plan) if isinstance(self._task, Decodes) else None
 
     @property
     def extra_metrics(self) -> tuple[str, ...]:
@@ -148,30 +126,13 @@ class Evaluator:
 
 
 class DecodingEvaluator:
-    """Evaluates what the model writes: each replica decodes its own examples, every worker scores all outputs.
+    """Evaluates what the model writes: each replica decodes its own examples, every worker scores all outputs."""
 
-    Args:
-      strategy: where replicas live.
-      task: what is decoded and how it is judged.
-      model: the model being trained.
-      global_batch_size: examples of one batch over all replicas.
-      jit_compile: compile what each replica does with XLA.
-    """
-
-    def __init__(
-        self,
-        *,
-        strategy: tf.distribute.Strategy,
-        task: Decodes,
-        model: keras.Model,
-        global_batch_size: int,
-        jit_compile: bool = False,
-    ):
-        self._strategy = strategy
-        self._task = task
-        self._model = model
-        self._global_batch_size = global_batch_size
-        self._generate = tf.function(self._outputs, jit_compile=True, autograph=False) if jit_compile else self._outputs
+    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan):
+        self._strategy, self._model = strategy, model
+        self._task: Decodes = plan.recipe.task
+        self._global_batch_size = plan.eval_batch_size
+        self._generate = _compiled(self._outputs, plan)
         self._run_batch = tf.function(self._run_batch_in_graph, autograph=False)
         self._batches: tf.distribute.DistributedDataset | None = None
 
@@ -203,3 +164,8 @@ class DecodingEvaluator:
 
     def _outputs(self, batch: Batch) -> tf.Tensor:
         return call_converted(self._task.generate, self._model, batch)
+
+
+def _compiled(on_replica: Callable[[Batch], tf.Tensor], plan: RunPlan) -> Callable[[Batch], tf.Tensor]:
+    """What one replica does, compiled with XLA where the plan says so."""
+    return tf.function(on_replica, jit_compile=True, autograph=False) if plan.jit_compile else on_replica

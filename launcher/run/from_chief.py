@@ -23,7 +23,6 @@ class FromChief:
 
     Args:
       strategy: whose replica 0 is the chief's.
-      is_chief: which side this process is on.
       chunk_bytes: size of one collective, a multiple of 4; a bound on the memory it takes besides the arrays.
     """
 
@@ -35,10 +34,11 @@ class FromChief:
 
     def message(self, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the chief's `content` everywhere: a small record that JSON can hold."""
-        text = np.frombuffer(json.dumps(content).encode(), np.uint8) if self._is_chief else np.zeros(0, np.uint8)
+        text = np.frombuffer(json.dumps(content).encode(), np.uint8)
         size = np.array([text.nbytes], np.int64)
         self._send([size])
-        text = text if self._is_chief else np.zeros(size[0], np.uint8)
+        if not self._is_chief:
+            text = np.zeros(size[0], np.uint8)
         self._send([text])
         return dict(json.loads(text.tobytes()))
 
@@ -51,12 +51,12 @@ class FromChief:
           specs: shape and name of the dtype of every array, by name; the same on all workers.
           state: the arrays, on the chief.
         """
-        if state is not None and self._is_chief:
-            arrays = {name: np.ascontiguousarray(state[name]).reshape(size) for name, (size, _) in specs.items()}
-        else:
-            arrays = {
-                name: np.zeros(size, tf.dtypes.as_dtype(dtype).as_numpy_dtype) for name, (size, dtype) in specs.items()
-            }
+        arrays = {
+            name: np.ascontiguousarray(state[name]).reshape(size)
+            if state is not None and self._is_chief
+            else np.zeros(size, tf.dtypes.as_dtype(dtype).as_numpy_dtype)
+            for name, (size, dtype) in specs.items()
+        }
         self._send([array.reshape(-1).view(np.uint8) for array in arrays.values()])
         return arrays
 

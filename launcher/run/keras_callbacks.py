@@ -6,6 +6,7 @@ counting after a restart. An epoch's metrics are those of all its steps, whereve
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import json
@@ -21,8 +22,8 @@ from launcher.errors import UsageError
 from launcher.run.actions import Action, Event, Phase
 from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
-from launcher.step.trainer import StepRecords, Trainer
-from launcher.tasks.base import Task, folded, metric_results
+from launcher.step.trainer import StepRecords
+from launcher.tasks.base import folded, metric_results
 from launcher.tasks.callbacks import answers
 
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -30,41 +31,37 @@ _STATE, _KIND = "callbacks", "kind of callback"
 
 
 class KerasCallbacks(Action):
-    """Calls callbacks of Keras at a run's events.
+    """Calls callbacks of Keras at a run's events; they may read and set the trainer's model and optimizer.
 
     Args:
       callbacks: those of the run, checked.
-      trainer: whose model and optimizer they may read and set.
-      task: which makes metrics from sums.
-      steps_per_epoch, total_steps: of the run.
+      an_epoch: steps of an epoch.
+      start: where the run goes on from, with their state in an earlier attempt.
       is_chief: whether this worker writes files.
-      state: of an earlier attempt, as `state` gave it.
     """
 
     def __init__(
         self,
         callbacks: Sequence[keras.callbacks.Callback],
+        session: Session,
+        start: StartingPoint,
         *,
-        trainer: Trainer,
-        task: Task,
-        steps_per_epoch: int,
-        total_steps: int,
+        an_epoch: int,
         is_chief: bool,
-        state: Mapping[str, np.ndarray],
     ):
         self._callbacks = [one for one in callbacks if is_chief or not isinstance(one, keras.callbacks.CSVLogger)]
-        self._trainer, self._task = trainer, task
-        self._an_epoch, self._total = steps_per_epoch, total_steps
+        self._trainer, self._task = session.trainer, session.plan.recipe.task
+        self._an_epoch, self._total = an_epoch, session.plan.total_steps
         self._every_step = any(answers(callback, hook) for callback in callbacks for hook in _HOOKS)
         self._begun = False
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}
-        self._earlier = state.get(_STATE)
+        self._earlier = start.host.get(_STATE)
         self._has_ended = False
         for callback in self._callbacks:
-            callback.set_params({"epochs": -(-total_steps // steps_per_epoch), "steps": steps_per_epoch, "verbose": 0})
-            callback.set_model(trainer.model)
-        trainer.model.stop_training = False
+            callback.set_params({"epochs": -(-self._total // an_epoch), "steps": an_epoch, "verbose": 0})
+            callback.set_model(self._trainer.model)
+        self._trainer.model.stop_training = False
         self._restore()
 
     @classmethod
@@ -76,15 +73,7 @@ class KerasCallbacks(Action):
         an_epoch = steps_per_epoch(plan.data, plan.recipe.global_batch_size)
         if an_epoch is None:
             raise UsageError("callbacks need data whose epochs are whole numbers of steps, and these have none")
-        return cls(
-            found,
-            trainer=session.trainer,
-            task=plan.recipe.task,
-            steps_per_epoch=an_epoch,
-            total_steps=plan.total_steps,
-            is_chief=is_chief,
-            state=start.host,
-        )
+        return cls(found, session, start, an_epoch=an_epoch, is_chief=is_chief)
 
     def begins(self, phase: str, step: int) -> None:
         if phase == "evaluate":
@@ -193,15 +182,12 @@ def _packed(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
             return {"function": [value.__module__, value.__qualname__]}
         raise TypeError(type(value).__name__)
 
-    kept = []
+    kept: list[dict[str, Any]] = []
     for record in records:
-        found = {}
+        kept.append({})
         for name, value in record.items():
-            try:
-                found[name] = plain(value)
-            except TypeError:  # a model, a function, an open file: of this process
-                continue
-        kept.append(found)
+            with contextlib.suppress(TypeError):  # a model, a function, an open file: of this process
+                kept[-1][name] = plain(value)
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, text=np.frombuffer(json.dumps(kept).encode(), np.uint8), **arrays)
     return np.frombuffer(file.getvalue(), np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -42,8 +43,6 @@ def pair(
     those around them, of which one side may have more, as when a model has become a part of another.
 
     Args:
-      mine: the model's layers.
-      theirs: the stored ones.
       exempt: layers of either side that may be without a counterpart, and do not count in an order.
 
     Returns:
@@ -76,12 +75,9 @@ def pair(
 
 def _in_order(layers: Sequence[Layer], base: str) -> list[Layer]:
     """Those whose name is counted up from the base, by their number."""
-    found = [
-        (re.fullmatch(rf"{re.escape(base)}(?:_(\d+))?", layer.chain[-1]), layer) for layer in layers if layer.chain
-    ]
-    return [
-        layer for match, layer in sorted(((int(m[1] or 0), one) for m, one in found if m), key=lambda pair: pair[0])
-    ]
+    counted = re.compile(rf"{re.escape(base)}(?:_(\d+))?")
+    found = [(int(match[1] or 0), one) for one in layers if one.chain and (match := counted.fullmatch(one.chain[-1]))]
+    return [layer for _, layer in sorted(found, key=operator.itemgetter(0))]
 
 
 def _part_of_another(mine: Sequence[Chain], theirs: Sequence[Chain]) -> Iterator[tuple[Chain, Chain]]:

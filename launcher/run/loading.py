@@ -44,10 +44,6 @@ def import_builtins() -> None:
 def load(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports: Callable[[], None]) -> Recipe:
     """The recipe that the gin files and bindings make, or that the first `launcher.fit` of a program makes with them.
 
-    Args:
-      gin_files, gin_params: as the flags of these names.
-      before_imports: as in `config.load`.
-
     Raises:
       UsageError: they contradict themselves or each other.
     """
@@ -87,7 +83,9 @@ class Machine:
     """The devices that the flags (None: not given) and this machine allow, set up at most once, and plans on them.
 
     Attributes:
-      environ, strategy, replicas, tpu, seed, deterministic, on: as in `plan.resolve`.
+      environ: the process's environment variables.
+      on: devices that have been decided on elsewhere, such as those of a slice that is only compiled for; then neither
+        this machine's devices nor the flags on them matter.
       connect: whether a session will be built from the plan; else no peer and no TPU is connected to, and a TPU need
         not be there.
       made: the strategy, once it has been made.
@@ -113,9 +111,6 @@ class Machine:
         TensorFlow's devices cannot be set up after its first operation, which a module may run where it is imported. So
         they are before the first line of a module that the gin files import, or of a program. Without either this is
         left to `session.build`, so that all that is wrong with a recipe is said before peers are waited for.
-
-        Args:
-          gin_files, gin_params: the recipe, as the flags of these names.
 
         Raises:
           UsageError: the recipe, the flags or the environment are wrong, or devices are missing.
@@ -150,7 +145,7 @@ class Machine:
                 "no import, and let no module change the environment"
             )
         resolved = plan.resolve(
-            recipe, environ=self.environ, seed=self.seed, deterministic=self.deterministic, on=devices
+            recipe, devices, self._cluster, environ=self.environ, seed=self.seed, deterministic=self.deterministic
         )
         return dataclasses.replace(resolved, made=self.made)
 

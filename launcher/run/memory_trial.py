@@ -42,12 +42,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 class Setting(NamedTuple):
-    """Values of the bindings that a recipe leaves to 'auto'; None for those that it does not.
-
-    Attributes:
-      rematerialize: as `train.rematerialize`.
-      microbatches: as `train.microbatches`.
-    """
+    """Values of the bindings of `train` that a recipe leaves to 'auto'; None for those that it does not."""
 
     rematerialize: bool | None = None
     microbatches: int | None = None
@@ -77,14 +72,7 @@ def is_open(plan: RunPlan) -> bool:
 
 
 def settled(plan: RunPlan, setting: Setting, before: Sequence[Setting], failed: str) -> RunPlan:
-    """The plan with a setting, and why it is this one.
-
-    Args:
-      plan: of any.
-      setting: what fits.
-      before: what does not, and costs less.
-      failed: what is said of those, such as "ran out of memory".
-    """
+    """The plan with a setting, and why it is this one: of those `before` it is said that they `failed`."""
     fewer = ", ".join(str(one.microbatches) for one in before if one.rematerialize == setting.rematerialize)
     if setting.microbatches is not None:
         why = f"auto: {fewer} {failed}" if fewer else "auto: they need no more"
@@ -103,7 +91,6 @@ def decide(
 
     Args:
       plan: of a recipe that `is_open`; nothing has been built on its devices yet.
-      gin_files, gin_params: what it was made of.
       say: is told what is tried.
 
     Raises:
@@ -134,20 +121,19 @@ def decide(
             found = setting
             break
     plan, found = _enough_for_all(plan, found)
+    tried = settings(plan)
     if found is None:
-        raise _nothing_fits(plan)
-    before = settings(plan)
-    return settled(plan, found, before[: before.index(found)], "ran out of memory")
+        raise _nothing_fits(plan, tried[-1])
+    return settled(plan, found, tried[: tried.index(found)], "ran out of memory")
 
 
-def _nothing_fits(plan: RunPlan) -> UsageError:
-    last, devices = settings(plan)[-1], ", ".join(plan.strategy.devices)
+def _nothing_fits(plan: RunPlan, last: Setting) -> UsageError:
     if last.microbatches is None:
         what, more = "even with train.rematerialize = True, the step does not fit", "; bind train.microbatches = 'auto'"
     else:
         what, more = f"not even {last.microbatches} microbatches of one example fit", ""
         what += " with train.rematerialize = True" if last.rematerialize else ""
-    size = plan.recipe.global_batch_size
+    size, devices = plan.recipe.global_batch_size, ", ".join(plan.strategy.devices)
     return UsageError(f"train.global_batch_size = {size}: {what} in the memory of {devices}{more}")
 
 
@@ -183,10 +169,7 @@ def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setti
     """The least that is enough for each worker, and the plan with the strategy that was made to learn it.
 
     Each value by itself: a worker that needs rematerialisation may do with fewer microbatches than one that does not.
-
-    Args:
-      plan: of this worker.
-      mine: what it needs; None where nothing is enough.
+    Where nothing is enough, here or for all, it is None.
     """
     if plan.cluster.num_workers == 1:
         return plan, mine

@@ -24,20 +24,15 @@ class RunPlan:
     """Everything that is decided before the first variable exists.
 
     Attributes:
-      recipe: what the gin files say.
       data: the task's data, opened once.
-      cluster, strategy: who trains, and on what.
       policy, policy_why: dtype policy, and the reason it was chosen.
-      loss_scale: see `launcher.step.precision`.
       wire_dtype: dtype gradients are reduced in.
-      total_steps: length of the run.
       eval_batch_size: examples of one evaluation batch over all replicas.
       seed: base of all random numbers.
       deterministic: whether two runs on one topology must be bitwise equal.
       microbatches: parts each replica's batch is split in.
       microbatches_why: reason for their number, where the recipe leaves it open; else "".
       rematerialize: whether layers that can compute their activations again do so; None for the model's own setting.
-      rematerialize_why: reason for it.
       stands_for: how many workers each one does the work of, in as many times the recipe's microbatches.
       made: the strategy, where it had to be made before the recipe's own modules were imported; else None.
     """
@@ -93,24 +88,21 @@ class RunPlan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know before the run: of the devices, and of dtypes that lose or gain nothing."""
-        warning = wire_error.warning(self.wire_dtype.name, self.strategy.num_replicas)
-        return (*self.strategy.notes, *([warning] if warning else []), *self._tpu_notes(), *self._elastic_notes())
-
-    def _tpu_notes(self) -> list[str]:
-        if self.strategy.accelerator != "tpu" or self.policy == "mixed_bfloat16":
-            return []
-        return [
-            f"{self.policy}: a TPU's matrix units multiply in bfloat16; train.precision = 'mixed_bfloat16' is for it"
-        ]
-
-    def _elastic_notes(self) -> list[str]:
-        if self.stands_for == 1:
-            return []
-        workers = self.cluster.num_workers
-        return [
-            f"{workers} of {workers * self.stands_for} workers are there: {self.stands_for} times the microbatches of "
-            f"train.microbatches = {self.microbatches // self.stands_for}, for the same global batch"
-        ]
+        notes = [*self.strategy.notes]
+        if warning := wire_error.warning(self.wire_dtype.name, self.strategy.num_replicas):
+            notes.append(warning)
+        if self.strategy.accelerator == "tpu" and self.policy != "mixed_bfloat16":
+            notes.append(
+                f"{self.policy}: a TPU's matrix units multiply in bfloat16; train.precision = 'mixed_bfloat16' is for "
+                "it"
+            )
+        if self.stands_for > 1:
+            workers = self.cluster.num_workers
+            notes.append(
+                f"{workers} of {workers * self.stands_for} workers are there: {self.stands_for} times the microbatches "
+                f"of train.microbatches = {self.microbatches // self.stands_for}, for the same global batch"
+            )
+        return tuple(notes)
 
     def describe(self) -> dict[str, str]:
         """The plan as a person reads it."""
@@ -140,28 +132,18 @@ class RunPlan:
 
 def resolve(
     recipe: Recipe,
+    devices: strategy_lib.StrategyPlan,
+    cluster: cluster_lib.Cluster,
     *,
     environ: Mapping[str, str],
-    strategy: str | None = None,
-    replicas: int | None = None,
-    tpu: str | None = None,
     seed: int | None = None,
     deterministic: bool = False,
-    on: strategy_lib.StrategyPlan | None = None,
 ) -> RunPlan:
-    """Puts the recipe, the flags (None: not given) and the machine together.
-
-    Args:
-      recipe: what the gin files say.
-      environ: the process's environment variables.
-      strategy, replicas, tpu, seed, deterministic: as the flags of these names.
-      on: devices that have been decided on elsewhere, such as those of a slice that is only compiled for; then neither
-        this machine's devices nor the flags on them matter.
+    """Puts the recipe, the flags (None: not given) and the devices together; see `loading.Machine.plan_of`.
 
     Raises:
-      UsageError: the environment contradicts itself, devices are missing, or the batch cannot be split.
+      UsageError: the environment contradicts itself, or the batch cannot be split.
     """
-    cluster = cluster_lib.resolve(environ)
     stands_for = elastic.microbatch_factor(environ, cluster.num_workers)
     microbatches, microbatches_why = 1, "auto: how many fit is found when training starts, or by preflight"
     if recipe.microbatches != "auto":
@@ -170,9 +152,6 @@ def resolve(
     rematerialize_why = "auto: whether the step fits without is found when training starts, or by preflight"
     if recipe.rematerialize != "auto":
         rematerialize, rematerialize_why = recipe.rematerialize, "train.rematerialize"
-    devices = on or strategy_lib.plan(
-        requested=strategy or recipe.strategy, replicas=replicas, tpu=tpu, cluster=cluster, environ=environ
-    )
     policy, why = policy_of(recipe, devices)
     # One layer in float16 is enough for gradients to underflow.
     in_float16 = "mixed_float16" in (policy, *recipe.precision_overrides.values())

@@ -20,11 +20,7 @@ class ProfiledSteps(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, total_steps: int) -> ProfiledSteps:
-        """Reads "10:20", of a run with so many steps.
-
-        Raises:
-            UsageError: it is something else, the last step comes before the first, or the run has no such steps.
-        """
+        """Reads "10:20", of a run with so many steps; UsageError where it is something else or there are no such."""
         match = re.fullmatch(r"(\d+):(\d+)", text)
         if match is None:
             raise UsageError(f"--profile_steps={text}: give the first and the last step, such as --profile_steps=10:20")
@@ -44,15 +40,12 @@ class ProfileSteps(Action):
     All workers' loops of steps end before and after them. A run that goes on from a step within them traces the rest.
 
     Args:
-        steps: which.
-        folder: where the trace goes; None where this worker makes none.
-        note: takes a line for people.
+        folder: Where the trace goes; None where this worker makes none.
+        note: Takes a line for people.
     """
 
     def __init__(self, steps: ProfiledSteps, folder: str | None, note: Callable[[str], None]):
-        self._steps = steps
-        self._folder = folder
-        self._note = note
+        self._steps, self._folder, self._note = steps, folder, note
         self._is_due = self._is_open = False
 
     def steps_until_due(self, step: int) -> int | None:
@@ -81,8 +74,9 @@ class ProfileSteps(Action):
             tf.profiler.experimental.stop()
         except (tf.errors.OpError, OSError) as error:
             self._give_up(error)
-            return
-        self._note(f"a trace of steps {self._steps.first} to {self._steps.last} is in {self._folder}: see TensorBoard")
+        else:
+            first, last = self._steps
+            self._note(f"a trace of steps {first} to {last} is in {self._folder}: see TensorBoard")
 
     def _give_up(self, error: Exception) -> None:
         self._folder = None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.config import gin_bindings, renamed
@@ -30,8 +29,6 @@ class FitCall:
     Attributes:
       settings: the recipe's, by name, which bindings of `train` go before; a group, such as `clipping`, may be a
         mapping.
-      model_dir: the folder of the run.
-      replicas: as the flag of this name.
     """
 
     settings: dict[str, Any]
@@ -41,10 +38,8 @@ class FitCall:
     def recipe(self) -> Recipe:
         """The recipe that the call makes, with the bindings of gin where there are any."""
         settings = renamed.grouped(self.settings, GROUPS)
-        for rival in ("steps", "epochs"):
-            if gin_bindings.bound(f"train.{rival}", _UNBOUND) is not _UNBOUND:
-                settings.pop("steps", None)
-                settings.pop("epochs", None)
+        if _is_bound("train.steps") or _is_bound("train.epochs"):
+            settings = {name: value for name, value in settings.items() if name not in ("steps", "epochs")}
         for name, make in GROUPS.items():
             if isinstance(settings.get(name), Mapping):
                 settings[name] = make(**_unbound(make.__name__, settings[name]))
@@ -53,11 +48,11 @@ class FitCall:
 
 def _unbound(configurable: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that no binding of gin goes before."""
-    return {
-        name: value
-        for name, value in arguments.items()
-        if gin_bindings.bound(f"{configurable}.{name}", _UNBOUND) is _UNBOUND
-    }
+    return {name: value for name, value in arguments.items() if not _is_bound(f"{configurable}.{name}")}
+
+
+def _is_bound(parameter: str) -> bool:
+    return gin_bindings.bound(parameter, _UNBOUND) is not _UNBOUND
 
 
 AtFit = Callable[[FitCall], str]
@@ -94,8 +89,13 @@ def handler() -> AtFit | None:
 
 def run(path: str, at_fit: AtFit) -> None:
     """Runs a program, as `python PATH`, whose calls of `launcher.fit` give what `at_fit` gives."""
-    with _handling(at_fit), _as_main(path):
+    global _at_fit
+    before, arguments, search = _at_fit, sys.argv, list(sys.path)
+    _at_fit, sys.argv, sys.path[:0] = at_fit, [path], [os.path.dirname(os.path.abspath(path))]
+    try:
         runpy.run_path(path, run_name="__main__")
+    finally:
+        _at_fit, sys.argv, sys.path[:] = before, arguments, search
 
 
 def first_call(path: str) -> FitCall:
@@ -113,23 +113,3 @@ def first_call(path: str) -> FitCall:
     except _Found as found:
         return found.call
     raise UsageError(f"--gin_file={path}: the program ended and did not call launcher.fit")
-
-
-@contextlib.contextmanager
-def _handling(at_fit: AtFit) -> Iterator[None]:
-    global _at_fit
-    before, _at_fit = _at_fit, at_fit
-    try:
-        yield
-    finally:
-        _at_fit = before
-
-
-@contextlib.contextmanager
-def _as_main(path: str) -> Iterator[None]:
-    arguments, search = sys.argv, list(sys.path)
-    sys.argv, sys.path[:0] = [path], [os.path.dirname(os.path.abspath(path))]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = arguments, search

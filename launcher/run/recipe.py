@@ -9,7 +9,8 @@ from typing import Any, Literal
 import gin
 
 from launcher.checkpoints.saver import ON_ERROR
-from launcher.config.user_modules import missing_bindings
+from launcher.config.bound_types import check_least
+from launcher.config.gin_bindings import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
@@ -71,8 +72,7 @@ class Checkpoints:
     save_model: str = "best"
 
     def __post_init__(self) -> None:
-        if not self.keep >= 1:
-            raise UsageError(f"Checkpoints.keep = {self.keep}: must be 1 or more")
+        check_least("Checkpoints", self, keep=1)
         _check_not_negative("Checkpoints", self, "every_minutes", "keep_every_hours")
         known = {"on_error": ON_ERROR, "on_changed_data": ON_ERROR, "save_model": SAVE_MODEL}
         _check_known("Checkpoints", self, known)
@@ -199,21 +199,17 @@ class Recipe:
             raise UsageError(
                 f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
             )
-        self._check_positive("global_batch_size", "log_every")
-        if self.steps_per_loop != "auto":
-            self._check_positive("steps_per_loop")
-        if self.microbatches != "auto":
-            self._check_positive("microbatches")
+        check_least("train", self, global_batch_size=1, log_every=1, max_skips_at_floor=1)
+        for name in ("steps_per_loop", "microbatches", "loss_pieces"):
+            if getattr(self, name) != "auto":
+                check_least("train", self, **{name: 1})
         if self.rematerialize not in (True, False, None, "auto"):
             raise UsageError(f"train.rematerialize = {self.rematerialize!r}: must be True, False, 'auto' or None")
-        if self.loss_pieces != "auto":
-            self._check_positive("loss_pieces")
-            if task.logits_shape is None:
-                raise UsageError(
-                    f"train.loss_pieces = {self.loss_pieces}: {type(self.task).__name__} has no loss over a "
-                    "vocabulary, as the tasks of text have; leave it out"
-                )
-        self._check_positive("max_skips_at_floor")
+        if self.loss_pieces != "auto" and task.logits_shape is None:
+            raise UsageError(
+                f"train.loss_pieces = {self.loss_pieces}: {type(self.task).__name__} has no loss over a vocabulary, as "
+                "the tasks of text have; leave it out"
+            )
         _check_not_negative("train", self, "evaluate_every", "checkpoint_every")
         _check_known("train", self, {"attention": FORMS, "batch_norm": BATCH_NORM})
         for name in ("steps", "epochs", "eval_batch_size", "price_per_hour", "bucket_bytes"):
@@ -249,11 +245,6 @@ class Recipe:
                 f"train.steps = {self.steps} and train.epochs = {self.epochs} say the same thing in two ways: make one "
                 "of them None"
             )
-
-    def _check_positive(self, *names: str) -> None:
-        for name in names:
-            if not getattr(self, name) >= 1:
-                raise UsageError(f"train.{name} = {getattr(self, name)}: must be 1 or more")
 
     def total_steps(self, data: Data) -> int:
         """Steps of the whole run on some data.

@@ -17,7 +17,7 @@ from launcher.data.pipeline import Shard
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer
-from launcher.run import attention, batch_norm, rematerialization
+from launcher.run import layer_settings
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
@@ -70,7 +70,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     with initial_values.scope(strategy):
         model = build_model(plan, notes.append)
         optimizer = build_optimizer(plan)
-    batch_norm.check(model, plan)
+    layer_settings.check_batch_norm(model, plan)
     compiled = plan.jit_compile or plan.strategy.accelerator == "tpu"
     recipe.task.placed(plan.strategy.num_replicas, plan.microbatches, compiled)
     if recipe.penalty is not None:
@@ -89,29 +89,16 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         measure_input_wait=not plan.deterministic,
         left_out=ALL_IN.with_ranges(recipe.leave_out),
     )
-    evaluator = Evaluator(
-        strategy=strategy,
-        task=recipe.task,
-        model=model,
-        data=plan.data,
-        global_batch_size=plan.eval_batch_size,
-        jit_compile=plan.jit_compile,
-        loss_pieces=plan.loss_pieces,
-    )
+    evaluator = Evaluator(strategy, model, plan)
     return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, notes=tuple(notes))
 
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
     """What a microbatch of the plan assigns in the model besides trained weights; see `statistics.assigned`."""
-    shard = Shard(
-        global_batch_size=plan.recipe.global_batch_size,
-        num_replicas=plan.strategy.num_replicas,
-        first_replica=0,
-        local_replicas=1,
-        seed=plan.seed,
-    )
 
     def spec() -> batch_spec.BatchSpec:
+        size, replicas = plan.recipe.global_batch_size, plan.strategy.num_replicas
+        shard = Shard(global_batch_size=size, num_replicas=replicas, first_replica=0, local_replicas=1, seed=plan.seed)
         whole = batch_spec.of_one_replica(plan.data, shard)
         return {key: tf.TensorSpec([plan.microbatch_size, *one.shape[1:]], one.dtype) for key, one in whole.items()}
 
@@ -135,19 +122,12 @@ def float32_model(session: Session) -> keras.Model:
 def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) -> keras.Model:
     """The task's model under the plan's policy and seed, in the current strategy scope; see `model_of`."""
     model = model_of(plan.recipe, policy=plan.policy, seed=plan.seed, note=note)
-    attention.apply(model, plan.recipe.attention, plan.strategy.accelerator)
-    rematerialization.apply(model, plan)
-    batch_norm.apply(model, plan, note)
+    layer_settings.apply(model, plan, note)
     return model
 
 
 def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], None] = lambda text: None) -> keras.Model:
-    """A recipe's model under a dtype policy, in the current strategy scope.
-
-    Args:
-      recipe: whose task and patterns.
-      policy, seed: of the run.
-      note: told what a person should know.
+    """A recipe's model under a dtype policy, in the current strategy scope; `note` is told what a person should know.
 
     Raises:
       UsageError: it is not a Keras model, has nothing to train, or not what the recipe's patterns name.

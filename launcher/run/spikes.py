@@ -1,4 +1,8 @@
-"""Spikes of loss or gradient norm: noted, skipped, the end of the run, or a way back with some batches left out."""
+"""Steps that go wrong: skipped ones, and spikes of loss or gradient norm.
+
+A skipped step is noted with its cause, and ends the run when no step can be taken any more. A spike is noted, skipped,
+the end of the run, or a way back with some batches left out.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,11 @@ from typing import Any
 import gin
 import numpy as np
 
+from launcher.config.bound_types import check_least
 from launcher.errors import TrainingError, UsageError
 from launcher.run.actions import Action, Event
-from launcher.run.skipped_steps import scale_after
+from launcher.step import overflow
+from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords, Trainer
 
 ACTIONS = ("note", "skip", "stop", "rewind")
@@ -23,6 +29,11 @@ _STATE = "spikes"
 # The limits move so many times in a window, always after the same steps, so that a run that resumes has the same ones.
 _MOVES_A_WINDOW = 10
 _DEVIATIONS_OF_MAD = 1.4826  # a standard deviation, of a normal distribution
+_MOST_LOOKS = 3  # at the batches of skipped steps
+_MADE_BY_THE_MODEL = (
+    "its batch holds no such number, so the model or loss() made it: by an overflow, by a logarithm or root of 0 or, "
+    "on a GPU and with train.jit_compile, from a label that the model has no output for"
+)
 
 
 @gin.configurable
@@ -65,11 +76,7 @@ class Spikes:
             value = getattr(self, name)
             if value is not None and not value > 1:
                 raise UsageError(f"Spikes.{name} = {value}: must be more than 1, or None to leave it alone")
-        if not self.deviations >= 0:
-            raise UsageError(f"Spikes.deviations = {self.deviations}: must be 0 or more")
-        for name, least in {"window": 10, "rewind_checkpoints": 1, "leave_out": 1, "most": 1}.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"Spikes.{name} = {getattr(self, name)}: must be {least} or more")
+        check_least("Spikes", self, deviations=0, window=10, rewind_checkpoints=1, leave_out=1, most=1)
 
     def check(self, *, keep_checkpoints: int) -> None:
         """Raises UsageError where a run would have to go back to a checkpoint that is no longer kept."""
@@ -100,8 +107,6 @@ class SpikeWatch(Action):
     """Judges every step by its reduced loss and gradient norm, so that all workers come to the same verdict.
 
     Args:
-      rule: what is a spike, and what is done.
-      trainer: of the run.
       rewinds: those of the run so far.
       note: takes a line for people.
       report: takes an event for metrics.jsonl.
@@ -239,3 +244,74 @@ def limit(past: np.ndarray, factor: float, deviations: float) -> float:
         return median + max((factor - 1) * abs(median), spread)
     highest = median + max(math.log(factor), spread)
     return math.exp(highest) if highest < math.log(np.finfo(np.float32).max) else math.inf
+
+
+class SkippedSteps(Action):
+    """Says why steps were skipped. All workers call its methods together.
+
+    Args:
+      most_at_floor: how many in a row may be skipped at a loss scale that cannot fall further.
+      note: takes one message for people.
+    """
+
+    def __init__(self, trainer: Trainer, diagnosis: Diagnosis, *, most_at_floor: int, note: Callable[[str], None]):
+        self._trainer, self._diagnosis = trainer, diagnosis
+        self._most_at_floor, self._note = most_at_floor, note
+        self._looks_left = _MOST_LOOKS
+        self._bad_data: str | None = None
+
+    def error(self, step: int) -> TrainingError | None:
+        """Ends the run when the last steps were all skipped and the next one would be."""
+        trainer = self._trainer
+        if trainer.skips_at_floor < self._most_at_floor:
+            return None
+        return TrainingError(
+            f"gradients were not finite for {trainer.skips_at_floor} consecutive steps (to step {step}) at "
+            f"loss scale {trainer.loss_scale:g}, which cannot fall further: first in "
+            f"{self._diagnosis.non_finite_gradients()}. "
+            + (f"{self._bad_data}. " if self._bad_data else "")
+            + "The weights are those of the last finite step. Lower the learning rate, check the data for "
+            "non-finite values, or train in float32"
+        )
+
+    def took(self, records: StepRecords) -> None:
+        """Notes every skipped step among those that were just taken."""
+        paths = [variable.path for variable in self._trainer.model.trainable_variables]
+        for offset in np.flatnonzero(records.finite == 0):
+            step, before = records.first_step + int(offset), records.loss_scale[offset]
+            after = scale_after(records, int(offset), self._trainer)
+            if records.weight[offset] == 0:
+                self._note(
+                    f"step {step} skipped: all weights of its batch are 0, so there is nothing to learn from; the loss "
+                    "scale stays as it is"
+                )
+                continue
+            if math.isfinite(records.gradient_norm[offset]) and math.isfinite(records.loss[offset]):
+                continue  # above a limit, of which `SpikeWatch` tells
+            moved = [f"loss scale {before:g} -> {after:g}"] if before != after else []
+            if math.isfinite(records.loss[offset]):
+                what = "gradients were not finite"
+                # Where the scale falls, gradients overflow now and then on good data.
+                why = [] if moved else self._look_for_cause(step)
+                if not self._trainer.config.selects:
+                    why.append(f"not finite: {overflow.describe(paths, records.non_finite[offset])}")
+                elif self._looks_left:  # the step did not look
+                    self._looks_left -= 1
+                    why.append(f"not finite: {self._diagnosis.non_finite_gradients(step, before)}")
+            else:
+                what, why = "the loss was not finite", self._look_for_cause(step, otherwise=_MADE_BY_THE_MODEL)
+            self._note("; ".join([f"step {step} skipped: {what}", *moved, *why]))
+
+    def _look_for_cause(self, step: int, otherwise: str = "") -> list[str]:
+        """What is not finite in the batch of a step; only a few times a run, as that batch has to be made once more."""
+        if not self._looks_left:
+            return []
+        self._looks_left -= 1
+        found = self._diagnosis.non_finite_in_batch(step)
+        self._bad_data = self._bad_data or found
+        return [why] if (why := found or otherwise) else []
+
+
+def scale_after(records: StepRecords, offset: int, trainer: Trainer) -> float:
+    """The loss scale after one of the steps that a trainer took last."""
+    return trainer.loss_scale if offset + 1 == len(records.finite) else float(records.loss_scale[offset + 1])

@@ -22,7 +22,6 @@ class Own(NamedTuple):
     """A variable of the model or its optimizer, and where its value is looked for.
 
     Attributes:
-      variable: which.
       names: what patterns may call it; the first is for people.
       layer, key: as those of a `Stored`.
     """
@@ -65,9 +64,8 @@ class Comparison:
         self.matched: list[tuple[Own, Stored, np.ndarray]] = []
         self._initial: list[Own] = []
         self._left: list[Stored] = []
-        # Of another shape, as the recipe allows.
-        self._excused_initial: list[Own] = []
-        self._excused_left: list[Stored] = []
+        # Of another shape; as the recipe allows, and not.
+        self._excused: list[tuple[Own, Stored]] = []
         self._different: list[tuple[Own, Stored]] = []
 
     def add(self, own: Sequence[Own], stored: Sequence[Stored], pairs: Mapping[Chain, Chain]) -> None:
@@ -81,11 +79,9 @@ class Comparison:
                 self.matched.append((one, found, value))
             elif found is None:
                 self._initial.append(one)
-            elif self._allow(*one.names) or self._allow(*names_of(found)):
-                self._excused_initial.append(one)
-                self._excused_left.append(found)
             else:
-                self._different.append((one, found))
+                excused = self._allow(*one.names) or self._allow(*names_of(found))
+                (self._excused if excused else self._different).append((one, found))
         self._left += by_place.values()
 
     def check(self, source: str) -> None:
@@ -122,8 +118,8 @@ class Comparison:
         texts = [f"started from {source}: {len(self.matched)} weights"]
         for what, names in (
             ("reshaped", reshaped),
-            ("as initialised", [one.names[0] for one in (*self._initial, *self._excused_initial)]),
-            ("not taken from there", [one.name for one in (*self._left, *self._excused_left)]),
+            ("as initialised", [one.names[0] for one in self._not_given()]),
+            ("not taken from there", [one.name for one in self._not_taken()]),
         ):
             texts += [f"{len(names)} {what}: {first(names)}"] if names else []
         return "; ".join(texts)
@@ -134,11 +130,15 @@ class Comparison:
             f"loaded\t{one.names[0]} {_shown(one.variable)}\tfrom {found.name} {_shown(found.value)}"
             for one, found, _ in self.matched
         ]
-        lines += [
-            f"as initialised\t{one.names[0]} {_shown(one.variable)}" for one in (*self._initial, *self._excused_initial)
-        ]
-        lines += [f"not taken\t{one.name} {_shown(one.value)}" for one in (*self._left, *self._excused_left)]
+        lines += [f"as initialised\t{one.names[0]} {_shown(one.variable)}" for one in self._not_given()]
+        lines += [f"not taken\t{one.name} {_shown(one.value)}" for one in self._not_taken()]
         return "\n".join([*lines, ""])
+
+    def _not_given(self) -> list[Own]:
+        return [*self._initial, *(one for one, _ in self._excused)]
+
+    def _not_taken(self) -> list[Stored]:
+        return [*self._left, *(found for _, found in self._excused)]
 
 
 def names_of(stored: Stored) -> tuple[str, str]:

@@ -69,8 +69,7 @@ class Start:
     Attributes:
       weights: value by the id of the model's variable, of its shape and dtype.
       slots: of the optimizer, by their names in a checkpoint.
-      note: what was done, for a person.
-      listing: the same, a line for each weight.
+      note, listing: what was done, for a person; a line for each weight.
     """
 
     weights: dict[int, np.ndarray]
@@ -92,8 +91,6 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
     """Reads the weights and finds out which of the model's each one is; changes nothing.
 
     Args:
-      start: what the recipe says.
-      model: built.
       slots: the optimizer's variables by their names in a checkpoint; None where there is no optimizer yet.
 
     Raises:
@@ -103,9 +100,8 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
     source = _read(start)
     own, layers = _of_model(model, numbered=source.numbered)
     allow = Allowance(start.allow)
-    exempt = {one.layer for one in own if allow(*one.names)} | {
-        one.layer for one in source.weights if allow(*names_of(one))
-    }
+    exempt = {one.layer for one in own if allow(*one.names)}
+    exempt |= {one.layer for one in source.weights if allow(*names_of(one))}
     pairs, by_order = pair(layers, _layers(source.weights), exempt)
     comparison = Comparison(allow)
     comparison.add(own, source.weights, pairs)
@@ -166,7 +162,7 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
     holders = owners(model, lambda layer: layer.weights)
     numbers = {id(v): key for placed in walk(model) for key, v in _numbers(placed) if id(v) in holders}
     own: list[Own] = []
-    bases: dict[Chain, str | None] = {}
+    layers: dict[Chain, Layer] = {}
     taken: dict[str, object] = {}
     for item in layer_patterns.weights(model):
         variable, holder = item.thing, holders[id(item.thing)]
@@ -176,11 +172,10 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
         chain = tuple(around)
         key = numbers.get(id(variable), key) if numbered else key
         own.append(Own(variable, (item.path, item.place), chain, key))
-        bases[chain] = counted_base(chain[-1], type(holder.layer).__name__) if chain else None
-    shapes: dict[Chain, dict[str, tuple[int, ...]]] = {chain: {} for chain in bases}
-    for one in own:
-        shapes[one.layer][one.key] = tuple(one.variable.shape)
-    return own, [Layer(chain, base, shapes[chain]) for chain, base in bases.items()]
+        base = counted_base(chain[-1], type(holder.layer).__name__) if chain else None
+        shapes = layers[chain].shapes if chain in layers else {}
+        layers[chain] = Layer(chain, base, {**shapes, key: tuple(variable.shape)})
+    return own, list(layers.values())
 
 
 def _numbers(placed: Placed) -> Iterable[tuple[str, keras.Variable]]:

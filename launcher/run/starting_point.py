@@ -69,8 +69,6 @@ def restore(
     """Restores the trainer from the newest whole checkpoint of the store; without one, from the weights to start with.
 
     Args:
-      store: where this process reads.
-      trainer: what goes on.
       same_order: whether the run must see its examples in the order in which they were begun.
       start_from: what a run that starts anew starts with; None for what it was built with.
 
@@ -80,9 +78,7 @@ def restore(
       CheckpointReadError: it cannot be read.
       PeerError: another worker found another checkpoint.
     """
-    start, state = _read(store, trainer, same_order=same_order, start_from=start_from)
-    _put(trainer, start, state, same_order=same_order)
-    return start
+    return _put(trainer, *_read(store, trainer, same_order, start_from), same_order)
 
 
 def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
@@ -106,16 +102,13 @@ def restore_from_chief(
     """
     wire = FromChief(trainer.strategy, is_chief=store.is_chief)
     if store.is_chief:
-        start, state = _hand_out(
-            wire, trainer, lambda: _read(store, trainer, same_order=same_order, start_from=start_from)
-        )
+        found = _hand_out(wire, trainer, lambda: _read(store, trainer, same_order, start_from))
     else:
-        start, state = _take(wire, trainer)
-    _put(trainer, start, state, same_order=same_order)
-    return start
+        found = _take(wire, trainer)
+    return _put(trainer, *found, same_order)
 
 
-def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bool) -> None:
+def _put(trainer: Trainer, start: StartingPoint, state: State, same_order: bool) -> StartingPoint:
     """Gives the trainer the state, and what is left out from here on besides what the recipe leaves out."""
     trainer.state.restore(state)
     before = ALL_IN.with_ranges(json.loads(start.host[LEFT_OUT].tobytes()) if LEFT_OUT in start.host else ())
@@ -128,15 +121,14 @@ def _put(trainer: Trainer, start: StartingPoint, state: State, *, same_order: bo
             f"{list(trainer.left_out.ranges)} it would go on with other examples than it has left to see. Give the "
             "value that it was begun with, or choose another --model_dir"
         )
+    return start
 
 
 def check_data(start: StartingPoint, now: Mapping[str, Any], trainer: Trainer, *, may_change: bool) -> tuple[str, ...]:
     """Compares the training data with what the checkpoint records of it; all workers come to the same end.
 
     Args:
-      start: what `restore` returned on this worker.
       now: the data that is there now, as `pipeline.described` says.
-      trainer: to ask the other workers.
       may_change: whether the run goes on with other data than it had.
 
     Returns:
@@ -177,48 +169,36 @@ def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoin
 
 
 def _read(
-    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None
+    store: CheckpointStore, trainer: Trainer, same_order: bool, start_from: StartFrom | None
 ) -> tuple[StartingPoint, State]:
     newest = store.latest()
     if newest is None:
         return _begun(trainer, start_from)
     if same_order:
         store.check_same_run(newest)
-    state = read(store, trainer, newest)
+    state = _state_at(newest, store, trainer)
     manifest = store.manifest(newest)
     note = _settle_loss_scale(state, manifest.get("scaling"), trainer)
-    host = {name.removeprefix(HOST): state.pop(name) for name in [*state] if name.startswith(HOST)}
-    notes = (note,) if note else ()
     found = StartingPoint(
         step=newest,
         best=store.best_record(),
-        notes=notes,
-        host=host,
+        notes=(note,) if note else (),
+        host={name.removeprefix(HOST): state.pop(name) for name in [*state] if name.startswith(HOST)},
         rewinds=store.rewinds(),
         data=manifest.get("run", {}).get(DATA),
     )
     return found, state
 
 
-def read(store: CheckpointStore, trainer: Trainer, step: int) -> dict[str, np.ndarray]:
-    """The state at a step of the store, for `Trainer.restore`.
-
-    What this run does not average is left out. What it averages and the other did not starts at the weight itself.
-
-    Raises:
-      UsageError: the checkpoint is of another model.
-      CheckpointReadError: it cannot be read.
-    """
+def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, np.ndarray]:
+    """Without what this run does not average. What it averages and the other did not starts at the weight itself."""
     specs, stand_ins = trainer.state.specs(), trainer.state.stand_ins()
     store.check_compatible(step, specs, stand_ins)
     found = store.read(step)
-    return {
-        **{name: value for name, value in found.items() if name.startswith(HOST)},
-        **{
-            name: found[name] if name in found else found[stand_ins[name]].astype(dtype)
-            for name, (_, dtype) in specs.items()
-        },
-    }
+    state = {name: value for name, value in found.items() if name.startswith(HOST)}
+    for name, (_, dtype) in specs.items():
+        state[name] = found[name] if name in found else found[stand_ins[name]].astype(dtype)
+    return state
 
 
 def _settle_loss_scale(
@@ -226,10 +206,7 @@ def _settle_loss_scale(
 ) -> str | None:
     """Puts the recipe's own loss scale in place of the state of another one; says what it did, unless all is the same.
 
-    Args:
-      state: as read.
-      recorded: what the checkpoint says of its loss scale; None from a version that did not say.
-      trainer: what goes on.
+    `recorded` is what the checkpoint says of its loss scale; None from a version that did not say.
     """
     if recorded == trainer.state.scaling:
         return None
@@ -276,15 +253,12 @@ def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
         with contextlib.suppress(tf.errors.OpError):  # The chief may be gone by now.
             wire.wait_for_all()
         raise ChiefError(told["error"], told["exit_code"])
-    best = told["best"] and Best(**told["best"])
-    rewinds = tuple(told["rewinds"])
-    notes = tuple(told["notes"])
-    start = StartingPoint(step=told["step"], best=best, notes=notes, rewinds=rewinds, data=told["data"])
-    if not told["state"]:
-        return start, {}
-    state = wire.arrays(_specs(trainer, told["state"], told["host"]))
-    host = {name: state.pop(name) for name in told["host"]}
-    return dataclasses.replace(start, host=host), state
+    names, sizes = told.pop("state"), told.pop("host")
+    state = wire.arrays(_specs(trainer, names, sizes)) if names else {}
+    told["host"] = {name: state.pop(name) for name in sizes}
+    told["best"] = told["best"] and Best(**told["best"])
+    told |= {name: tuple(told[name]) for name in ("notes", "rewinds")}
+    return StartingPoint(**told), state
 
 
 def _specs(trainer: Trainer, names: Iterable[str], host: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:

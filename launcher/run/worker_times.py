@@ -25,10 +25,7 @@ _OWN, _INPUT = range(2)
 class WorkerTimes(Action):
     """Gathers the workers' times at each log event, one small collective, and names a worker that is always slow.
 
-    Args:
-        trainer: of this worker.
-        worker, num_workers: which it is, and of how many.
-        note: takes a line for people.
+    `worker` is which this one is, of `num_workers`; `note` takes a line for people.
     """
 
     def __init__(self, trainer: Trainer, *, worker: int, num_workers: int, note: Callable[[str], None]):
@@ -72,9 +69,6 @@ class WorkerTimes(Action):
 
 class SlowWorkerWatch:
     """Names a worker that takes a quarter longer than the median of the others in 18 of 20 log events.
-
-    Args:
-        note: takes a line for people, when a worker becomes slow and when it is no longer.
 
     Attributes:
         slow: the rank of the worker that was named last and has not recovered, or None.

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
             built, batches = _build(job, environ)
             record = _train(job, built, batches, is_chief=peers.is_chief)
     except UsageError as error:
-        job.refusal_path(peers.index).write_text(gin_bindings.clean_message(error), "utf-8")
+        job.refusal_path(peers.index).write_text(str(error), "utf-8")
         return error.exit_code
     with farewell.chief_last(peers):
         record.save(job.record_path(peers.index))

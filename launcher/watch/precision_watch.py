@@ -17,8 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.config.bound_types import check_least
 from launcher.data.pipeline import Batch, Data
-from launcher.errors import TrainingError, UsageError
+from launcher.errors import TrainingError
 from launcher.step import gradients
 from launcher.step.layers import owners
 from launcher.step.state import unique_name
@@ -40,8 +41,7 @@ class PrecisionWatch:
     every: int = 200
 
     def __post_init__(self) -> None:
-        if not self.every >= 1:
-            raise UsageError(f"PrecisionWatch.every = {self.every}: must be 1 or more")
+        check_least("PrecisionWatch", self, every=1)
 
 
 class Sample(NamedTuple):

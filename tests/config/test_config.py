@@ -11,40 +11,41 @@ from gin_objects import BASE, job, loaded, refusal, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config import gin_bindings
+from launcher.config import gin_bindings, gin_files
 from launcher.errors import UsageError
 
 # ------------------------------------------------------------------------------------------------------------ finding
 
 
 def test_files_come_from_the_working_directory_before_the_installed_recipes():
-    installed = gin_bindings.search_path()[1]
-    assert Path(gin_bindings.find_file("resnet_cpu.gin")) == Path(installed, "resnet_cpu.gin")
+    installed = gin_files.search_path()[1]
+    assert Path(gin_files.find_file("resnet_cpu.gin")) == Path(installed, "resnet_cpu.gin")
     write("resnet_cpu.gin", "")
-    assert gin_bindings.find_file("resnet_cpu.gin") == "resnet_cpu.gin"
+    assert gin_files.find_file("resnet_cpu.gin") == "resnet_cpu.gin"
 
 
 def test_an_unknown_file_names_the_nearest_and_the_search_path(folder):
     write("my_recipe.gin", "")
     with pytest.raises(UsageError, match=r"did you mean 'resnet_cpu.gin'") as caught:
         gin_bindings.load(["resnet_cpu"])
-    for place in gin_bindings.search_path():
+    for place in gin_files.search_path():
         assert place in str(caught.value)
     with pytest.raises(UsageError, match=r"did you mean 'my_recipe.gin'"):
-        gin_bindings.find_file("my_recipes.gin")
+        gin_files.find_file("my_recipes.gin")
 
 
 def test_explicit_folders_replace_the_search_path(folder):
     write("elsewhere/a.gin", "")
-    assert gin_bindings.find_file("a.gin", ["elsewhere"]) == "elsewhere/a.gin"
+    assert gin_files.find_file("a.gin", ["elsewhere"]) == "elsewhere/a.gin"
     with pytest.raises(UsageError):
-        gin_bindings.find_file("resnet_cpu.gin", ["elsewhere"])
+        gin_files.find_file("resnet_cpu.gin", ["elsewhere"])
 
 
 def test_includes_resolve_along_the_search_path_and_every_file_is_reported(folder):
     write("base/mine.gin", BASE)
     write("recipe.gin", "include 'base/mine.gin'\njob.steps = 3\n")
-    assert gin_bindings.load(["recipe.gin"]).files == ("recipe.gin", "base/mine.gin")
+    gin_bindings.load(["recipe.gin"])
+    assert gin_bindings.loaded.files == ["recipe.gin", "base/mine.gin"]
     assert job()["steps"] == 3
 
 
@@ -62,7 +63,7 @@ def test_a_file_that_includes_itself_is_refused():
 
 
 def test_every_recipe_says_its_purpose():
-    found = dict(gin_bindings.recipes())
+    found = dict(gin_files.recipes())
     assert "resnet_cpu.gin" in found
     assert all(purpose and not purpose.startswith("#") for purpose in found.values())
     assert all("/" not in name for name in found)

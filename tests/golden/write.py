@@ -30,7 +30,7 @@ import text_run
 from building import build_session
 
 from launcher import launch, modes
-from launcher.config import bound_types, gin_bindings
+from launcher.config import bound_types, gin_bindings, gin_files
 from launcher.config.gin_files import names_in
 from launcher.config.gin_private import internals
 from launcher.run import loading
@@ -138,7 +138,7 @@ def surface() -> str:
 
 
 def recipes() -> list[str]:
-    return [name.removesuffix(".gin") for name, _ in gin_bindings.recipes()]
+    return [name.removesuffix(".gin") for name, _ in gin_files.recipes()]
 
 
 def write_surface() -> None:

@@ -9,7 +9,7 @@ import small_run
 from launcher.config import gin_bindings, gin_used
 from launcher.errors import UsageError
 from launcher.machine.cluster import elastic
-from launcher.run import plan
+from launcher.run.loading import Machine
 
 
 def linear_run(steps=3, batch=8, **options):
@@ -70,6 +70,6 @@ def test_the_operative_configuration_keeps_the_microbatches_of_the_recipe():
 
     loading.import_builtins()
     gin_bindings.load(["resnet_cpu.gin"], ["train.microbatches = 2"])
-    resolved = plan.resolve(Recipe(), environ={elastic.FULL_WORKERS: "2"}, replicas=1)
+    resolved = Machine(environ={elastic.FULL_WORKERS: "2"}, replicas=1).plan_of(Recipe())
     assert resolved.microbatches == 4
     assert "train.microbatches = 2" in gin_used.operative_config()

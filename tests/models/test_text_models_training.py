@@ -14,7 +14,7 @@ import tensorflow as tf
 from cases import repeated_but
 
 from launcher.errors import UsageError
-from launcher.run import rematerialization
+from launcher.run import layer_settings
 from models.lstm import lstm_language_model
 from models.transformer import language_model, transformer
 
@@ -141,7 +141,7 @@ def test_16_bits_train_near_float32(precision):
 def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology, attention):
     recomputed, made = trained(kind, *topology, model=DROPOUT, rematerialize=True, attention=attention)
     assert_near(recomputed, trained_with_dropout(kind, topology, attention), 1e-6)
-    assert all(layer.rematerialize for layer in rematerialization.layers_of(made.model))
+    assert all(layer.rematerialize for layer in layer_settings.rematerializing(made.model))
 
 
 @pytest.mark.nightly
@@ -154,7 +154,7 @@ def test_recomputed_blocks_compiled_by_xla_train_the_same_weights_with_the_same_
 def test_whether_blocks_are_recomputed_is_bound_before_the_models_own_argument(kind):
     for bound in (False, True):
         made = small_run.build(task(kind, rematerialize=not bound), rematerialize=bound)
-        layers = rematerialization.layers_of(made.model)
+        layers = layer_settings.rematerializing(made.model)
         assert layers and all(layer.rematerialize == bound for layer in layers)
 
 

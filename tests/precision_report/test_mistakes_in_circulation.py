@@ -12,7 +12,8 @@ import tensorflow as tf
 from small_run import GivenTask, build, copies, linear_batches, linear_model, negative_sum, train
 
 from launcher.machine import strategy as strategy_lib
-from launcher.run import plan
+from launcher.run.loading import Machine
+from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step import precision
 from models.transformer import layers
@@ -107,9 +108,9 @@ def on_tpu():
     )
     task = GivenTask(linear_batches([[[1.0]] * 8]), lambda: linear_model(1), negative_sum)
 
-    def resolve(**bindings) -> plan.RunPlan:
+    def resolve(**bindings) -> RunPlan:
         recipe = Recipe(task=task, optimizer=lambda: None, steps=1, global_batch_size=8, **bindings)
-        return plan.resolve(recipe, environ={}, on=devices)
+        return Machine(environ={}, on=devices).plan_of(recipe)
 
     return resolve
 

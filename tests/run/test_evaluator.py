@@ -11,7 +11,7 @@ from launcher.data.pipeline import ArrayExamples, RandomAccessData
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
 from launcher.run import session
-from launcher.run.plan import resolve as resolve_plan
+from launcher.run.loading import Machine
 from launcher.run.recipe import Recipe
 
 FEATURES = np.random.default_rng(0).normal(size=(101, 6)).astype("float32")
@@ -42,7 +42,7 @@ def evaluator(replicas, batch_size):
         steps=1,
         eval_batch_size=batch_size,
     )
-    resolved = resolve_plan(recipe, environ={}, replicas=replicas)
+    resolved = Machine(environ={}, replicas=replicas).plan_of(recipe)
     return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
 
 

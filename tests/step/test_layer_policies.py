@@ -11,8 +11,8 @@ import tensorflow as tf
 from small_run import GivenTask, assert_replicas_equal, build, train
 
 from launcher.errors import UsageError
-from launcher.run import plan
 from launcher.run.description import describe
+from launcher.run.loading import Machine
 from launcher.run.recipe import Recipe
 from launcher.step import layer_policies
 from launcher.step.layer_policies import Override
@@ -215,7 +215,7 @@ def test_weights_that_the_model_made_in_16_bits_are_not_taken_for_float32() -> N
 
 def test_the_loss_scale_of_a_run_without_float16_stays_off() -> None:
     recipe = {"task": own_task(), "optimizer": lambda: None, "global_batch_size": 4, "steps": 1, "precision": "float32"}
-    resolved = plan.resolve(Recipe(**recipe, precision_overrides={"mixing": "mixed_bfloat16"}), environ={})
+    resolved = Machine(environ={}).plan_of(Recipe(**recipe, precision_overrides={"mixing": "mixed_bfloat16"}))
     assert resolved.loss_scale == FixedLossScale(scale=1.0)
 
 

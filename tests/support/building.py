@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.config import gin_bindings
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
-from launcher.run import loading, plan, session
+from launcher.run import loading, session
 from launcher.run.recipe import Recipe
 
 
@@ -15,5 +15,5 @@ def build_session(recipe: str, params: Sequence[str] = (), replicas: int = 1) ->
     """The session of a recipe with these bindings on that many logical CPU devices."""
     loading.import_builtins()
     gin_bindings.load([recipe], params)
-    resolved = plan.resolve(Recipe(), environ={}, replicas=replicas)
+    resolved = loading.Machine(environ={}, replicas=replicas).plan_of(Recipe())
     return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)

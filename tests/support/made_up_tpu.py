@@ -100,7 +100,7 @@ def resolve(recipe: str, params: Sequence[str], num_replicas: int) -> plan.RunPl
     gin_bindings.load([recipe], params)
     tpu = Devices(tpus=tuple(f"/physical_device:TPU:{index}" for index in range(num_replicas)))
     with mock.patch.object(strategy_lib, "discover", return_value=tpu):
-        return plan.resolve(Recipe(), environ={}, strategy="tpu")
+        return loading.Machine(environ={}, strategy="tpu").plan_of(Recipe())
 
 
 def build(on: tf.distribute.TPUStrategy, resolved: plan.RunPlan) -> session.Session:

@@ -10,7 +10,7 @@ import numpy as np
 from places import PYTHONPATH
 
 from launcher.config import gin_bindings
-from launcher.run import loading, plan
+from launcher.run import loading
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step_program import export_step
@@ -30,7 +30,7 @@ def plan_of(recipe: str, params: Sequence[str] = ()) -> RunPlan:
     """As `--mode=export_step` resolves it."""
     loading.import_builtins()
     gin_bindings.load([recipe], params)
-    return plan.resolve(Recipe(), environ={}, strategy="one_device")
+    return loading.Machine(environ={}, strategy="one_device").plan_of(Recipe())
 
 
 def export(folder: Path, recipe: str, params: Sequence[str], *, replicas: int, steps: int) -> Path:

@@ -13,7 +13,8 @@ import tensorflow as tf
 from launcher import optimizers
 from launcher.data.pipeline import Shard
 from launcher.machine import strategy as strategy_lib
-from launcher.run import plan, session
+from launcher.run import session
+from launcher.run.loading import Machine
 from launcher.run.programs import FitCall
 
 Batch = dict[str, tf.Tensor]
@@ -88,7 +89,7 @@ def build(
         **recipe,
     }
     call = FitCall(settings={"task": task, "microbatches": microbatches, **settings})
-    resolved = plan.resolve(call.recipe(), environ=environ, replicas=replicas)
+    resolved = Machine(environ=environ, replicas=replicas).plan_of(call.recipe())
     return session.build_on(on or strategy_lib.build(resolved.strategy, resolved.cluster), resolved)
 
 

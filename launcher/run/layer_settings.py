@@ -1,0 +1,186 @@
+"""What a recipe says of a model's layers: attention, batch normalisation, rematerialisation; and its lines in the plan.
+
+`train.attention` is the form that attention is computed in; `train.batch_norm`, which examples batch normalisation
+takes its statistics over; `train.rematerialize`, whether layers compute their activations again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from launcher.data.batch_spec import SpecifiesBatches
+from launcher.errors import UsageError
+from launcher.machine import xla
+from launcher.optimizers.parts import bytes_of, part_of
+from launcher.reporting.units import bytes_text
+from launcher.run.plan import RunPlan
+from launcher.run.recipe import Recipe
+from launcher.step.layers import group_size, walk
+from launcher.tasks import text
+from models.transformer.attention import Attention
+from models.transformer.attention_form import Form
+
+BATCH_NORM = "train.batch_norm"
+
+_GLOBAL = (
+    "batch normalisation takes its statistics over the global batch, as on one device; where the last batch of an "
+    "epoch is short, over what it is filled up with, too"
+)
+_LOCAL = (
+    "batch normalisation takes its statistics over each microbatch of each replica by itself, {} examples; another "
+    "number of either trains another function"
+)
+
+
+def apply(model: keras.Model, plan: RunPlan, note: Callable[[str], None]) -> None:
+    """Gives the layers of a built model the settings of the plan, for wherever the model is traced from now on.
+
+    Args:
+        note: Told what a person should know.
+
+    Raises:
+        UsageError: The recipe asks for something that no layer of the model can do.
+    """
+    _set_attention(model, plan)
+    _set_rematerialization(model, plan)
+    _set_batch_norm(model, plan, note)
+
+
+def describe(plan: RunPlan, model: keras.Model) -> dict[str, str]:
+    """The lines of the plan, and of preflight's report, about attention, optimizer state and loss."""
+    lines = _described_attention(plan, model)
+    if held := _shared_state(plan, model):
+        lines["optimizer state"] = held
+    if shape := plan.recipe.task.logits_shape:
+        lines["loss"] = text.describe_loss(plan.loss_pieces, model, plan.microbatch_size, shape)
+    return lines
+
+
+def is_global(recipe: Recipe) -> bool:
+    """Whether the batch normalisation of Keras is to see the global batch, as on one device."""
+    return recipe.batch_norm == "global" or (recipe.batch_norm == "auto" and recipe.task.statistics_over_global_batch)
+
+
+def check_batch_norm(model: keras.Model, plan: RunPlan) -> None:
+    """Refuses, before anything is traced or written, what a normalisation layer could not do.
+
+    Raises:
+        UsageError: Groups do not fit a microbatch, or statistics are taken over all replicas inside a loop or under
+            XLA, where TensorFlow allows no collective.
+    """
+    for layer, *_ in walk(model):
+        group = group_size(layer)
+        if group and plan.microbatch_size % group:
+            raise UsageError(
+                f"layer {layer.name!r} takes its statistics over groups of {group} examples, which does not divide the "
+                f"{plan.microbatch_size} of one microbatch on one replica; bind the layer's group size to a divisor "
+                f"(e.g. resnet.norm_group_size = {plan.microbatch_size}), or change train.global_batch_size, "
+                "train.microbatches or the number of replicas"
+            )
+        if getattr(layer, "synchronized", False) and (plan.microbatches > 1 or plan.jit_compile):
+            grouped = ", or bind its group size, e.g. resnet.norm_group_size" if hasattr(layer, "group_size") else ""
+            raise UsageError(
+                f"layer {layer.name!r} takes its statistics over the global batch, by a collective inside the forward "
+                f"pass, which works neither with train.microbatches > 1 (it is {plan.microbatches}) nor, but on TPUs, "
+                f"with train.jit_compile (it is {plan.jit_compile}); {BATCH_NORM} = 'local' has each replica take them "
+                f"over its own examples, as Keras does on several{grouped}"
+            )
+
+
+def rematerializing(model: keras.Model) -> list[Any]:
+    """The layers that can compute their activations again: those with a boolean attribute `rematerialize`."""
+    return _with_boolean(model, "rematerialize")
+
+
+def _with_boolean(model: keras.Model, attribute: str) -> list[Any]:
+    return [layer for layer, *_ in walk(model) if isinstance(getattr(layer, attribute, None), bool)]
+
+
+def _attention_layers(model: keras.Model) -> list[Attention]:
+    return [layer for layer, *_ in walk(model) if isinstance(layer, Attention)]
+
+
+def _set_attention(model: keras.Model, plan: RunPlan) -> None:
+    requested, layers = plan.recipe.attention, _attention_layers(model)
+    if not layers and requested != "auto":
+        raise UsageError(
+            f"train.attention = {requested!r}: {model.name} has no attention layer of models.transformer, which alone "
+            "can be computed in more than one form; leave the binding out"
+        )
+    for layer in layers:
+        layer.form = Form(requested=requested, accelerator=plan.strategy.accelerator, compiling=xla.is_compiling)
+
+
+def _set_rematerialization(model: keras.Model, plan: RunPlan) -> None:
+    if plan.rematerialize is None:
+        return
+    layers = rematerializing(model)
+    if not layers:
+        raise UsageError(
+            f"train.rematerialize = {plan.recipe.rematerialize!r}: {model.name} has no layer that can compute its "
+            "activations again, as the blocks of models.transformer can, and any layer with a boolean attribute "
+            "`rematerialize` that its call() goes by; leave the binding out"
+        )
+    for layer in layers:
+        layer.rematerialize = plan.rematerialize
+
+
+def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], None]) -> None:
+    """Has layers take statistics over all replicas, or not; "auto" is about Keras's own in a compiled Keras model."""
+    requested, layers = plan.recipe.batch_norm, _with_boolean(model, "synchronized")
+    if requested == "auto":
+        layers = [one for one in layers if is_global(plan.recipe) and isinstance(one, keras.layers.BatchNormalization)]
+    elif not layers:
+        raise UsageError(
+            f"{BATCH_NORM} = {requested!r}: {model.name} has no batch normalisation; leave the binding out"
+        )
+    for layer in layers:
+        if requested == "local":
+            layer.synchronized = False
+        elif group := group_size(layer):
+            raise UsageError(
+                f"{BATCH_NORM} = 'global': layer {layer.name!r} takes its statistics over groups of {group} examples, "
+                "which is the same on any topology, too; leave the binding out, or make the layer without groups"
+            )
+        elif plan.num_parts > 1:
+            layer.synchronized = True
+    if not all(group_size(layer) for layer in layers):
+        note(_LOCAL.format(plan.microbatch_size) if requested == "local" else _GLOBAL)
+
+
+def _described_attention(plan: RunPlan, model: keras.Model) -> dict[str, str]:
+    """The form for each kind of attention in a microbatch; no line without attention."""
+    layer = next(iter(_attention_layers(model)), None)
+    if layer is None:
+        return {}
+    told, why = plan.recipe.attention, layer.form.why
+    if isinstance(plan.data, SpecifiesBatches) and hasattr(model, "attended_lengths"):
+        spec = plan.data.batch_spec(plan.microbatch_size)
+        forms: dict[str, list[str]] = {}
+        for name, lengths in model.attended_lengths(spec).items():
+            forms.setdefault(layer.form_for(plan.microbatch_size, *lengths), []).append(name)
+        told = "; ".join(form if len(forms) == 1 else f"{form} ({', '.join(of)})" for form, of in forms.items())
+    return {"attention": f"{told} ({why})"}
+
+
+def _shared_state(plan: RunPlan, model: keras.Model) -> str:
+    """How the state of the optimizer and the averages are shared out; "" where the recipe does not ask for it.
+
+    Told of state of the size of a weight, of which Adam has two: what an optimizer has is known once it is built.
+    """
+    if not plan.recipe.shard_optimizer:
+        return ""
+    replicas = plan.strategy.num_replicas
+    if replicas == 1:
+        return "train.shard_optimizer = True: one replica holds all of it"
+    parts = [(variable, part_of(variable, replicas)) for variable in model.trainable_variables]
+    whole = bytes_of([variable for variable, _ in parts])
+    held = bytes_of([variable if part is None else part for variable, part in parts])
+    divided = bytes_of([variable for variable, part in parts if part is not None])
+    return (
+        f"shared out over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for every slot and "
+        f"average of the weights; {bytes_text(divided)} of weights are put together a step"
+    )
