@@ -22,7 +22,7 @@ def run(request: ExportStepRequest) -> int:
             return dry_run.show(lowering.for_replicas(plan, num_replicas), request)
         export_dir = request.export_dir or os.path.join(request.run_dir, "export_step")
         done = export_step.run(plan, model_dir=request.run_dir, export_dir=export_dir, num_replicas=num_replicas)
-    print(f"exported the step after step {done.step} for {done.num_replicas} replicas to {export_dir}")
+    print(f"exported the step after step {done.step} for {num_replicas} replicas to {export_dir}")
     for note in done.notes:
         print(f"note: {note}")
     if done.no_batches is not None:

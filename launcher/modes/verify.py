@@ -7,19 +7,18 @@ import os
 from launcher.config import gin_bindings
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import Request
-from launcher.verify import verification
+from launcher.verify.verification import Verification
 
 
 def run(request: Request) -> int:
-    """Verifies the recipe; see `verification.run`."""
+    """Verifies the recipe; see `Verification`."""
     model_dir = check_model_dir(request.run_dir)
     writes_to = None if request.dry_run else model_dir
     with lease.held(writes_to, environ=os.environ, say=print), gin_bindings.usage_errors():
-        return verification.run(
+        verification = Verification(
             gin_files=request.gin_file,
             gin_params=request.gin_param,
             seed=request.seed,
             deterministic=request.deterministic,
-            model_dir=model_dir,
-            dry_run=request.dry_run,
         )
+        return verification.run(model_dir, dry_run=request.dry_run)

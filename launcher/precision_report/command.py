@@ -29,12 +29,10 @@ def run(
     model_dir: str,
     dry_run: bool,
 ) -> int:
-    """Reports on a recipe; prints it and writes precision.json and report.html.
+    """Reports on a recipe, as the flags gave it; prints it and writes precision.json and report.html.
 
     Args:
-      gin_files, gin_params: the recipe.
       replicas: GPUs, or logical CPU devices where there is no GPU; one by default.
-      seed: as `--seed`; None for the recipe's.
       model_dir: where the two files go; of its newest checkpoint the weights are taken, if it has one.
       dry_run: say what would be examined, and stop.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from launcher.precision_report import lint
 from launcher.precision_report.lint import LintFinding
 from launcher.precision_report.probe import Probe, Probed
 from launcher.precision_report.settings import PrecisionReportSettings
+from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.step import wire_error
 from launcher.watch import float16_losses
@@ -24,61 +25,41 @@ _ROUNDING = 1e-6
 
 
 class PassError(NamedTuple):
-    """How far the 16-bit gradient of one weight is from the float32 one.
-
-    Attributes:
-      path: of the weight.
-      cosine: of the angle between them; NaN where the 16-bit one is not finite.
-      relative: norm of the difference over the norm of the float32 one.
-      is_rounding: whether the float32 one is zero but for rounding, so that neither says anything.
-    """
+    """How far the 16-bit gradient of one weight is from the float32 one."""
 
     path: str
-    cosine: float
-    relative: float
-    is_rounding: bool
+    cosine: float  # of the angle between them; NaN where the 16-bit one is not finite
+    relative: float  # norm of the difference over the norm of the float32 one
+    is_rounding: bool  # whether the float32 one is zero but for rounding, so that neither says anything
 
 
 class WireCost(NamedTuple):
-    """What reducing the gradients costs and loses, predicted; see `launcher.step.wire_error`.
-
-    Attributes:
-      dtype: on the wire.
-      replicas: of the reduction.
-      error: relative error of the sum.
-      payload_bytes: of one step's gradients.
-      sent_bytes: by each replica.
-    """
+    """What reducing the gradients costs and loses, predicted; see `launcher.step.wire_error`."""
 
     dtype: str
     replicas: int
-    error: float
-    payload_bytes: int
-    sent_bytes: int
+    error: float  # relative, of the sum
+    payload_bytes: int  # of one step's gradients
+    sent_bytes: int  # by each replica
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What was found.
+    """What was found under `policy`.
 
     Attributes:
-      policy, loss_scale_log2: that were examined; the scale of the run's next step.
-      batches: that were looked at.
+      loss_scale_log2: of the run's next step.
+      batches: how many were looked at.
       gradients: in float32 at scale 1, of weights, activations and the wire.
-      real: the same weights' and activations' gradients as the 16-bit pass had them, at the run's scale.
       errors: of the 16-bit pass, by the scale's exponent: of 1, the run's and the recommended one.
       losses: mean loss of the last batch, in float32 and under the policy.
-      verdict: whether a scale is needed, and which.
       overflows: where it overflows first as the scale rises.
-      wire: predictions.
-      findings: of the lint.
     """
 
     policy: str
     loss_scale_log2: int
     batches: int
     gradients: list[Gradient]
-    real: list[Gradient]
     errors: dict[int, list[PassError]]
     losses: tuple[float, float]
     verdict: ScaleVerdict
@@ -97,7 +78,6 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
 
     Args:
       built: under the policy to examine, its weights in place.
-      settings: how.
       scale: the loss scale that counts as the run's.
       say: told what is being done.
 
@@ -115,22 +95,20 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
         say(f"batch {number + 1} of {settings.batches}: loss {found[-1].shadow.loss:.4g}")
     if not np.isfinite(found[-1].shadow.loss):
         raise TrainingError(f"the loss is {found[-1].shadow.loss} in float32 already: there is no precision to examine")
-    gradients = _gradients(probe, [one.shadow for one in found], found, built)
-    verdict = float16_losses.judge([one for one in gradients if one.is_16_bit], built.plan.policy)
+    plan = built.plan
+    gradients = _gradients(probe, found, plan)
+    verdict = float16_losses.judge([one for one in gradients if one.is_16_bit], plan.policy)
     now = round(math.log2(scale))
     errors = {}
     for k in dict.fromkeys([0, now, *([] if verdict.scale_log2 is None else [verdict.scale_log2])]):
         say(f"the 16-bit pass at scale 2^{k}")
-        last = found[-1] if k == now else probe.run(batch, 2.0**k)
-        errors[k] = _errors(probe, last)
-    plan = built.plan
+        errors[k] = _errors(probe, found[-1] if k == now else probe.run(batch, 2.0**k))
     say("lint and wire")
     return Examined(
         policy=plan.policy,
         loss_scale_log2=now,
         batches=settings.batches,
         gradients=gradients,
-        real=_tensors(probe, [one.real for one in found]),
         errors=errors,
         losses=(float(found[-1].shadow.loss), float(found[-1].real.loss)),
         verdict=verdict,
@@ -146,57 +124,38 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
     )
 
 
-def _gradients(probe: Probe, shadows: Sequence[Any], found: Sequence[Probed], built: Session) -> list[Gradient]:
+def _gradients(probe: Probe, found: Sequence[Probed], plan: RunPlan) -> list[Gradient]:
     """Of weights and activations, and of the sums on the wire where they are others than those of the weights."""
-    plan = built.plan
-    tensors = _tensors(probe, shadows)
-    parts = plan.strategy.num_replicas * plan.microbatches
-    for index, weight in enumerate(probe.weights):
-        if parts == 1 and weight.dtype == plan.wire_dtype.name:
-            continue
-        counts = np.asarray(np.sum([one.wire_counts[index] for one in found], axis=0, dtype=np.float64))
-        # What the other microbatches add is not known, but at most as much each.
-        largest = max(float(one.wire_maxima[index]) for one in found) * plan.microbatches
-        tensors.append(
-            Gradient(
-                path=weight.path,
-                kind="wire",
-                dtype=plan.wire_dtype.name,
-                counts=counts,
-                maxima=np.array([largest]),
-            )
-        )
-    return tensors
-
-
-def _tensors(probe: Probe, passes: Sequence[Any]) -> list[Gradient]:
-    found = []
+    gradients = []
     for kind, tensors in (("weight", probe.weights), ("activation", probe.activations)):
-        counts = np.asarray(np.sum([getattr(one, f"{kind}_counts") for one in passes], axis=0, dtype=np.float64))
-        maxima = np.max([getattr(one, f"{kind}_maxima") for one in passes], axis=0)
+        counts = _total([getattr(one.shadow, f"{kind}_counts") for one in found])
+        maxima = np.max([getattr(one.shadow, f"{kind}_maxima") for one in found], axis=0)
         for index, tensor in enumerate(tensors):
             if counts[index].sum():  # else a layer without a gradient
-                found.append(
-                    Gradient(
-                        path=tensor.path,
-                        kind=kind,
-                        dtype=tensor.dtype,
-                        counts=counts[index],
-                        maxima=maxima[:, index],
-                    )
-                )
-    return found
+                of = {"path": tensor.path, "kind": kind, "dtype": tensor.dtype}
+                gradients.append(Gradient(**of, counts=counts[index], maxima=maxima[:, index]))
+    parts = plan.strategy.num_replicas * plan.microbatches
+    for index, weight in enumerate(probe.weights):
+        if parts > 1 or weight.dtype != plan.wire_dtype.name:
+            of = {"path": weight.path, "kind": "wire", "dtype": plan.wire_dtype.name}
+            # What the other microbatches add is not known, but at most as much each.
+            largest = max(float(one.wire_maxima[index]) for one in found) * plan.microbatches
+            counts = _total([one.wire_counts[index] for one in found])
+            gradients.append(Gradient(**of, counts=counts, maxima=np.array([largest])))
+    return gradients
+
+
+def _total(counts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.asarray(np.sum(counts, axis=0, dtype=np.float64))
 
 
 def _errors(probe: Probe, one: Probed) -> list[PassError]:
-    sizes = np.array(probe.weight_sizes)
-    typical = one.compared.norm / np.sqrt(sizes)
-    least = _ROUNDING * np.median(typical)
+    typical = one.compared.norm / np.sqrt(np.array(probe.weight_sizes))
+    is_rounding = typical < _ROUNDING * np.median(typical)
+    columns = (probe.weights, one.compared.cosine, one.compared.relative_error, is_rounding)
     return [
-        PassError(tensor.path, float(cosine), float(relative), bool(size < least))
-        for tensor, cosine, relative, size in zip(
-            probe.weights, one.compared.cosine, one.compared.relative_error, typical, strict=True
-        )
+        PassError(tensor.path, float(cosine), float(relative), bool(rounded))
+        for tensor, cosine, relative, rounded in zip(*columns, strict=True)
     ]
 
 

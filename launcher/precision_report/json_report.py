@@ -13,20 +13,12 @@ from launcher.reporting.summary import versions
 from launcher.watch import float16_losses
 from launcher.watch.float16_losses import BIAS, NON_FINITE_BIN, Gradient
 
-FORMAT = 1
-
 
 def as_json(found: Examined, plan: Mapping[str, str], *, layers: int) -> dict[str, Any]:
-    """The report as mappings, lists, strings and numbers.
-
-    Args:
-      found: what to report.
-      plan: what the recipe resolved to, by name.
-      layers: rows of the tables that have one for each layer.
-    """
+    """The report with what the recipe resolved to, by name; of tables by layer, so many `layers`."""
     verdict = found.verdict
     return {
-        "format": FORMAT,
+        "format": 1,
         "plan": dict(plan),
         "verdict": terminal.verdict(found),
         "tables": [{"title": title, "rows": rows} for title, rows in terminal.tables(found, layers)],
@@ -41,7 +33,10 @@ def as_json(found: Examined, plan: Mapping[str, str], *, layers: int) -> dict[st
             "headroom_bits": verdict.headroom_bits,
             "less_than_0.1%_lost": verdict.harmless and [math.ldexp(1.0, k) for k in verdict.harmless],
         },
-        "sweep": [_at_scale(found, k) for k in range(float16_losses.FLOOR, float16_losses.CEILING + 1)],
+        "sweep": [
+            {"scale": math.ldexp(1.0, k), **float16_losses.pooled(found.narrow, k)._asdict()}
+            for k in range(float16_losses.FLOOR, float16_losses.CEILING + 1)
+        ],
         "gradients": [_gradient(one) for one in found.gradients],
         "overflows": [
             {
@@ -59,19 +54,14 @@ def as_json(found: Examined, plan: Mapping[str, str], *, layers: int) -> dict[st
     }
 
 
-def _at_scale(found: Examined, k: int) -> dict[str, Any]:
-    return {"scale": math.ldexp(1.0, k), **float16_losses.pooled(found.narrow, k)._asdict()}
-
-
 def _gradient(one: Gradient) -> dict[str, Any]:
     known = [exponent for exponent in range(1, NON_FINITE_BIN) if one.counts[exponent]]
-    headroom = float16_losses.headroom(one.maximum)
     return {
         "path": one.path,
         "kind": one.kind,
         "dtype": one.dtype,
         "maxima": [float(value) for value in one.maxima],
-        "headroom_bits": headroom if math.isfinite(headroom) else None,
+        "headroom_bits": _known(float16_losses.headroom(one.maximum)),
         "zeros": one.counts[0],
         "not_finite": one.counts[NON_FINITE_BIN],
         "counts_by_exponent": {str(place - BIAS): one.counts[place] for place in known},

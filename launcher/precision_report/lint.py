@@ -19,11 +19,35 @@ from launcher.watch import gradient_taps
 from launcher.watch.gradient_taps import Output
 
 GPU_MULTIPLE, TPU_MULTIPLE = 8, 128
-_LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 _SUMS = ("Sum", "Mean")
-_SOFTMAX = ("Softmax", "LogSoftmax")
-_VARIANCE = ("SquaredDifference",)
 _DRAWS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "RandomUniform", "RandomStandardNormal")
+# What is wrong with an operation in 16 bits: the rule, what was seen, and what to do.
+_SUM = (
+    "loss in 16 bits",
+    "a sum to one number, as of a loss, is computed in {dtype}",
+    "cast to float32 before the sum",
+)
+_LOSS = ("loss in 16 bits", "the loss is computed in {dtype}", "cast the logits to float32 before the loss")
+_SOFTMAX = ("softmax in 16 bits", "a softmax is computed in {dtype}", "compute it in float32, or give dtype='float32'")
+_DRAWN = (
+    "draws in 16 bits",
+    "random numbers are drawn as {dtype}: others than float32's, so that the errors of the 16-bit pass in this report "
+    "are those of other dropout masks, too",
+    "use keras.layers.Dropout, or report with dropout at 0",
+)
+_OPERATIONS = {
+    **dict.fromkeys(_SUMS, _SUM),
+    "SoftmaxCrossEntropyWithLogits": _LOSS,
+    "SparseSoftmaxCrossEntropyWithLogits": _LOSS,
+    "Softmax": _SOFTMAX,
+    "LogSoftmax": _SOFTMAX,
+    "SquaredDifference": (
+        "statistics in 16 bits",
+        "squared differences, as in a variance, are computed in {dtype}",
+        "cast to float32 before the mean and the variance, and back after",
+    ),
+    **dict.fromkeys(_DRAWS, _DRAWN),
+}
 _NARROW = (tf.float16, tf.bfloat16)
 # Below this share of the arithmetic, padding is not worth a line.
 _WORTH = 0.005
@@ -31,21 +55,13 @@ _WORTH = 0.005
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LintFinding:
-    """One thing that could be better.
+    """One thing that could be better."""
 
-    Attributes:
-      rule: its name, such as "softmax in 16 bits".
-      level: "warn" where it costs accuracy, memory or speed, "info" where it is only good to know.
-      path: of the layer, variable or operation; empty for the recipe as a whole.
-      text: what was seen.
-      fix: what to do.
-    """
-
-    rule: str
-    level: str
-    path: str
-    text: str
-    fix: str
+    rule: str  # its name, such as "softmax in 16 bits"
+    level: str = "warn"  # where it costs accuracy, memory or speed; "info" where it is only good to know
+    path: str  # of the layer, variable or operation; empty for the recipe as a whole
+    text: str  # what was seen
+    fix: str  # what to do
 
 
 def lint(
@@ -56,10 +72,9 @@ def lint(
     graph: tf.compat.v1.GraphDef,
     seen: Iterable[str],
 ) -> list[LintFinding]:
-    """Looks for everything, the worst first.
+    """Looks for everything in a session under the policy that is examined, the worst first.
 
     Args:
-      built: the session under the policy that is examined.
       outputs: what each leaf layer gave, by its path.
       model_outputs: what the model gave.
       graph: of a training pass.
@@ -85,7 +100,6 @@ def narrow_outputs(model: keras.Model, outputs: Sequence[Output]) -> Iterator[Li
     for dtype in sorted({one.dtype for one in outputs} & {"float16", "bfloat16"}):
         yield LintFinding(
             rule="outputs in 16 bits",
-            level="warn",
             path=model.name,
             text=f"the model's output is {dtype}: logits lose bits before the loss sees them",
             fix="give the last layer dtype='float32'",
@@ -94,55 +108,23 @@ def narrow_outputs(model: keras.Model, outputs: Sequence[Output]) -> Iterator[Li
 
 def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[LintFinding]:
     """Softmax, losses and variances that are computed in 16 bits, wherever in the forward pass."""
-    rules = (
-        (
-            _SUMS,
-            "loss in 16 bits",
-            "a sum to one number, as of a loss, is computed in",
-            "cast to float32 before the sum",
-        ),
-        (_LOSSES, "loss in 16 bits", "the loss is computed in", "cast the logits to float32 before the loss"),
-        (_SOFTMAX, "softmax in 16 bits", "a softmax is computed in", "compute it in float32, or give dtype='float32'"),
-        (
-            _VARIANCE,
-            "statistics in 16 bits",
-            "squared differences, as in a variance, are computed in",
-            "cast to float32 before the mean and the variance, and back after",
-        ),
-    )
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     seen: set[tuple[str, str]] = set()
     for node in nodes:
         kind = node.attr["dtype" if node.op in _DRAWS else "T"].type
         dtype = tf.dtypes.as_dtype(kind) if kind else None
-        if dtype not in _NARROW or "gradient_tape/" in node.name:
+        if dtype not in _NARROW or "gradient_tape/" in node.name or (node.op in _SUMS and not _is_scalar(node)):
             continue
-        path = _place(node.name)
-        if node.op in _DRAWS and ("draws in 16 bits", path) not in seen:
-            seen.add(("draws in 16 bits", path))
-            yield LintFinding(
-                rule="draws in 16 bits",
-                level="info",
-                path=path,
-                text=f"random numbers are drawn as {dtype.name}: others than float32's, so that the errors of the "
-                "16-bit pass in this report are those of other dropout masks, too",
-                fix="use keras.layers.Dropout, or report with dropout at 0",
-            )
-        for operations, rule, text, fix in rules:
-            if operations is _SUMS and not _is_scalar(node):
-                continue
-            if node.op in operations and (rule, path) not in seen:
+        if node.op in _OPERATIONS:
+            (rule, text, fix), path = _OPERATIONS[node.op], _place(node.name)
+            if (rule, path) not in seen:
                 seen.add((rule, path))
-                yield LintFinding(rule=rule, level="warn", path=path, text=f"{text} {dtype.name}", fix=fix)
+                level = "info" if node.op in _DRAWS else "warn"
+                yield LintFinding(rule=rule, level=level, path=path, text=text.format(dtype=dtype.name), fix=fix)
 
 
 def unseen(model: keras.Model, seen: Iterable[str]) -> Iterator[LintFinding]:
-    """Leaf layers with weights whose gradients no tap saw.
-
-    Args:
-      model: built.
-      seen: paths of those that were.
-    """
+    """Leaf layers with weights whose gradients no tap saw; `seen` are the paths of the others."""
     known = set(seen)
     for path, layer in gradient_taps.named_leaves(model).items():
         if layer.trainable_variables and path not in known:
@@ -161,20 +143,16 @@ def narrow_weights(model: keras.Model) -> Iterator[LintFinding]:
     """Variables that are stored in 16 bits."""
     for variable in model.variables:
         dtype = tf.dtypes.as_dtype(variable.dtype)
-        if dtype not in _NARROW:
-            continue
-        if variable.trainable:
+        if dtype in _NARROW and variable.trainable:
             yield LintFinding(
                 rule="weights in 16 bits",
-                level="warn",
                 path=variable.path,
                 text=f"the weight is stored as {dtype.name}: updates below its last place are lost",
                 fix="use the policy mixed_float16 or mixed_bfloat16, which keeps weights in float32",
             )
-        else:
+        elif dtype in _NARROW:
             yield LintFinding(
                 rule="statistics in 16 bits",
-                level="warn",
                 path=variable.path,
                 text=f"the statistic is stored as {dtype.name}: a moving average stops moving",
                 fix="give the layer a mixed policy or dtype='float32'",
@@ -187,7 +165,6 @@ def outside_scope(strategy: tf.distribute.Strategy, model: keras.Model) -> Itera
         if not strategy.extended.variable_created_in_scope(variable.value):
             yield LintFinding(
                 rule="outside the scope",
-                level="warn",
                 path=variable.path,
                 text="the variable was made outside of the strategy's scope: replicas do not get copies of their own",
                 fix="make every layer inside the task's model(), not in its constructor or at import",
@@ -201,7 +178,6 @@ def needless_scale(loss_scale: Any, policy: str) -> Iterator[LintFinding]:
         return
     yield LintFinding(
         rule="needless loss scale",
-        level="warn",
         path="",
         text=f"the loss is scaled by {initial:g} under {policy}, whose exponents are those of float32",
         fix="train.loss_scale = 'none' (or 'auto')",
@@ -233,7 +209,7 @@ def padding(model: keras.Model, outputs: Mapping[str, Sequence[Output]], *, tpu:
       outputs: what each leaf layer gave, by its path.
       tpu: whether multiples of 128 are worth a word, too.
     """
-    products = [(path, one) for path, one in _products(model, outputs)]
+    products = list(_products(model, outputs))
     total = sum(one.flops for _, one in products)
     for multiple, where in ((GPU_MULTIPLE, "a GPU"), *([(TPU_MULTIPLE, "a TPU")] if tpu else [])):
         wasted = [(one.padded_flops(multiple) - one.flops, path, one) for path, one in products]
@@ -242,7 +218,6 @@ def padding(model: keras.Model, outputs: Mapping[str, Sequence[Output]], *, tpu:
                 continue
             yield LintFinding(
                 rule=f"not a multiple of {multiple}",
-                level="warn",
                 path=path,
                 text=f"{one.contracted} x {one.columns} features on {where}: up to {waste / one.flops:.0%} more work "
                 f"in this layer, {waste / total:.1%} of the model's",
@@ -255,7 +230,6 @@ def odd_batch(examples: int, policy: str) -> Iterator[LintFinding]:
     if policy != "float32" and examples % GPU_MULTIPLE:
         yield LintFinding(
             rule=f"not a multiple of {GPU_MULTIPLE}",
-            level="warn",
             path="",
             text=f"{examples} examples in a microbatch of one replica",
             fix="choose train.global_batch_size, train.microbatches and replicas so that it is one",
@@ -291,15 +265,11 @@ def _features(layer: keras.layers.Layer, shape: Sequence[int]) -> tuple[int, int
     if isinstance(layer, keras.layers.EinsumDense):
         inputs, labels = layer.equation.split("->")[0].split(",")
         sizes = dict(zip(labels, shape, strict=True))
-        contracted = _product(size for label, size in sizes.items() if label in inputs)
-        return contracted, _product(size for label, size in sizes.items() if label not in inputs)
+        contracted = math.prod(size for label, size in sizes.items() if label in inputs)
+        return contracted, math.prod(size for label, size in sizes.items() if label not in inputs)
     if isinstance(layer, (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)):
         return math.prod(shape[:-1]), shape[-1]
     return None
-
-
-def _product(sizes: Iterable[int]) -> int:
-    return math.prod(sizes)
 
 
 def _is_scalar(node: Any) -> bool:

@@ -27,66 +27,40 @@ class Seen(NamedTuple):
 
     Weight gradients are those of a microbatch, before the reduction; with a loss scale, they are scaled. Counts are
     sums over replicas (see `float16_losses.count_exponents`); maxima are of finite magnitudes.
-
-    Attributes:
-      weight_counts: [weights, 256].
-      weight_maxima: [replicas, weights].
-      activation_counts: [tapped layers, 256], of the gradient by the layer's outputs.
-      activation_maxima: [replicas, tapped layers].
-      loss: scalar, the mean over the microbatches' weight.
     """
 
-    weight_counts: Any
-    weight_maxima: Any
-    activation_counts: Any
-    activation_maxima: Any
-    loss: Any
+    weight_counts: Any  # [weights, 256]
+    weight_maxima: Any  # [replicas, weights]
+    activation_counts: Any  # [tapped layers, 256], of the gradient by the layer's outputs
+    activation_maxima: Any  # [replicas, tapped layers]
+    loss: Any  # scalar, the mean over the microbatches' weight
 
 
 class Compared(NamedTuple):
-    """Unscaled gradients of the weights, summed over replicas in float32, against the shadow's; float32 [weights].
+    """Unscaled gradients of the weights, summed over replicas in float32, against the shadow's; float32 [weights]."""
 
-    Attributes:
-      cosine: of the angle between them; 1 where both are zero, NaN where the real one is not finite.
-      relative_error: norm of the difference over the norm of the shadow's; 0 where both are zero.
-      norm: of the shadow's.
-    """
-
-    cosine: Any
-    relative_error: Any
-    norm: Any
+    cosine: Any  # of the angle between them; 1 where both are zero, NaN where the real one is not finite
+    relative_error: Any  # norm of the difference over the norm of the shadow's; 0 where both are zero
+    norm: Any  # of the shadow's
 
 
 class Probed(NamedTuple):
-    """What `Probe` found on one batch; NumPy arrays.
+    """What `Probe` found on one batch; NumPy arrays."""
 
-    Attributes:
-      shadow: in float32 at scale 1.
-      real: under the run's policy, at `scale`.
-      compared: real against shadow.
-      scale: the loss scale of the real pass.
-      wire_counts, wire_maxima: float32 [weights, 256] and [weights] of the shadow's gradients summed over replicas.
-    """
-
-    shadow: Seen
-    real: Seen
-    compared: Compared
-    scale: Any
-    wire_counts: Any
-    wire_maxima: Any
+    shadow: Seen  # in float32 at scale 1
+    real: Seen  # under the run's policy, at `scale`
+    compared: Compared  # real against shadow
+    scale: Any  # of the loss in the real pass
+    wire_counts: Any  # float32 [weights, 256] of the shadow's gradients summed over replicas
+    wire_maxima: Any  # float32 [weights] of the same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor that a probe counts.
+    """One tensor that a probe counts."""
 
-    Attributes:
-      path: of the weight or the layer.
-      dtype: it has in the real pass, such as "float16": of a weight's gradient, that of the layer's computations.
-    """
-
-    path: str
-    dtype: str
+    path: str  # of the weight or the layer
+    dtype: str  # it has in the real pass, such as "float16": of a weight's gradient, that of the layer's computations
 
 
 class Probe:

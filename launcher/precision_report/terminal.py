@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from launcher.precision_report.examine import Examined, PassError
+from launcher.precision_report.examine import Examined
 from launcher.precision_report.lint import LintFinding
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table
@@ -17,13 +17,7 @@ Rows = list[list[str]]
 
 
 def show(found: Examined, console: Console, *, layers: int) -> None:
-    """Prints the report: the verdict, then tables with the worst first.
-
-    Args:
-      found: what to report.
-      console: takes the lines.
-      layers: rows of the tables that have one for each layer.
-    """
+    """Prints the report: the verdict, then tables with the worst first; of those by layer, so many `layers`."""
     console.note("")
     for line in verdict(found):
         console.note(line)
@@ -54,21 +48,17 @@ def verdict(found: Examined) -> list[str]:
     needed = "loss scaling is needed" if one.needed else "loss scaling is not needed"
     lines = [f"{found.policy}: {needed}: {one.why}."]
     if one.scale_log2 is not None:
+        at_most = one.scale_log2 == float16_losses.CEILING
         lines.append(
             f"Recommended scale: {power(one.scale_log2)}, with {one.headroom_bits:.1f} bits of headroom"
-            + (
-                " (no larger, for the float32 sums of scaled losses)"
-                if one.scale_log2 == float16_losses.CEILING
-                else ""
-            )
+            + (" (no larger, for the float32 sums of scaled losses)" if at_most else "")
             + f": train.loss_scale = @DynamicLossScale(), DynamicLossScale.initial_scale = {2.0**one.scale_log2}."
         )
-        within = (
+        lines.append(
             f"Less than 0.1% of all is lost, and nothing overflows, from {_range(one.harmless)}."
             if one.harmless
-            else ("Every scale loses 0.1% or more of all: the gradients span more than float16 does.")
+            else "Every scale loses 0.1% or more of all: the gradients span more than float16 does."
         )
-        lines.append(within)
     if found.policy == "mixed_float16" and found.narrow:
         left = min(float16_losses.headroom(gradient.maximum, now) for gradient in found.narrow)
         state = f"{left:.1f} bits of headroom" if left >= 0 else f"an overflow, {-left:.1f} bits too high"
@@ -90,69 +80,46 @@ def totals(found: Examined) -> Rows:
 
 
 def worst(found: Examined, count: int) -> Rows:
-    rows = [
-        [
-            "layer or weight",
-            "gradient of",
-            "lost at 1",
-            "subnormal at 1",
-            *_at_recommended(found),
-            "largest",
-            "headroom",
-        ]
-    ]
+    recommended = _recommended(found)
+    at_recommended = [f"{what} at {power(k)}" for k in recommended for what in ("lost", "subnormal")]
+    rows = [["layer or weight", "gradient of", "lost at 1", "subnormal at 1", *at_recommended, "largest", "headroom"]]
     for one in worst_gradients(found, count):
-        at_one = float16_losses.shares(one.counts, 0, one.maximum)
-        shares = [float16_losses.shares(one.counts, k, one.maximum) for k in _recommended(found)]
+        shares = [float16_losses.shares(one.counts, k, one.maximum) for k in (0, *recommended)]
+        parts = [share(value) for each in shares for value in (each.lost, each.subnormal)]
         left = float16_losses.headroom(one.maximum, found.loss_scale_log2)
-        rows.append(
-            [
-                one.path,
-                one.kind,
-                share(at_one.lost),
-                share(at_one.subnormal),
-                *(text for value in shares for text in (share(value.lost), share(value.subnormal))),
-                f"{one.maximum:.1e}",
-                f"{left:.1f} bits",
-            ]
-        )
+        rows.append([one.path, one.kind, *parts, f"{one.maximum:.1e}", f"{left:.1f} bits"])
     return rows
 
 
 def worst_gradients(found: Examined, count: int) -> list[Gradient]:
     """Weights and activations that lose the most at scale 1, first values, then bits; the worst first."""
-    candidates = [one for one in found.narrow if one.kind != "wire"]
 
     def badness(one: Gradient) -> tuple[float, float]:
         shares = float16_losses.shares(one.counts, 0, one.maximum)
         return shares.lost, shares.subnormal
 
-    return sorted(candidates, key=badness, reverse=True)[:count]
+    return sorted((one for one in found.narrow if one.kind != "wire"), key=badness, reverse=True)[:count]
 
 
 def overflows(found: Examined, count: int) -> Rows:
     rows = [["layer or weight", "gradient of", "replica", "largest", "first scale that overflows"]]
     for one in found.overflows[:count]:
-        rows.append(
-            [
-                one.gradient.path,
-                one.gradient.kind,
-                "sum" if one.replica is None else str(one.replica),
-                f"{one.gradient.maximum:.2e}",
-                power(one.scale_log2),
-            ]
-        )
+        replica = "sum" if one.replica is None else str(one.replica)
+        gradient = one.gradient
+        rows.append([gradient.path, gradient.kind, replica, f"{gradient.maximum:.2e}", power(one.scale_log2)])
     return rows
 
 
 def errors(found: Examined, count: int) -> Rows:
     by_scale = {k: {one.path: one for one in rows if not one.is_rounding} for k, rows in found.errors.items()}
     now = by_scale[found.loss_scale_log2]
-    order = sorted(now.values(), key=lambda one: -_badness(one))[:count]
+    order = sorted(now.values(), key=lambda one: -one.relative if math.isfinite(one.relative) else -math.inf)[:count]
     rows = [["weight", *(f"error at {power(k)}" for k in by_scale), *(f"cosine at {power(k)}" for k in by_scale)]]
     for one in order:
         same = [found_at[one.path] for found_at in by_scale.values()]
-        rows.append([one.path, *(_relative(each) for each in same), *(_cosine(each) for each in same)])
+        relative = (f"{each.relative:.1e}" if math.isfinite(each.relative) else "not finite" for each in same)
+        cosines = (f"{each.cosine:.5f}" if math.isfinite(each.cosine) else "-" for each in same)
+        rows.append([one.path, *relative, *cosines])
     return rows
 
 
@@ -200,23 +167,7 @@ def _recommended(found: Examined) -> list[int]:
     return [] if found.verdict.scale_log2 is None else [found.verdict.scale_log2]
 
 
-def _at_recommended(found: Examined) -> list[str]:
-    return [f"{what} at {power(k)}" for k in _recommended(found) for what in ("lost", "subnormal")]
-
-
 def _range(harmless: tuple[int, int]) -> str:
     low, high = harmless
     below = "below " if low == float16_losses.FLOOR else ""
     return f"{below}{power(low)} to {power(high)}" + (" at least" if high == float16_losses.CEILING else "")
-
-
-def _badness(one: PassError) -> float:
-    return one.relative if math.isfinite(one.relative) else math.inf
-
-
-def _relative(one: PassError) -> str:
-    return f"{one.relative:.1e}" if math.isfinite(one.relative) else "not finite"
-
-
-def _cosine(one: PassError) -> str:
-    return f"{one.cosine:.5f}" if math.isfinite(one.cosine) else "-"

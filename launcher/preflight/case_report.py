@@ -26,29 +26,11 @@ _DIFFERENT = 1.005  # of HFU and MFU, beyond rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tried:
-    """A suggestion, and what came of it.
-
-    Attributes:
-      finding: None when it could not be compiled.
-      refused: why it could not be.
-    """
-
-    suggestion: Suggestion
-    finding: SliceFinding | None = None
-    refused: str | None = None
-
-    @property
-    def fits(self) -> bool:
-        return self.finding is not None and self.finding.fits
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CaseReport:
     """A finding with what was compiled to make it fit, or, with `largest`, to find the batch that it is of."""
 
     finding: SliceFinding
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[Suggestion, ...] = ()
     largest: LargestBatch | None = None
 
 
@@ -103,12 +85,7 @@ def _show_section(
 
 
 def comparison(findings: Sequence[SliceFinding], not_applicable: Sequence[tuple[str, str]]) -> list[list[str]]:
-    """The table of several targets or batch sizes, its heading first.
-
-    Args:
-      findings: one a row.
-      not_applicable: (name of the case, why there is no finding).
-    """
+    """The table of several targets or batch sizes, its heading first; and of cases why there is no finding."""
     table = [["where", "batch", "a replica", *_MEASURED, "MFU", "examples/s", "hours"]]
     for finding in findings:
         plan, bounds = finding.plan, finding.roofline
@@ -301,7 +278,7 @@ def _tried_rows(reported: CaseReport) -> list[list[str]]:
     rows = [["change", *_MEASURED, "compiled in"], ["as it is", *_measured_with_time(reported.finding)]]
     for one in reported.tried:
         refused = [f"not applicable: {one.refused}", *[""] * 5]
-        rows.append([one.suggestion.flag, *(_measured_with_time(one.finding) if one.finding else refused)])
+        rows.append([one.flag, *(_measured_with_time(one.finding) if one.finding else refused)])
     return rows
 
 
@@ -411,11 +388,11 @@ def _hbm_json(hbm: HbmUse) -> Mapping[str, Any]:
     }
 
 
-def _tried_json(one: Tried) -> Mapping[str, Any]:
+def _tried_json(one: Suggestion) -> Mapping[str, Any]:
     found, bounds = one.finding, one.finding and one.finding.roofline
     return {
-        "flag": one.suggestion.flag,
-        "why": one.suggestion.why,
+        "flag": one.flag,
+        "why": one.why,
         "verdict": found and verdict(found),
         "hbm_bytes": found and found.hbm and found.hbm.needed,
         "step_seconds": bounds and bounds.step_seconds,

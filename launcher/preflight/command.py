@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
 from launcher.preflight import case_report, gpus, largest_batch, slices, suggestions
-from launcher.preflight.case_report import CaseReport, Tried
+from launcher.preflight.case_report import CaseReport
 from launcher.preflight.compiler import Compiler, require_versions
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
+from launcher.preflight.suggestions import Suggestion
 from launcher.reporting import report, run_folder, strict_json
 from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions as run_versions
@@ -22,16 +23,7 @@ from launcher.reporting.units import bytes_text
 
 @dataclasses.dataclass(kw_only=True)
 class Preflight:
-    """What is to be compiled, and for what.
-
-    Attributes:
-      gin_files, gin_params, seed, deterministic: the recipe.
-      tpu_types, gpu_types: what to compile for.
-      batch_sizes: global batch sizes to compare; empty for the recipe's own.
-      largest_batch: look for the largest global batch that fits.
-      search: compile with every knob turned, not only until a step fits that does not.
-      model_dir: where preflight.json goes; None for nowhere.
-      cache_dir, timeout_seconds: of the compiler.
+    """A recipe, as the flags gave it, and what it is to be compiled for.
 
     Raises:
       UsageError: a type is unknown or not listed, a compiler is missing, or the folder is another run's.
@@ -43,12 +35,12 @@ class Preflight:
     deterministic: bool
     tpu_types: Sequence[str]
     gpu_types: Sequence[str]
-    batch_sizes: Sequence[int]
-    largest_batch: bool
-    search: bool
-    model_dir: str | None
+    batch_sizes: Sequence[int]  # global batch sizes to compare; empty for the recipe's own
+    largest_batch: bool  # look for the largest global batch that fits
+    search: bool  # compile with every knob turned, not only until a step fits that does not
+    model_dir: str | None  # where preflight.json goes; None for nowhere
     cache_dir: str
-    timeout_seconds: float
+    timeout_seconds: float  # for one compilation
 
     def __post_init__(self) -> None:
         self._console = make_console(total_steps=1)
@@ -139,7 +131,7 @@ class Preflight:
         batch, needed = largest_batch.batch_size(finding), bytes_text(finding.hbm.needed)
         self._console.note(f"a global batch of {batch:,} {case_report.verdict(finding)}: {needed} needed")
 
-    def _tried(self, finding: SliceFinding) -> Iterator[Tried]:
+    def _tried(self, finding: SliceFinding) -> Iterator[Suggestion]:
         """Compiles suggestions: each knob's until the step fits.
 
         Without --preflight_search, only for a single step that does not fit, only until the first that does, and none
@@ -153,9 +145,9 @@ class Preflight:
                 if not self.search and time.monotonic() - started > self.timeout_seconds:
                     return
                 try:
-                    one = Tried(suggestion=suggestion, finding=self._examiner.examine(suggestion.case))
+                    one = dataclasses.replace(suggestion, finding=self._examiner.examine(suggestion.case))
                 except LauncherError as error:  # what has been found so far is worth more than the error
-                    one = Tried(suggestion=suggestion, refused=str(error))
+                    one = dataclasses.replace(suggestion, refused=str(error))
                 yield one
                 if one.fits:
                     break
@@ -213,7 +205,7 @@ def _refusal(reported: CaseReport) -> str:
     if finding.hbm is None:
         return f"on {finding.case.name}, {finding.refusal}"
     hbm, plan = finding.hbm, finding.plan
-    best = next((one.suggestion.flag for one in reported.tried if one.fits), None)
+    best = next((one.flag for one in reported.tried if one.fits), None)
     allowed = sum(one.value for one in hbm.reserved.values())
     beside = f", and {bytes_text(allowed)} allowed for {', '.join(hbm.reserved)}" if hbm.reserved else ""
     hint = f". Try {best}, which was compiled and fits" if best else ""

@@ -135,10 +135,9 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 class Compiler:
-    """Compiles programs for devices that need not be there, one at a time.
+    """Compiles programs for devices that need not be there, and keeps the results in a folder, made when needed.
 
     Args:
-      cache_dir: where results are kept; made when needed.
       timeout_seconds: for one compilation.
       child: command that starts the compiling process; for tests.
     """
@@ -168,7 +167,13 @@ class Compiler:
                 outcome = _read(Path(folder, OUTCOME))
                 if outcome is None:
                     raise CompilerDiedError(f"{_compiler_for(where)} left no result for {where.name}")
-                _check_supported(outcome.pop("unsupported"), where, versions)
+                if unsupported := outcome.pop("unsupported"):
+                    installed = ", ".join(f"{name} {version}" for name, version in versions.items())
+                    tried = " and ".join(f"{name} {version}" for name, version in MINIMUM.items() if name in versions)
+                    raise UsageError(
+                        f"--mode=preflight: {_compiler_for(where)} of these versions cannot be used ({installed}: "
+                        f"{unsupported}); it was tried with {tried}"
+                    )
                 with gzip.open(Path(folder, "entry"), "wt", encoding="utf-8") as file:
                     json.dump(outcome, file)
                 os.replace(Path(folder, "entry"), entry)
@@ -217,17 +222,6 @@ def _named_by_order(stablehlo: str) -> str:
 
 def _compiler_for(where: Target) -> str:
     return f"the {where.accelerator.upper()} compiler"
-
-
-def _check_supported(reason: str | None, where: Target, versions: Mapping[str, str]) -> None:
-    if reason is None:
-        return
-    installed = ", ".join(f"{name} {version}" for name, version in versions.items())
-    tried = " and ".join(f"{name} {version}" for name, version in MINIMUM.items() if name in versions)
-    raise UsageError(
-        f"--mode=preflight: {_compiler_for(where)} of these versions cannot be used ({installed}: {reason}); it was "
-        f"tried with {tried}"
-    )
 
 
 def _environment(folder: Path, request: Mapping[str, Any]) -> dict[str, str]:

@@ -79,21 +79,14 @@ class MatrixOp:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A reduction or exchange between replicas.
+    """A reduction or exchange between replicas."""
 
-    Attributes:
-      kind: HLO's name, such as "all-reduce".
-      bytes: of what is reduced or gathered, in one turn.
-      times: turns.
-      waits: whether the device does nothing else meanwhile.
-    """
-
-    kind: str
-    bytes: int
-    times: int
+    kind: str  # HLO's name, such as "all-reduce"
+    bytes: int  # of what is reduced or gathered, in one turn
+    times: int  # that it turns
     dtypes: tuple[str, ...]
     source: OpSource
-    waits: bool = True
+    waits: bool = True  # whether the device does nothing else meanwhile
 
     @property
     def crossings(self) -> int:
@@ -106,19 +99,13 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation:
-    """An instruction that the device steps through, with all its turns.
-
-    Attributes:
-      cycles: of the compiler's own cost model; None where it has no estimate.
-      flops: of the matrix products and convolutions in it.
-      hbm_bytes: read and written.
-    """
+    """An instruction that the device steps through, with all its turns."""
 
     source: OpSource
     opcode: str
-    cycles: int | None
-    flops: float
-    hbm_bytes: int
+    cycles: int | None  # of the compiler's own cost model; None where it has no estimate
+    flops: float  # of the matrix products and convolutions in it
+    hbm_bytes: int  # read and written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

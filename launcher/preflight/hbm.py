@@ -29,20 +29,13 @@ _RANGE = re.compile(r"^ {4}(\S+?)(\{[\d,]*\}):(\d+)-(\d+)$")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Buffer:
-    """A piece of a device's memory.
+    """A piece of a device's memory."""
 
-    Attributes:
-      kind: "argument", "output" or "temporary".
-      name: of an argument or output, what it is; else of the instruction whose result it holds.
-      bytes: as it lies in memory.
-      where: framework's name and line of user code, as far as known.
-    """
-
-    kind: str
-    name: str
-    bytes: int
+    kind: str  # "argument", "output" or "temporary"
+    name: str  # of an argument or output, what it is; else of the instruction whose result it holds
+    bytes: int  # as it lies in memory
     array: Array | None
-    where: str
+    where: str  # framework's name and line of user code, as far as known
 
     @property
     def padding(self) -> int:

@@ -51,22 +51,13 @@ _SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """One dense array.
+    """One dense array."""
 
-    Attributes:
-      dtype: HLO's name, such as "bf16".
-      dims: logical dimensions.
-      dynamic: whether a dimension is only an upper bound.
-      minor_to_major: order of the dimensions in memory.
-      tiles: tilings, the first one over the minor dimensions.
-      space: memory space, 0 for HBM.
-    """
-
-    dtype: str
-    dims: tuple[int, ...]
-    dynamic: bool = False
-    minor_to_major: tuple[int, ...] = ()
-    tiles: tuple[tuple[int, ...], ...] = ()
+    dtype: str  # HLO's name, such as "bf16"
+    dims: tuple[int, ...]  # logical dimensions
+    dynamic: bool = False  # whether a dimension is only an upper bound
+    minor_to_major: tuple[int, ...] = ()  # order of the dimensions in memory
+    tiles: tuple[tuple[int, ...], ...] = ()  # the first one over the minor dimensions
     space: int = HBM
 
     @property
@@ -97,15 +88,10 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class OpSource:
-    """Where an instruction is from.
+    """Where an instruction is from, as far as known."""
 
-    Attributes:
-      op_name: path of names that the framework gave, or "".
-      line: "file:line" of the user's code, or "".
-    """
-
-    op_name: str = ""
-    line: str = ""
+    op_name: str = ""  # path of names that the framework gave
+    line: str = ""  # "file:line" of the user's code
 
     def __str__(self) -> str:
         return " at ".join(part for part in (self.op_name, self.line) if part)
@@ -113,21 +99,14 @@ class OpSource:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
-
-    Attributes:
-      shapes: its result's arrays, more than one for a tuple.
-      operands: names.
-      called: names of computations, by what they are: "calls", "body", "condition", "to_apply" or "branches".
-      attributes: everything behind the operands, as text.
-    """
+    """One line of a computation."""
 
     name: str
     opcode: str
-    shapes: tuple[Array, ...]
-    operands: tuple[str, ...]
-    called: Mapping[str, tuple[str, ...]]
-    attributes: str
+    shapes: tuple[Array, ...]  # its result's arrays, more than one for a tuple
+    operands: tuple[str, ...]  # names
+    called: Mapping[str, tuple[str, ...]]  # names of computations, by what they are, such as "calls" or "body"
+    attributes: str  # everything behind the operands, as text
     source: OpSource
     is_root: bool
 

@@ -54,12 +54,7 @@ def settled(examiner: Examiner, case: Case) -> Case:
 
 
 def find(examiner: Examiner, case: Case, *, on_try: Callable[[SliceFinding], None]) -> LargestBatch:
-    """Compiles one batch size after another.
-
-    Args:
-      examiner: of the recipe.
-      case: the machine, and the changes that stay.
-      on_try: called with each finding.
+    """Compiles one batch size after another, and calls `on_try` with each finding.
 
     Raises:
       UsageError: the recipe is wrong, or the step does not compile for another reason than its need of memory.

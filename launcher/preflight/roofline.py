@@ -80,7 +80,6 @@ def estimate(
 
     Args:
       costs: of one device.
-      where: the devices.
       tokens_per_example: None for tasks without tokens.
       steps: of the whole run.
       model_flops: what the model needs of one device; None where that is not known, and all is taken to be needed.

@@ -45,15 +45,10 @@ _HINTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is to be compiled.
-
-    Attributes:
-      where: the devices.
-      changes: bindings on top of the command's own, such as "train.microbatches = 2".
-    """
+    """What is to be compiled."""
 
     where: Target
-    changes: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()  # bindings on top of the command's own, such as "train.microbatches = 2"
 
     @property
     def name(self) -> str:
@@ -100,8 +95,6 @@ class SliceFinding:
 
     Attributes:
       plan: the run as it would be there.
-      model: of its model.
-      compilation: what the compiler said.
       refusal: why it does not compile, in words; None when it does, or when all it lacks is memory.
       hbm, costs, roofline: None when it does not compile; the last two, too, when it does not fit.
       advice: what could be better, a sentence each.
@@ -131,20 +124,14 @@ class SliceFinding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examiner:
-    """Examines cases of one recipe.
-
-    Attributes:
-      gin_files, gin_params, seed, deterministic: the recipe, as the flags of these names gave it.
-      compiler: does the compiling.
-      on_phase: called with the case and "lowering" or "compiling".
-    """
+    """Examines cases of one recipe, as the flags gave it."""
 
     gin_files: Sequence[str]
     gin_params: Sequence[str]
     seed: int | None
     deterministic: bool
     compiler: Compiler
-    on_phase: Callable[[Case, str], None]
+    on_phase: Callable[[Case, str], None]  # called with "lowering" or "compiling"
 
     def resolve(self, case: Case) -> RunPlan:
         """The run as it would be on the case's devices.
@@ -266,13 +253,7 @@ def _shareable_bytes(trainer: Trainer) -> int:
 
 
 def explain_refusal(error: str, module: Module | None, accelerator: str = "tpu") -> str:
-    """The compiler's refusal in words: what it names, the place in the user's code if it is known, and what to do.
-
-    Args:
-      error: its own words.
-      module: the program it gave up on, when it left one.
-      accelerator: "tpu" or "gpu".
-    """
+    """The compiler's refusal of a program in words, with the place in the user's code, if known, and what to do."""
     status = _STATUS.match(error)
     place = _named(error, module) or _location(error)
     hint = _HINTS["vmem"] if re.search(r"\bvmem\b", error, re.IGNORECASE) else _HINTS.get(status[1] if status else "")

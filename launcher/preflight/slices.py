@@ -41,21 +41,15 @@ _HOP = Constant(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice(Target):
-    """A slice of a TPU pod; its devices are those of the compiler and the replicas of TPUStrategy.
-
-    Attributes:
-      chip: its generation.
-      shape: chips along each axis.
-      host_shape: chips of one host along each axis.
-    """
+    """A slice of a TPU pod; its devices are those of the compiler and the replicas of TPUStrategy."""
 
     accelerator: ClassVar[str] = "tpu"
     memory_name: ClassVar[str] = "HBM"
     wire_name: str = "ICI"
 
     chip: Chip
-    shape: tuple[int, ...]
-    host_shape: tuple[int, int, int]
+    shape: tuple[int, ...]  # chips along each axis
+    host_shape: tuple[int, int, int]  # chips of one host along each axis
 
     @property
     def topology_options(self) -> dict[str, str | list[int]]:

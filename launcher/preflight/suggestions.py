@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from launcher.errors import UsageError
 from launcher.machine.strategy import recommended_policy
@@ -15,19 +15,12 @@ from launcher.step_program.lowering import for_replicas
 
 
 def examine_auto(examiner: Examiner, case: Case) -> SliceFinding:
-    """Compiles a case with what training would try, in the same order, until a step fits.
+    """Compiles a case with what training would try for `train.microbatches` and `train.rematerialize`, in that order.
 
     What cannot fit, by what was compiled before, is left out. The case of the finding has the values bound.
 
-    Args:
-      examiner: of the recipe.
-      case: whose recipe may leave `train.microbatches` and `train.rematerialize` open.
-
     Returns:
       Of the first step that fits, of the last that was compiled where none does, or of one that does not compile.
-
-    Raises:
-      UsageError: as in `Examiner.examine`.
     """
     settings, found = memory_trial.settings(examiner.resolve(case)), None
     refused: dict[Setting, HbmUse] = {}
@@ -55,57 +48,50 @@ def _is_too_much(setting: Setting, refused: Setting, used: HbmUse) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """One change of the command.
+    """One change of the command, and what came of it."""
 
-    Attributes:
-      case: the command with it.
-      flag: what to add to the command, or to replace in it.
-      why: what it does and costs.
-    """
+    case: Case  # the command with it
+    flag: str  # what to add to the command, or to replace in it
+    why: str  # what it does and costs
+    finding: SliceFinding | None = None  # as long as it has not been compiled, or when it could not be
+    refused: str | None = None  # why it could not be
 
-    case: Case
-    flag: str
-    why: str
+    @property
+    def fits(self) -> bool:
+        return self.finding is not None and self.finding.fits
 
 
-def knobs(finding: SliceFinding) -> Iterator[Iterator[Suggestion]]:
+def knobs(finding: SliceFinding) -> Iterator[Iterable[Suggestion]]:
     """What can be turned to make a step fit, the one to try first in front.
 
     Yields:
       For each knob its settings, from the least change on; each next one at least doubles the change.
     """
-    hbm = finding.hbm
-    if hbm is not None:
-        # The factor by which replicas must at least multiply: no part shrinks more than in proportion.
-        least = 1.0 if hbm.fits else hbm.needed / hbm.available
-        yield _precision(finding)
-        yield _shared_state(finding, hbm)
-        yield _microbatches(finding, hbm)
-        yield _rematerialization(finding)
-        yield _more_devices(finding, least)
-        yield _smaller_batch(finding, least)
-
-
-def _precision(finding: SliceFinding) -> Iterator[Suggestion]:
+    hbm, model, replicas = finding.hbm, finding.model, finding.plan.strategy.num_replicas
+    if hbm is None:
+        return
     if finding.plan.policy == "float32":
         half, _ = recommended_policy(finding.plan.strategy)
-        yield _binding(
-            finding,
-            f"train.precision = {half!r}",
-            "activations of half the size, products at the full speed of the matrix units",
-        )
-
-
-def _shared_state(finding: SliceFinding, hbm: HbmUse) -> Iterator[Suggestion]:
-    """The optimizer's state shared out, where so much of it leaves each device that the step could fit."""
-    shared, replicas = finding.model.shareable_bytes, finding.plan.strategy.num_replicas
-    if replicas > 1 and shared and shared * (1 - 1 / replicas) >= hbm.excess:
-        yield _binding(
-            finding,
-            "train.shard_optimizer = True",
+        why = "activations of half the size, products at the full speed of the matrix units"
+        yield [_binding(finding, f"train.precision = {half!r}", why)]
+    # The optimizer's state shared out, where so much of it leaves each device that the step could fit.
+    if replicas > 1 and model.shareable_bytes and model.shareable_bytes * (1 - 1 / replicas) >= hbm.excess:
+        why = (
             "each replica keeps the optimizer's state of its part of the weights alone; the same training, with one "
-            "more collective",
+            "more collective"
         )
+        yield [_binding(finding, "train.shard_optimizer = True", why)]
+    yield _microbatches(finding, hbm)
+    if model.keeps_activations:
+        why = (
+            "activations inside each block are computed again in the backward pass instead of kept, about a third more "
+            "arithmetic"
+        )
+        yield [_binding(finding, "train.rematerialize = True", why)]
+    # The factor by which replicas must at least multiply: no part shrinks more than in proportion.
+    least = 1.0 if hbm.fits else hbm.needed / hbm.available
+    yield _more_devices(finding, least)
+    yield _smaller_batch(finding, least)
 
 
 def _microbatches(finding: SliceFinding, hbm: HbmUse) -> Iterator[Suggestion]:
@@ -121,16 +107,6 @@ def _microbatches(finding: SliceFinding, hbm: HbmUse) -> Iterator[Suggestion]:
             f"train.microbatches = {count}",
             f"each replica takes its {per_replica} examples in {count} parts and adds up their gradients; the same "
             "training, slower where parts no longer fill the matrix units",
-        )
-
-
-def _rematerialization(finding: SliceFinding) -> Iterator[Suggestion]:
-    if finding.model.keeps_activations:
-        yield _binding(
-            finding,
-            "train.rematerialize = True",
-            "activations inside each block are computed again in the backward pass instead of kept, about a third more "
-            "arithmetic",
         )
 
 

@@ -25,41 +25,25 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target(abc.ABC):
-    """Devices that a step can be compiled for.
+    """Devices that a step can be compiled for: of all of them together, but where it is said to be of one replica."""
 
-    Attributes:
-      accelerator: "tpu" or "gpu".
-      figures_of: what of a run the figures are of; empty where it is the very program.
-      memory_name, wire_name: what the bounds call its memory and what connects its devices, such as "HBM" and "ICI".
-      name: as its flag has it, such as "v5litepod-256" or "h100:8".
-      device_name: of one device, for people.
-      topology_name: as its compiler calls it.
-      num_chips, num_replicas, num_hosts: of all of them together.
-      memory_bytes: of one replica.
-      memory_bandwidth: bytes/s of one replica.
-      peak_flops: 16-bit FLOP/s of one replica, of which MFU is a share.
-      constants: every number that its estimates use, by name.
-      clock: hertz of the cycles of its compiler's cost model; None where that tells nothing of use.
-      clock_words: the clock, for people.
-    """
+    accelerator: ClassVar[str]  # "tpu" or "gpu"
+    figures_of: ClassVar[str] = ""  # what of a run the figures are of; empty where it is the very program
+    memory_name: ClassVar[str]  # as the bounds call it, such as "HBM"
 
-    accelerator: ClassVar[str]
-    figures_of: ClassVar[str] = ""
-    memory_name: ClassVar[str]
-
-    name: str
-    device_name: str
-    wire_name: str
-    topology_name: str
+    name: str  # as its flag has it, such as "v5litepod-256" or "h100:8"
+    device_name: str  # of one device, for people
+    wire_name: str  # as the bounds call what connects its devices, such as "ICI"
+    topology_name: str  # as its compiler calls it
     num_chips: int
     num_replicas: int
     num_hosts: int
-    memory_bytes: Constant
-    memory_bandwidth: float
-    peak_flops: float
-    constants: Mapping[str, Constant]
-    clock: float | None = None
-    clock_words: str = ""
+    memory_bytes: Constant  # of one replica
+    memory_bandwidth: float  # bytes/s of one replica
+    peak_flops: float  # 16-bit FLOP/s of one replica, of which MFU is a share
+    constants: Mapping[str, Constant]  # every number that its estimates use, by name
+    clock: float | None = None  # hertz of the cycles of its compiler's cost model; None where that tells nothing of use
+    clock_words: str = ""  # the clock, for people
 
     @property
     def flag(self) -> str:

@@ -40,15 +40,15 @@ _CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2"}
 
 
 class CannotLowerError(UsageError):
-    """XLA cannot compile the step.
+    """XLA cannot compile the step, for which `why` gives the reason.
 
     Attributes:
       operation: type of the TensorFlow operation that is to blame; None if it does not say.
       where: "file:line, in function" of the code that made it; None if it does not say.
     """
 
-    def __init__(self, message: str, *, operation: str | None = None, where: str | None = None):
-        super().__init__(message)
+    def __init__(self, why: str, *, operation: str | None = None, where: str | None = None):
+        super().__init__(f"the step cannot be compiled for an accelerator: {why}")
         self.operation = operation
         self.where = where
 
@@ -57,7 +57,6 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
     """Refuses a step that uses what is neither a tensor nor a variable of the run's state.
 
     Args:
-      traced: the step.
       held: ids of the handles of the run's variables.
       model: whose layers are named.
 
@@ -74,11 +73,7 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
         found = (told for kind, told in _RESOURCES.items() if any(re.search(kind, one) for one in types))
         what, instead = next(found, _OTHER_RESOURCE)
         at = _at(where, op_source.layer_of(node.name, model))
-        raise CannotLowerError(
-            f"the step cannot be compiled for an accelerator: it uses {what}{at}; {instead}",
-            operation=node.op,
-            where=where,
-        )
+        raise CannotLowerError(f"it uses {what}{at}; {instead}", operation=node.op, where=where)
 
 
 def checks_left_out(graph: tf.Graph) -> list[str]:
@@ -121,45 +116,31 @@ def explain(error: Exception, graph: tf.Graph, model: keras.Model) -> CannotLowe
         operation = found.group(1)
         # TensorFlow's own name for what is handed in from outside.
         lacks = "takes no strings" if operation == "_Arg" else f"has no operation {operation}"
-        return CannotLowerError(
-            f"the step cannot be compiled for an accelerator: XLA {lacks}{at}; strings, printing and Python functions "
-            "belong into the data, or out of the step",
-            operation=operation,
-            where=where,
-        )
+        why = f"XLA {lacks}{at}; strings, printing and Python functions belong into the data, or out of the step"
+        return CannotLowerError(why, operation=operation, where=where)
     if found := _NOT_CONSTANT.search(said):
         operation = found.group(1)
         of_keras = layer is not None and type(layer.layer).__module__.startswith("keras.")
         instead = "have the data do this layer's work" if of_keras else "give Python numbers instead"
-        return CannotLowerError(
-            f"the step cannot be compiled for an accelerator: a shape or an axis given to {operation} is a tensor "
-            f"whose value XLA does not know{at}; {instead}",
-            operation=operation,
-            where=where,
-        )
+        why = f"a shape or an axis given to {operation} is a tensor whose value XLA does not know{at}; {instead}"
+        return CannotLowerError(why, operation=operation, where=where)
     if _ENDLESS_LOOP in said:
         where = _endless_loop(graph)
-        at = _at(where, layer)
-        return CannotLowerError(
-            f"the step cannot be compiled for an accelerator: a loop with a gradient turns as often as a tensor "
-            f"says{at}, and XLA must know how often at most; loop over tf.range of a Python number, or give "
-            "tf.while_loop its maximum_iterations",
-            operation="While",
-            where=where,
+        why = (
+            f"a loop with a gradient turns as often as a tensor says{_at(where, layer)}, and XLA must know how often "
+            "at most; loop over tf.range of a Python number, or give tf.while_loop its maximum_iterations"
         )
+        return CannotLowerError(why, operation="While", where=where)
     first = said.strip().splitlines()[0] if said.strip() else type(error).__name__
-    return CannotLowerError(f"the step cannot be compiled for an accelerator: {first}{at}", where=where)
+    return CannotLowerError(f"{first}{at}", where=where)
 
 
 def _endless_loop(graph: tf.Graph) -> str | None:
     """The line of the first loop that keeps values for its gradient without knowing how many."""
     lines = op_source.user_lines(graph)
     for operation in graph.get_operations():
-        kept = (
-            [one.op for one in operation.inputs if one.op.type == "EmptyTensorList"]
-            if "While" in operation.type
-            else []
-        )
-        if any(tf.get_static_value(one.inputs[1]) == -1 for one in kept) and operation.name in lines:
-            return lines[operation.name]
+        if "While" in operation.type and operation.name in lines:
+            kept = (one.op for one in operation.inputs if one.op.type == "EmptyTensorList")
+            if any(tf.get_static_value(one.inputs[1]) == -1 for one in kept):
+                return lines[operation.name]
     return None

@@ -33,21 +33,11 @@ from launcher.step_program.lowering import Lowered
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written.
+    """What was written."""
 
-    Attributes:
-      step: steps that the weights have been trained.
-      num_replicas: of the program.
-      stablehlo_version: of the portable form.
-      no_batches: why there are no batches; None if there are.
-      notes: what of the step is not in the program.
-    """
-
-    step: int
-    num_replicas: int
-    stablehlo_version: str
-    no_batches: str | None
-    notes: tuple[str, ...]
+    step: int  # that the weights have been trained
+    no_batches: str | None  # why there are none; None if there are
+    notes: tuple[str, ...]  # on what of the step is not in the program
 
 
 def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, num_batches: int = 1) -> Exported:
@@ -57,7 +47,6 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
       plan: of any strategy.
       model_dir: of a run; its newest checkpoint is taken, if it has one.
       export_dir: a folder that is empty or not there.
-      num_replicas: of the program.
       num_batches: global batches to write, of consecutive steps.
 
     Raises:
@@ -80,7 +69,7 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        version = _write(partial, lowered, batches)
+        _write(partial, lowered, batches)
         if os.path.isdir(export_dir):
             os.rmdir(export_dir)
         partial.rename(export_dir)
@@ -90,13 +79,7 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
         ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Exported(
-        step=built.trainer.step,
-        num_replicas=num_replicas,
-        stablehlo_version=version,
-        no_batches=no_batches,
-        notes=lowered.notes,
-    )
+    return Exported(step=built.trainer.step, no_batches=no_batches, notes=lowered.notes)
 
 
 def _check_folder(export_dir: str) -> None:
@@ -122,7 +105,7 @@ def _batches(built: session.Session, count: int) -> tuple[dict[str, np.ndarray],
     }, None
 
 
-def _write(folder: Path, lowered: Lowered, batches: dict[str, np.ndarray]) -> str:
+def _write(folder: Path, lowered: Lowered, batches: dict[str, np.ndarray]) -> None:
     jax, program, plan = jax_parts.load(), lowered.program, lowered.session.plan
     portable, version = pod_module.serialize(jax, program.stablehlo)
     (folder / runner.PROGRAM).write_bytes(portable)
@@ -151,7 +134,6 @@ def _write(folder: Path, lowered: Lowered, batches: dict[str, np.ndarray]) -> st
     }
     (folder / runner.DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", "utf-8")
     shutil.copyfile(runner.__file__, folder / "run.py")
-    return version
 
 
 def _storable(arrays: dict[str, np.ndarray]) -> dict[str, Any]:

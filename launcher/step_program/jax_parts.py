@@ -15,20 +15,12 @@ from launcher.machine import installation
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JaxParts:
-    """Modules of JAX, by their use here.
-
-    Attributes:
-      ir: MLIR.
-      stablehlo: its dialect.
-      mlir: conversion from HLO, portable artifacts.
-      new_context: makes an MLIR context that knows the dialects a step has.
-      version: of JAX.
-    """
+    """Modules of JAX, by their use here, and its version."""
 
     ir: Any
     stablehlo: Any
-    mlir: Any
-    new_context: Any
+    mlir: Any  # conversion from HLO, portable artifacts
+    new_context: Any  # makes an MLIR context that knows the dialects a step has
     version: str
 
 

@@ -26,20 +26,12 @@ from launcher.step_program.pod_replica import PodReplica
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Argument:
-    """One parameter or result of a program.
+    """One parameter or result of a program; a "constant" is a tensor that the model holds beside its variables."""
 
-    Attributes:
-      name: of a variable, its name in a checkpoint; of a batch's tensor, its key.
-      shape: static.
-      dtype: such as "float32"; "bfloat16" is ml_dtypes'.
-      kind: "batch", "variable" or "constant" (a tensor that the model holds beside its variables); of a result,
-        "report" or "variable".
-    """
-
-    name: str
+    name: str  # of a variable, its name in a checkpoint; of a batch's tensor, its key
     shape: tuple[int, ...]
-    dtype: str
-    kind: str
+    dtype: str  # NumPy's name; "bfloat16" is ml_dtypes'
+    kind: str  # "batch", "variable" or "constant"; of a result, "report" or "variable"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +40,7 @@ class StepProgram:
 
     Attributes:
       stablehlo: MLIR text of one module with locations; "main" is what each replica runs.
-      num_replicas: of the program; its reductions are over all of them.
+      num_replicas: all of which its reductions are over.
       arguments: the parameters of "main" in order: one replica's batch, then variables and constants.
       results: its results in order: the scalars of `train_step.StepReport`, then the new value of each variable that
         the step changes, which takes the memory of the old one.
@@ -65,8 +57,7 @@ class Lowered:
     """A program and what it was made from.
 
     Attributes:
-      program: the step.
-      session: holds the variables that are its arguments.
+      session: holds the variables that are the program's arguments.
       variables: those variables, by their arguments' names.
       constants: value of each argument of the kind "constant".
       graph: what was lowered; its operations have the names that stand in the program's locations.
@@ -81,8 +72,8 @@ class Lowered:
     notes: tuple[str, ...]
 
 
-def lower(plan: RunPlan, num_replicas: int) -> StepProgram:
-    """The training step of `plan` on `num_replicas` replicas.
+def build(plan: RunPlan, num_replicas: int) -> Session:
+    """The session of one replica among `num_replicas`, to be lowered.
 
     Takes the memory of the recipe's variables, needs no data, no accelerator, and touches no device but the CPU.
 
@@ -91,24 +82,14 @@ def lower(plan: RunPlan, num_replicas: int) -> StepProgram:
       num_replicas: among which the recipe's global batch is divided.
 
     Raises:
-      CannotLowerError: XLA cannot compile it; names the operation and the line of code.
       UsageError: JAX is missing, the batch cannot be divided, or the model refuses.
     """
-    return lower_session(build(plan, num_replicas)).program
-
-
-def build(plan: RunPlan, num_replicas: int) -> Session:
-    """The session of one replica among `num_replicas`, on the CPU; for errors, see `lower`."""
     jax_parts.load()
     return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), for_replicas(plan, num_replicas))
 
 
 def for_replicas(plan: RunPlan, num_replicas: int) -> RunPlan:
-    """The same plan on another number of replicas.
-
-    Raises:
-      UsageError: the batch cannot be divided among them.
-    """
+    """The same plan on another number of replicas; UsageError where its batch cannot be divided among them."""
     strategy = dataclasses.replace(plan.strategy, num_replicas=num_replicas, local_replicas=num_replicas)
     pod = dataclasses.replace(plan, strategy=strategy)
     plan_lib.check_batches(pod)
@@ -128,11 +109,15 @@ def whole_shard(plan: RunPlan, start_step: int = 0) -> Shard:
 
 
 def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
-    """Lowers the step of a session that `build` made; for errors, see `lower`.
+    """Lowers the step of a session that `build` made.
 
     Args:
       for_tpu: draw random numbers and put parts together as TensorFlow does on a TPU; otherwise as on CPUs and GPUs,
         the same everywhere.
+
+    Raises:
+      CannotLowerError: XLA cannot compile it; names the operation and the line of code.
+      UsageError: the model refuses.
     """
     jax, trainer = jax_parts.load(), session.trainer
     num_replicas = session.plan.strategy.num_replicas
@@ -174,12 +159,13 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
         num_replicas=num_replicas,
         num_results=len(results),
         updates=updates,
-        name="train_step",
         philox=tpu_random.names_of_philox(traced.graph) if for_tpu else None,
     )
     results = [results[index] for index in module.kept]
-    _check(arguments, module.arguments)
-    _check(results, module.results)
+    for expected, found in ((arguments, module.arguments), (results, module.results)):
+        if [(one.shape, one.dtype) for one in expected] != list(found):
+            # TensorFlow leaves out of a program what it knows already; then the order would not be the one given here.
+            raise RuntimeError(f"the program has {found}, expected {[(a.name, a.shape, a.dtype) for a in expected]}")
     program = StepProgram(
         stablehlo=module.text, num_replicas=num_replicas, arguments=tuple(arguments), results=tuple(results)
     )
@@ -225,10 +211,3 @@ def _arguments(
 
 def _described(name: str, tensor: tf.Variable | tf.Tensor | tf.TensorSpec, kind: str) -> Argument:
     return Argument(name=name, shape=tuple(tensor.shape), dtype=tf.dtypes.as_dtype(tensor.dtype).name, kind=kind)
-
-
-def _check(expected: Sequence[Argument], found: Sequence[pod_module.TensorType]) -> None:
-    """TensorFlow leaves out of a program what it knows already; then the order would not be the one given here."""
-    wanted = [(argument.shape, argument.dtype) for argument in expected]
-    if wanted != [(part.shape, part.dtype) for part in found]:
-        raise RuntimeError(f"the program has {found}, expected {[(a.name, a.shape, a.dtype) for a in expected]}")

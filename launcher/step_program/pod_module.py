@@ -13,30 +13,18 @@ from launcher.step_program import tpu_random
 from launcher.step_program.jax_parts import JaxParts
 from launcher.step_program.pod_replica import ALL_GATHER, ALL_REDUCE, REPLICA_ID
 
+TensorType = tuple[tuple[int, ...], str]
+"""Shape, and dtype by NumPy's name or, for bfloat16, ml_dtypes'."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PodModule:
-    """A module whose only public function is "main".
+    """A module whose only public function is "main"."""
 
-    Attributes:
-      text: MLIR, with locations.
-      arguments: shape and dtype of each parameter of "main".
-      results: shape and dtype of each of its results.
-      kept: which of the traced function's results these are.
-    """
-
-    text: str
+    text: str  # MLIR, with locations
     arguments: tuple[TensorType, ...]
     results: tuple[TensorType, ...]
-    kept: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorType:
-    """Shape, and dtype by NumPy's name or, for bfloat16, ml_dtypes'."""
-
-    shape: tuple[int, ...]
-    dtype: str
+    kept: tuple[int, ...]  # which of the traced function's results these are
 
 
 def convert(
@@ -46,21 +34,15 @@ def convert(
     num_replicas: int,
     num_results: int,
     updates: Mapping[int, int],
-    name: str,
     philox: frozenset[str] | None = None,
 ) -> PodModule:
-    """Makes one program for all replicas.
+    """Makes one program for all replicas of a serialised HloModuleProto.
 
     Marked places get their collectives. A result that hands a parameter on as it came is left out, and any beyond
     `num_results`. A result that is a parameter's new value takes its memory.
 
     Args:
-      jax: see `jax_parts.load`.
-      hlo: a serialised HloModuleProto.
-      num_replicas: of the program.
-      num_results: results to consider, the first ones.
       updates: result to the parameter whose new value it is.
-      name: of the module.
       philox: for a TPU, the operations that use Philox there as well; None for other devices, where all do.
     """
     context = jax.new_context()
@@ -73,13 +55,13 @@ def convert(
         _drop_unused_functions(jax, module)
         main = jax.ir.SymbolTable(module.operation)["main"]
         kept = _drop_results(jax, main, num_results, updates)
-        _alias(jax, main, {new: updates[old] for new, old in enumerate(kept) if old in updates})
+        _alias(jax, main, {updates[old]: new for new, old in enumerate(kept) if old in updates})
         for attribute in list(module.operation.attributes):
             # Said of the results as they were.
             if attribute.startswith("mhlo."):
                 del module.operation.attributes[attribute]
         int32 = jax.ir.IntegerType.get_signless(32)
-        module.operation.attributes["sym_name"] = jax.ir.StringAttr.get(name)
+        module.operation.attributes["sym_name"] = jax.ir.StringAttr.get("train_step")
         module.operation.attributes["mhlo.num_replicas"] = jax.ir.IntegerAttr.get(int32, num_replicas)
         module.operation.attributes["mhlo.num_partitions"] = jax.ir.IntegerAttr.get(int32, 1)
         module.operation.verify()
@@ -204,15 +186,12 @@ def _source(value: Any) -> Any:
 
 
 def _alias(jax: JaxParts, main: Any, results: Mapping[int, int]) -> None:
-    parameters = {parameter: result for result, parameter in results.items()}
+    """Has results take the memory of parameters; `results` is by the parameter."""
     int32 = jax.ir.IntegerType.get_signless(32)
-    attributes = []
-    for number in range(len(main.type.inputs)):
-        named = {}
-        if number in parameters:
-            named["tf.aliasing_output"] = jax.ir.IntegerAttr.get(int32, parameters[number])
-        attributes.append(jax.ir.DictAttr.get(named))
-    main.attributes["arg_attrs"] = jax.ir.ArrayAttr.get(attributes)
+    attributes: list[dict[str, Any]] = [{} for _ in main.type.inputs]
+    for parameter, result in results.items():
+        attributes[parameter]["tf.aliasing_output"] = jax.ir.IntegerAttr.get(int32, result)
+    main.attributes["arg_attrs"] = jax.ir.ArrayAttr.get([jax.ir.DictAttr.get(named) for named in attributes])
 
 
 def _tensor_type(jax: JaxParts, found: Any) -> TensorType:
@@ -220,4 +199,4 @@ def _tensor_type(jax: JaxParts, found: Any) -> TensorType:
     element = str(found.element_type)
     if element not in names:
         names[element] = element.replace("ui", "uint") if element.startswith("u") else element.replace("i", "int")
-    return TensorType(tuple(found.shape), names[element])
+    return tuple(found.shape), names[element]

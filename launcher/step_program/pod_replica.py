@@ -1,17 +1,36 @@
-"""A replica context to trace for a pod: its collectives are custom calls that mark where real ones go."""
+"""A replica context to trace for a pod: its collectives are XLA custom calls that mark where real ones go.
+
+TensorFlow has no public operation for custom calls; its own Python wrapper is used, as TensorFlow 2.21.0 has it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.step_program.custom_call import custom_call
 
 ALL_REDUCE = "launcher.all_reduce_sum"
 ALL_GATHER = "launcher.all_gather_"  # and the dimension
 REPLICA_ID = "launcher.replica_id"
+
+
+# Leans on TensorFlow: XLA's custom calls have this wrapper in Python. Noticed by tests/step_program/test_lowering.py,
+# tests/step_program/test_simulated_pod.py. Then: use the operation XlaCustomCallV2 by its new wrapper; preflight and
+# export_step need it.
+def _custom_call(target: str, operands: Sequence[tf.Tensor], result: tf.TensorSpec) -> tf.Tensor:
+    """A call that stands in the HLO under the name `target`; it can be compiled to HLO, from static shapes, not run."""
+    try:
+        from tensorflow.compiler.tf2xla.python.xla import custom_call_v2
+    except ImportError:
+        raise UsageError(
+            f"TensorFlow {tf.__version__} has no XlaCustomCallV2, by which a training step becomes a program for "
+            "several replicas; install 2.21, which has it"
+        ) from None
+    (value,) = custom_call_v2(target, list(operands), [result])
+    return tf.ensure_shape(value, result.shape)
 
 
 # Leans on TensorFlow: a subclass of ReplicaContext may answer `all_reduce` by itself. Noticed by
@@ -43,7 +62,7 @@ class PodReplica(tf.distribute.ReplicaContext):
     @property
     def replica_id_in_sync_group(self) -> tf.Tensor:
         """int32 scalar, not known before the program runs."""
-        return custom_call(REPLICA_ID, [], tf.TensorSpec([], tf.int32))
+        return _custom_call(REPLICA_ID, [], tf.TensorSpec([], tf.int32))
 
     def all_reduce(self, reduce_op: tf.distribute.ReduceOp | str, value: Any, options: Any = None) -> Any:
         """As in `tf.distribute.ReplicaContext`, differentiable too; one custom call a tensor."""
@@ -55,7 +74,7 @@ class PodReplica(tf.distribute.ReplicaContext):
 
     def _all_reduce_one(self, tensor: tf.Tensor, mean: bool) -> tf.Tensor:
         def reduced(part: tf.Tensor) -> tf.Tensor:
-            total = custom_call(ALL_REDUCE, [part], tf.TensorSpec(part.shape, part.dtype))
+            total = _custom_call(ALL_REDUCE, [part], tf.TensorSpec(part.shape, part.dtype))
             return total / self._num_replicas if mean else total
 
         # The gradient of a sum over replicas is the sum over replicas of the gradients.
@@ -63,7 +82,10 @@ class PodReplica(tf.distribute.ReplicaContext):
 
     def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         """Refused: there are no other replicas to merge with."""
-        raise UsageError(_refusal("merge_call"))
+        raise UsageError(
+            "the model or the optimizer calls merge_call of its replica context, for which a step cannot be lowered; "
+            "use all_reduce"
+        )
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """As in `tf.distribute.ReplicaContext`, but not differentiable; one custom call a tensor."""
@@ -76,11 +98,4 @@ class PodReplica(tf.distribute.ReplicaContext):
             mine = tf.one_hot(self.replica_id_in_sync_group, self._num_replicas, dtype=tensor.dtype)
             mine = tf.reshape(mine, [self._num_replicas if place == axis else 1 for place in range(len(shape) + 1)])
             return tf.reshape(self._all_reduce_one(tf.expand_dims(tensor, axis) * mine, mean=False), shape)
-        return custom_call(f"{ALL_GATHER}{axis}", [tensor], tf.TensorSpec(shape, tensor.dtype))
-
-
-def _refusal(method: str) -> str:
-    return (
-        f"the model or the optimizer calls {method} of its replica context, for which a step cannot be lowered; "
-        "use all_reduce"
-    )
+        return _custom_call(f"{ALL_GATHER}{axis}", [tensor], tf.TensorSpec(shape, tensor.dtype))

@@ -45,7 +45,7 @@ class Runner:
 
     def __init__(self, directory: str | os.PathLike[str], *, platform: str | None = None):
         self._directory = Path(directory)
-        self.description = describe(self._directory)
+        self.description = json.loads(existing(self._directory, DESCRIPTION).read_text("utf-8"))
         self.num_replicas = int(self.description["num_replicas"])
         self._arguments = {argument["name"]: argument for argument in self.description["arguments"]}
         _prepare_jax(self.num_replicas, platform)
@@ -82,10 +82,7 @@ class Runner:
         }
 
     def step(self, batch: Mapping[str, Any]) -> dict[str, float]:
-        """Takes one step and keeps the new variables.
-
-        Args:
-          batch: what `placed` returned.
+        """Takes one step on what `placed` returned, and keeps the new variables.
 
         Returns:
           The scalars that the step reports, by name; they are sums over the global batch where training's are.
@@ -158,17 +155,8 @@ class Runner:
         return batch
 
 
-def describe(directory: Path) -> dict[str, Any]:
-    """The contents of arguments.json."""
-    return json.loads(existing(directory, DESCRIPTION).read_text("utf-8"))
-
-
 def existing(directory: Path, name: str) -> Path:
-    """A file of the export.
-
-    Raises:
-      RunnerError: it is not there.
-    """
+    """A file of the export; RunnerError where it is not there."""
     path = directory / name
     if not path.is_file():
         raise RunnerError(f"{directory} has no {name}: name a directory that --mode=export_step wrote")

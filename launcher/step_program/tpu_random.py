@@ -9,7 +9,7 @@ TPU has in hardware, with a state of the key and one word of counter instead of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -27,27 +27,19 @@ _STATE = 2
 
 def names_of_philox(graph: tf.Graph) -> frozenset[str]:
     """Names of the operations whose caller asked for Philox, which a TPU then computes, too."""
-    definition = graph.as_graph_def()
-    bodies: list[Iterable[Any]] = [definition.node, *(function.node_def for function in definition.library.function)]
-    return frozenset(name for nodes in bodies for name in _philox(list(nodes)))
-
-
-def _philox(nodes: list[Any]) -> Iterator[str]:
-    constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
-    for node in nodes:
-        if node.op.startswith(_RANDOM) and len(node.input) > _ALGORITHM:
-            given = constants.get(node.input[_ALGORITHM].partition(":")[0])
-            if given is not None and int(tf.make_ndarray(given)) == _PHILOX:
-                yield node.name
+    definition, found = graph.as_graph_def(), set()
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+        constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+        for node in nodes:
+            if node.op.startswith(_RANDOM) and len(node.input) > _ALGORITHM:
+                given = constants.get(node.input[_ALGORITHM].partition(":")[0])
+                if given is not None and int(tf.make_ndarray(given)) == _PHILOX:
+                    found.add(node.name)
+    return frozenset(found)
 
 
 def use_default_generator(jax: JaxParts, generators: Iterable[Any], kept: frozenset[str]) -> None:
-    """Replaces Philox by RNG_DEFAULT.
-
-    Args:
-      generators: the module's "stablehlo.rng_bit_generator" operations.
-      kept: names of operations that stay, as `names_of_philox` gives them.
-    """
+    """Replaces Philox by RNG_DEFAULT in "stablehlo.rng_bit_generator" operations, but for those named by `kept`."""
     default = jax.stablehlo.RngAlgorithmAttr.get("DEFAULT")
     for one in generators:
         names = {op_source.inner_name(name) for name in re.findall(r'"([^"]+)"', str(one.location))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -11,18 +12,16 @@ import numpy as np
 from launcher.verify.record import Record
 from launcher.verify.settings import Tolerances
 
-QUANTITIES = (
-    "loss",
-    "gradient norm",
-    "weights",
-    "optimizer slots",
-    "moving statistics",
-    "loss scale",
-    "skipped steps",
-    "replicas",
-)
+_TOLERANCES = {
+    "loss": "loss",
+    "gradient norm": "gradient_norm",
+    "weights": "weights",
+    "optimizer slots": "slots",
+    "moving statistics": "moving_statistics",
+}
 EXACT = ("loss scale", "skipped steps", "replicas")
 """Quantities that are equal or not."""
+QUANTITIES = (*_TOLERANCES, *EXACT)
 
 # A loss near zero is a small difference of large numbers, whose error stays that of the large ones.
 _SMALLEST_OF_FIRST = 1e-2
@@ -30,13 +29,11 @@ _SMALLEST_OF_FIRST = 1e-2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """The deviation of one quantity from one replica's.
+    """The deviation of one of `QUANTITIES` from one replica's.
 
     Attributes:
-      quantity: one of `QUANTITIES`.
       value: the largest deviation, inf where something is not finite, missing or unequal in an exact quantity; None
         where there is nothing to compare, as the replicas of a topology that has one.
-      tolerance: the largest value that passes.
       where: the step or variable of the largest deviation, in words where that is no number; empty without any.
       first_step: the first step out of tolerance, None when there is none or steps are not what is compared.
     """
@@ -76,6 +73,11 @@ class Deviation:
         return f"{self.quantity} off by {self.value:.2g} at {self.where} (tolerance {self.tolerance:.2g}{since})"
 
 
+def tolerance_of(quantity: str, tolerances: Tolerances) -> float:
+    """The tolerance of one of `QUANTITIES`; 0 for those that are exact."""
+    return getattr(tolerances, _TOLERANCES[quantity]) if quantity in _TOLERANCES else 0.0
+
+
 def compare(baseline: Record, record: Record, tolerances: Tolerances) -> tuple[Deviation, ...]:
     """Compares a topology's run with that of one replica.
 
@@ -83,16 +85,10 @@ def compare(baseline: Record, record: Record, tolerances: Tolerances) -> tuple[D
       One deviation for each of `QUANTITIES`, in their order.
     """
     kinds = _kinds(baseline)
+    skipped = (baseline.finite == 0) & (record.finite == 0)
     return (
-        _curve("loss", baseline, record, baseline.loss, record.loss, tolerances.loss),
-        _curve(
-            "gradient norm",
-            baseline,
-            record,
-            baseline.gradient_norm,
-            record.gradient_norm,
-            tolerances.gradient_norm,
-        ),
+        _curve("loss", baseline.loss, record.loss, skipped, tolerances.loss),
+        _curve("gradient norm", baseline.gradient_norm, record.gradient_norm, skipped, tolerances.gradient_norm),
         _state("weights", baseline, record, kinds, tolerances.weights),
         _state("optimizer slots", baseline, record, kinds, tolerances.slots),
         _state("moving statistics", baseline, record, kinds, tolerances.moving_statistics),
@@ -112,10 +108,8 @@ def not_finite(record: Record) -> str | None:
     return None
 
 
-def _curve(
-    quantity: str, baseline: Record, record: Record, expected: np.ndarray, found: np.ndarray, tolerance: float
-) -> Deviation:
-    """The largest relative deviation over all steps."""
+def _curve(quantity: str, expected: np.ndarray, found: np.ndarray, skipped: np.ndarray, tolerance: float) -> Deviation:
+    """The largest relative deviation over all steps, of which `skipped` ones were on both sides."""
     known = np.abs(expected[np.isfinite(expected)])
     smallest = _SMALLEST_OF_FIRST * (known[0] if known.size else 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -123,7 +117,7 @@ def _curve(
     relative[(found == expected) & np.isfinite(found)] = 0.0
     # What overflowed everywhere was applied nowhere and is the same on both sides; any other value that is not finite
     # is none that could be compared.
-    overflowed = (baseline.finite == 0) & (record.finite == 0) & ~np.isfinite(expected) & ~np.isfinite(found)
+    overflowed = skipped & ~np.isfinite(expected) & ~np.isfinite(found)
     relative = np.where(overflowed, 0.0, np.where(np.isfinite(relative), relative, math.inf))
     worst = int(np.argmax(relative))
     value = float(relative[worst])
@@ -150,12 +144,11 @@ def _kinds(record: Record) -> dict[str, str]:
 
 def _state(quantity: str, baseline: Record, record: Record, kinds: Mapping[str, str], tolerance: float) -> Deviation:
     """The largest deviation over the variables of one kind."""
+    different = functools.partial(Deviation, quantity=quantity, value=math.inf, tolerance=tolerance)
     names = [name for name, kind in kinds.items() if kind == quantity]
     extra = [name for name in record.state if name not in baseline.state]
     if extra and quantity == "weights":
-        return Deviation(
-            quantity=quantity, value=math.inf, tolerance=tolerance, where=f"{extra[0]} is there, on one replica not"
-        )
+        return different(where=f"{extra[0]} is there, on one replica not")
     if not names:
         return Deviation(quantity=quantity, value=None, tolerance=tolerance)
     scales = _slot_scales(baseline, names) if quantity == "optimizer slots" else {}
@@ -164,19 +157,14 @@ def _state(quantity: str, baseline: Record, record: Record, kinds: Mapping[str, 
         expected, found = baseline.state[name], record.state.get(name)
         if found is None or found.shape != expected.shape:
             shape = "is missing" if found is None else f"has shape {found.shape} instead of {expected.shape}"
-            return Deviation(quantity=quantity, value=math.inf, tolerance=tolerance, where=f"{name} {shape}")
+            return different(where=f"{name} {shape}")
         if quantity == "moving statistics":
             scale = max(1.0, _largest([expected]))
         else:
             scale = scales.get(_slot_kind(name), 1.0)
         value = _distance(expected, found, scale)
         if not math.isfinite(value):
-            return Deviation(
-                quantity=quantity,
-                value=math.inf,
-                tolerance=tolerance,
-                where=f"{name} is not finite or, being an integer, not equal",
-            )
+            return different(where=f"{name} is not finite or, being an integer, not equal")
         if value > worst:
             worst, worst_name = value, name
     return Deviation(quantity=quantity, value=worst, tolerance=tolerance, where=worst_name)
@@ -224,14 +212,13 @@ def _exact(
     kinds: Mapping[str, str],
 ) -> Deviation:
     """A sequence over the steps, and the variables behind it, which must be equal."""
+    different = functools.partial(Deviation, quantity=quantity, value=math.inf)
     for step in np.flatnonzero(expected != found):
-        where = f"step {step + 1} has {found[step]:g}, on one replica {expected[step]:g}"
-        return Deviation(quantity=quantity, value=math.inf, where=where)
+        return different(where=f"step {step + 1} has {found[step]:g}, on one replica {expected[step]:g}")
     for name in (name for name, kind in kinds.items() if kind == quantity):
         before, after = baseline.state[name], record.state.get(name)
         if after is None or not np.array_equal(before, after):
-            where = f"{name} ends at {after}, on one replica at {before}"
-            return Deviation(quantity=quantity, value=math.inf, where=where)
+            return different(where=f"{name} ends at {after}, on one replica at {before}")
     return Deviation(quantity=quantity, value=0.0)
 
 

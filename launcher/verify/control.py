@@ -79,11 +79,7 @@ def _never_training(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install(built: Session) -> Data:
-    """Turns a session into the control of its recipe; call it before the session is traced.
-
-    Returns:
-      What it is to train on.
-    """
+    """Turns a session, not traced yet, into the control of its recipe; returns what it is to train on."""
     plan = built.plan
     groups = {size for layer, *_ in walk(built.model) if (size := group_size(layer))}
     _round_once_more(built.trainer.optimizer, roundoff(built.model, plan.wire_dtype), plan.seed)
@@ -110,11 +106,10 @@ class _Permuted:
 
 @as_written
 def legal_order(size: int, groups: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
-    """A permutation that keeps every group of consecutive examples together.
+    """A permutation of `size` examples that keeps every group of consecutive ones together.
 
     Args:
-      size: examples of the batch.
-      groups: sizes of groups; each divides `size`.
+      groups: their sizes; each divides `size`.
       seed: int64 [2].
 
     Returns:
@@ -164,12 +159,7 @@ def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Control:
-    """The result of the control.
-
-    Attributes:
-      deviations: its distance from the reference.
-      void: why it explains nothing; empty where it does.
-    """
+    """The control's distance from the reference; `void` is why it explains nothing, empty where it does."""
 
     deviations: tuple[Deviation, ...] = ()
     void: str = ""

@@ -32,12 +32,9 @@ class Died(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """What the processes of one topology are asked to do.
+    """What the processes of one topology are asked to do: the recipe, as the flags of these names gave it, and where.
 
     Attributes:
-      gin_files, gin_params, seed, deterministic: the recipe, as the flags of these names gave it.
-      strategy, replicas: as `--strategy` and `--replicas` would say.
-      steps: how many to train.
       folder: where `record_path` and `refusal_path` are.
       control: whether this is the control; see `launcher.verify.control`.
     """
@@ -74,13 +71,7 @@ def read_job(path: str) -> TrainingJob:
 
 
 def run(job: TrainingJob, topology: Topology, *, num_gpus: int, timeout_seconds: float) -> list[Path]:
-    """Runs a topology's processes to their end.
-
-    Args:
-      job: what they do.
-      topology: how many there are.
-      num_gpus: GPUs of this machine that they may use; 0 for logical CPU devices.
-      timeout_seconds: for all of them together.
+    """Runs a topology's processes to their end, on so many GPUs of this machine or, for 0, on logical CPU devices.
 
     Returns:
       The record of each worker in the order of rank.
@@ -102,11 +93,7 @@ def run(job: TrainingJob, topology: Topology, *, num_gpus: int, timeout_seconds:
 
 
 def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: int) -> list[dict[str, str]]:
-    """The environment of each worker: nothing of a cluster that this process may belong to, and a GPU of its own.
-
-    Raises:
-      Refused: there are fewer GPUs than workers.
-    """
+    """The environment of each worker: nothing of a cluster that this process may belong to, and a GPU of its own."""
     base = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
     if not num_gpus:
         base["CUDA_VISIBLE_DEVICES"] = "-1"

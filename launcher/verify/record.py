@@ -15,13 +15,12 @@ STEP_ARRAYS = ("loss", "gradient_norm", "loss_scale", "finite")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """The record of one run.
+    """The record of one run; numbers of the steps are float64 [steps].
 
     Attributes:
-      loss: float64 [steps], mean loss over the global batch.
-      gradient_norm: float64 [steps], of the mean gradient.
-      loss_scale: float64 [steps], the scale each step used.
-      finite: float64 [steps], 1 where the update was applied, 0 where it was skipped.
+      loss, gradient_norm: of the mean over the global batch.
+      loss_scale: the scale each step used.
+      finite: 1 where the update was applied, 0 where it was skipped.
       state: the final state by name, as `Trainer.snapshot`; empty in what any worker but the chief writes.
       trained: names of the trained weights in `state`.
       digests: for each replica, digests of its own copy of every variable by name.
@@ -36,7 +35,6 @@ class Record:
     digests: tuple[Mapping[str, str], ...]
 
     def save(self, path: Path) -> None:
-        """Writes the record to one file."""
         notes = json.dumps({"trained": self.trained, "digests": [dict(one) for one in self.digests]})
         arrays = {f"steps/{name}": getattr(self, name) for name in STEP_ARRAYS}
         arrays |= {f"state/{name}": _storable(value) for name, value in self.state.items()}
@@ -44,11 +42,7 @@ class Record:
 
 
 def load(paths: Sequence[Path]) -> Record:
-    """Reads the record of a run of one or several processes.
-
-    Args:
-      paths: what each process saved, the chief first; the others add their replicas' digests.
-    """
+    """Reads what each process of a run saved, the chief first; the others add their replicas' digests."""
     chief, *others = (_load(path) for path in paths)
     return dataclasses.replace(chief, digests=tuple(digests for one in (chief, *others) for digests in one.digests))
 

@@ -78,17 +78,11 @@ def for_policy(policy: str) -> Tolerances:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Topology:
-    """One way to spread a step over processes, devices and time.
+    """One way to spread a step over processes, devices and time."""
 
-    Attributes:
-      workers: processes, one replica each; 1 for no cluster.
-      replicas: mirrored replicas of the one process.
-      microbatches: parts of each replica's batch.
-    """
-
-    workers: int = 1
-    replicas: int = 1
-    microbatches: int = 1
+    workers: int = 1  # processes, one replica each; 1 for no cluster
+    replicas: int = 1  # mirrored, of the one process
+    microbatches: int = 1  # parts of each replica's batch
 
     @property
     def name(self) -> str:

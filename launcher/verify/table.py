@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from launcher.reporting.console import Console
 from launcher.reporting.tables import show_table
-from launcher.verify.compare import QUANTITIES, Deviation
+from launcher.verify.compare import EXACT, QUANTITIES, Deviation, tolerance_of
 from launcher.verify.control import FACTOR, Control
 from launcher.verify.settings import Tolerances, Topology
 
@@ -25,8 +25,6 @@ class Result:
     """What became of one topology.
 
     Attributes:
-      topology: which.
-      seconds: how long it took.
       deviations: its distance from one replica; empty when it could not be had:
       refused: the reason why the recipe cannot be built on it, or
       died: how its processes ended.
@@ -73,12 +71,13 @@ class Result:
         if self.died is not None:
             return [f"{self.topology.name}: {self.died}"]
         verdict = "amplified rounding: " if self.is_rounding else ""
-        return [f"{self.topology.name}: {verdict}{self._sentence(one)}" for one in self.deviations if not one.within]
-
-    def _sentence(self, one: Deviation) -> str:
-        same = {} if self.control is None else {other.quantity: other for other in self.control.deviations}
-        beside = f"; the control is off by {same[one.quantity].text}" if one.quantity in same else ""
-        return f"{one.sentence}{beside}"
+        own = {one.quantity: one.text for one in self.control.deviations} if self.control is not None else {}
+        lines = []
+        for one in self.deviations:
+            if not one.within:
+                beside = f"; the control is off by {own[one.quantity]}" if one.quantity in own else ""
+                lines.append(f"{self.topology.name}: {verdict}{one.sentence}{beside}")
+        return lines
 
 
 def show(results: Sequence[Result], tolerances: Tolerances, console: Console, stream: TextIO | None = None) -> None:
@@ -98,30 +97,18 @@ def show(results: Sequence[Result], tolerances: Tolerances, console: Console, st
 
 def _rows(results: Sequence[Result], tolerances: Tolerances) -> list[list[str]]:
     """The heading and a row for each quantity."""
-    limits = _tolerance_texts(tolerances)
     found = [{one.quantity: _text(result, one) for one in result.deviations} for result in results]
-    return [
-        ["deviation", "tolerance", *(result.topology.name for result in results)],
-        *([name, limits[name], *(texts.get(name, "") for texts in found)] for name in QUANTITIES),
-    ]
+    rows = [["deviation", "tolerance", *(result.topology.name for result in results)]]
+    for name in QUANTITIES:
+        limit = "equal" if name in EXACT else f"{tolerance_of(name, tolerances):.1e}"
+        rows.append([name, limit, *(texts.get(name, "") for texts in found)])
+    return rows
 
 
 def _text(result: Result, deviation: Deviation) -> str:
     if deviation.within:
         return deviation.text
     return f"{deviation.text} ~" if result.is_rounding else f"{deviation.text} !"
-
-
-def _tolerance_texts(tolerances: Tolerances) -> dict[str, str]:
-    """Each quantity's tolerance as the table shows it."""
-    numbers = {
-        "loss": tolerances.loss,
-        "gradient norm": tolerances.gradient_norm,
-        "weights": tolerances.weights,
-        "optimizer slots": tolerances.slots,
-        "moving statistics": tolerances.moving_statistics,
-    }
-    return {name: f"{numbers[name]:.1e}" if name in numbers else "equal" for name in QUANTITIES}
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -147,13 +134,5 @@ def control_as_json(control: Control | None) -> dict[str, Any] | None:
 
 
 def _deviations_as_json(deviations: Sequence[Deviation]) -> dict[str, Any]:
-    return {
-        one.quantity.replace(" ", "_"): {
-            "value": one.value,
-            "tolerance": one.tolerance,
-            "within": one.within,
-            "where": one.where,
-            "first_step": one.first_step,
-        }
-        for one in deviations
-    }
+    fields = ("value", "tolerance", "within", "where", "first_step")
+    return {one.quantity.replace(" ", "_"): {name: getattr(one, name) for name in fields} for one in deviations}

@@ -17,7 +17,7 @@ import tensorflow as tf
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
 from launcher.machine import devices as devices_lib
 from launcher.reporting import report, run_folder, strict_json
-from launcher.reporting.console import Console, make_console
+from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions
 from launcher.run import loading
 from launcher.verify import control as control_lib
@@ -29,8 +29,6 @@ from launcher.verify.record import Record
 from launcher.verify.settings import ONE_REPLICA, Tolerances, Topology, VerifySettings, for_policy
 from launcher.verify.table import Result
 
-FILE_NAME = run_folder.VERIFY
-
 _AT_ONCE = (
     ". The first step differs already: is the task's loss() a sum over the batch, not a mean, with the sum of the "
     "weights beside it? Does every layer treat each example by itself, or in groups of a fixed size?"
@@ -40,32 +38,31 @@ _DROPOUT_OFF = "dropout and noise off: each replica draws masks of its own (veri
 _DROPOUT_ON = "dropout and noise on, as verify.dropout asks for: each replica draws masks of its own"
 
 
+@dataclasses.dataclass(kw_only=True)
 class Verification:
     """The verification of one recipe.
 
-    Args:
-      gin_files, gin_params: the recipe.
-      seed: as `--seed`; None for the recipe's.
-      deterministic: as `--deterministic`.
+    Attributes:
+      gin_files, gin_params, seed, deterministic: the recipe, as the flags of these names gave it.
     """
 
-    def __init__(
-        self, *, gin_files: Sequence[str], gin_params: Sequence[str], seed: int | None, deterministic: bool = False
-    ):
+    gin_files: Sequence[str]
+    gin_params: Sequence[str]
+    seed: int | None
+    deterministic: bool
+
+    def __post_init__(self) -> None:
         # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
-        self.plan = loading.Machine(
-            environ={},
-            strategy="one_device",
-            seed=seed,
-            deterministic=deterministic,
-            connect=False,
-        ).resolve(gin_files, gin_params)
+        machine = loading.Machine(
+            environ={}, strategy="one_device", seed=self.seed, deterministic=self.deterministic, connect=False
+        )
+        self.plan = machine.resolve(self.gin_files, self.gin_params)
         self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
         self.topologies = self.settings.topologies(self.plan.microbatches)
-        self._gin_files, self._gin_params = tuple(gin_files), tuple(gin_params)
         self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies)
+        self._console = make_console(total_steps=self.steps)
 
     def describe(self) -> dict[str, str]:
         """Describes what is going to be done, for people."""
@@ -82,8 +79,12 @@ class Verification:
             "dropout": _DROPOUT_ON if self.settings.dropout else _DROPOUT_OFF,
         }
 
-    def run(self, model_dir: str, console: Console) -> int:
+    def run(self, model_dir: str, *, dry_run: bool) -> int:
         """Trains and compares; prints the table and writes verify.json.
+
+        Args:
+          model_dir: where the file goes.
+          dry_run: say what would be done, and stop.
 
         Returns:
           The exit code of a recipe that every topology trains alike.
@@ -92,25 +93,29 @@ class Verification:
           UsageError: the recipe cannot be built, or on one replica only.
           TrainingError: a topology deviates or fails, or one replica already fails.
         """
+        self._console.plan(self.describe())
+        if dry_run:
+            return EXIT_DONE
+        self.plan.data.check()
         with _terminable(), tempfile.TemporaryDirectory(prefix="verify-") as folder:
-            baseline = self._baseline(Path(folder), console)
-            results = [self._compare(topology, baseline, Path(folder), console) for topology in self.topologies]
+            baseline = self._baseline(Path(folder))
+            results = [self._compare(topology, baseline, Path(folder)) for topology in self.topologies]
             suspects = [result for result in results if not result.within and may_be_rounding(result, baseline)]
-            control = self._control(baseline, Path(folder), console) if suspects else None
+            control = self._control(baseline, Path(folder)) if suspects else None
         results = [dataclasses.replace(one, control=control) if one in suspects else one for one in results]
-        table.show(results, self.tolerances, console)
+        table.show(results, self.tolerances, self._console)
         self._write(model_dir, results, control)
         judge(results)
         compared = sum(result.refused is None for result in results)
-        console.note(
+        self._console.note(
             f"verified: {compared} of {len(results)} topologies train as one replica does over {self.steps} steps in "
             f"{self.plan.policy}"
         )
         for line in _about_rounding(results):
-            console.note(line)
+            self._console.note(line)
         return EXIT_DONE
 
-    def _baseline(self, folder: Path, console: Console) -> Record:
+    def _baseline(self, folder: Path) -> Record:
         started = time.monotonic()
         try:
             baseline = self._train(ONE_REPLICA, folder)
@@ -119,7 +124,7 @@ class Verification:
         except Died as death:
             raise TrainingError(f"one replica, which all is compared with: {death}") from None
         skipped = int((baseline.finite == 0).sum())
-        console.note(
+        self._console.note(
             f"{ONE_REPLICA.name}: {time.monotonic() - started:.0f} s, loss {baseline.loss[0]:.4g} -> "
             f"{baseline.loss[-1]:.4g}, {skipped} of {self.steps} steps skipped"
         )
@@ -136,14 +141,22 @@ class Verification:
             )
         return baseline
 
-    def _compare(self, topology: Topology, baseline: Record, folder: Path, console: Console) -> Result:
+    def _compare(self, topology: Topology, baseline: Record, folder: Path) -> Result:
         started = time.monotonic()
-        result = self._result(topology, baseline, folder)
+        deviations: tuple[Deviation, ...] = ()
+        refused = died = None
+        try:
+            deviations = compare(baseline, self._train(topology, folder), self.tolerances)
+        except Refused as refusal:
+            refused = str(refusal)
+        except Died as death:
+            died = str(death)
         seconds = time.monotonic() - started
-        console.note(f"{topology.name}: {seconds:.0f} s" + _so_far(result))
-        return dataclasses.replace(result, seconds=seconds)
+        result = Result(topology=topology, seconds=seconds, deviations=deviations, refused=refused, died=died)
+        self._console.note(f"{topology.name}: {seconds:.0f} s{_so_far(result)}")
+        return result
 
-    def _control(self, baseline: Record, folder: Path, console: Console) -> Control:
+    def _control(self, baseline: Record, folder: Path) -> Control:
         """Trains one replica once more with nothing changed but the rounding."""
         if self.settings.dropout:
             return Control(void="with verify.dropout = True, masks go by an example's place in the batch")
@@ -154,30 +167,17 @@ class Verification:
             return Control(void=f"it failed: {failure}")
         control = control_lib.judge(compare(baseline, found, self.tolerances), baseline)
         figures = ", ".join(f"{one.quantity} {one.text}" for one in control.deviations if one.value is not None)
-        console.note(
+        self._console.note(
             f"control (one replica, the rows of each batch permuted, gradients rounded once more): "
             f"{time.monotonic() - started:.0f} s, {figures}"
         )
         return control
 
-    def _result(self, topology: Topology, baseline: Record, folder: Path) -> Result:
-        try:
-            found = self._train(topology, folder)
-        except Refused as refusal:
-            return Result(topology=topology, seconds=0.0, refused=str(refusal))
-        except Died as death:
-            return Result(topology=topology, seconds=0.0, died=str(death))
-        return Result(topology=topology, seconds=0.0, deviations=compare(baseline, found, self.tolerances))
-
     def _train(self, topology: Topology, folder: Path, *, control: bool = False) -> Record:
-        policy, microbatches = self.plan.policy, topology.microbatches
+        changes = (f"train.precision = '{self.plan.policy}'", f"train.microbatches = {topology.microbatches}")
         job = TrainingJob(
-            gin_files=self._gin_files,
-            gin_params=(
-                *self._gin_params,
-                f"train.precision = '{policy}'",
-                f"train.microbatches = {microbatches}",
-            ),
+            gin_files=tuple(self.gin_files),
+            gin_params=(*self.gin_params, *changes),
             seed=self.plan.seed,
             deterministic=self.plan.deterministic,
             strategy=topology.strategy,
@@ -197,8 +197,8 @@ class Verification:
         content = {
             "verified": all(result.verified for result in results),
             "within_tolerance": all(result.within for result in results),
-            "recipe": list(self._gin_files),
-            "gin_params": list(self._gin_params),
+            "recipe": list(self.gin_files),
+            "gin_params": list(self.gin_params),
             **self.describe(),
             "steps": self.steps,
             "tolerances": dataclasses.asdict(self.tolerances),
@@ -208,30 +208,11 @@ class Verification:
         }
         try:
             tf.io.gfile.makedirs(model_dir)
-            with tf.io.gfile.GFile(os.path.join(model_dir, FILE_NAME), "w") as file:
+            with tf.io.gfile.GFile(os.path.join(model_dir, run_folder.VERIFY), "w") as file:
                 file.write(f"{strict_json.dumps(content, indent=2)}\n")
         except (OSError, tf.errors.OpError) as error:
-            raise UsageError(f"{FILE_NAME} cannot be written to --model_dir={model_dir}: {error}") from None
+            raise UsageError(f"{run_folder.VERIFY} cannot be written to --model_dir={model_dir}: {error}") from None
         report.refresh(model_dir)
-
-
-def run(
-    *,
-    gin_files: Sequence[str],
-    gin_params: Sequence[str],
-    seed: int | None,
-    deterministic: bool,
-    model_dir: str,
-    dry_run: bool,
-) -> int:
-    """Verifies a recipe; see `Verification`."""
-    verification = Verification(gin_files=gin_files, gin_params=gin_params, seed=seed, deterministic=deterministic)
-    console = make_console(total_steps=verification.steps)
-    console.plan(verification.describe())
-    if dry_run:
-        return EXIT_DONE
-    verification.plan.data.check()
-    return verification.run(model_dir, console)
 
 
 @contextlib.contextmanager

@@ -56,6 +56,10 @@ class Module:
         return max(sizes)
 
 
+def lower(plan, num_replicas):
+    return lowering.lower_session(lowering.build(plan, num_replicas)).program
+
+
 MLIR_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -131,7 +135,7 @@ def test_state_that_is_shared_out_is_an_argument_of_a_replicas_part(for_tpu):
 
 def test_a_recipe_is_lowered_for_a_pod_without_its_data(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
-    program = lowering.lower(pods.plan_of("resnet_tpu.gin", ["resnet.depth = 8", "train.global_batch_size = 4096"]), 64)
+    program = lower(pods.plan_of("resnet_tpu.gin", ["resnet.depth = 8", "train.global_batch_size = 4096"]), 64)
     assert program.num_replicas == 64
     assert program.arguments[0] == lowering.Argument(
         name="image", shape=(64, 224, 224, 3), dtype="float32", kind="batch"
@@ -263,7 +267,7 @@ def test_a_tensor_beside_the_variables_is_an_argument_with_its_value(odd):
 )
 def test_what_xla_cannot_compile_is_refused_with_the_operation_and_the_line(odd, what, operation, said):
     with pytest.raises(CannotLowerError, match=said) as refused:
-        lowering.lower(odd(what), 2)
+        lower(odd(what), 2)
     assert refused.value.operation == operation
     assert refused.value.where.endswith(f"/odd.py:{line_of(what)}, in loss")
     assert refused.value.where in str(refused.value)
@@ -274,12 +278,12 @@ def test_what_xla_cannot_compile_is_refused_with_the_operation_and_the_line(odd,
 def test_a_layer_of_keras_that_xla_cannot_compile_is_named_with_the_users_line(odd, what, layer, function, jit_compile):
     said = f"layer '{layer}' of type CategoryEncoding; .*have the data do this layer's work"
     with pytest.raises(CannotLowerError, match=said) as refused:
-        lowering.lower(odd(what, f"train.jit_compile = {jit_compile}"), 2)
+        lower(odd(what, f"train.jit_compile = {jit_compile}"), 2)
     assert refused.value.where.endswith(f"odd.py:{line_of(what)}, in {function}")
 
 
 def test_a_loss_with_control_flow_on_tensors_is_lowered_as_it_trains(odd):
-    text = lowering.lower(odd("control"), 2).stablehlo
+    text = lower(odd("control"), 2).stablehlo
     assert "stablehlo.sine" in text
     assert "stablehlo.while" in text
     assert re.search(r"stablehlo\.(if|case)\b", text)
@@ -297,13 +301,13 @@ def test_a_loss_with_control_flow_on_tensors_is_lowered_as_it_trains(odd):
 )
 def test_what_a_step_cannot_hold_is_refused_with_the_line_and_what_to_do(odd, what, said):
     with pytest.raises(CannotLowerError, match=f"{said}.*; ") as refused:
-        lowering.lower(odd(what), 2)
+        lower(odd(what), 2)
     assert refused.value.where.endswith(f"odd.py:{line_of(what)}")
 
 
 def test_a_table_of_a_layer_is_refused_by_the_layers_name(odd):
     with pytest.raises(CannotLowerError, match=r"a lookup table \(layer 'known' of type IntegerLookup; "):
-        lowering.lower(odd("known"), 2)
+        lower(odd("known"), 2)
 
 
 def test_a_tpu_draws_with_its_own_generator_what_the_caller_left_to_the_device(odd):
@@ -331,17 +335,17 @@ def test_checks_that_xla_leaves_out_are_told(odd):
 
 def test_strings_in_a_step_are_refused(odd):
     with pytest.raises(CannotLowerError, match="XLA takes no strings"):
-        lowering.lower(odd("text"), 2)
+        lower(odd("text"), 2)
 
 
 def test_a_model_that_merges_replicas_is_refused(odd):
     with pytest.raises(UsageError, match=re.escape("calls merge_call of its replica context")):
-        lowering.lower(odd("merge"), 2)
+        lower(odd("merge"), 2)
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(odd):
     with pytest.raises(UsageError, match=r"16 cannot be split evenly over 3 replicas .* such as 15 or 18"):
-        lowering.lower(odd(), 3)
+        lower(odd(), 3)
 
 
 def test_without_jax_it_says_what_to_install_before_a_model_is_built(odd, monkeypatch):
@@ -349,4 +353,4 @@ def test_without_jax_it_says_what_to_install_before_a_model_is_built(odd, monkey
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.setattr(plan.recipe.task, "model", lambda: pytest.fail("the model was built"))
     with pytest.raises(UsageError, match=r"pip install -e .*\[preflight\]"):
-        lowering.lower(plan, 2)
+        lower(plan, 2)
