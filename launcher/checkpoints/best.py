@@ -48,11 +48,7 @@ def read_best(directory: Path) -> Best | None:
 
 
 def write_best(directory: Path, best: Best) -> None:
-    """Replaces the record, durably and at once.
-
-    Raises:
-        CheckpointWriteError: It could not be written; the older one is as it was.
-    """
+    """Replaces the record, as `write_record`."""
     record = {**dataclasses.asdict(best), "time": time.time()}
     write_record(directory / _FILE, record, f"the record of the best checkpoint (step {best.step})")
 

@@ -78,11 +78,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a checkpoint, bit for bit, by name.
-
-    Args:
-        folder: A committed checkpoint.
-        tensors: What its manifest says of every tensor.
+    """Returns the arrays of a committed checkpoint, bit for bit, by name; `tensors` is what its manifest says of each.
 
     Raises:
         CheckpointReadError: The files cannot be read, or hold something else than the manifest says.

@@ -48,12 +48,9 @@ class Saver:
     ):
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error is one of {ON_ERROR}, got {on_error!r}")
-        self._store = store
-        self._asynchronous = asynchronous
+        self._store, self._asynchronous = store, asynchronous
         self._goes_on = on_error == "continue"
-        self._warn = warn
-        self._may_write = may_write
-        self._saved = saved
+        self._warn, self._may_write, self._saved = warn, may_write, saved
         self._best = self._best_on_disk = best
         self._write: _Write | None = None
         self._saved_step: int | None = None
@@ -99,22 +96,13 @@ class Saver:
             self._settle()
 
     def check(self) -> None:
-        """Returns at once; tells of a write that has failed meanwhile, and whether this run may write at all.
-
-        Raises:
-            CheckpointWriteError: It did, and failures stop the run.
-            LauncherError: What `may_write` raises.
-        """
+        """Returns at once; raises where a write has failed meanwhile and that stops the run, or as `may_write`."""
         self._may_write()
         if self._write is not None and not self._write.is_alive():
             self._settle()
 
     def finish(self) -> None:
-        """Waits until what was saved last is on the disk.
-
-        Raises:
-            CheckpointWriteError: It is not, whatever failures otherwise mean.
-        """
+        """Waits until what was saved last is on the disk; raises where it is not, whatever failures otherwise mean."""
         self._settle()
         if self._failed is not None:
             raise self._failed
