@@ -59,11 +59,7 @@ def forget_best(directory: Path) -> None:
 
 
 def write_record(path: Path, record: Any, what: str) -> None:
-    """Replaces a small file of JSON beside the checkpoints, durably and at once.
-
-    Raises:
-        CheckpointWriteError: `what` could not be written; the older one is as it was.
-    """
+    """Replaces a small file of JSON durably and at once; CheckpointWriteError where `what` could not be written."""
     temporary, content = aside(WRITING, path), json.dumps(record).encode()
     try:
         write_durably(temporary, content)

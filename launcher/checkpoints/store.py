@@ -145,11 +145,7 @@ class CheckpointStore:
         )
 
     def best(self) -> int | None:
-        """Returns the step last given to `mark_best` when its checkpoint verifies, None otherwise.
-
-        Raises:
-            CheckpointReadError: It cannot be read.
-        """
+        """Returns the step last given to `mark_best` when its checkpoint verifies, None otherwise."""
         record = self.best_record()
         if record is None:
             return None

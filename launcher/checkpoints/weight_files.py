@@ -49,14 +49,7 @@ class Stored(NamedTuple):
 
 
 def read(path: str) -> list[Stored]:
-    """The arrays of a file; states of random generators and of optimizers are left out.
-
-    Args:
-      path: ends in one of `SUFFIXES`.
-
-    Raises:
-      UsageError: another kind of file, or it cannot be read.
-    """
+    """The arrays of a file, without states of random generators and optimizers; UsageError where it cannot be read."""
     if not path.endswith(SUFFIXES):
         raise UsageError(
             f"StartFrom.path = {path!r}: expected a file that ends in {', '.join(SUFFIXES)}, or the model_dir of a "

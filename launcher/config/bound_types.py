@@ -70,11 +70,7 @@ class Parameter:
 
 
 def checked_patterns(binding: str, patterns: Iterable[str]) -> tuple[str, ...]:
-    """Regular expressions that a binding gives, each of which can be compiled.
-
-    Raises:
-      UsageError: one cannot, or a single string was given for the list.
-    """
+    """Regular expressions that a binding gives; UsageError for one that is none, or a string instead of a list."""
     if isinstance(patterns, str):
         raise UsageError(f"{binding} = {patterns!r}: must be a list of regular expressions, ({patterns!r},)")
     for pattern in patterns:

@@ -125,11 +125,7 @@ def check_settings() -> None:
 
 
 def bound(parameter: str, default: Any) -> Any:
-    """What a parameter such as "train.strategy" is bound to, before anything is called; `default` if it is not.
-
-    Raises:
-      UsageError: that is no plain value, and only a call would tell.
-    """
+    """The plain value that a parameter such as "train.strategy" is bound to, before any call; or `default`."""
     for (scope, selector, arg), binding in loaded.bound.items():
         if scope or selector == MACRO or f"{short_name(selector)}.{arg}" != parameter:
             continue

@@ -27,11 +27,7 @@ def search_path() -> tuple[str, ...]:
 
 
 def find_file(name: str, folders: Sequence[str] | None = None) -> str:
-    """Finds a gin file by its name, absolute or relative to one of the folders; None for those of `search_path()`.
-
-    Raises:
-      UsageError: it is in none of them; the message offers the nearest name.
-    """
+    """Finds a gin file by its name, absolute or relative to one of the folders; None for those of `search_path()`."""
     folders = search_path() if folders is None else folders
     for folder in folders:
         path = os.path.join(folder, os.path.expanduser(name))
@@ -172,11 +168,7 @@ def read_file(path: str, *, opened: list[str], including: tuple[str, ...] = ()) 
 
 
 def read_param(param: str) -> Binding:
-    """The binding in one --gin_param.
-
-    Raises:
-      UsageError: it is not one binding.
-    """
+    """The binding in one --gin_param; UsageError where it is not one."""
     try:
         found = list(_parse(param, None))
     except UsageError as error:

@@ -81,11 +81,8 @@ class Lease:
         made: tuple[Path, ...] = (),
         isolate: Isolate = _here,
     ):
-        self._isolate = isolate
-        self._path = path
-        self._holder = holder
-        self._descriptor = descriptor
-        self._made = made
+        self._path, self._holder, self._descriptor = path, holder, descriptor
+        self._made, self._isolate = made, isolate
         self._lost: LeaseLostError | None = None
         self._seen = lease_file.clock()
         self._is_looking = False
@@ -116,11 +113,7 @@ class Lease:
             raise self._lost
 
     def verify(self) -> None:
-        """Reads the lease now: for who is about to write to the same file system anyway.
-
-        Raises:
-          LeaseLostError: as `check`.
-        """
+        """Reads the lease now, and raises as `check`: for who is about to write to the same file system anyway."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._look(self._path)
@@ -248,16 +241,15 @@ def _acquire(
     try:
         while True:
             folder.mkdir(parents=True, exist_ok=True)
-            lease = None
             with contextlib.suppress(FileNotFoundError):  # the folder was removed again by whoever had made it
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor, lease = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), None
                 try:
                     lease = _take(descriptor, path, joins, supervises, made, say, isolate)
                 finally:
                     if lease is None or not lease.keeps(descriptor):
                         lease_file.close(descriptor)
-            if lease is not None:
-                return lease
+                if lease is not None:
+                    return lease
             if time.monotonic() > deadline:
                 raise UsageError(f"--model_dir={folder}: another run is just starting there ({path} is locked)")
             time.sleep(_TURN_SECONDS)
@@ -331,7 +323,6 @@ def _life(holder: Holder, is_locked: bool | None, device: int) -> _Life:
     """Whether the holder still runs and holds this file.
 
     Args:
-      holder: who the file says.
       is_locked: whether this process has the lock now; None where there are none.
       device: the mount of the file, as this process sees it: another mount of the same files may have its own locks.
     """

@@ -306,14 +306,7 @@ def define_about(values: flags.FlagValues) -> None:
 
 
 def help_text(about: str, values: flags.FlagValues, names: Sequence[str], ending: str) -> str:
-    """The text of `--help`: usage, one flag a paragraph with its choices and default, and an ending.
-
-    Args:
-      about: a program's docstring.
-      values: its flags.
-      names: of the flags to show, in their order.
-      ending: what follows them.
-    """
+    """The text of `--help`: what a program is about, a paragraph for each of the named flags, and an ending."""
     lines = [about.strip(), "", "Flags:"]
     for name in names:
         if name != values[name].short_name:
@@ -333,11 +326,7 @@ def described(flag: flags.Flag) -> tuple[str, str]:
 
 
 def make_request(values: flags.FlagValues) -> Request:
-    """The request of the parsed flags.
-
-    Raises:
-      UsageError: a flag does not go with the mode, or its value is wrong in any.
-    """
+    """The request of the parsed flags; UsageError where one does not go with the mode, or is wrong in any."""
     mode = MODES[values.mode]
     if values.replicas is not None and values.replicas < 1:
         raise UsageError(f"--replicas={values.replicas}: must be 1 or more")

@@ -90,11 +90,7 @@ class Controller:
         return next(filter(None, (action.ended() for action in self._actions)), "")
 
     def prepare(self) -> None:
-        """Opens the data at the trainer's step and builds the training graph; nothing is trained or written.
-
-        Raises:
-          UsageError: the task's loss() or the recipe's best_metric is wrong.
-        """
+        """Opens the data at the trainer's step and builds the training graph; nothing is trained or written."""
         with self._phase("compile"), self._reporter.waiting("tracing the training step"):
             self._batches = self._trainer.batches(self._data)
             traced = self._trainer.trace(self._batches)
@@ -208,11 +204,7 @@ class Controller:
             )
 
     def _agree(self, seconds: float) -> float:
-        """Called by all workers between two loops on the device: the mean of what the last one took on each.
-
-        Raises:
-          _Stopped: one of them was asked to stop.
-        """
+        """The mean of what the last loop took on each worker; raises `_Stopped` where one of them was asked to stop."""
         stops, mean = self._trainer.workers.mean([self._stop_requested(), seconds])
         if stops:
             with self._lock:

@@ -43,11 +43,7 @@ def import_builtins() -> None:
 
 
 def load(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports: Callable[[], None]) -> Recipe:
-    """The recipe that the gin files and bindings make, or that the first `launcher.fit` of a program makes with them.
-
-    Raises:
-      UsageError: they contradict themselves or each other.
-    """
+    """The recipe that gin files and bindings make, or that the first `launcher.fit` of a program makes with them."""
     path, others = programs.split(gin_files)
     if path is None:
         load_bindings(others, gin_params, before_imports=before_imports)
@@ -133,11 +129,7 @@ class Machine:
             strategy_lib.configure(self._set_up_for)
 
     def plan_of(self, recipe: Recipe) -> RunPlan:
-        """The plan of a recipe on these devices.
-
-        Raises:
-          UsageError: it wants others than those that were set up for it.
-        """
+        """The plan of a recipe on these devices; UsageError where it wants others than were set up for it."""
         devices = self._decide(recipe.strategy)
         if self._set_up_for not in (None, devices):
             raise UsageError(

@@ -139,11 +139,7 @@ def resolve(
     seed: int | None = None,
     deterministic: bool = False,
 ) -> RunPlan:
-    """Puts the recipe, the flags (None: not given) and the devices together; see `loading.Machine.plan_of`.
-
-    Raises:
-      UsageError: the environment contradicts itself, or the batch cannot be split.
-    """
+    """Puts the recipe, the flags (None: not given) and the devices together; see `loading.Machine.plan_of`."""
     stands_for = elastic.microbatch_factor(environ, cluster.num_workers)
     microbatches, microbatches_why = 1, "auto: how many fit is found when training starts, or by preflight"
     if recipe.microbatches != "auto":
@@ -180,11 +176,7 @@ def resolve(
 
 
 def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, str]:
-    """The dtype policy of a recipe on these devices, and the reason for it.
-
-    Raises:
-      UsageError: `train.precision` names none.
-    """
+    """The dtype policy of a recipe on these devices, and the reason for it."""
     policy, why = recipe.precision, "train.precision"
     if policy == "auto":
         policy, why = strategy_lib.recommended_policy(devices)

@@ -69,11 +69,7 @@ class _Found(BaseException):
 
 
 def split(gin_files: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The program among what `--gin_file` names, and the gin files.
-
-    Raises:
-      UsageError: there are two programs, or it is not there.
-    """
+    """The program among what `--gin_file` names, and the gin files; UsageError for two, or one that is not there."""
     found = [name for name in gin_files if name.endswith(".py")]
     if len(found) > 1:
         raise UsageError(f"--gin_file names two programs, {' and '.join(found)}: one run has one")
@@ -99,11 +95,7 @@ def run(path: str, at_fit: AtFit) -> None:
 
 
 def first_call(path: str) -> FitCall:
-    """Runs a program up to its first call of `launcher.fit`.
-
-    Raises:
-      UsageError: it ends without one.
-    """
+    """Runs a program up to its first call of `launcher.fit`; UsageError where it ends without one."""
 
     def leave(call: FitCall) -> str:
         raise _Found(call)

@@ -247,11 +247,7 @@ class Recipe:
             )
 
     def total_steps(self, data: Data) -> int:
-        """Steps of the whole run on some data.
-
-        Raises:
-          UsageError: given in epochs of a data set whose size is not known.
-        """
+        """Steps of the whole run on some data; UsageError where it is in epochs, and their size is not known."""
         if self.steps is not None:
             return self.steps
         if self.epochs is not None and (an_epoch := steps_per_epoch(data, self.global_batch_size)):

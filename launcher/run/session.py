@@ -48,11 +48,7 @@ class Session:
 
 
 def build(plan: RunPlan) -> Session:
-    """Builds a session in this process; the first call decides the devices, so there is one a process.
-
-    Raises:
-      UsageError: the devices or the model refuse.
-    """
+    """Builds a session in this process; the first call decides the devices, so there is one a process."""
     if plan.made is not None:
         return build_on(plan.made, plan)
     if plan.deterministic:
@@ -159,11 +155,7 @@ def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], No
 
 
 def build_optimizer(plan: RunPlan) -> Optimizer:
-    """The recipe's optimizer; a plain Keras optimizer is wrapped.
-
-    Raises:
-      UsageError: the builder gave something else, or its state cannot be shared out, and the recipe asks for that.
-    """
+    """The recipe's optimizer; a plain Keras optimizer is wrapped."""
     optimizer = (plan.recipe.optimizer or plan.recipe.task.optimizer)()
     if isinstance(optimizer, keras.optimizers.Optimizer):
         optimizer = Optimizer(optimizer)
@@ -178,11 +170,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer:
 
 
 def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
-    """What one step of the plan does.
-
-    Raises:
-      UsageError: the recipe and the optimizer both bound the gradients.
-    """
+    """What one step of the plan does; UsageError where recipe and optimizer both bound the gradients."""
     recipe = plan.recipe
     per_example = float(recipe.task.nominal_weight_per_example)
     return StepConfig(

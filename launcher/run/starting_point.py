@@ -82,11 +82,7 @@ def restore(
 
 
 def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
-    """Gives a trainer that starts anew the weights to start with.
-
-    Raises:
-      UsageError: they cannot be read, or are of another model.
-    """
+    """Gives a trainer that starts anew the weights to start with."""
     start, state = _begun(trainer, start_from)
     trainer.state.restore(state)
     return start

@@ -23,10 +23,7 @@ _OWN, _INPUT = range(2)
 
 
 class WorkerTimes(Action):
-    """Gathers the workers' times at each log event, one small collective, and names a worker that is always slow.
-
-    `worker` is which this one is, of `num_workers`; `note` takes a line for people.
-    """
+    """Gathers the workers' times at each log event, one small collective, and names a worker that is always slow."""
 
     def __init__(self, trainer: Trainer, *, worker: int, num_workers: int, note: Callable[[str], None]):
         self._trainer = trainer

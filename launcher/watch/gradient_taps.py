@@ -34,12 +34,7 @@ _RANDOM = (
 
 
 class Output(NamedTuple):
-    """A floating-point output of a layer, as seen while a pass was traced.
-
-    Attributes:
-      shape: static, of one replica; None where unknown.
-      dtype: such as "float16".
-    """
+    """A floating-point output of a layer, as seen while a pass was traced; its static shape, of one replica."""
 
     shape: tuple[int | None, ...]
     dtype: str
@@ -49,9 +44,6 @@ class GradientTaps:
     """One tap on every leaf layer of a model: those without layers inside, and recurrent layers as a whole.
 
     Layers that come before the first weights have no gradient in training, and none here.
-
-    Args:
-      model: built.
 
     Example, while a tf.function is traced:
 
