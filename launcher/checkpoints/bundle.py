@@ -52,7 +52,10 @@ def write_checkpoint(
         temporary.mkdir()
         drill.before_write()
         _write_bundle(temporary / STATE, arrays)
-        files = {path.name: _synchronised(path) for path in sorted(temporary.iterdir())}
+        files: dict[str, dict[str, Any]] = {}
+        for path in sorted(temporary.iterdir()):
+            sync(path)
+            files[path.name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
         if sum(file["size"] for file in files.values()) < needed_bytes:
             raise OSError(errno.EIO, "the file system kept fewer bytes than were written")
         manifest: dict[str, Any] = {
@@ -130,8 +133,3 @@ def _commit(temporary: Path, final: Path) -> None:
     os.rename(temporary, final)
     sync(final.parent)
     remove(replaced)
-
-
-def _synchronised(path: Path) -> dict[str, Any]:
-    sync(path)
-    return {"size": path.stat().st_size, "sha256": sha256_of(path)}

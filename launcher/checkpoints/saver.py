@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -46,8 +46,6 @@ class Saver:
         may_write: Callable[[], None] = lambda: None,
         saved: Callable[[int], None] = lambda step: None,
     ):
-        if on_error not in ON_ERROR:
-            raise ValueError(f"on_error is one of {ON_ERROR}, got {on_error!r}")
         self._store, self._asynchronous = store, asynchronous
         self._goes_on = on_error == "continue"
         self._warn, self._may_write, self._saved = warn, may_write, saved
@@ -136,38 +134,33 @@ class Saver:
         self._warn(f"{self._failed.facts} Training goes on and tries again at the next save.")
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Write(threading.Thread):
     """One checkpoint on its way to the disk; `run` may also be called without a thread."""
 
-    def __init__(
-        self,
-        store: CheckpointStore,
-        step: int,
-        state: Mapping[str, np.ndarray],
-        metrics: Mapping[str, float],
-        best: Best | None,
-    ):
+    store: CheckpointStore
+    step: int
+    state: Mapping[str, np.ndarray]
+    metrics: Mapping[str, float]
+    best: Best | None
+    saved: bool = False
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
         # A daemon: a process that is told twice to end does not wait for a disk that hangs.
-        super().__init__(name=f"save step {step}", daemon=True)
-        self.step = step
-        self.best = best
-        self.saved = False
-        self.error: BaseException | None = None
-        self._store = store
-        self._state: Mapping[str, Any] = state
-        self._metrics = metrics
+        super().__init__(name=f"save step {self.step}", daemon=True)
 
     def run(self) -> None:
         try:
-            self._store.save(self.step, self._state, metrics=self._metrics)
+            self.store.save(self.step, self.state, metrics=self.metrics)
             self.saved = True
             if self.best is not None:
                 # Only now: a record of the best must never name a checkpoint that is not there.
-                self._store.mark_best(self.step, metric=self.best.metric, value=self.best.value)
+                self.store.mark_best(self.step, metric=self.best.metric, value=self.best.value)
         except BaseException as error:  # raised again in the caller's thread
             self.error = error
         finally:
-            self._state = {}
+            self.state = {}
 
     def wait(self) -> None:
         if self.ident is not None:  # it was started

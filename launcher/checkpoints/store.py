@@ -65,12 +65,9 @@ class CheckpointStore:
                 "Mount the bucket or a shared disk and give its path as --model_dir."
             )
         self._directory = Path(directory)
-        self._keep = keep
-        self._keep_every_hours = keep_every_hours
-        self.is_chief = is_chief
-        self.before_write = before_write
-        self.run = dict(run or {})
-        self._scaling = scaling
+        self._keep, self._keep_every_hours = keep, keep_every_hours
+        self.is_chief, self.before_write = is_chief, before_write
+        self.run, self._scaling = dict(run or {}), scaling
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
     def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
@@ -100,7 +97,9 @@ class CheckpointStore:
                 return str(folder)
             if damage is not None:
                 _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
-        self._remove_leftovers()
+        # What a killed writer left half-done; the chief is the only writer, so nobody is at work there.
+        for path in itertools.chain.from_iterable(self._directory.glob(f"{mark}*") for mark in (WRITING, DELETING)):
+            remove(path)
         write_checkpoint(self._directory, step, state, metrics or {}, self.run, self._scaling, self.before_write)
         self._whole[step] = True
         self._retire()
@@ -323,12 +322,6 @@ class CheckpointStore:
             raise CheckpointReadError(f"The checkpoints in {self._directory} cannot be listed: {error}.") from error
         return sorted(int(match[1]) for match in map(_FOLDER.fullmatch, entries) if match)
 
-    def _remove_leftovers(self) -> None:
-        """Removes what a killed writer left half-done. The chief is the only writer, so nobody is at work there."""
-        for prefix in (WRITING, DELETING):
-            for path in self._directory.glob(f"{prefix}*"):
-                remove(path)
-
     def _retire(self) -> None:
         """Deletes the whole checkpoints that nothing keeps; damaged ones are evidence and stay."""
         steps = self.steps()
@@ -338,7 +331,8 @@ class CheckpointStore:
             _logger.warning("No old checkpoint is deleted for now, because the best one is not known: %s", error)
             return
         newest = itertools.islice(filter(self._is_whole, reversed(steps)), self._keep)
-        kept = {*newest, *self._kept_by_time(steps), best.step if best else -1}
+        times = {step: self.manifest(step)["time"] for step in steps} if self._keep_every_hours else {}
+        kept = {*newest, *spaced(times, self._keep_every_hours), best.step if best else -1}
         for step in steps:
             if step in kept or not self._is_whole(step):
                 continue
@@ -353,11 +347,6 @@ class CheckpointStore:
         os.rename(folder, hidden)  # Readers see a checkpoint or none, never half of one.
         self._whole.pop(step, None)
         remove(hidden)
-
-    def _kept_by_time(self, steps: list[int]) -> set[int]:
-        if not self._keep_every_hours:
-            return set()
-        return spaced({step: self.manifest(step)["time"] for step in steps}, self._keep_every_hours)
 
     def _is_whole(self, step: int) -> bool:
         if step not in self._whole:

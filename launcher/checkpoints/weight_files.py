@@ -39,7 +39,6 @@ class Stored(NamedTuple):
       name: as a person finds it.
       layer: names of the layers around it, the outermost first, and of its own.
       key: of the weight within its layer: its name, or in Keras's files its number.
-      value: the array.
     """
 
     name: str
@@ -148,7 +147,8 @@ def _group(
     own = _inside(group, "vars") if "vars" in group else None
     layer = around
     if own is not None and depth:
-        layer = (*around, _text(own.attrs.get("name", group.name.rpartition("/")[2])))
+        name = own.attrs.get("name", group.name.rpartition("/")[2])
+        layer = (*around, name.decode() if isinstance(name, bytes) else str(name))
     for key in sorted(own or (), key=lambda name: (len(name), name)):
         yield layer, key, _inside(own, key)
     for name in group:
@@ -165,10 +165,6 @@ def _inside(group: Any, name: str) -> Any:
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
         raise ValueError(f"{group.name}/{name} is a link")
     return group[name]
-
-
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def _safetensors(file: BinaryIO, most: int) -> Iterator[Stored]:

@@ -236,7 +236,8 @@ def held(
 def _acquire(
     folder: Path, joins: str | None, supervises: str | None, say: Callable[[str], None], isolate: Isolate
 ) -> Lease:
-    path, made = folder / lease_file.FILE_NAME, lease_file.missing_folders(folder)
+    path = folder / lease_file.FILE_NAME
+    made = tuple(one for one in (folder, *folder.parents) if not one.exists())  # innermost first
     deadline = time.monotonic() + _CONTENTION_SECONDS
     try:
         while True:

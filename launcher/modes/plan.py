@@ -26,15 +26,9 @@ def resolve(request: Request, *, connect: bool = True) -> RunPlan:
 
 def make_machine(request: Request, *, connect: bool = True) -> loading.Machine:
     """The devices that the flags ask for."""
-    return loading.Machine(
-        environ=os.environ,
-        strategy=request.strategy,
-        replicas=request.replicas,
-        tpu=request.tpu,
-        seed=request.seed,
-        deterministic=request.deterministic,
-        connect=connect,
-    )
+    names = ("strategy", "replicas", "tpu", "seed", "deterministic")
+    flags = {name: getattr(request, name) for name in names}
+    return loading.Machine(environ=os.environ, connect=connect, **flags)
 
 
 def describe(

@@ -95,7 +95,7 @@ class Controller:
             self._batches = self._trainer.batches(self._data)
             traced = self._trainer.trace(self._batches)
             named = self._recipe.task.result_names
-            names = {"loss", *(traced if named is None else named), *self._evaluator.extra_metrics}
+            names = {"loss", *(traced if named is None else named), *self._recipe.task.evaluation_metrics}
         wanted = {"train.best_metric": self._recipe.best_metric}
         if self._recipe.early_stopping is not None and self._recipe.early_stopping.metric is not None:
             wanted["EarlyStopping.metric"] = self._recipe.early_stopping.metric

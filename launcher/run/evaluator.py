@@ -46,11 +46,6 @@ class Evaluator:
         self._sample_batch: Batch | None = None
         self._decoding = DecodingEvaluator(strategy, model, plan) if isinstance(self._task, Decodes) else None
 
-    @property
-    def extra_metrics(self) -> tuple[str, ...]:
-        """Metrics that every evaluation has and training has not."""
-        return tuple(self._task.evaluation_metrics)
-
     def evaluate(self, last: bool = True, agree: Callable[[float], float] = lambda seconds: 0.0) -> dict[str, float]:
         """Evaluates the current weights.
 

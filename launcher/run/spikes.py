@@ -78,14 +78,6 @@ class Spikes:
                 raise UsageError(f"Spikes.{name} = {value}: must be more than 1, or None to leave it alone")
         check_least("Spikes", self, deviations=0, window=10, rewind_checkpoints=1, leave_out=1, most=1)
 
-    def check(self, *, keep_checkpoints: int) -> None:
-        """Raises UsageError where a run would have to go back to a checkpoint that is no longer kept."""
-        if self.action == "rewind" and self.rewind_checkpoints > keep_checkpoints:
-            raise UsageError(
-                f"Spikes.rewind_checkpoints = {self.rewind_checkpoints}, but Checkpoints.keep = "
-                f"{keep_checkpoints}: bind Checkpoints.keep to {self.rewind_checkpoints} or more"
-            )
-
 
 class Rewind(Exception):
     """The run goes back to an earlier checkpoint.

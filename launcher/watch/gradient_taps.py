@@ -88,13 +88,12 @@ class GradientTaps:
     def installed(self) -> Iterator[None]:
         """Puts the taps into the model while a pass is traced, and takes them out again; around `strategy.run`."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._on_model())
+            self._on_model(stack)
             for index, layer in enumerate(self.layers):
-                stack.enter_context(self._on(index, layer))
+                self._on(index, layer, stack)
             yield
 
-    @contextlib.contextmanager
-    def _on_model(self) -> Iterator[None]:
+    def _on_model(self, stack: contextlib.ExitStack) -> None:
         call = self._model.call
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -103,35 +102,23 @@ class GradientTaps:
             self.model_outputs = [_described(value) for value in tensors if value.dtype.is_floating]
             return outputs
 
-        self._model.call = recorded
-        try:
-            yield
-        finally:
-            del self._model.call
+        _override(self._model, "call", recorded, stack)
 
-    @contextlib.contextmanager
-    def _on(self, index: int, layer: keras.layers.Layer) -> Iterator[None]:
-        call, dtype, policy = layer.call, layer.compute_dtype, layer.dtype_policy
+    def _on(self, index: int, layer: keras.layers.Layer, stack: contextlib.ExitStack) -> None:
+        call, dtype = layer.call, layer.compute_dtype
         draws = isinstance(layer, _RANDOM)
 
         def tapped(*args: Any, **kwargs: Any) -> Any:
             outputs = call(*args, **kwargs)
             return keras.tree.map_structure(lambda value: self._tap(index, value, dtype if draws else None), outputs)
 
-        with_seed = layer.with_seed if isinstance(layer, Dropout) else None
-        layer.call = tapped
+        _override(layer, "call", tapped, stack)
         if draws:  # the same masks under every policy
+            stack.callback(setattr, layer, "dtype_policy", layer.dtype_policy)
             layer.dtype_policy = "float32"
-        if with_seed is not None:
-            layer.with_seed = lambda seed: _in_float32(with_seed(seed))
-        try:
-            yield
-        finally:
-            del layer.call
-            if with_seed is not None:
-                del layer.with_seed
-            if draws:
-                layer.dtype_policy = policy
+        if isinstance(layer, Dropout):
+            with_seed = layer.with_seed
+            _override(layer, "with_seed", lambda seed: _in_float32(with_seed(seed)), stack)
 
     def _tap(self, index: int, value: Any, dtype: str | None) -> Any:
         present: _Pass | None = getattr(self._thread, "present", None)
@@ -159,6 +146,12 @@ class _Pass:
     calls: list[int]
     outputs: list[list[Output]]
     past_weights: bool
+
+
+def _override(owner: Any, method: str, other: Callable[..., Any], stack: contextlib.ExitStack) -> None:
+    """Gives an object a method in the place of its class's, until the stack ends."""
+    setattr(owner, method, other)
+    stack.callback(delattr, owner, method)
 
 
 def _in_float32(drop: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
