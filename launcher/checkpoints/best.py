@@ -29,11 +29,7 @@ class Best:
 
 
 def read_best(directory: Path) -> Best | None:
-    """What `write_best` recorded last; a damaged record is a warning and None.
-
-    Raises:
-        CheckpointReadError: The record cannot be read, so that nobody knows.
-    """
+    """What `write_best` recorded last; a damaged record is a warning and None, and one that cannot be read an error."""
     path = directory / _FILE
     try:
         record = json.loads(regular_file.read(path))

@@ -72,7 +72,12 @@ def write_checkpoint(
         write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
         sync(temporary)
         before_commit()
-        _commit(temporary, final)
+        replaced = aside(DELETING, final)
+        if final.exists():
+            os.rename(final, replaced)
+        os.rename(temporary, final)
+        sync(final.parent)
+        remove(replaced)
     except BaseException as error:
         remove(temporary)
         if isinstance(error, OSError):
@@ -124,12 +129,3 @@ def _write_bundle(prefix: Path, arrays: Mapping[str, np.ndarray]) -> None:
             )
     except tf.errors.OpError as error:
         raise OSError(errno.EIO, error.message) from error
-
-
-def _commit(temporary: Path, final: Path) -> None:
-    replaced = aside(DELETING, final)
-    if final.exists():
-        os.rename(final, replaced)
-    os.rename(temporary, final)
-    sync(final.parent)
-    remove(replaced)

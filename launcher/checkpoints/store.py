@@ -71,7 +71,7 @@ class CheckpointStore:
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
     def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
-        """Saves `state` as the checkpoint of `step` and retires the checkpoints that are no longer kept.
+        """Saves `state` as the checkpoint of `step`, retires those that are no longer kept, and returns its folder.
 
         A whole checkpoint of this step with arrays of the same names is left as it is; a damaged one is moved aside for
         a person to look at.
@@ -79,9 +79,6 @@ class CheckpointStore:
         Args:
             state: Arrays by name ('/' allowed) of any shape and any numeric or boolean dtype, bfloat16 included.
             metrics: Recorded in the manifest for people.
-
-        Returns:
-            The checkpoint's folder.
 
         Raises:
             CheckpointWriteError: The disk is full or may not be written; nothing older is lost.
@@ -368,14 +365,10 @@ def _show(description: Mapping[str, Any]) -> str:
 
 
 def spaced(times: Mapping[int, float], hours: float) -> set[int]:
-    """The steps of checkpoints that lie at least `hours` apart, beginning with the first.
+    """The steps of checkpoints that lie at least `hours` apart, beginning with the first; `times` are Unix seconds.
 
     Taking away a step that is not among them, or adding one behind the last, changes nothing about those before: so
-    what is once kept for ever stays so, whenever it is asked.
-
-    Args:
-        times: When the checkpoint of each step was written, in Unix seconds.
-        hours: 0 for none at all.
+    what is once kept for ever stays so, whenever it is asked. 0 hours are for none at all.
     """
     kept: list[int] = []
     for step in sorted(times) if hours > 0 else ():

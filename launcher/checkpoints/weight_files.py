@@ -69,12 +69,7 @@ def read(path: str) -> list[Stored]:
 
 
 def open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """Opens a zip archive.
-
-    Raises:
-      TooLargeError: it would unpack to far more than the file has.
-      zipfile.BadZipFile: it is none.
-    """
+    """Opens a zip archive; TooLargeError where it would unpack to far more than the file has."""
     archive = zipfile.ZipFile(file)
     _check_size(sum(member.file_size for member in archive.infolist()), _most(file))
     return archive

@@ -21,13 +21,7 @@ _UNKNOWN = object()  # no annotation, or one that cannot be resolved at run time
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One parameter of a configurable.
-
-    Attributes:
-      default: its default value, `inspect.Parameter.empty` without one.
-      hint: its annotation, resolved.
-      text: its annotation as a person reads it.
-    """
+    """One parameter of a configurable: its default, and its annotation, resolved and as a person reads it."""
 
     default: Any
     hint: Any

@@ -102,10 +102,9 @@ class Lease:
         return self._descriptor == descriptor
 
     def check(self) -> None:
-        """Returns at once, or within two seconds when this process was suspended, also when the file system hangs.
+        """Raises LeaseLostError where another run has taken the lease over.
 
-        Raises:
-          LeaseLostError: another run has taken the lease over.
+        Returns at once, or within two seconds when this process was suspended, also when the file system hangs.
         """
         if lease_file.clock() - self._seen > _LIMIT_SECONDS / 2 and not self._is_looking:
             self.ask()

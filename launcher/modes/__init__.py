@@ -29,16 +29,12 @@ _DEFINERS: dict[str, Callable[..., object]] = {
 
 
 def flag(says: str, default: Any = None, define: Callable[..., object] | None = None, **more: Any) -> Any:
-    """A field that is a flag of the same name: its text in --help, its default, and how absl defines it.
-
-    Args:
-      define: absl's function, where the field's type does not tell.
-      **more: what that function takes besides.
-    """
+    """A field that is a flag of the same name: its text in --help, its default, and how absl defines it."""
     return dataclasses.field(default=default, metadata={"help": says, "define": define, "more": more})
 
 
 def _define(field: dataclasses.Field, says: str, values: flags.FlagValues) -> None:
+    """By absl's function, where a flag names one; else by the field's type."""
     define = field.metadata["define"] or _DEFINERS[str(field.type).removesuffix(" | None")]
     default = [*field.default] if isinstance(field.default, tuple) else field.default
     define(field.name, default=default, help=says, flag_values=values, **field.metadata["more"])

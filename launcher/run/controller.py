@@ -42,9 +42,6 @@ class Controller:
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between two loops on the device.
       evaluation_due: whether an earlier attempt was stopped in the middle of the evaluation after the trainer's step.
-
-    Attributes:
-      has_trained: whether there is something that the checkpoints do not have.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class Controller:
         self._lock = threading.RLock()
         self._held: Callable[[], dict[str, np.ndarray]] | None = None
         self._is_answered = False
-        self.has_trained = False
+        self.has_trained = False  # whether there is something that the checkpoints do not have
 
     @property
     def ended_early(self) -> str:
@@ -134,13 +131,7 @@ class Controller:
     def leave(self, seconds: float) -> str | None:
         """Answers a request to stop, `seconds` after it, in the place of a `train` that does not come to it.
 
-        For another thread to call.
-
-        Returns:
-          What to say; the process may end now. None: not yet.
-
-        Raises:
-          CheckpointWriteError: as `train`.
+        For another thread to call. Returns what to say, and the process may end now; or None: not yet.
         """
         with self._lock:
             if self._is_answered:

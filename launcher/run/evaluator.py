@@ -21,13 +21,7 @@ from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss
 
 
 class Evaluator:
-    """Runs the task's loss over the evaluation examples, padded to whole batches with weight 0.
-
-    Args:
-      strategy: where replicas live.
-      model: the model being trained.
-      plan: of the run, with its task, data and evaluation batch size.
-    """
+    """Runs the task's loss over the evaluation examples, padded to whole batches with weight 0."""
 
     def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan):
         self._strategy, self._model = strategy, model

@@ -13,11 +13,14 @@ from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
+from launcher.machine.cluster import elastic
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
 from launcher.run import plan, programs
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
+from launcher.step import precision
+from launcher.tasks.base import open_data
 
 
 def import_builtins() -> None:
@@ -137,10 +140,40 @@ class Machine:
                 f"and now {_described(devices)} is wanted: bind train.strategy and gpu.* to plain values, which need "
                 "no import, and let no module change the environment"
             )
-        resolved = plan.resolve(
-            recipe, devices, self._cluster, environ=self.environ, seed=self.seed, deterministic=self.deterministic
+        stands_for = elastic.microbatch_factor(self.environ, self._cluster.num_workers)
+        microbatches, microbatches_why = 1, "auto: how many fit is found when training starts, or by preflight"
+        if recipe.microbatches != "auto":
+            microbatches, microbatches_why = recipe.microbatches * stands_for, ""
+        rematerialize: bool | None = False
+        rematerialize_why = "auto: whether the step fits without is found when training starts, or by preflight"
+        if recipe.rematerialize != "auto":
+            rematerialize, rematerialize_why = recipe.rematerialize, "train.rematerialize"
+        policy, why = plan.policy_of(recipe, devices)
+        # One layer in float16 is enough for gradients to underflow.
+        in_float16 = "mixed_float16" in (policy, *recipe.precision_overrides.values())
+        data = open_data(recipe.task)
+        resolved = RunPlan(
+            recipe=recipe,
+            data=data,
+            cluster=self._cluster,
+            strategy=devices,
+            policy=policy,
+            policy_why=why,
+            loss_scale=precision.resolve_loss_scale(recipe.loss_scale, "mixed_float16" if in_float16 else policy),
+            wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
+            total_steps=recipe.total_steps(data),
+            eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
+            seed=recipe.seed if self.seed is None else self.seed,
+            deterministic=self.deterministic,
+            microbatches=microbatches,
+            microbatches_why=microbatches_why,
+            rematerialize=rematerialize,
+            rematerialize_why=rematerialize_why,
+            stands_for=stands_for,
+            made=self.made,
         )
-        return dataclasses.replace(resolved, made=self.made)
+        plan.check_batches(resolved)
+        return resolved
 
     def _decide(self, recipe_strategy: str) -> StrategyPlan:
         if self.on is not None:

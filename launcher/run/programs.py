@@ -26,9 +26,7 @@ _UNBOUND = object()
 class FitCall:
     """What a call of `launcher.fit` asks for.
 
-    Attributes:
-      settings: the recipe's, by name, which bindings of `train` go before; a group, such as `clipping`, may be a
-        mapping.
+    Bindings of `train` go before its settings, in which a group, such as `clipping`, may be a mapping.
     """
 
     settings: dict[str, Any]
@@ -55,8 +53,7 @@ def _is_bound(parameter: str) -> bool:
     return gin_bindings.bound(parameter, _UNBOUND) is not _UNBOUND
 
 
-AtFit = Callable[[FitCall], str]
-"""Does what is asked, and returns the folder of the run."""
+AtFit = Callable[[FitCall], str]  # does what is asked, and returns the folder of the run
 _at_fit: AtFit | None = None
 
 
@@ -75,7 +72,7 @@ def split(gin_files: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
         raise UsageError(f"--gin_file names two programs, {' and '.join(found)}: one run has one")
     if found and not os.path.isfile(found[0]):
         raise UsageError(f"--gin_file={found[0]}: there is no such program in {os.getcwd()}")
-    return (found[0] if found else None), tuple(name for name in gin_files if name not in found)
+    return next(iter(found), None), tuple(name for name in gin_files if name not in found)
 
 
 def handler() -> AtFit | None:

@@ -33,11 +33,7 @@ _MODELS = pathlib.Path(models.__file__).parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a mode works with.
-
-    Attributes:
-      notes: what a person should know of how the model was made.
-    """
+    """What a mode works with; notes are what a person should know of how the model was made."""
 
     plan: RunPlan
     strategy: tf.distribute.Strategy
@@ -123,11 +119,7 @@ def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) 
 
 
 def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], None] = lambda text: None) -> keras.Model:
-    """A recipe's model under a dtype policy, in the current strategy scope; `note` is told what a person should know.
-
-    Raises:
-      UsageError: it is not a Keras model, has nothing to train, or not what the recipe's patterns name.
-    """
+    """A recipe's model under a dtype policy, in the current strategy scope; `note` takes what a person should know."""
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(seed)
     try:

@@ -83,10 +83,6 @@ class Gradient:
         return float(np.max(self.maxima))
 
     @property
-    def finite(self) -> bool:
-        return not self.counts[NON_FINITE_BIN]
-
-    @property
     def is_16_bit(self) -> bool:
         return self.dtype in ("float16", "bfloat16")
 
@@ -103,16 +99,11 @@ def shares(counts: np.ndarray, scale_log2: int = 0, maximum: float | None = None
         return Shares(0.0, 0.0, 0.0)
     exponents = np.arange(1, NON_FINITE_BIN) - BIAS + scale_log2
     above = known[exponents > _TOP].sum()
-    if not above and maximum is not None and overflows(maximum, scale_log2):
+    if not above and maximum is not None and math.ldexp(maximum, scale_log2) > LARGEST:
         above = 1.0
     flushed = known[exponents < FLUSH].sum()
     subnormal = known[(exponents >= FLUSH) & (exponents < NORMAL)].sum()
     return Shares(flushed / total, subnormal / total, above / total)
-
-
-def overflows(maximum: float, scale_log2: int) -> bool:
-    """Whether a value of this magnitude is above 65504 under a scale."""
-    return math.ldexp(maximum, scale_log2) > LARGEST
 
 
 def headroom(maximum: float, scale_log2: float = 0) -> float:
@@ -120,15 +111,15 @@ def headroom(maximum: float, scale_log2: float = 0) -> float:
     return math.log2(LARGEST / maximum) - scale_log2 if maximum > 0 else math.inf
 
 
-def largest_scale(maxima: Sequence[float], bits: float = HEADROOM_BITS) -> int | None:
-    """The exponent, from FLOOR to CEILING, of the largest power of two that leaves `bits` of headroom to every maximum.
+def largest_scale(maxima: Sequence[float]) -> int | None:
+    """The exponent of the largest power of two that leaves HEADROOM_BITS to every maximum, from FLOOR to CEILING.
 
     None without any value that is not zero, or where even 2^FLOOR is too much.
     """
     largest = max(maxima, default=0.0)
     if not largest:
         return None
-    found = min(math.floor(headroom(largest) - bits), CEILING)
+    found = min(math.floor(headroom(largest) - HEADROOM_BITS), CEILING)
     return found if found >= FLOOR else None
 
 
@@ -204,7 +195,7 @@ def judge(gradients: Sequence[Gradient], policy: str) -> ScaleVerdict:
         }[policy]
         return ScaleVerdict(False, reason)
     narrow = [one for one in gradients if one.dtype == "float16"]
-    if bad := next((one for one in narrow if not one.finite), None):
+    if bad := next((one for one in narrow if one.counts[NON_FINITE_BIN]), None):
         return ScaleVerdict(True, f"{bad.path} is not finite in float32 already: no scale helps")
     scale = largest_scale([one.maximum for one in narrow])
     if scale is None:

@@ -24,9 +24,6 @@ def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[
 
     Returns:
       The copy. Its weights are its own until `copy_weights`.
-
-    Raises:
-      UsageError: what `make` built has other variables.
     """
     policy = keras.config.dtype_policy()
     keras.utils.clear_session(free_memory=False)  # names alone

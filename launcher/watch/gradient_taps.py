@@ -60,17 +60,15 @@ class GradientTaps:
 
     def __init__(self, model: keras.Model):
         named = named_leaves(model)
-        self.paths: tuple[str, ...] = tuple(named)
-        """A name for each tapped layer: its path, made unique where layers share one."""
+        self.paths = tuple(named)  # a name for each tapped layer: its path, made unique where layers share one
         self.layers: tuple[keras.layers.Layer, ...] = tuple(named.values())
         self._held_elsewhere = _weights_of([model]) - _weights_of(self.layers)
         # Replicas are traced in threads, in turns: each has a pass of its own.
         self._thread = threading.local()
+        # Of each layer in the pass that was traced last, in the order of its calls; and what the model itself gave.
         self.outputs: list[list[Output]] = [[] for _ in self.layers]
-        """Outputs of each layer in the pass that was traced last, in the order of its calls."""
-        self._model = model
         self.model_outputs: list[Output] = []
-        """What the model itself gave."""
+        self._model = model
 
     def watch(self, tape: tf.GradientTape) -> list[tf.Tensor]:
         """Makes this pass's tokens, float32 [TOKEN_SIZE] each, in the order of `layers`; under the tape."""
