@@ -26,7 +26,7 @@ import quotes
 
 from launcher import errors, launch, model_dir, modes
 from launcher.config import bound_types
-from launcher.config.gin_files import RECIPES, find_file, read_file, recipes
+from launcher.config.gin_files import RECIPES, read_file, recipes
 from launcher.config.gin_private import internals
 from launcher.jobs import backends
 from launcher.jobs.drill import plan as drills
@@ -384,7 +384,7 @@ def recipes_page() -> str:
 
 
 def _recipe(name: str, purpose: str) -> Iterator[str]:
-    path = find_file(name, [str(RECIPES)])
+    path = os.path.relpath(RECIPES / name)
     lines = Path(path).read_text("utf-8").split("\n\n")[0].splitlines()
     _, *rest = (line.removeprefix("#").strip() for line in lines)
     facts, _, overridden = " ".join(rest).strip().partition(f"{_OVERRIDDEN}: ")

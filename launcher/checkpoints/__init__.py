@@ -8,9 +8,8 @@ TensorFlow is imported when tensors are written or read, so whoever only asks fo
 """
 
 from launcher.checkpoints.best import Best
-from launcher.checkpoints.compatible import DATA, HOST
 from launcher.checkpoints.errors import CheckpointReadError, CheckpointWriteError, NoWholeCheckpointError
-from launcher.checkpoints.manifest import find_damage
+from launcher.checkpoints.manifest import DATA, HOST, find_damage
 from launcher.checkpoints.saver import Saver
 from launcher.checkpoints.store import CheckpointStore
 

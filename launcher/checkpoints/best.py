@@ -29,11 +29,7 @@ class Best:
 
 
 def read_best(directory: Path) -> Best | None:
-    """What `write_best` recorded last; a damaged record is a warning and None.
-
-    Raises:
-        CheckpointReadError: The record cannot be read, so that nobody knows.
-    """
+    """What `write_best` recorded last; a damaged record is a warning and None, and one that cannot be read an error."""
     path = directory / _FILE
     try:
         record = json.loads(regular_file.read(path))
@@ -48,11 +44,7 @@ def read_best(directory: Path) -> Best | None:
 
 
 def write_best(directory: Path, best: Best) -> None:
-    """Replaces the record, durably and at once.
-
-    Raises:
-        CheckpointWriteError: It could not be written; the older one is as it was.
-    """
+    """Replaces the record, as `write_record`."""
     record = {**dataclasses.asdict(best), "time": time.time()}
     write_record(directory / _FILE, record, f"the record of the best checkpoint (step {best.step})")
 
@@ -63,11 +55,7 @@ def forget_best(directory: Path) -> None:
 
 
 def write_record(path: Path, record: Any, what: str) -> None:
-    """Replaces a small file of JSON beside the checkpoints, durably and at once.
-
-    Raises:
-        CheckpointWriteError: `what` could not be written; the older one is as it was.
-    """
+    """Replaces a small file of JSON durably and at once; CheckpointWriteError where `what` could not be written."""
     temporary, content = aside(WRITING, path), json.dumps(record).encode()
     try:
         write_durably(temporary, content)

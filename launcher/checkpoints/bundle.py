@@ -52,7 +52,10 @@ def write_checkpoint(
         temporary.mkdir()
         drill.before_write()
         _write_bundle(temporary / STATE, arrays)
-        files = {path.name: _synchronised(path) for path in sorted(temporary.iterdir())}
+        files: dict[str, dict[str, Any]] = {}
+        for path in sorted(temporary.iterdir()):
+            sync(path)
+            files[path.name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
         if sum(file["size"] for file in files.values()) < needed_bytes:
             raise OSError(errno.EIO, "the file system kept fewer bytes than were written")
         manifest: dict[str, Any] = {
@@ -69,7 +72,12 @@ def write_checkpoint(
         write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
         sync(temporary)
         before_commit()
-        _commit(temporary, final)
+        replaced = aside(DELETING, final)
+        if final.exists():
+            os.rename(final, replaced)
+        os.rename(temporary, final)
+        sync(final.parent)
+        remove(replaced)
     except BaseException as error:
         remove(temporary)
         if isinstance(error, OSError):
@@ -78,11 +86,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a checkpoint, bit for bit, by name.
-
-    Args:
-        folder: A committed checkpoint.
-        tensors: What its manifest says of every tensor.
+    """Returns the arrays of a committed checkpoint, bit for bit, by name; `tensors` is what its manifest says of each.
 
     Raises:
         CheckpointReadError: The files cannot be read, or hold something else than the manifest says.
@@ -125,17 +129,3 @@ def _write_bundle(prefix: Path, arrays: Mapping[str, np.ndarray]) -> None:
             )
     except tf.errors.OpError as error:
         raise OSError(errno.EIO, error.message) from error
-
-
-def _commit(temporary: Path, final: Path) -> None:
-    replaced = aside(DELETING, final)
-    if final.exists():
-        os.rename(final, replaced)
-    os.rename(temporary, final)
-    sync(final.parent)
-    remove(replaced)
-
-
-def _synchronised(path: Path) -> dict[str, Any]:
-    sync(path)
-    return {"size": path.stat().st_size, "sha256": sha256_of(path)}

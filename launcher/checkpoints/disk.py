@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import shutil
 from pathlib import Path
@@ -23,11 +22,10 @@ def set_aside(folder: Path) -> Path:
 
     An `OSError` is left for the write that follows: it needs the same permissions, and says more.
     """
-    names = (
-        folder.with_name(f"damaged_{folder.name}{end}")
-        for end in itertools.chain([""], (f"_{n}" for n in itertools.count(2)))
-    )
-    target = next(name for name in names if not name.exists())
+    target, number = folder.with_name(f"damaged_{folder.name}"), 1
+    while target.exists():
+        number += 1
+        target = folder.with_name(f"damaged_{folder.name}_{number}")
     with contextlib.suppress(OSError):
         os.rename(folder, target)
     return target

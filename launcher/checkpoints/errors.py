@@ -15,9 +15,7 @@ _NAMES_SHOWN = 5
 class CheckpointWriteError(LauncherError):
     """A checkpoint could not be written; the older ones are untouched. Exit 75: make room, run the same command.
 
-    Args:
-        facts: What could not be written and why, in whole sentences.
-        advice: What to do, for a run that this ends.
+    The facts are what could not be written and why, in whole sentences; the advice is for a run that this ends.
     """
 
     exit_code = EXIT_RETRY

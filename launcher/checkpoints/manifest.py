@@ -22,6 +22,8 @@ from launcher.machine import regular_file
 MANIFEST = "manifest.json"
 FORMAT = 1
 STATE = "state"  # what the names of all other files begin with
+HOST = "host/"  # begins the names of what is the state of no variable, of any size, understood by who wrote it
+DATA = "data"  # of what is recorded of a run: what its order of examples owes to the data
 _FILE = re.compile(rf"{STATE}\.[\w-]+")
 _CHUNK_BYTES = 4 * 2**20
 _MISSING = (FileNotFoundError, NotADirectoryError)
@@ -43,7 +45,11 @@ def find_damage(folder: Path) -> str | None:
     """
     try:
         for name, expected in complete_manifest(folder)["files"].items():
-            if _sha256_in(folder, name) != expected["sha256"]:
+            try:
+                found = sha256_of(folder / name)
+            except _MISSING:
+                return f"{name} is missing"
+            if found != expected["sha256"]:
                 return f"the contents of {name} do not match the checksum in the manifest"
     except Damage as damage:
         return str(damage)
@@ -72,9 +78,8 @@ def complete_manifest(folder: Path) -> dict[str, Any]:
             raise Damage(f"{name} is missing") from None
         if not stat.S_ISREG(found.st_mode):
             raise Damage(f"{name} is {'a link' if stat.S_ISLNK(found.st_mode) else 'not a file'}")
-        size = found.st_size
-        if size != expected["size"]:
-            raise Damage(f"{name} has {size} bytes, the manifest says {expected['size']}")
+        if found.st_size != expected["size"]:
+            raise Damage(f"{name} has {found.st_size} bytes, the manifest says {expected['size']}")
     for path in folder.glob(f"{STATE}.*"):  # which TensorFlow would read as well
         if path.name not in manifest["files"]:
             raise Damage(f"{path.name!r} is not in the manifest")
@@ -117,27 +122,21 @@ def _is_table(value: Any) -> bool:
 
 def _are_files(value: Any) -> bool:
     """Names of this folder's alone, so that none leads out of it."""
-    return (
-        isinstance(value, dict)
-        and f"{STATE}.index" in value
-        and all(
-            _FILE.fullmatch(name)
-            and isinstance(about, dict)
-            and _is_whole_number(about.get("size"))
-            and isinstance(about.get("sha256"), str)
-            for name, about in value.items()
-        )
-    )
+
+    def is_file(name: str, about: Any) -> bool:
+        is_known = bool(_FILE.fullmatch(name)) and isinstance(about, dict)
+        return is_known and _is_whole_number(about.get("size")) and isinstance(about.get("sha256"), str)
+
+    return isinstance(value, dict) and f"{STATE}.index" in value and all(is_file(*item) for item in value.items())
+
+
+def _is_tensor(about: Any) -> bool:
+    is_known = isinstance(about, dict) and isinstance(about.get("dtype"), str) and isinstance(about.get("shape"), list)
+    return is_known and all(map(_is_whole_number, about["shape"]))
 
 
 def _are_tensors(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(about, dict)
-        and isinstance(about.get("dtype"), str)
-        and isinstance(about.get("shape"), list)
-        and all(map(_is_whole_number, about["shape"]))
-        for about in value.values()
-    )
+    return isinstance(value, dict) and all(map(_is_tensor, value.values()))
 
 
 # What this version relies on, each with whether a value can be one.
@@ -160,13 +159,6 @@ def described(array: np.ndarray) -> dict[str, Any]:
 
 def checksum(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
-
-
-def _sha256_in(folder: Path, name: str) -> str:
-    try:
-        return sha256_of(folder / name)
-    except _MISSING:
-        raise Damage(f"{name} is missing") from None
 
 
 def sha256_of(path: Path) -> str:

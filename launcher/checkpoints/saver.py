@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -46,14 +46,9 @@ class Saver:
         may_write: Callable[[], None] = lambda: None,
         saved: Callable[[int], None] = lambda step: None,
     ):
-        if on_error not in ON_ERROR:
-            raise ValueError(f"on_error is one of {ON_ERROR}, got {on_error!r}")
-        self._store = store
-        self._asynchronous = asynchronous
+        self._store, self._asynchronous = store, asynchronous
         self._goes_on = on_error == "continue"
-        self._warn = warn
-        self._may_write = may_write
-        self._saved = saved
+        self._warn, self._may_write, self._saved = warn, may_write, saved
         self._best = self._best_on_disk = best
         self._write: _Write | None = None
         self._saved_step: int | None = None
@@ -99,22 +94,13 @@ class Saver:
             self._settle()
 
     def check(self) -> None:
-        """Returns at once; tells of a write that has failed meanwhile, and whether this run may write at all.
-
-        Raises:
-            CheckpointWriteError: It did, and failures stop the run.
-            LauncherError: What `may_write` raises.
-        """
+        """Returns at once; raises where a write has failed meanwhile and that stops the run, or as `may_write`."""
         self._may_write()
         if self._write is not None and not self._write.is_alive():
             self._settle()
 
     def finish(self) -> None:
-        """Waits until what was saved last is on the disk.
-
-        Raises:
-            CheckpointWriteError: It is not, whatever failures otherwise mean.
-        """
+        """Waits until what was saved last is on the disk; raises where it is not, whatever failures otherwise mean."""
         self._settle()
         if self._failed is not None:
             raise self._failed
@@ -148,38 +134,33 @@ class Saver:
         self._warn(f"{self._failed.facts} Training goes on and tries again at the next save.")
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Write(threading.Thread):
     """One checkpoint on its way to the disk; `run` may also be called without a thread."""
 
-    def __init__(
-        self,
-        store: CheckpointStore,
-        step: int,
-        state: Mapping[str, np.ndarray],
-        metrics: Mapping[str, float],
-        best: Best | None,
-    ):
+    store: CheckpointStore
+    step: int
+    state: Mapping[str, np.ndarray]
+    metrics: Mapping[str, float]
+    best: Best | None
+    saved: bool = False
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
         # A daemon: a process that is told twice to end does not wait for a disk that hangs.
-        super().__init__(name=f"save step {step}", daemon=True)
-        self.step = step
-        self.best = best
-        self.saved = False
-        self.error: BaseException | None = None
-        self._store = store
-        self._state: Mapping[str, Any] = state
-        self._metrics = metrics
+        super().__init__(name=f"save step {self.step}", daemon=True)
 
     def run(self) -> None:
         try:
-            self._store.save(self.step, self._state, metrics=self._metrics)
+            self.store.save(self.step, self.state, metrics=self.metrics)
             self.saved = True
             if self.best is not None:
                 # Only now: a record of the best must never name a checkpoint that is not there.
-                self._store.mark_best(self.step, metric=self.best.metric, value=self.best.value)
+                self.store.mark_best(self.step, metric=self.best.metric, value=self.best.value)
         except BaseException as error:  # raised again in the caller's thread
             self.error = error
         finally:
-            self._state = {}
+            self.state = {}
 
     def wait(self) -> None:
         if self.ident is not None:  # it was started

@@ -17,10 +17,9 @@ import numpy as np
 
 from launcher.checkpoints.best import Best, forget_best, read_best, write_best, write_record
 from launcher.checkpoints.bundle import read_checkpoint, write_checkpoint
-from launcher.checkpoints.compatible import check_same_model, check_same_run
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside
-from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, write_error
-from launcher.checkpoints.manifest import Damage, find_damage, folder_name, is_complete, read_manifest
+from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, shorten, write_error
+from launcher.checkpoints.manifest import DATA, HOST, Damage, find_damage, folder_name, is_complete, read_manifest
 from launcher.errors import UsageError
 from launcher.machine import regular_file
 
@@ -66,27 +65,20 @@ class CheckpointStore:
                 "Mount the bucket or a shared disk and give its path as --model_dir."
             )
         self._directory = Path(directory)
-        self._keep = keep
-        self._keep_every_hours = keep_every_hours
-        self.is_chief = is_chief
-        self.before_write = before_write
-        self.run = dict(run or {})
-        self._scaling = scaling
+        self._keep, self._keep_every_hours = keep, keep_every_hours
+        self.is_chief, self.before_write = is_chief, before_write
+        self.run, self._scaling = dict(run or {}), scaling
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
     def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
-        """Saves `state` as the checkpoint of `step` and retires the checkpoints that are no longer kept.
+        """Saves `state` as the checkpoint of `step`, retires those that are no longer kept, and returns its folder.
 
         A whole checkpoint of this step with arrays of the same names is left as it is; a damaged one is moved aside for
         a person to look at.
 
         Args:
-            step: Training step, 0 or more.
             state: Arrays by name ('/' allowed) of any shape and any numeric or boolean dtype, bfloat16 included.
             metrics: Recorded in the manifest for people.
-
-        Returns:
-            The checkpoint's folder.
 
         Raises:
             CheckpointWriteError: The disk is full or may not be written; nothing older is lost.
@@ -102,7 +94,9 @@ class CheckpointStore:
                 return str(folder)
             if damage is not None:
                 _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
-        self._remove_leftovers()
+        # What a killed writer left half-done; the chief is the only writer, so nobody is at work there.
+        for path in itertools.chain.from_iterable(self._directory.glob(f"{mark}*") for mark in (WRITING, DELETING)):
+            remove(path)
         write_checkpoint(self._directory, step, state, metrics or {}, self.run, self._scaling, self.before_write)
         self._whole[step] = True
         self._retire()
@@ -123,10 +117,7 @@ class CheckpointStore:
             NoWholeCheckpointError: There are checkpoints, and all are damaged.
         """
         skipped: dict[int, str] = {}
-        while True:
-            candidates = [step for step in self._folders() if step not in skipped]
-            if not candidates:
-                break
+        while candidates := [step for step in self._folders() if step not in skipped]:
             step = candidates[-1]
             folder = self._folder(step)
             try:
@@ -150,11 +141,7 @@ class CheckpointStore:
         )
 
     def best(self) -> int | None:
-        """Returns the step last given to `mark_best` when its checkpoint verifies, None otherwise.
-
-        Raises:
-            CheckpointReadError: It cannot be read.
-        """
+        """Returns the step last given to `mark_best` when its checkpoint verifies, None otherwise."""
         record = self.best_record()
         if record is None:
             return None
@@ -241,11 +228,7 @@ class CheckpointStore:
         return step
 
     def read(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
-        """Returns the arrays saved at `step`, bit for bit, by name, in the order they were given to `save`.
-
-        Args:
-            step: Of a checkpoint of this store.
-            wanted: Which of the arrays to read, by name.
+        """Returns the arrays saved at `step` whose name is wanted, bit for bit, in the order they were given to `save`.
 
         Raises:
             CheckpointReadError: There is no such checkpoint (any more), or it is damaged.
@@ -274,7 +257,6 @@ class CheckpointStore:
         """Refuses a checkpoint that was written by another model.
 
         Args:
-            step: A step of this store.
             expected: Shape and dtype (NumPy's, TensorFlow's or a name) of every array the model needs, by name.
             stand_ins: Names that may be missing or left over, each with the name of what stands in for it.
             prefix: Only the checkpoint's arrays whose names begin with it are compared.
@@ -283,18 +265,46 @@ class CheckpointStore:
             UsageError: Names are missing or unexpected, or shapes or dtypes differ; at most five of each are shown.
             CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
         """
-        manifest = self.manifest(step)
-        tensors = {name: found for name, found in manifest["tensors"].items() if name.startswith(prefix)}
-        check_same_model({**manifest, "tensors": tensors}, expected, self._directory, stand_ins)
+        tensors = self.manifest(step)["tensors"]
+        found = {name: of for name, of in tensors.items() if name.startswith(prefix) and not name.startswith(HOST)}
+        wanted = {name: {"shape": list(size), "dtype": _dtype_name(dtype)} for name, (size, dtype) in expected.items()}
+        missing = [name for name in wanted if name not in found and name not in stand_ins]
+        unexpected = [name for name in found if name not in wanted and name not in stand_ins]
+        differences = {
+            "missing": [f"{name} {_show(wanted[name])}" for name in missing],
+            "unexpected": [f"{name} {_show(found[name])}" for name in unexpected],
+            "different": [
+                f"{name} is {_show(found[name])} in the checkpoint, {_show(wanted[name])} in the model"
+                for name in wanted
+                if name in found and found[name] != wanted[name]
+            ],
+        }
+        details = "".join(f"\n  {kind}: {shorten(names)}" for kind, names in differences.items() if names)
+        if details:
+            raise UsageError(
+                f"This model_dir holds a checkpoint of another model (step {step} in {self._directory}).{details}\n"
+                f"Choose another --model_dir, or remove {self._directory.parent}."
+            )
 
     def check_same_run(self, step: int) -> None:
-        """Refuses a checkpoint of a run that was begun with another `run`; what was not recorded is not compared.
+        """Refuses the checkpoint of a run that saw its examples in another order, by what was recorded of its `run`.
 
         Raises:
-            UsageError: It differs.
+            UsageError: An argument of `train` that decides the order differs; `DATA` is not compared.
             CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
         """
-        check_same_run(self.manifest(step), self.run, self._directory)
+        found = self.manifest(step).get("run") or {}
+        changed = [name for name, value in self.run.items() if found.get(name, value) != value and name != DATA]
+        if not changed:
+            return
+        was = ", ".join(f"train.{name} = {found[name]}" for name in changed)
+        now = ", ".join(f"{self.run[name]}" for name in changed)
+        seed = f" (or --seed={found['seed']})" if "seed" in changed else ""
+        raise UsageError(
+            f"This model_dir holds a run that was begun with {was} (step {step} in {self._directory}); with {now} it "
+            f"would go on with other examples than it has left to see. Give the value it was begun with{seed}, or "
+            "choose another --model_dir."
+        )
 
     def _folder(self, step: int) -> Path:
         return self._directory / folder_name(step)
@@ -309,12 +319,6 @@ class CheckpointStore:
             raise CheckpointReadError(f"The checkpoints in {self._directory} cannot be listed: {error}.") from error
         return sorted(int(match[1]) for match in map(_FOLDER.fullmatch, entries) if match)
 
-    def _remove_leftovers(self) -> None:
-        """Removes what a killed writer left half-done. The chief is the only writer, so nobody is at work there."""
-        for prefix in (WRITING, DELETING):
-            for path in self._directory.glob(f"{prefix}*"):
-                remove(path)
-
     def _retire(self) -> None:
         """Deletes the whole checkpoints that nothing keeps; damaged ones are evidence and stay."""
         steps = self.steps()
@@ -324,7 +328,8 @@ class CheckpointStore:
             _logger.warning("No old checkpoint is deleted for now, because the best one is not known: %s", error)
             return
         newest = itertools.islice(filter(self._is_whole, reversed(steps)), self._keep)
-        kept = {*newest, *self._kept_by_time(steps), best.step if best else -1}
+        times = {step: self.manifest(step)["time"] for step in steps} if self._keep_every_hours else {}
+        kept = {*newest, *spaced(times, self._keep_every_hours), best.step if best else -1}
         for step in steps:
             if step in kept or not self._is_whole(step):
                 continue
@@ -340,11 +345,6 @@ class CheckpointStore:
         self._whole.pop(step, None)
         remove(hidden)
 
-    def _kept_by_time(self, steps: list[int]) -> set[int]:
-        if not self._keep_every_hours:
-            return set()
-        return spaced({step: self.manifest(step)["time"] for step in steps}, self._keep_every_hours)
-
     def _is_whole(self, step: int) -> bool:
         if step not in self._whole:
             try:
@@ -354,15 +354,21 @@ class CheckpointStore:
         return self._whole[step]
 
 
+def _dtype_name(dtype: Any) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    return str(dtype.name) if hasattr(dtype, "name") else np.dtype(dtype).name
+
+
+def _show(description: Mapping[str, Any]) -> str:
+    return f"{description['dtype']}{description['shape']}"
+
+
 def spaced(times: Mapping[int, float], hours: float) -> set[int]:
-    """The steps of checkpoints that lie at least `hours` apart, beginning with the first.
+    """The steps of checkpoints that lie at least `hours` apart, beginning with the first; `times` are Unix seconds.
 
     Taking away a step that is not among them, or adding one behind the last, changes nothing about those before: so
-    what is once kept for ever stays so, whenever it is asked.
-
-    Args:
-        times: When the checkpoint of each step was written, in Unix seconds.
-        hours: 0 for none at all.
+    what is once kept for ever stays so, whenever it is asked. 0 hours are for none at all.
     """
     kept: list[int] = []
     for step in sorted(times) if hours > 0 else ():

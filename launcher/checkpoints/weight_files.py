@@ -39,7 +39,6 @@ class Stored(NamedTuple):
       name: as a person finds it.
       layer: names of the layers around it, the outermost first, and of its own.
       key: of the weight within its layer: its name, or in Keras's files its number.
-      value: the array.
     """
 
     name: str
@@ -49,14 +48,7 @@ class Stored(NamedTuple):
 
 
 def read(path: str) -> list[Stored]:
-    """The arrays of a file; states of random generators and of optimizers are left out.
-
-    Args:
-      path: ends in one of `SUFFIXES`.
-
-    Raises:
-      UsageError: another kind of file, or it cannot be read.
-    """
+    """The arrays of a file, without states of random generators and optimizers; UsageError where it cannot be read."""
     if not path.endswith(SUFFIXES):
         raise UsageError(
             f"StartFrom.path = {path!r}: expected a file that ends in {', '.join(SUFFIXES)}, or the model_dir of a "
@@ -77,12 +69,7 @@ def read(path: str) -> list[Stored]:
 
 
 def open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """Opens a zip archive.
-
-    Raises:
-      TooLargeError: it would unpack to far more than the file has.
-      zipfile.BadZipFile: it is none.
-    """
+    """Opens a zip archive; TooLargeError where it would unpack to far more than the file has."""
     archive = zipfile.ZipFile(file)
     _check_size(sum(member.file_size for member in archive.infolist()), _most(file))
     return archive
@@ -155,7 +142,8 @@ def _group(
     own = _inside(group, "vars") if "vars" in group else None
     layer = around
     if own is not None and depth:
-        layer = (*around, _text(own.attrs.get("name", group.name.rpartition("/")[2])))
+        name = own.attrs.get("name", group.name.rpartition("/")[2])
+        layer = (*around, name.decode() if isinstance(name, bytes) else str(name))
     for key in sorted(own or (), key=lambda name: (len(name), name)):
         yield layer, key, _inside(own, key)
     for name in group:
@@ -172,10 +160,6 @@ def _inside(group: Any, name: str) -> Any:
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
         raise ValueError(f"{group.name}/{name} is a link")
     return group[name]
-
-
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def _safetensors(file: BinaryIO, most: int) -> Iterator[Stored]:

@@ -21,13 +21,7 @@ _UNKNOWN = object()  # no annotation, or one that cannot be resolved at run time
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One parameter of a configurable.
-
-    Attributes:
-      default: its default value, `inspect.Parameter.empty` without one.
-      hint: its annotation, resolved.
-      text: its annotation as a person reads it.
-    """
+    """One parameter of a configurable: its default, and its annotation, resolved and as a person reads it."""
 
     default: Any
     hint: Any
@@ -70,11 +64,7 @@ class Parameter:
 
 
 def checked_patterns(binding: str, patterns: Iterable[str]) -> tuple[str, ...]:
-    """Regular expressions that a binding gives, each of which can be compiled.
-
-    Raises:
-      UsageError: one cannot, or a single string was given for the list.
-    """
+    """Regular expressions that a binding gives; UsageError for one that is none, or a string instead of a list."""
     if isinstance(patterns, str):
         raise UsageError(f"{binding} = {patterns!r}: must be a list of regular expressions, ({patterns!r},)")
     for pattern in patterns:

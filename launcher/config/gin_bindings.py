@@ -24,7 +24,7 @@ from launcher.config.user_modules import import_module, in_a_file
 from launcher.errors import LauncherError, UsageError, advice, failures, nearest
 
 # Parameters that say the same thing in two ways: the one that is bound last counts.
-_RIVALS = (("launcher.run.recipe.train", "steps", "epochs"),)
+_RIVALS = [("", "launcher.run.recipe.train", "steps"), ("", "launcher.run.recipe.train", "epochs")]
 
 _PARAM = "--gin_param"  # the source of such a binding
 MACRO = "gin.macro"  # gin keeps the macro NAME as the parameter `value` of gin.macro in scope NAME
@@ -125,11 +125,7 @@ def check_settings() -> None:
 
 
 def bound(parameter: str, default: Any) -> Any:
-    """What a parameter such as "train.strategy" is bound to, before anything is called; `default` if it is not.
-
-    Raises:
-      UsageError: that is no plain value, and only a call would tell.
-    """
+    """The plain value that a parameter such as "train.strategy" is bound to, before any call; or `default`."""
     for (scope, selector, arg), binding in loaded.bound.items():
         if scope or selector == MACRO or f"{short_name(selector)}.{arg}" != parameter:
             continue
@@ -141,8 +137,9 @@ def bound(parameter: str, default: Any) -> Any:
 
 
 def notes() -> list[str]:
-    """What a person should know of the bindings that `load` read."""
-    return renamed.notes(list(loaded.bound.values()))
+    """What a person should know of the bindings that `load` read: one note about all old names among them."""
+    found = {f"{one.old_name} is {one.name}": None for one in loaded.bound.values() if one.old_name}
+    return [f"old names of bindings, which the next release refuses: {', '.join(found)} now"] if found else []
 
 
 def changed() -> list[tuple[str, str | None, str]]:
@@ -239,18 +236,16 @@ def _take_the_last_of_rivals() -> None:
 
     Where both stand in one file, or both in --gin_param, nobody meant to override: that is an error.
     """
-    for selector, *arguments in _RIVALS:
-        found = [loaded.bound[key] for arg in arguments if (key := ("", selector, arg)) in loaded.bound]
-        both = sorted((binding for binding in found if binding.value is not None), key=lambda binding: binding.order)
-        if len(both) < 2:
-            continue
-        first, last = both
-        if first.source == last.source:
-            raise UsageError(
-                f"{first} and {last} say the same thing in two ways: take one away, or write "
-                f"{first.name} = None to let {last.arg} count"
-            )
-        _bind(dataclasses.replace(first, value=None, where=last.where, order=last.order))
+    found = [loaded.bound[key] for key in _RIVALS if key in loaded.bound and loaded.bound[key].value is not None]
+    if len(found) < 2:
+        return
+    first, last = sorted(found, key=lambda binding: binding.order)
+    if first.source == last.source:
+        raise UsageError(
+            f"{first} and {last} say the same thing in two ways: take one away, or write {first.name} = None to let "
+            f"{last.arg} count"
+        )
+    _bind(dataclasses.replace(first, value=None, where=last.where, order=last.order))
 
 
 def _check_macros() -> None:

@@ -8,7 +8,7 @@ import io
 import os
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,16 @@ def search_path() -> tuple[str, ...]:
     return (os.getcwd(), str(RECIPES))
 
 
-def find_file(name: str, folders: Sequence[str] | None = None) -> str:
-    """Finds a gin file by its name, absolute or relative to one of the folders; None for those of `search_path()`.
-
-    Raises:
-      UsageError: it is in none of them; the message offers the nearest name.
-    """
-    folders = search_path() if folders is None else folders
+def find_file(name: str) -> str:
+    """Finds a gin file by its name, absolute or relative to a folder of `search_path()`; the error has the nearest."""
+    folders = search_path()
     for folder in folders:
         path = os.path.join(folder, os.path.expanduser(name))
         if os.path.isfile(path):
-            return _shown(path)
+            relative = os.path.relpath(path)
+            return os.path.abspath(path) if relative.startswith(os.pardir) else relative
     known = {file.name for folder in folders for file in Path(folder).glob("*.gin")}
-    if str(RECIPES) in folders:
-        known |= {file.relative_to(RECIPES).as_posix() for file in RECIPES.rglob("*.gin")}
+    known |= {file.relative_to(RECIPES).as_posix() for file in RECIPES.rglob("*.gin")}
     where = "" if os.path.isabs(name) else f" in {' or '.join(folders)}"
     raise UsageError(f"gin file {name!r} not found{where}{advice(name, known)}")
 
@@ -104,9 +100,7 @@ class Binding:
 class Import:
     """One `import module` or `from package import module`.
 
-    Attributes:
-      folder: of the gin file it stands in, where modules are looked for, too; "" for a recipe of Launcher's.
-      statement: gin's own.
+    `folder` is that of the gin file, where modules are looked for, too; "" for a recipe of Launcher's.
     """
 
     module: str
@@ -135,15 +129,11 @@ def names_in(value: Any, sign: str = "@%") -> list[Name]:
 
 
 def read_file(path: str, *, opened: list[str], including: tuple[str, ...] = ()) -> list[Binding | Import]:
-    """Statements of a file and, in their places, of the files it includes.
+    """Statements of a file that `find_file` gave and, in their places, of the files it includes.
 
     Args:
-      path: as `find_file` gave it.
       opened: receives the path of every file read.
       including: files that this one is included from.
-
-    Raises:
-      UsageError: a file cannot be read, parsed or found, or includes itself.
     """
     if path in including:
         raise UsageError(f"{path} includes itself: {' -> '.join([*including, path])}")
@@ -172,11 +162,7 @@ def read_file(path: str, *, opened: list[str], including: tuple[str, ...] = ()) 
 
 
 def read_param(param: str) -> Binding:
-    """The binding in one --gin_param.
-
-    Raises:
-      UsageError: it is not one binding.
-    """
+    """The binding in one --gin_param; UsageError where it is not one."""
     try:
         found = list(_parse(param, None))
     except UsageError as error:
@@ -232,8 +218,3 @@ def defines(path: Path, name: str) -> bool:
 
 def _at(path: str | None, line_number: int | None) -> str:
     return f"{path} line {line_number}: " if path else ""
-
-
-def _shown(path: str) -> str:
-    relative = os.path.relpath(path)
-    return os.path.abspath(path) if relative.startswith(os.pardir) else relative

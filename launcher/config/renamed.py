@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.config.gin_files import Binding
@@ -35,12 +35,6 @@ def renamed(binding: Binding) -> Binding:
         return binding
     selector, _, arg = new.partition(".")
     return dataclasses.replace(binding, selector=selector, arg=arg, old_name=binding.name)
-
-
-def notes(bindings: Sequence[Binding]) -> list[str]:
-    """One note about all old names among the bindings; none where there are none."""
-    found = {f"{binding.old_name} is {binding.name}": None for binding in bindings if binding.old_name}
-    return [f"old names of bindings, which the next release refuses: {', '.join(found)} now"] if found else []
 
 
 def grouped(settings: Mapping[str, Any], groups: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:

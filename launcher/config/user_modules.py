@@ -22,9 +22,6 @@ def import_module(wanted: Import, foreign: str | None = None) -> None:
     Args:
       foreign: a folder whose modules are not run, whatever path leads to them; then no module is looked for beside the
         gin file. None where the gin file is the user's own.
-
-    Raises:
-      UsageError: there is no such module, it is one of those, or it failed.
     """
     if wanted.module.startswith("__gin__"):
         raise UsageError(f"{wanted.where}: {wanted.text}: not supported; decorate with @gin.configurable instead")
@@ -34,17 +31,18 @@ def import_module(wanted: Import, foreign: str | None = None) -> None:
         place = None if foreign is None else _place_in(foreign, wanted.module)
         if place is None:
             importlib.import_module(wanted.module)
-    except ModuleNotFoundError as error:
-        if error.name and f"{wanted.module}.".startswith(f"{error.name}."):
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and f"{wanted.module}.".startswith(f"{missing}."):
             own = foreign is None and wanted.folder not in ("", os.getcwd())
             beside = f"beside the gin file ({wanted.folder}), " if own else ""
             raise UsageError(
                 f"{wanted.where}: no module named {wanted.module!r}; it was looked for {beside}in the working "
                 f"directory ({os.getcwd()}), along PYTHONPATH and among the installed packages (sys.path)"
             ) from None
-        raise UsageError(f"{wanted.where}: {wanted.text} failed: {_at_fault(error)}") from error
-    except Exception as error:
-        raise UsageError(f"{wanted.where}: {wanted.text} failed: {_at_fault(error)}") from error
+        at = user_code.raised_at(error)
+        place = f"{at}: " if at and not at.is_ours else ""
+        raise UsageError(f"{wanted.where}: {wanted.text} failed: {place}{user_code.summary(error)}") from error
     if place is not None:
         raise UsageError(
             f"{wanted.where}: {wanted.text}: {place} lies in {foreign}, whose Python is run only with trust=True; give "
@@ -67,11 +65,6 @@ def _place_in(folder: str, module: str) -> str | None:
             if any(of(Path(place)).is_relative_to(of(Path(folder))) for of in (Path.absolute, Path.resolve)):
                 return place
     return None
-
-
-def _at_fault(error: Exception) -> str:
-    place = user_code.raised_at(error)
-    return f"{f'{place}: ' if place and not place.is_ours else ''}{user_code.summary(error)}"
 
 
 def in_a_file(selector: str, gin_files: Sequence[str]) -> str:

@@ -45,11 +45,7 @@ def default_model_dir(gin_files: Sequence[str]) -> str:
 
 
 def check_model_dir(model_dir: str) -> str:
-    """Checks that `model_dir` can be made and written to, making nothing.
-
-    Raises:
-      UsageError: a file is in the way, or the nearest existing folder is not writable.
-    """
+    """Returns `model_dir`, making nothing; UsageError where it cannot be made or written to."""
     if "://" in model_dir:
         return model_dir
     existing = os.path.abspath(model_dir)

@@ -81,11 +81,8 @@ class Lease:
         made: tuple[Path, ...] = (),
         isolate: Isolate = _here,
     ):
-        self._isolate = isolate
-        self._path = path
-        self._holder = holder
-        self._descriptor = descriptor
-        self._made = made
+        self._path, self._holder, self._descriptor = path, holder, descriptor
+        self._made, self._isolate = made, isolate
         self._lost: LeaseLostError | None = None
         self._seen = lease_file.clock()
         self._is_looking = False
@@ -105,10 +102,9 @@ class Lease:
         return self._descriptor == descriptor
 
     def check(self) -> None:
-        """Returns at once, or within two seconds when this process was suspended, also when the file system hangs.
+        """Raises LeaseLostError where another run has taken the lease over.
 
-        Raises:
-          LeaseLostError: another run has taken the lease over.
+        Returns at once, or within two seconds when this process was suspended, also when the file system hangs.
         """
         if lease_file.clock() - self._seen > _LIMIT_SECONDS / 2 and not self._is_looking:
             self.ask()
@@ -116,11 +112,7 @@ class Lease:
             raise self._lost
 
     def verify(self) -> None:
-        """Reads the lease now: for who is about to write to the same file system anyway.
-
-        Raises:
-          LeaseLostError: as `check`.
-        """
+        """Reads the lease now, and raises as `check`: for who is about to write to the same file system anyway."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._look(self._path)
@@ -243,21 +235,21 @@ def held(
 def _acquire(
     folder: Path, joins: str | None, supervises: str | None, say: Callable[[str], None], isolate: Isolate
 ) -> Lease:
-    path, made = folder / lease_file.FILE_NAME, lease_file.missing_folders(folder)
+    path = folder / lease_file.FILE_NAME
+    made = tuple(one for one in (folder, *folder.parents) if not one.exists())  # innermost first
     deadline = time.monotonic() + _CONTENTION_SECONDS
     try:
         while True:
             folder.mkdir(parents=True, exist_ok=True)
-            lease = None
             with contextlib.suppress(FileNotFoundError):  # the folder was removed again by whoever had made it
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor, lease = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), None
                 try:
                     lease = _take(descriptor, path, joins, supervises, made, say, isolate)
                 finally:
                     if lease is None or not lease.keeps(descriptor):
                         lease_file.close(descriptor)
-            if lease is not None:
-                return lease
+                if lease is not None:
+                    return lease
             if time.monotonic() > deadline:
                 raise UsageError(f"--model_dir={folder}: another run is just starting there ({path} is locked)")
             time.sleep(_TURN_SECONDS)
@@ -331,7 +323,6 @@ def _life(holder: Holder, is_locked: bool | None, device: int) -> _Life:
     """Whether the holder still runs and holds this file.
 
     Args:
-      holder: who the file says.
       is_locked: whether this process has the lock now; None where there are none.
       device: the mount of the file, as this process sees it: another mount of the same files may have its own locks.
     """

@@ -160,11 +160,6 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_close_all)
 
 
-def missing_folders(folder: Path) -> tuple[Path, ...]:
-    """The folders that have to be made, innermost first."""
-    return tuple(one for one in (folder, *folder.parents) if not one.exists())
-
-
 def remove_empty(folders: tuple[Path, ...]) -> None:
     """Removes those of the folders that are empty."""
     for folder in folders:

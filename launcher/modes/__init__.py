@@ -29,16 +29,12 @@ _DEFINERS: dict[str, Callable[..., object]] = {
 
 
 def flag(says: str, default: Any = None, define: Callable[..., object] | None = None, **more: Any) -> Any:
-    """A field that is a flag of the same name: its text in --help, its default, and how absl defines it.
-
-    Args:
-      define: absl's function, where the field's type does not tell.
-      **more: what that function takes besides.
-    """
+    """A field that is a flag of the same name: its text in --help, its default, and how absl defines it."""
     return dataclasses.field(default=default, metadata={"help": says, "define": define, "more": more})
 
 
 def _define(field: dataclasses.Field, says: str, values: flags.FlagValues) -> None:
+    """By absl's function, where a flag names one; else by the field's type."""
     define = field.metadata["define"] or _DEFINERS[str(field.type).removesuffix(" | None")]
     default = [*field.default] if isinstance(field.default, tuple) else field.default
     define(field.name, default=default, help=says, flag_values=values, **field.metadata["more"])
@@ -306,14 +302,7 @@ def define_about(values: flags.FlagValues) -> None:
 
 
 def help_text(about: str, values: flags.FlagValues, names: Sequence[str], ending: str) -> str:
-    """The text of `--help`: usage, one flag a paragraph with its choices and default, and an ending.
-
-    Args:
-      about: a program's docstring.
-      values: its flags.
-      names: of the flags to show, in their order.
-      ending: what follows them.
-    """
+    """The text of `--help`: what a program is about, a paragraph for each of the named flags, and an ending."""
     lines = [about.strip(), "", "Flags:"]
     for name in names:
         if name != values[name].short_name:
@@ -333,11 +322,7 @@ def described(flag: flags.Flag) -> tuple[str, str]:
 
 
 def make_request(values: flags.FlagValues) -> Request:
-    """The request of the parsed flags.
-
-    Raises:
-      UsageError: a flag does not go with the mode, or its value is wrong in any.
-    """
+    """The request of the parsed flags; UsageError where one does not go with the mode, or is wrong in any."""
     mode = MODES[values.mode]
     if values.replicas is not None and values.replicas < 1:
         raise UsageError(f"--replicas={values.replicas}: must be 1 or more")

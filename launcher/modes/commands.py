@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from launcher.modes import MODES, Request
+from launcher.modes import Request
 from launcher.tasks.base import ReadsImages, ReadsLines
 
 _SAME_RUN = ("model_dir", "data_dir", "seed")
@@ -32,8 +32,5 @@ def after_training(request: Request, task: Any) -> dict[str, str]:
     if request.mode == "train" and task.data().num_eval_examples:
         commands = {"evaluate": on_same_recipe(request, "--mode=eval"), **commands}
     commands["export"] = on_same_recipe(request, "--mode=export")
-    if "compare" in MODES:
-        commands["compare"] = shlex.join(
-            ["python", "-m", "launcher.main", "--mode=compare", request.run_dir, "OTHER_DIR"]
-        )
+    commands["compare"] = shlex.join(["python", "-m", "launcher.main", "--mode=compare", request.run_dir, "OTHER_DIR"])
     return commands

@@ -12,11 +12,7 @@ from launcher.reporting.tables import show_table
 
 
 def run(request: CompareRequest) -> int:
-    """Prints the table of what differs and writes compare.html.
-
-    Raises:
-      UsageError: there are fewer than two runs, a folder holds none, or the page cannot be written.
-    """
+    """Prints the table of what differs and writes compare.html."""
     if len(request.run) < 2:
         raise UsageError("--mode=compare: name two folders or more, such as runs/one runs/other")
     folders = [run_folder.read(path) for path in request.run]

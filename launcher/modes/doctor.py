@@ -11,11 +11,7 @@ from launcher.modes import DoctorRequest
 
 
 def run(request: DoctorRequest) -> int:
-    """Examines this machine; see `examination.run`.
-
-    Raises:
-      UsageError: --doctor_checks names none, or --doctor_wait is no time.
-    """
+    """Examines this machine; see `examination.run`."""
     checks = examination.chosen(request.doctor_checks)
     if request.doctor_wait <= 0:
         raise UsageError(f"--doctor_wait={request.doctor_wait:g}: must be more than 0 seconds")

@@ -18,11 +18,7 @@ from launcher.step_program import lowering
 
 
 def run(request: Request) -> int:
-    """Shows the plan and stops.
-
-    Raises:
-      UsageError: the recipe or the flags are wrong; that devices or data are missing is only said.
-    """
+    """Shows the plan and stops; that devices or data are missing is said, and no error."""
     with gin_bindings.usage_errors():
         return show(resolve(request, connect=False), request)
 
@@ -36,14 +32,13 @@ def show(resolved: RunPlan, request: Request) -> int:
     if resolved.recipe.start.path is not None:
         notes.append(start_weights.read(resolved.recipe.start, model, None).note)
     gin_used.check_all_used(traced=False)
-    if resolved.strategy.is_absent:
-        where = _slice_for(resolved, model, request.replicas)
-        pod = lowering.for_replicas(resolved, where.num_replicas)
-        lines = describe(pod, model, session.forward_assigns(pod, model), notes=notes)
+    where = _slice_for(resolved, model, request.replicas) if resolved.strategy.is_absent else None
+    shown = resolved if where is None else lowering.for_replicas(resolved, where.num_replicas)
+    lines = describe(shown, model, session.forward_assigns(shown, model), notes=notes)
+    if where is not None:
+        command = commands.on_same_recipe(request, "--mode=preflight", where.flag, flags=("data_dir", "seed"))
         lines["shown for"] = where.describe()
-        lines["preflight"] = f"whether it fits there, and how fast it can be: {_preflight_command(request, where)}"
-    else:
-        lines = describe(resolved, model, session.forward_assigns(resolved, model), notes=notes)
+        lines["preflight"] = f"whether it fits there, and how fast it can be: {command}"
     try:
         resolved.data.check()
     except UsageError as error:
@@ -63,9 +58,3 @@ def _slice_for(resolved: RunPlan, model: keras.Model, replicas: int | None) -> S
             continue
         return where
     raise UsageError(f"--replicas={replicas}: no slice of TPU v5e has so many; leave it out to plan for the largest")
-
-
-def _preflight_command(request: Request, where: Slice) -> str:
-    """The command that compiles the recipe for a slice."""
-    more = ("--mode=preflight", where.flag)
-    return commands.on_same_recipe(request, *more, flags=("data_dir", "seed"))

@@ -13,11 +13,7 @@ from launcher.preflight.compiler import default_cache_dir
 
 
 def run(request: PreflightRequest) -> int:
-    """Compiles for every target and batch size that the flags name; see `Preflight`.
-
-    Raises:
-      UsageError: no target is named, or a number is none.
-    """
+    """Compiles for every target and batch size that the flags name; see `Preflight`."""
     tpu_types, gpu_types = _names(request.tpu_type), _names(request.gpu_type)
     if not tpu_types and not gpu_types:
         raise UsageError(

@@ -10,11 +10,7 @@ from launcher.reporting import report, run_folder
 
 
 def run(request: Request) -> int:
-    """Writes the page and prints where it is.
-
-    Raises:
-      UsageError: there is no folder, nothing of a run in it, or it cannot be written.
-    """
+    """Writes the page and prints where it is."""
     if request.model_dir is None and not request.gin_file:
         raise UsageError("--mode=report: say of which folder, such as --model_dir=runs/resnet_cpu")
     folder = run_folder.read(request.run_dir)

@@ -14,11 +14,8 @@ from launcher.serving import export, predict
 
 
 def run(request: PredictRequest | ExportRequest) -> int:
-    """Answers records on all local devices, or exports from one.
-
-    Raises:
-      UsageError: it is one of several workers, which is said before it would wait for the others.
-    """
+    """Answers records on all local devices, or exports from one."""
+    # Said before it would wait for the others.
     workers = cluster_lib.resolve(os.environ).num_workers
     if workers > 1:
         mode = "predict" if isinstance(request, PredictRequest) else "export"

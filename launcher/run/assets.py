@@ -16,11 +16,7 @@ def folder(model_dir: str) -> str:
 
 
 def check(model_dir: str, task: Task) -> None:
-    """Compares what an earlier run kept with what the task has now.
-
-    Raises:
-      UsageError: they differ, so that the weights would read and write something else.
-    """
+    """Raises UsageError where the weights, with what the task has now, would read and write something else."""
     kept = read(model_dir)
     for name, content in task.assets().items():
         if kept.get(name, content) != content:

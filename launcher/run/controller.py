@@ -43,9 +43,6 @@ class Controller:
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between two loops on the device.
       evaluation_due: whether an earlier attempt was stopped in the middle of the evaluation after the trainer's step.
-
-    Attributes:
-      has_trained: whether there is something that the checkpoints do not have.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class Controller:
         self._lock = threading.RLock()
         self._held: Callable[[], dict[str, np.ndarray]] | None = None
         self._is_answered = False
-        self.has_trained = False
+        self.has_trained = False  # whether there is something that the checkpoints do not have
 
     def summary(self) -> dict[str, Any]:
         """What summary.json says of the actions, and "ended_early" where one has ended the run."""
@@ -96,16 +93,12 @@ class Controller:
         return next(filter(None, (action.ended() for action in self._actions)), "")
 
     def prepare(self) -> None:
-        """Opens the data at the trainer's step and builds the training graph; nothing is trained or written.
-
-        Raises:
-          UsageError: the task's loss() or the recipe's best_metric is wrong.
-        """
+        """Opens the data at the trainer's step and builds the training graph; nothing is trained or written."""
         with self._phase("compile"), self._reporter.waiting("tracing the training step"):
             self._batches = self._trainer.batches(self._data)
             traced = self._trainer.trace(self._batches)
             named = self._recipe.task.result_names
-            names = {"loss", *(traced if named is None else named), *self._evaluator.extra_metrics}
+            names = {"loss", *(traced if named is None else named), *self._recipe.task.evaluation_metrics}
         wanted = {"train.best_metric": self._recipe.best_metric}
         if self._recipe.early_stopping is not None and self._recipe.early_stopping.metric is not None:
             wanted["EarlyStopping.metric"] = self._recipe.early_stopping.metric
@@ -144,13 +137,7 @@ class Controller:
     def leave(self, seconds: float) -> str | None:
         """Answers a request to stop, `seconds` after it, in the place of a `train` that does not come to it.
 
-        For another thread to call.
-
-        Returns:
-          What to say; the process may end now. None: not yet.
-
-        Raises:
-          CheckpointWriteError: as `train`.
+        For another thread to call. Returns what to say, and the process may end now; or None: not yet.
         """
         with self._lock:
             if self._is_answered:
@@ -214,11 +201,7 @@ class Controller:
             )
 
     def _agree(self, seconds: float) -> float:
-        """Called by all workers between two loops on the device: the mean of what the last one took on each.
-
-        Raises:
-          _Stopped: one of them was asked to stop.
-        """
+        """The mean of what the last loop took on each worker; raises `_Stopped` where one of them was asked to stop."""
         stops, mean = self._trainer.workers.mean([self._stop_requested(), seconds])
         if stops:
             with self._lock:

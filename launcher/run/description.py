@@ -51,20 +51,10 @@ def describe(
 
 
 def record(resolved: RunPlan, recipe_files: Sequence[str], described: Mapping[str, str], started: float) -> RunRecord:
-    """What a training begins with, for its report.
-
-    Args:
-      resolved: the plan.
-      recipe_files: those that the command names.
-      described: as `describe` returns.
-      started: Unix seconds at which the process began with it.
-    """
+    """What a training begins with, in Unix seconds `started`, for its report; `described` as `describe` returns."""
     recipe, examples = resolved.recipe, resolved.data.num_train_examples
-    program = (
-        ["python", "-m", "launcher.main"]
-        if sys.argv[0].endswith(os.path.join("launcher", "main.py"))
-        else [os.path.basename(sys.argv[0])]
-    )
+    is_launcher = sys.argv[0].endswith(os.path.join("launcher", "main.py"))
+    program = ["python", "-m", "launcher.main"] if is_launcher else [os.path.basename(sys.argv[0])]
     return RunRecord(
         started=started,
         command=" ".join(map(_quoted, [*program, *sys.argv[1:]])),

@@ -47,9 +47,7 @@ class EarlyStopping:
 class StopEarly(Action):
     """Counts evaluations without a better value; they are of reduced values, so all workers stop at the same step.
 
-    Args:
-      metric: that is judged, where the rule names none.
-      state: of an earlier attempt, as `state` gave it.
+    `metric` is judged where the rule names none, and `state` is of an earlier attempt, as `state` gave it.
     """
 
     def __init__(self, rule: EarlyStopping, *, metric: str, total_steps: int, state: Mapping[str, np.ndarray]):

@@ -21,13 +21,7 @@ from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss
 
 
 class Evaluator:
-    """Runs the task's loss over the evaluation examples, padded to whole batches with weight 0.
-
-    Args:
-      strategy: where replicas live.
-      model: the model being trained.
-      plan: of the run, with its task, data and evaluation batch size.
-    """
+    """Runs the task's loss over the evaluation examples, padded to whole batches with weight 0."""
 
     def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan):
         self._strategy, self._model = strategy, model
@@ -45,11 +39,6 @@ class Evaluator:
         self._samples: Sequence[tuple[str, str, str]] = ()
         self._sample_batch: Batch | None = None
         self._decoding = DecodingEvaluator(strategy, model, plan) if isinstance(self._task, Decodes) else None
-
-    @property
-    def extra_metrics(self) -> tuple[str, ...]:
-        """Metrics that every evaluation has and training has not."""
-        return tuple(self._task.evaluation_metrics)
 
     def evaluate(self, last: bool = True, agree: Callable[[float], float] = lambda seconds: 0.0) -> dict[str, float]:
         """Evaluates the current weights.

@@ -21,9 +21,7 @@ _WORD_BYTES = 4
 class FromChief:
     """The chief's side and the others' side of the same calls, which all workers make in the same order.
 
-    Args:
-      strategy: whose replica 0 is the chief's.
-      chunk_bytes: size of one collective, a multiple of 4; a bound on the memory it takes besides the arrays.
+    A collective has `chunk_bytes`, a multiple of 4: a bound on the memory it takes besides the arrays.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, *, is_chief: bool, chunk_bytes: int = CHUNK_BYTES):
@@ -45,12 +43,7 @@ class FromChief:
     def arrays(
         self, specs: Mapping[str, tuple[Sequence[int], str]], state: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns the chief's arrays everywhere.
-
-        Args:
-          specs: shape and name of the dtype of every array, by name; the same on all workers.
-          state: the arrays, on the chief.
-        """
+        """Returns the chief's arrays everywhere; specs, the same on all workers, are shape and name of the dtype."""
         arrays = {
             name: np.ascontiguousarray(state[name]).reshape(size)
             if state is not None and self._is_chief

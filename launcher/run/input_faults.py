@@ -59,11 +59,7 @@ def input_was_there(model_dir: str) -> Iterator[None]:
 
 
 def check_checkpoints(model_dir: str) -> None:
-    """Called where there is no checkpoint to go on from.
-
-    Raises:
-      PeerError: an earlier attempt has saved one.
-    """
+    """Raises PeerError where there is no checkpoint to go on from, and an earlier attempt has saved one."""
     if (step := attempts.last_saved(model_dir)) is not None:
         raise PeerError(
             f"{os.path.join(model_dir, 'checkpoints')} has no checkpoint, and an earlier attempt of this run had one "

@@ -31,27 +31,18 @@ _STATE, _KIND = "callbacks", "kind of callback"
 
 
 class KerasCallbacks(Action):
-    """Calls callbacks of Keras at a run's events; they may read and set the trainer's model and optimizer.
-
-    Args:
-      callbacks: those of the run, checked.
-      an_epoch: steps of an epoch.
-      start: where the run goes on from, with their state in an earlier attempt.
-      is_chief: whether this worker writes files.
-    """
+    """Calls callbacks of Keras at a run's events; they may read and set the trainer's model and optimizer."""
 
     def __init__(
-        self,
-        callbacks: Sequence[keras.callbacks.Callback],
-        session: Session,
-        start: StartingPoint,
-        *,
-        an_epoch: int,
-        is_chief: bool,
+        self, callbacks: Sequence[keras.callbacks.Callback], session: Session, start: StartingPoint, *, is_chief: bool
     ):
+        plan = session.plan
+        an_epoch = steps_per_epoch(plan.data, plan.recipe.global_batch_size)
+        if an_epoch is None:
+            raise UsageError("callbacks need data whose epochs are whole numbers of steps, and these have none")
         self._callbacks = [one for one in callbacks if is_chief or not isinstance(one, keras.callbacks.CSVLogger)]
-        self._trainer, self._task = session.trainer, session.plan.recipe.task
-        self._an_epoch, self._total = an_epoch, session.plan.total_steps
+        self._trainer, self._task = session.trainer, plan.recipe.task
+        self._an_epoch, self._total = an_epoch, plan.total_steps
         self._every_step = any(answers(callback, hook) for callback in callbacks for hook in _HOOKS)
         self._begun = False
         self._sums: dict[str, Any] = {}
@@ -67,13 +58,8 @@ class KerasCallbacks(Action):
     @classmethod
     def of(cls, session: Session, start: StartingPoint, *, is_chief: bool) -> KerasCallbacks | None:
         """Those of the session's task, going on from a starting point; None if it has none."""
-        plan = session.plan
-        if not (found := plan.recipe.task.callbacks()):
-            return None
-        an_epoch = steps_per_epoch(plan.data, plan.recipe.global_batch_size)
-        if an_epoch is None:
-            raise UsageError("callbacks need data whose epochs are whole numbers of steps, and these have none")
-        return cls(found, session, start, an_epoch=an_epoch, is_chief=is_chief)
+        found = session.plan.recipe.task.callbacks()
+        return cls(found, session, start, is_chief=is_chief) if found else None
 
     def begins(self, phase: str, step: int) -> None:
         if phase == "evaluate":

@@ -38,11 +38,7 @@ _LOCAL = (
 def apply(model: keras.Model, plan: RunPlan, note: Callable[[str], None]) -> None:
     """Gives the layers of a built model the settings of the plan, for wherever the model is traced from now on.
 
-    Args:
-        note: Told what a person should know.
-
-    Raises:
-        UsageError: The recipe asks for something that no layer of the model can do.
+    `note` is told what a person should know. UsageError where the recipe asks for what no layer of the model can do.
     """
     _set_attention(model, plan)
     _set_rematerialization(model, plan)
@@ -65,11 +61,9 @@ def is_global(recipe: Recipe) -> bool:
 
 
 def check_batch_norm(model: keras.Model, plan: RunPlan) -> None:
-    """Refuses, before anything is traced or written, what a normalisation layer could not do.
+    """Raises UsageError, before anything is traced or written, for what a normalisation layer could not do.
 
-    Raises:
-        UsageError: Groups do not fit a microbatch, or statistics are taken over all replicas inside a loop or under
-            XLA, where TensorFlow allows no collective.
+    Groups have to fit a microbatch, and inside a loop or under XLA TensorFlow allows no collective.
     """
     for layer, *_ in walk(model):
         group = group_size(layer)

@@ -13,11 +13,14 @@ from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
+from launcher.machine.cluster import elastic
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
 from launcher.run import plan, programs
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
+from launcher.step import precision
+from launcher.tasks.base import open_data
 
 
 def import_builtins() -> None:
@@ -42,11 +45,7 @@ def import_builtins() -> None:
 
 
 def load(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports: Callable[[], None]) -> Recipe:
-    """The recipe that the gin files and bindings make, or that the first `launcher.fit` of a program makes with them.
-
-    Raises:
-      UsageError: they contradict themselves or each other.
-    """
+    """The recipe that gin files and bindings make, or that the first `launcher.fit` of a program makes with them."""
     path, others = programs.split(gin_files)
     if path is None:
         load_bindings(others, gin_params, before_imports=before_imports)
@@ -132,11 +131,7 @@ class Machine:
             strategy_lib.configure(self._set_up_for)
 
     def plan_of(self, recipe: Recipe) -> RunPlan:
-        """The plan of a recipe on these devices.
-
-        Raises:
-          UsageError: it wants others than those that were set up for it.
-        """
+        """The plan of a recipe on these devices; UsageError where it wants others than were set up for it."""
         devices = self._decide(recipe.strategy)
         if self._set_up_for not in (None, devices):
             raise UsageError(
@@ -144,10 +139,40 @@ class Machine:
                 f"and now {_described(devices)} is wanted: bind train.strategy and gpu.* to plain values, which need "
                 "no import, and let no module change the environment"
             )
-        resolved = plan.resolve(
-            recipe, devices, self._cluster, environ=self.environ, seed=self.seed, deterministic=self.deterministic
+        stands_for = elastic.microbatch_factor(self.environ, self._cluster.num_workers)
+        microbatches, microbatches_why = 1, "auto: how many fit is found when training starts, or by preflight"
+        if recipe.microbatches != "auto":
+            microbatches, microbatches_why = recipe.microbatches * stands_for, ""
+        rematerialize: bool | None = False
+        rematerialize_why = "auto: whether the step fits without is found when training starts, or by preflight"
+        if recipe.rematerialize != "auto":
+            rematerialize, rematerialize_why = recipe.rematerialize, "train.rematerialize"
+        policy, why = plan.policy_of(recipe, devices)
+        # One layer in float16 is enough for gradients to underflow.
+        in_float16 = "mixed_float16" in (policy, *recipe.precision_overrides.values())
+        data = open_data(recipe.task)
+        resolved = RunPlan(
+            recipe=recipe,
+            data=data,
+            cluster=self._cluster,
+            strategy=devices,
+            policy=policy,
+            policy_why=why,
+            loss_scale=precision.resolve_loss_scale(recipe.loss_scale, "mixed_float16" if in_float16 else policy),
+            wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
+            total_steps=recipe.total_steps(data),
+            eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
+            seed=recipe.seed if self.seed is None else self.seed,
+            deterministic=self.deterministic,
+            microbatches=microbatches,
+            microbatches_why=microbatches_why,
+            rematerialize=rematerialize,
+            rematerialize_why=rematerialize_why,
+            stands_for=stands_for,
+            made=self.made,
         )
-        return dataclasses.replace(resolved, made=self.made)
+        plan.check_batches(resolved)
+        return resolved
 
     def _decide(self, recipe_strategy: str) -> StrategyPlan:
         if self.on is not None:

@@ -12,11 +12,8 @@ _MOST = 10_000
 class Loop:
     """Steps, or batches of an evaluation, that the device takes in one go: as many as take about a second.
 
-    Args:
-      most: of the recipe: never more than so many; "auto" for no such bound.
-
     Attributes:
-      steps: of the next loop.
+      steps: of the next loop; never more than `most`, unless that is "auto".
       seconds: what the last loop took on this worker; 0 before the first.
     """
 

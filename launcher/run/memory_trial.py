@@ -114,17 +114,16 @@ def decide(
             f"{told}: tried with the optimizer's state shared out over this worker's {plan.strategy.local_replicas} of "
             f"{plan.strategy.num_replicas} replicas, so that it may fit with less"
         )
-    found = None
-    for setting in settings(plan):
+
+    def fits(setting: Setting) -> bool:
         say(f"{told}: trying {', '.join(setting.bindings)}")
-        if _fits(_request(plan, setting, gin_files, gin_params)):
-            found = setting
-            break
-    plan, found = _enough_for_all(plan, found)
-    tried = settings(plan)
+        return _fits(_request(plan, setting, gin_files, gin_params))
+
+    choices = settings(plan)
+    plan, found = _enough_for_all(plan, next(filter(fits, choices), None))
     if found is None:
-        raise _nothing_fits(plan, tried[-1])
-    return settled(plan, found, tried[: tried.index(found)], "ran out of memory")
+        raise _nothing_fits(plan, choices[-1])
+    return settled(plan, found, choices[: choices.index(found)], "ran out of memory")
 
 
 def _nothing_fits(plan: RunPlan, last: Setting) -> UsageError:

@@ -1,9 +1,8 @@
-"""A run resolved: recipe, flags and machine put together, before anything is built or written."""
+"""A run resolved: recipe, flags and machine put together by `loading.Machine`, before anything is built or written."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -11,11 +10,9 @@ from launcher.data.pipeline import Data
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
-from launcher.machine.cluster import elastic
 from launcher.reporting.units import plural
 from launcher.run.recipe import Recipe
 from launcher.step import gradients, precision, wire_error
-from launcher.tasks.base import open_data
 from launcher.tasks.loss_pieces import LossPieces
 
 
@@ -111,9 +108,7 @@ class RunPlan:
         split = " x ".join([*(plural(*part) for part in parts), str(self.microbatch_size)])
         why = f" ({self.microbatches_why})" if self.microbatches_why else ""
         examples, details = self.data.num_train_examples, getattr(self.data, "details", "")
-        computed_again = {}
-        if self.rematerialize is not None:
-            computed_again["rematerialisation"] = f"{'on' if self.rematerialize else 'off'} ({self.rematerialize_why})"
+        again = f"{'on' if self.rematerialize else 'off'} ({self.rematerialize_why})"
         epochs = f", {self.total_steps * recipe.global_batch_size / examples:.1f} epochs" if examples else ""
         return {
             "task": type(recipe.task).__name__,
@@ -122,7 +117,7 @@ class RunPlan:
             "cluster": self.cluster.description,
             "strategy": f"{self.strategy.kind} ({self.strategy.why})",
             "batch": f"{recipe.global_batch_size} examples a step = {split}{why}",
-            **computed_again,
+            **({} if self.rematerialize is None else {"rematerialisation": again}),
             "policy": f"{self.policy} ({self.policy_why})",
             "loss scale": "none" if self.loss_scale == precision.FixedLossScale(scale=1.0) else str(self.loss_scale),
             "steps": f"{self.total_steps:,}{epochs}",
@@ -130,61 +125,8 @@ class RunPlan:
         }
 
 
-def resolve(
-    recipe: Recipe,
-    devices: strategy_lib.StrategyPlan,
-    cluster: cluster_lib.Cluster,
-    *,
-    environ: Mapping[str, str],
-    seed: int | None = None,
-    deterministic: bool = False,
-) -> RunPlan:
-    """Puts the recipe, the flags (None: not given) and the devices together; see `loading.Machine.plan_of`.
-
-    Raises:
-      UsageError: the environment contradicts itself, or the batch cannot be split.
-    """
-    stands_for = elastic.microbatch_factor(environ, cluster.num_workers)
-    microbatches, microbatches_why = 1, "auto: how many fit is found when training starts, or by preflight"
-    if recipe.microbatches != "auto":
-        microbatches, microbatches_why = recipe.microbatches * stands_for, ""
-    rematerialize: bool | None = False
-    rematerialize_why = "auto: whether the step fits without is found when training starts, or by preflight"
-    if recipe.rematerialize != "auto":
-        rematerialize, rematerialize_why = recipe.rematerialize, "train.rematerialize"
-    policy, why = policy_of(recipe, devices)
-    # One layer in float16 is enough for gradients to underflow.
-    in_float16 = "mixed_float16" in (policy, *recipe.precision_overrides.values())
-    data = open_data(recipe.task)
-    plan = RunPlan(
-        recipe=recipe,
-        data=data,
-        cluster=cluster,
-        strategy=devices,
-        policy=policy,
-        policy_why=why,
-        loss_scale=precision.resolve_loss_scale(recipe.loss_scale, "mixed_float16" if in_float16 else policy),
-        wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
-        total_steps=recipe.total_steps(data),
-        eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
-        seed=recipe.seed if seed is None else seed,
-        deterministic=deterministic,
-        microbatches=microbatches,
-        microbatches_why=microbatches_why,
-        rematerialize=rematerialize,
-        rematerialize_why=rematerialize_why,
-        stands_for=stands_for,
-    )
-    check_batches(plan)
-    return plan
-
-
 def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, str]:
-    """The dtype policy of a recipe on these devices, and the reason for it.
-
-    Raises:
-      UsageError: `train.precision` names none.
-    """
+    """The dtype policy of a recipe on these devices, and the reason for it."""
     policy, why = recipe.precision, "train.precision"
     if policy == "auto":
         policy, why = strategy_lib.recommended_policy(devices)

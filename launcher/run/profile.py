@@ -38,10 +38,7 @@ class ProfileSteps(Action):
     """Traces some steps with TensorFlow's profiler into MODEL_DIR/tensorboard; TensorBoard shows it under "Profile".
 
     All workers' loops of steps end before and after them. A run that goes on from a step within them traces the rest.
-
-    Args:
-        folder: Where the trace goes; None where this worker makes none.
-        note: Takes a line for people.
+    `folder` is None where this worker makes no trace.
     """
 
     def __init__(self, steps: ProfiledSteps, folder: str | None, note: Callable[[str], None]):

@@ -26,9 +26,7 @@ _UNBOUND = object()
 class FitCall:
     """What a call of `launcher.fit` asks for.
 
-    Attributes:
-      settings: the recipe's, by name, which bindings of `train` go before; a group, such as `clipping`, may be a
-        mapping.
+    Bindings of `train` go before its settings, in which a group, such as `clipping`, may be a mapping.
     """
 
     settings: dict[str, Any]
@@ -55,8 +53,7 @@ def _is_bound(parameter: str) -> bool:
     return gin_bindings.bound(parameter, _UNBOUND) is not _UNBOUND
 
 
-AtFit = Callable[[FitCall], str]
-"""Does what is asked, and returns the folder of the run."""
+AtFit = Callable[[FitCall], str]  # does what is asked, and returns the folder of the run
 _at_fit: AtFit | None = None
 
 
@@ -69,17 +66,13 @@ class _Found(BaseException):
 
 
 def split(gin_files: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The program among what `--gin_file` names, and the gin files.
-
-    Raises:
-      UsageError: there are two programs, or it is not there.
-    """
+    """The program among what `--gin_file` names, and the gin files; UsageError for two, or one that is not there."""
     found = [name for name in gin_files if name.endswith(".py")]
     if len(found) > 1:
         raise UsageError(f"--gin_file names two programs, {' and '.join(found)}: one run has one")
     if found and not os.path.isfile(found[0]):
         raise UsageError(f"--gin_file={found[0]}: there is no such program in {os.getcwd()}")
-    return (found[0] if found else None), tuple(name for name in gin_files if name not in found)
+    return next(iter(found), None), tuple(name for name in gin_files if name not in found)
 
 
 def handler() -> AtFit | None:
@@ -99,11 +92,7 @@ def run(path: str, at_fit: AtFit) -> None:
 
 
 def first_call(path: str) -> FitCall:
-    """Runs a program up to its first call of `launcher.fit`.
-
-    Raises:
-      UsageError: it ends without one.
-    """
+    """Runs a program up to its first call of `launcher.fit`; UsageError where it ends without one."""
 
     def leave(call: FitCall) -> str:
         raise _Found(call)

@@ -229,8 +229,12 @@ class Recipe:
                     f"train.leave_out: {one!r} is not a first and a last batch, counted from 1; bind ranges, such as "
                     "[(120, 122)]"
                 )
-        if self.spikes is not None:
-            self.spikes.check(keep_checkpoints=self.checkpoints.keep)
+        spikes, keep = self.spikes, self.checkpoints.keep
+        if spikes is not None and spikes.action == "rewind" and spikes.rewind_checkpoints > keep:
+            raise UsageError(
+                f"Spikes.rewind_checkpoints = {spikes.rewind_checkpoints}, but Checkpoints.keep = {keep}: bind "
+                f"Checkpoints.keep to {spikes.rewind_checkpoints} or more"
+            )
         if self.early_stopping is not None and not self.evaluate_every:
             raise UsageError(
                 "train.early_stopping needs evaluations while training goes on, and train.evaluate_every = 0: bind "
@@ -247,11 +251,7 @@ class Recipe:
             )
 
     def total_steps(self, data: Data) -> int:
-        """Steps of the whole run on some data.
-
-        Raises:
-          UsageError: given in epochs of a data set whose size is not known.
-        """
+        """Steps of the whole run on some data; UsageError where it is in epochs, and their size is not known."""
         if self.steps is not None:
             return self.steps
         if self.epochs is not None and (an_epoch := steps_per_epoch(data, self.global_batch_size)):

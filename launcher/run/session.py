@@ -33,11 +33,7 @@ _MODELS = pathlib.Path(models.__file__).parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a mode works with.
-
-    Attributes:
-      notes: what a person should know of how the model was made.
-    """
+    """What a mode works with; notes are what a person should know of how the model was made."""
 
     plan: RunPlan
     strategy: tf.distribute.Strategy
@@ -48,11 +44,7 @@ class Session:
 
 
 def build(plan: RunPlan) -> Session:
-    """Builds a session in this process; the first call decides the devices, so there is one a process.
-
-    Raises:
-      UsageError: the devices or the model refuse.
-    """
+    """Builds a session in this process; the first call decides the devices, so there is one a process."""
     if plan.made is not None:
         return build_on(plan.made, plan)
     if plan.deterministic:
@@ -127,11 +119,7 @@ def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) 
 
 
 def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], None] = lambda text: None) -> keras.Model:
-    """A recipe's model under a dtype policy, in the current strategy scope; `note` is told what a person should know.
-
-    Raises:
-      UsageError: it is not a Keras model, has nothing to train, or not what the recipe's patterns name.
-    """
+    """A recipe's model under a dtype policy, in the current strategy scope; `note` takes what a person should know."""
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(seed)
     try:
@@ -159,11 +147,7 @@ def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], No
 
 
 def build_optimizer(plan: RunPlan) -> Optimizer:
-    """The recipe's optimizer; a plain Keras optimizer is wrapped.
-
-    Raises:
-      UsageError: the builder gave something else, or its state cannot be shared out, and the recipe asks for that.
-    """
+    """The recipe's optimizer; a plain Keras optimizer is wrapped."""
     optimizer = (plan.recipe.optimizer or plan.recipe.task.optimizer)()
     if isinstance(optimizer, keras.optimizers.Optimizer):
         optimizer = Optimizer(optimizer)
@@ -178,11 +162,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer:
 
 
 def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
-    """What one step of the plan does.
-
-    Raises:
-      UsageError: the recipe and the optimizer both bound the gradients.
-    """
+    """What one step of the plan does; UsageError where recipe and optimizer both bound the gradients."""
     recipe = plan.recipe
     per_example = float(recipe.task.nominal_weight_per_example)
     return StepConfig(

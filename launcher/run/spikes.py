@@ -78,14 +78,6 @@ class Spikes:
                 raise UsageError(f"Spikes.{name} = {value}: must be more than 1, or None to leave it alone")
         check_least("Spikes", self, deviations=0, window=10, rewind_checkpoints=1, leave_out=1, most=1)
 
-    def check(self, *, keep_checkpoints: int) -> None:
-        """Raises UsageError where a run would have to go back to a checkpoint that is no longer kept."""
-        if self.action == "rewind" and self.rewind_checkpoints > keep_checkpoints:
-            raise UsageError(
-                f"Spikes.rewind_checkpoints = {self.rewind_checkpoints}, but Checkpoints.keep = "
-                f"{keep_checkpoints}: bind Checkpoints.keep to {self.rewind_checkpoints} or more"
-            )
-
 
 class Rewind(Exception):
     """The run goes back to an earlier checkpoint.
@@ -108,7 +100,6 @@ class SpikeWatch(Action):
 
     Args:
       rewinds: those of the run so far.
-      note: takes a line for people.
       report: takes an event for metrics.jsonl.
       state: of an earlier attempt, as `state` gave it.
     """
@@ -188,7 +179,11 @@ class SpikeWatch(Action):
         """Does what the rule says; `is_told`: of the skipped step, or that a spike goes on, there is a note already."""
         rule, what = self._rule, event["what"]
         if rule.action == "rewind" and len(self._rewinds) < rule.most:
-            self._error = self._rewind(step, event)
+            first = max(1, step - rule.leave_out // 2)
+            batch_of = self._trainer.left_out.batch_of
+            left_out = [batch_of(first), batch_of(first + rule.leave_out - 1)]
+            record = {"step": step, **event, "left_out": left_out}
+            self._error = Rewind(record, before=first, checkpoints=rule.rewind_checkpoints)
             return
         self._report({"step": step, **event})
         if rule.action == "skip" and math.isfinite(event["loss"]) and math.isfinite(event["gradient_norm"]):
@@ -207,13 +202,6 @@ class SpikeWatch(Action):
                 f"{rule.most}) and left out the batches {[one['left_out'] for one in self._rewinds]}. It is hardly the "
                 "data, then: lower the learning rate or clip gradients (Clipping.global_norm)"
             )
-
-    def _rewind(self, step: int, event: Event) -> Rewind:
-        first = max(1, step - self._rule.leave_out // 2)
-        batch_of = self._trainer.left_out.batch_of
-        left_out = [batch_of(first), batch_of(first + self._rule.leave_out - 1)]
-        record = {"step": step, **event, "left_out": left_out}
-        return Rewind(record, before=first, checkpoints=self._rule.rewind_checkpoints)
 
     def _what(self, loss: float, norm: float) -> str:
         if not math.isfinite(loss):
@@ -249,9 +237,7 @@ def limit(past: np.ndarray, factor: float, deviations: float) -> float:
 class SkippedSteps(Action):
     """Says why steps were skipped. All workers call its methods together.
 
-    Args:
-      most_at_floor: how many in a row may be skipped at a loss scale that cannot fall further.
-      note: takes one message for people.
+    At a loss scale that cannot fall further, `most_at_floor` of them in a row end the run.
     """
 
     def __init__(self, trainer: Trainer, diagnosis: Diagnosis, *, most_at_floor: int, note: Callable[[str], None]):

@@ -121,11 +121,7 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
 
 
 def write_listing(model_dir: str, listing: str) -> None:
-    """Writes what was done with each weight beside the checkpoints, if anything was.
-
-    Raises:
-      UsageError: the folder cannot be written to.
-    """
+    """Writes what was done with each weight beside the checkpoints, if anything was."""
     if not listing:
         return
     try:

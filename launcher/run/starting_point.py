@@ -82,11 +82,7 @@ def restore(
 
 
 def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
-    """Gives a trainer that starts anew the weights to start with.
-
-    Raises:
-      UsageError: they cannot be read, or are of another model.
-    """
+    """Gives a trainer that starts anew the weights to start with."""
     start, state = _begun(trainer, start_from)
     trainer.state.restore(state)
     return start
@@ -97,8 +93,7 @@ def restore_from_chief(
 ) -> StartingPoint:
     """As `restore` on the chief; the other workers get its values over the wire and never touch their store.
 
-    Raises:
-      ChiefError: what stopped the chief, on the other workers.
+    Where the chief is stopped, they raise ChiefError.
     """
     wire = FromChief(trainer.strategy, is_chief=store.is_chief)
     if store.is_chief:
@@ -125,17 +120,9 @@ def _put(trainer: Trainer, start: StartingPoint, state: State, same_order: bool)
 
 
 def check_data(start: StartingPoint, now: Mapping[str, Any], trainer: Trainer, *, may_change: bool) -> tuple[str, ...]:
-    """Compares the training data with what the checkpoint records of it; all workers come to the same end.
+    """Compares the training data, as `pipeline.described` says it now, with what the checkpoint records of it.
 
-    Args:
-      now: the data that is there now, as `pipeline.described` says.
-      may_change: whether the run goes on with other data than it had.
-
-    Returns:
-      What a person should know of it.
-
-    Raises:
-      UsageError: it is not what it was, here or on another worker.
+    All workers come to the same end: what a person should know; UsageError where it differs on one, unless it may.
     """
     if start.step is None:
         return ()

@@ -23,10 +23,7 @@ _OWN, _INPUT = range(2)
 
 
 class WorkerTimes(Action):
-    """Gathers the workers' times at each log event, one small collective, and names a worker that is always slow.
-
-    `worker` is which this one is, of `num_workers`; `note` takes a line for people.
-    """
+    """Gathers the workers' times at each log event, one small collective, and names a worker that is always slow."""
 
     def __init__(self, trainer: Trainer, *, worker: int, num_workers: int, note: Callable[[str], None]):
         self._trainer = trainer
@@ -68,17 +65,13 @@ class WorkerTimes(Action):
 
 
 class SlowWorkerWatch:
-    """Names a worker that takes a quarter longer than the median of the others in 18 of 20 log events.
-
-    Attributes:
-        slow: the rank of the worker that was named last and has not recovered, or None.
-    """
+    """Names a worker that takes a quarter longer than the median of the others in 18 of 20 log events."""
 
     def __init__(self, note: Callable[[str], None]):
         self._note = note
         self._slowest: collections.deque[int | None] = collections.deque(maxlen=_WINDOWS)
         self._times: collections.deque[np.ndarray] = collections.deque(maxlen=_WINDOWS)
-        self.slow: int | None = None
+        self.slow: int | None = None  # the worker that was named last and has not recovered
 
     def observe(self, times: np.ndarray, step: int) -> dict[str, float]:
         """Takes the seconds a step of one log event, [workers, (own, input)]; returns fields of that event."""

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 NUM_BINS = 256
 BIAS = 127
-ZERO_BIN = 0
 NON_FINITE_BIN = 255
 
 FLUSH, NORMAL, LARGEST = -25, -14, 65504.0
@@ -31,10 +30,7 @@ HEADROOM_BITS = 1.0
 
 
 def count_exponents(tensor: tf.Tensor) -> tf.Tensor:
-    """Counts the exponents of a tensor, for use inside a graph and on any device.
-
-    Args:
-      tensor: floating-point, any static shape; 16-bit values are exact in float32.
+    """Counts the exponents of a tensor of any static shape and floating dtype, inside a graph and on any device.
 
     Returns:
       float32 [256] that adds up over tensors and replicas, exact up to 2^24 a bin. Bin e, for 1 to 254, counts
@@ -69,7 +65,6 @@ class Gradient:
     """One tensor of a backward pass at scale 1, over all batches that were looked at.
 
     Attributes:
-      path: of the weight or the layer.
       kind: "weight" (its gradient, on one replica), "activation" (by the layer's output) or "wire" (summed over
         replicas).
       dtype: it has under the policy.
@@ -88,22 +83,15 @@ class Gradient:
         return float(np.max(self.maxima))
 
     @property
-    def finite(self) -> bool:
-        return not self.counts[NON_FINITE_BIN]
-
-    @property
     def is_16_bit(self) -> bool:
         return self.dtype in ("float16", "bfloat16")
 
 
 def shares(counts: np.ndarray, scale_log2: int = 0, maximum: float | None = None) -> Shares:
-    """What float16 does to the values under a scale.
+    """What float16 does, under a scale of 2^scale_log2, to values that have these counts and maximum at scale 1.
 
-    Args:
-      counts: [256] of the values at scale 1.
-      scale_log2: the scale is 2 to this power.
-      maximum: the largest magnitude at scale 1. Where it is above 65504 under the scale, at least one value is; of the
-        others between 32768 and 65536 their bin cannot tell, and they count as representable.
+    Where the maximum is above 65504 under the scale, at least one value is; of the others between 32768 and 65536 their
+    bin cannot tell, and they count as representable.
     """
     known = counts[1:NON_FINITE_BIN].astype(np.float64)
     total = known.sum()
@@ -111,16 +99,11 @@ def shares(counts: np.ndarray, scale_log2: int = 0, maximum: float | None = None
         return Shares(0.0, 0.0, 0.0)
     exponents = np.arange(1, NON_FINITE_BIN) - BIAS + scale_log2
     above = known[exponents > _TOP].sum()
-    if not above and maximum is not None and overflows(maximum, scale_log2):
+    if not above and maximum is not None and math.ldexp(maximum, scale_log2) > LARGEST:
         above = 1.0
     flushed = known[exponents < FLUSH].sum()
     subnormal = known[(exponents >= FLUSH) & (exponents < NORMAL)].sum()
     return Shares(flushed / total, subnormal / total, above / total)
-
-
-def overflows(maximum: float, scale_log2: int) -> bool:
-    """Whether a value of this magnitude is above 65504 under a scale."""
-    return math.ldexp(maximum, scale_log2) > LARGEST
 
 
 def headroom(maximum: float, scale_log2: float = 0) -> float:
@@ -128,26 +111,23 @@ def headroom(maximum: float, scale_log2: float = 0) -> float:
     return math.log2(LARGEST / maximum) - scale_log2 if maximum > 0 else math.inf
 
 
-def largest_scale(maxima: Sequence[float], bits: float = HEADROOM_BITS) -> int | None:
-    """The largest power of two that leaves `bits` of headroom to every maximum, as its exponent.
+def largest_scale(maxima: Sequence[float]) -> int | None:
+    """The exponent of the largest power of two that leaves HEADROOM_BITS to every maximum, from FLOOR to CEILING.
 
-    Returns:
-      From FLOOR to CEILING; None without any value that is not zero, or where even 2^FLOOR is too much.
+    None without any value that is not zero, or where even 2^FLOOR is too much.
     """
     largest = max(maxima, default=0.0)
     if not largest:
         return None
-    found = min(math.floor(headroom(largest) - bits), CEILING)
+    found = min(math.floor(headroom(largest) - HEADROOM_BITS), CEILING)
     return found if found >= FLOOR else None
 
 
 def harmless_scales(gradients: Sequence[Gradient]) -> tuple[int, int] | None:
     """The least and the greatest k for which a scale of 2^k flushes less than 0.1% of all values, and none overflows.
 
-    One value above 65504 is not a small loss: the whole step is skipped.
-
-    Returns:
-      Exponents from FLOOR to CEILING; None where every scale loses more.
+    From FLOOR to CEILING; None where every scale loses more. One value above 65504 is not a small loss: the whole step
+    is skipped.
     """
     swept = [(k, pooled(gradients, k)) for k in range(FLOOR, CEILING + 1)]
     scales = [k for k, found in swept if found.flushed < NEGLIGIBLE and not found.above]
@@ -166,7 +146,6 @@ class Overflow(NamedTuple):
     """Where a rising scale overflows.
 
     Attributes:
-      gradient: the tensor.
       replica: whose part of the batch; None on the wire.
       scale_log2: exponent of the least power of two that takes it above 65504.
     """
@@ -199,36 +178,32 @@ class ScaleVerdict(NamedTuple):
 
     needed: bool
     why: str
-    scale_log2: int | None
-    harmless: tuple[int, int] | None
-    headroom_bits: float | None
+    scale_log2: int | None = None
+    harmless: tuple[int, int] | None = None
+    headroom_bits: float | None = None
 
 
 def judge(gradients: Sequence[Gradient], policy: str) -> ScaleVerdict:
     """The recommendation for a policy, from its 16-bit tensors at scale 1.
 
-    Args:
-      gradients: of float32 arithmetic, so that what 16 bits would lose is still there.
-      policy: "mixed_float16" or another, which needs no scale.
+    They are of float32 arithmetic, so that what 16 bits would lose is still there.
     """
     if policy != "mixed_float16":
         reason = {
             "mixed_bfloat16": "bfloat16 has the 8 exponent bits of float32: what float32 can hold, it does not flush",
             "float32": "nothing is in 16 bits",
         }[policy]
-        return ScaleVerdict(False, reason, None, None, None)
+        return ScaleVerdict(False, reason)
     narrow = [one for one in gradients if one.dtype == "float16"]
-    if not all(one.finite for one in narrow):
-        bad = next(one for one in narrow if not one.finite)
-        return ScaleVerdict(True, f"{bad.path} is not finite in float32 already: no scale helps", None, None, None)
+    if bad := next((one for one in narrow if one.counts[NON_FINITE_BIN]), None):
+        return ScaleVerdict(True, f"{bad.path} is not finite in float32 already: no scale helps")
     scale = largest_scale([one.maximum for one in narrow])
     if scale is None:
-        return ScaleVerdict(False, "no gradient in float16 is other than zero", None, None, None)
-    harmless = harmless_scales(narrow)
-    left = headroom(max(one.maximum for one in narrow), scale)
+        return ScaleVerdict(False, "no gradient in float16 is other than zero")
     at_one = {one.path: shares(one.counts, 0, one.maximum) for one in narrow}
     everything = pooled(narrow)
     worst = max(at_one, key=lambda path: at_one[path].lost)
+    needed = True
     if everything.above:
         why = f"at scale 1, gradients are above 65504 already ({first_overflows(narrow)[0].gradient.path})"
     elif everything.flushed >= NEGLIGIBLE:
@@ -236,6 +211,7 @@ def judge(gradients: Sequence[Gradient], policy: str) -> ScaleVerdict:
     elif at_one[worst].flushed >= 10 * NEGLIGIBLE:
         why = f"at scale 1, {worst} loses {at_one[worst].flushed:.2%} of its gradients that are not zero"
     else:
+        needed = False
         why = f"at scale 1, {everything.flushed:.3%} of the gradients are flushed to zero, {worst} loses the most"
-        return ScaleVerdict(False, why, scale, harmless, left)
-    return ScaleVerdict(True, why, scale, harmless, left)
+    left = headroom(max(one.maximum for one in narrow), scale)
+    return ScaleVerdict(needed, why, scale, harmless_scales(narrow), left)

@@ -20,15 +20,10 @@ def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[
     """Builds a model again, its layers in float32 where they would be in 16 bits; the global policy stays as it was.
 
     Args:
-      source: the model to copy.
-      strategy: of that model.
       make: builds it once more under float32; as for any build, layers' names count from the beginning again.
 
     Returns:
       The copy. Its weights are its own until `copy_weights`.
-
-    Raises:
-      UsageError: what `make` built has other variables.
     """
     policy = keras.config.dtype_policy()
     keras.utils.clear_session(free_memory=False)  # names alone
@@ -51,14 +46,13 @@ def copy_weights(source: keras.Model, copy: keras.Model) -> None:
 
 
 def _check_same(source: keras.Model, copy: keras.Model) -> None:
-    for one, other in zip(source.weights, copy.weights, strict=False):
-        if (one.path, tuple(one.shape)) != (other.path, tuple(other.shape)):
-            raise UsageError(
-                f"the task's model() built {other.path} {tuple(other.shape)} where it had built {one.path} "
-                f"{tuple(one.shape)} before: to compare precisions, it must build the same model each time it is called"
-            )
-    if len(source.weights) != len(copy.weights):
+    before, now = ([f"{one.path} {tuple(one.shape)}" for one in model.weights] for model in (source, copy))
+    differences = [pair for pair in zip(before, now, strict=False) if pair[0] != pair[1]]
+    if len(before) != len(now):
+        differences.append((str(len(before)), f"{len(now)} variables"))
+    if differences:
+        was, built = differences[0]
         raise UsageError(
-            f"the task's model() built {len(copy.weights)} variables where it had built {len(source.weights)} before:"
-            " to compare precisions, it must build the same model each time it is called"
+            f"the task's model() built {built} where it had built {was} before: to compare precisions, it must build "
+            "the same model each time it is called"
         )

@@ -34,12 +34,7 @@ _RANDOM = (
 
 
 class Output(NamedTuple):
-    """A floating-point output of a layer, as seen while a pass was traced.
-
-    Attributes:
-      shape: static, of one replica; None where unknown.
-      dtype: such as "float16".
-    """
+    """A floating-point output of a layer, as seen while a pass was traced; its static shape, of one replica."""
 
     shape: tuple[int | None, ...]
     dtype: str
@@ -49,9 +44,6 @@ class GradientTaps:
     """One tap on every leaf layer of a model: those without layers inside, and recurrent layers as a whole.
 
     Layers that come before the first weights have no gradient in training, and none here.
-
-    Args:
-      model: built.
 
     Example, while a tf.function is traced:
 
@@ -68,17 +60,15 @@ class GradientTaps:
 
     def __init__(self, model: keras.Model):
         named = named_leaves(model)
-        self.paths: tuple[str, ...] = tuple(named)
-        """A name for each tapped layer: its path, made unique where layers share one."""
+        self.paths = tuple(named)  # a name for each tapped layer: its path, made unique where layers share one
         self.layers: tuple[keras.layers.Layer, ...] = tuple(named.values())
         self._held_elsewhere = _weights_of([model]) - _weights_of(self.layers)
         # Replicas are traced in threads, in turns: each has a pass of its own.
         self._thread = threading.local()
+        # Of each layer in the pass that was traced last, in the order of its calls; and what the model itself gave.
         self.outputs: list[list[Output]] = [[] for _ in self.layers]
-        """Outputs of each layer in the pass that was traced last, in the order of its calls."""
-        self._model = model
         self.model_outputs: list[Output] = []
-        """What the model itself gave."""
+        self._model = model
 
     def watch(self, tape: tf.GradientTape) -> list[tf.Tensor]:
         """Makes this pass's tokens, float32 [TOKEN_SIZE] each, in the order of `layers`; under the tape."""
@@ -96,13 +86,12 @@ class GradientTaps:
     def installed(self) -> Iterator[None]:
         """Puts the taps into the model while a pass is traced, and takes them out again; around `strategy.run`."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._on_model())
+            self._on_model(stack)
             for index, layer in enumerate(self.layers):
-                stack.enter_context(self._on(index, layer))
+                self._on(index, layer, stack)
             yield
 
-    @contextlib.contextmanager
-    def _on_model(self) -> Iterator[None]:
+    def _on_model(self, stack: contextlib.ExitStack) -> None:
         call = self._model.call
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -111,35 +100,23 @@ class GradientTaps:
             self.model_outputs = [_described(value) for value in tensors if value.dtype.is_floating]
             return outputs
 
-        self._model.call = recorded
-        try:
-            yield
-        finally:
-            del self._model.call
+        _override(self._model, "call", recorded, stack)
 
-    @contextlib.contextmanager
-    def _on(self, index: int, layer: keras.layers.Layer) -> Iterator[None]:
-        call, dtype, policy = layer.call, layer.compute_dtype, layer.dtype_policy
+    def _on(self, index: int, layer: keras.layers.Layer, stack: contextlib.ExitStack) -> None:
+        call, dtype = layer.call, layer.compute_dtype
         draws = isinstance(layer, _RANDOM)
 
         def tapped(*args: Any, **kwargs: Any) -> Any:
             outputs = call(*args, **kwargs)
             return keras.tree.map_structure(lambda value: self._tap(index, value, dtype if draws else None), outputs)
 
-        with_seed = layer.with_seed if isinstance(layer, Dropout) else None
-        layer.call = tapped
+        _override(layer, "call", tapped, stack)
         if draws:  # the same masks under every policy
+            stack.callback(setattr, layer, "dtype_policy", layer.dtype_policy)
             layer.dtype_policy = "float32"
-        if with_seed is not None:
-            layer.with_seed = lambda seed: _in_float32(with_seed(seed))
-        try:
-            yield
-        finally:
-            del layer.call
-            if with_seed is not None:
-                del layer.with_seed
-            if draws:
-                layer.dtype_policy = policy
+        if isinstance(layer, Dropout):
+            with_seed = layer.with_seed
+            _override(layer, "with_seed", lambda seed: _in_float32(with_seed(seed)), stack)
 
     def _tap(self, index: int, value: Any, dtype: str | None) -> Any:
         present: _Pass | None = getattr(self._thread, "present", None)
@@ -167,6 +144,12 @@ class _Pass:
     calls: list[int]
     outputs: list[list[Output]]
     past_weights: bool
+
+
+def _override(owner: Any, method: str, other: Callable[..., Any], stack: contextlib.ExitStack) -> None:
+    """Gives an object a method in the place of its class's, until the stack ends."""
+    setattr(owner, method, other)
+    stack.callback(delattr, owner, method)
 
 
 def _in_float32(drop: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:

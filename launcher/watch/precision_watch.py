@@ -68,16 +68,13 @@ class Watch:
     Args:
       trainer: whose weights, step and loss scale are used and left as they are.
       reference: the float32 copy of its model, which takes its weights before each sample; see `float32_copy`.
-      data: the task's data. Sample n takes the batch of step n: batches that training has seen, from one stream that
-        stays open, whatever step training is at.
+      data: Sample n takes the batch of step n: batches that training has seen, from one stream that stays open,
+        whatever step training is at.
       every: steps between samples.
     """
 
     def __init__(self, trainer: Trainer, reference: keras.Model, data: Data, every: int):
-        self._trainer = trainer
-        self._data = data
-        self._every = every
-        self._reference = reference
+        self._trainer, self._reference, self._data, self._every = trainer, reference, data, every
         self._taps = GradientTaps(reference)
         self._step = trainer.step_of(reference, self._taps.watch)
         self._tensors = self._describe_tensors()
@@ -91,11 +88,7 @@ class Watch:
         return step > 0 and step % self._every == 0
 
     def sample(self) -> Sample:
-        """Looks at one batch. All workers call this after the same step.
-
-        Raises:
-          TrainingError: the device has no room for the float32 pass.
-        """
+        """Looks at one batch; all workers call this after the same step. TrainingError without memory for the pass."""
         trainer = self._trainer
         if self._batches is None:
             self._batches = trainer.batches(self._data, start_step=max(0, trainer.step // self._every - 1))
@@ -139,12 +132,7 @@ class Watch:
 
 
 def summarise(seen: list[Gradient], scale: float) -> Sample:
-    """A sample from unscaled gradients.
-
-    Args:
-      seen: of weights and of layers' outputs.
-      scale: the loss scale; rounded down to a power of two.
-    """
+    """A sample from unscaled gradients, under the loss scale rounded down to a power of two."""
     power = math.floor(math.log2(scale))
     in_float16 = [one for one in seen if one.dtype == "float16"] or seen
     total = float16_losses.pooled(in_float16, power)

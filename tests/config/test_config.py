@@ -34,13 +34,6 @@ def test_an_unknown_file_names_the_nearest_and_the_search_path(folder):
         gin_files.find_file("my_recipes.gin")
 
 
-def test_explicit_folders_replace_the_search_path(folder):
-    write("elsewhere/a.gin", "")
-    assert gin_files.find_file("a.gin", ["elsewhere"]) == "elsewhere/a.gin"
-    with pytest.raises(UsageError):
-        gin_files.find_file("resnet_cpu.gin", ["elsewhere"])
-
-
 def test_includes_resolve_along_the_search_path_and_every_file_is_reported(folder):
     write("base/mine.gin", BASE)
     write("recipe.gin", "include 'base/mine.gin'\njob.steps = 3\n")

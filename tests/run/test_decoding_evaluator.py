@@ -76,7 +76,7 @@ def test_when_and_how_many_are_decoded_is_bound(folder, decode, during, last):
     task = made.plan.recipe.task
     task.data().check()
     assert (task.num_decode_examples(last=False), task.num_decode_examples(last=True)) == (during, last)
-    assert ("bleu" in made.evaluator.extra_metrics) == (decode == "always")
+    assert ("bleu" in made.plan.recipe.task.evaluation_metrics) == (decode == "always")
     if last:
         assert "bleu" in made.evaluator.evaluate(last=True)
     if not during:
