@@ -56,11 +56,7 @@ class Context:
 
     @property
     def cluster(self) -> cluster_lib.Cluster:
-        """The cluster of this process.
-
-        Raises:
-          Skip: it cannot be resolved, which the check `cluster` reports.
-        """
+        """The cluster of this process; Skip where it cannot be resolved, which the check `cluster` reports."""
         if isinstance(self.cluster_or_error, UsageError):
             raise Skip("the cluster is not known")
         return self.cluster_or_error
@@ -81,10 +77,8 @@ class Context:
         return child.run("tensorflow_child", request, environ=self.environ, timeout_seconds=TENSORFLOW_SECONDS)
 
     def says(self, topic: str) -> child.Answer:
-        """The answer of TensorFlow on one topic.
-
-        Raises:
-          Skip: TensorFlow could not be imported or did not get so far, which the check `tensorflow` reports.
+        """The answer of TensorFlow on one topic; Skip where it did not get so far, which the check `tensorflow`
+        reports.
         """
         answer = self.tensorflow.answers.get(topic)
         if answer is None:

@@ -31,13 +31,8 @@ _Topic = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer of the process on one topic.
-
-    Attributes:
-      topic: its name.
-      values: what was found.
-      refused: the message of a user's mistake; empty without one.
-      error: any other exception, in one line; empty without one.
+    """The answer of the process on one topic: values, or the message of a user's mistake, or any other error in one
+    line.
     """
 
     topic: str
@@ -53,13 +48,10 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChildResult:
-    """The result of the process: how it ended, and its answers by then.
+    """The result of the process: its answers by topic, all it printed, and how it ended.
 
     Attributes:
-      answers: by topic.
-      log: all it printed.
       returncode: negative for the signal that ended it; None when it was killed because its time was over.
-      seconds: how long it ran.
     """
 
     answers: Mapping[str, Answer]
@@ -81,13 +73,8 @@ class ChildResult:
 
 
 def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], timeout_seconds: float) -> ChildResult:
-    """Runs a module of this package to its end, or to the end of its time; nothing of it is left then.
-
-    Args:
-      module: its name; it calls `answer_topics`.
-      request: JSON values that its topics are given.
-      environ: its environment variables.
-      timeout_seconds: for all of it.
+    """Runs a module of this package, which calls `answer_topics` with a request in JSON, to its end or to the end of
+    its time; nothing of it is left then.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="doctor-") as name:

@@ -61,11 +61,7 @@ def model_dir(context: Context) -> Iterator[Finding]:
 
 
 def folder_of(context: Context) -> str:
-    """The folder that --model_dir names, or its default.
-
-    Raises:
-      Skip: neither it nor a recipe is given.
-    """
+    """The folder that --model_dir names, or its default; Skip where neither it nor a recipe is given."""
     if context.model_dir:
         return context.model_dir
     if context.gin_files:

@@ -87,19 +87,15 @@ def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> 
     peers = context.cluster_or_error
     is_chief = isinstance(peers, UsageError) or peers.is_chief
     if is_chief and context.model_dir is not None and os.path.isdir(context.model_dir):
-        content = strict_json.dumps(findings_report.as_json(findings, [], code), indent=2)
+        found = findings_report.as_json(findings, [], code)
         with contextlib.suppress(OSError):  # that it cannot be written to is a finding
-            strict_json.replace_file(Path(context.model_dir, run_folder.DOCTOR), f"{content}\n")
+            strict_json.write(Path(context.model_dir, run_folder.DOCTOR), found)
             report.refresh(context.model_dir)
     return code
 
 
 def chosen(names: Sequence[str]) -> tuple[Check, ...]:
-    """Returns the checks of these names, in the order of `CHECKS`; all for no name.
-
-    Raises:
-      UsageError: there is no such check.
-    """
+    """Returns the checks of these names, in the order of `CHECKS`; all for no name, UsageError for one that is none."""
     known = [check.name for check in CHECKS]
     for name in names:
         if name not in known:

@@ -80,10 +80,8 @@ class Requirements:
 
 @functools.cache
 def requirements() -> Requirements:
-    """Reads the requirements of Launcher from a checkout's setup.py, else from the installed distribution.
-
-    Raises:
-      Skip: neither is there.
+    """Launcher's requirements, of a checkout's setup.py or else the installed distribution; Skip where neither is
+    there.
     """
     if _SETUP.is_file() and _SETUP.with_name("pyproject.toml").is_file():
         return _of_setup(_SETUP)
@@ -119,14 +117,7 @@ def _name(requirement: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstalledPackage:
-    """One installed distribution.
-
-    Attributes:
-      name: in canonical form, as in "tensorflow-cpu".
-      version: as its maker wrote it.
-      folder: where it lies.
-      requires: its requirements.
-    """
+    """One installed distribution, by its canonical name, such as "tensorflow-cpu", and the folder where it lies."""
 
     name: str
     version: str

@@ -248,11 +248,7 @@ def agreement(context: Context) -> Iterator[Finding]:
 
 
 def exchanged(context: Context) -> Exchange:
-    """Exchanges versions with the workers of the context's cluster.
-
-    Raises:
-      Skip: there are no others.
-    """
+    """Exchanges versions with the workers of the context's cluster; Skip where there are no others."""
     if context.cluster.num_workers == 1:
         raise Skip("one process, no peers")
     return exchange(context.cluster, facts=packages.facts(), wait_seconds=context.wait_seconds)
@@ -305,11 +301,7 @@ def _wrong_places(found: Exchange) -> Iterator[Finding]:
 
 
 def clock_finding(found: Exchange) -> Finding:
-    """The finding on the clock that is furthest from this worker's.
-
-    Raises:
-      Skip: nobody else answered.
-    """
+    """The finding on the clock that is furthest from this worker's; Skip where nobody else answered."""
     if not found.others:
         raise Skip("no other worker answers")
     worst = max(found.others, key=lambda peer: abs(peer.offset_seconds))
@@ -329,11 +321,7 @@ def _seconds(value: float) -> str:
 
 
 def agreement_finding(found: Exchange) -> Finding:
-    """The finding on versions that differ from this worker's.
-
-    Raises:
-      Skip: nobody else answered.
-    """
+    """The finding on versions that differ from this worker's; Skip where nobody else answered."""
     if not found.others:
         raise Skip("no other worker answers")
     differing = [peer for peer in found.others if dict(peer.facts) != dict(found.facts)]

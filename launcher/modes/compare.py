@@ -7,8 +7,7 @@ import os
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.modes import CompareRequest
 from launcher.reporting import comparison, run_folder
-from launcher.reporting.console import make_console
-from launcher.reporting.tables import show_table
+from launcher.reporting.console import make_console, show_table
 
 
 def run(request: CompareRequest) -> int:

@@ -197,10 +197,8 @@ class Optimizer:
         """Sets the rate of the steps that follow, on every replica of this process; outside of the step.
 
         Every worker must set the same. `keras_optimizer.learning_rate = rate`, as Keras's callbacks write it, is the
-        same. A rate that was set is part of a checkpoint.
-
-        Raises:
-          UsageError: the rate is not a number of 0 or more, or the optimizer was made without `settable_rate`.
+        same. A rate that was set is part of a checkpoint. One below 0, or an optimizer made without `settable_rate`, is
+        a UsageError.
         """
         if self._rate is None:
             raise UsageError(
@@ -212,13 +210,10 @@ class Optimizer:
         self._rate.assign(rate)
 
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
-        """The rate of one step, which `rate_multipliers` may multiply for some variables.
+        """The rate of one step, float32 scalar, which `rate_multipliers` may multiply for some variables.
 
         Args:
           step: steps done before it, scalar; skipped steps count.
-
-        Returns:
-          float32 scalar.
         """
         if self._rate is not None:
             return tf.cast(tf.convert_to_tensor(self._rate), tf.float32)

@@ -28,11 +28,8 @@ def decays(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> list[float]:
-    """The coefficient by which Keras would decay each variable, times the learning rate; 0 for none.
-
-    Args:
-      optimizer: built for the variables.
-      variables: in the order in which it was built.
+    """The coefficient by which a built optimizer would decay each of its variables, times the learning rate; 0 for
+    none.
 
     Raises:
       UsageError: it decays in a manner of its own.

@@ -107,9 +107,8 @@ tf.register_tensor_conversion_function(Part, _converted)
 def part_of(variable: keras.Variable, count: int) -> Part | None:
     """How a variable is divided among so many replicas: along its first dimension that they divide.
 
-    Returns:
-      None where it stays whole: it is small or a vector, no dimension can be divided, or a constraint is on the whole
-      of it.
+    None where it stays whole: it is small or a vector, no dimension can be divided, or a constraint is on the whole of
+    it.
     """
     small = len(variable.shape) < 2 or math.prod(variable.shape) < SMALLEST
     if count == 1 or small or variable.constraint is not None:
@@ -133,11 +132,7 @@ def takes_norms(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def check_shardable(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuses to share out the state of an optimizer that has to see a weight as a whole.
-
-    Raises:
-      UsageError: it has to, or does not say that it need not.
-    """
+    """Refuses, by UsageError, to share out the state of an optimizer that is not known to do with parts of a weight."""
     kind = type(optimizer)
     if kind in [getattr(keras.optimizers, name, None) for name in _ELEMENT_WISE]:
         return

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from launcher.precision_report.examine import Examined
 from launcher.precision_report.lint import LintFinding
-from launcher.reporting.console import Console
-from launcher.reporting.tables import show_table
+from launcher.reporting.console import Console, show_table
 from launcher.reporting.units import bytes_text
 from launcher.watch import float16_losses
 from launcher.watch.float16_losses import Gradient

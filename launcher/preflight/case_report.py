@@ -14,8 +14,7 @@ from launcher.preflight.roofline import VECTOR_UNIT, Roofline, of_operation
 from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.suggestions import Suggestion
 from launcher.preflight.targets import Target
-from launcher.reporting.console import Console
-from launcher.reporting.tables import show_table
+from launcher.reporting.console import Console, show_table
 from launcher.reporting.units import amount, bytes_text, milliseconds, plural, step_text
 from launcher.step_program.op_source import short_name
 

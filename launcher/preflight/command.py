@@ -15,9 +15,8 @@ from launcher.preflight.compiler import Compiler, require_versions
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.preflight.suggestions import Suggestion
 from launcher.reporting import report, run_folder, strict_json
-from launcher.reporting.console import make_console
+from launcher.reporting.console import make_console, show_table
 from launcher.reporting.summary import versions as run_versions
-from launcher.reporting.tables import show_table
 from launcher.reporting.units import bytes_text
 
 

@@ -55,10 +55,7 @@ class Beginning:
 class AttemptsFile:
     """The chief's side: appends to DIR/attempts.jsonl how far this attempt is. A disk that refuses a line is no error.
 
-    Args:
-        model_dir: The run's folder.
-        environ: The process's environment, in which a supervisor names the attempt.
-        seconds: Gives the seconds of the attempt so far, as `Stopwatch.seconds`.
+    A supervisor names the attempt in `environ`; `seconds` gives those of the attempt so far, as `Stopwatch.seconds`.
     """
 
     def __init__(self, model_dir: str, environ: Mapping[str, str], seconds: Callable[[], dict[str, float]]):
@@ -106,14 +103,13 @@ class AttemptsFile:
 
 
 def add_end(model_dir: str, *, attempt: str, started: float, seconds: float, ended_by: str) -> None:
-    """The supervisor's side: appends what ended an attempt of which nothing runs any more.
+    """The supervisor's side: appends what ended an attempt of which nothing runs any more, "worker 1 was killed by
+    SIGKILL".
 
     Args:
-        model_dir: The job's folder.
         attempt: The name that its workers found in LAUNCHER_ATTEMPT.
         started: Unix seconds at which the supervisor began it.
         seconds: How long it lasted.
-        ended_by: What ended it: "worker 1 was killed by SIGKILL".
 
     Raises:
         OSError: The line cannot be written.

@@ -82,11 +82,7 @@ class ComparedRuns:
         return rows + ([[f"and {rest} bindings of parts that not all have", *[""] * len(self.labels)]] if rest else [])
 
     def write(self, folder: str) -> Path:
-        """Writes FOLDER/compare.html, atomically, and returns its path.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Writes FOLDER/compare.html, atomically, and returns its path; OSError where it cannot be written."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         strict_json.replace_file(target / FILE_NAME, self.page())

@@ -1,4 +1,7 @@
-"""The console that people see while a run goes: a live line on a terminal, one plain line a log event anywhere else."""
+"""The console that people see while a run goes: a live line on a terminal, one plain line a log event anywhere else.
+
+Tables, too, have lines on a terminal, and are columns of plain text anywhere else.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from typing import Any, Protocol, TextIO
 
 import launcher
 from launcher.reporting import panels
-from launcher.reporting.progress_text import ProgressText, evaluation_text
 from launcher.reporting.units import clock
 
 # Between two ticks of a clock on a terminal, and between two moves of the line that follow no log event.
@@ -41,17 +43,10 @@ def make_console(
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Console:
-    """Returns the console that fits the stream: live on a terminal, plain lines otherwise.
-
-    Args:
-        total_steps: The training's last step.
-        stream: Where to write; standard output when None.
-        clock: A monotonic clock in seconds, for the time to go.
-    """
+    """Returns the console that fits the stream, by default standard output: live on a terminal, else plain lines."""
     stream = sys.stdout if stream is None else stream
-    if is_terminal(stream):
-        return LiveConsole(stream, ProgressText(total_steps, clock))
-    return PlainConsole(stream, ProgressText(total_steps, clock))
+    make = LiveConsole if is_terminal(stream) else PlainConsole
+    return make(stream, panels.ProgressText(total_steps, clock))
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -73,11 +68,8 @@ def rich_console(stream: TextIO) -> Any:
 
 
 def live_line(console: Any, *, transient: bool = False) -> Any:
-    """Returns a started `rich.live.Live` on a rich console, whose line moves only when it is updated.
-
-    Args:
-        console: As `rich_console`.
-        transient: Whether the line goes away when it is stopped.
+    """Returns a started `rich.live.Live` on a `rich_console`, whose line moves only when it is updated; if `transient`,
+    the line goes away when it is stopped.
     """
     from rich.live import Live
 
@@ -108,7 +100,7 @@ def _ticking(tick: Callable[[float], None], every: float) -> Iterator[None]:
 class PlainConsole:
     """One line an event, without colours or cursor movements: for logs, pipes and files."""
 
-    def __init__(self, stream: TextIO, progress: ProgressText):
+    def __init__(self, stream: TextIO, progress: panels.ProgressText):
         self._stream = stream
         self._progress = progress
 
@@ -139,7 +131,7 @@ class PlainConsole:
         _print(self._stream, self._progress.text(event))
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
-        _print(self._stream, evaluation_text(event))
+        _print(self._stream, panels.evaluation_text(event))
 
     def note(self, text: str) -> None:
         _print(self._stream, text)
@@ -163,7 +155,7 @@ class LiveConsole:
     The line moves with the steps. A thread of its own moves it only while there is something to wait for.
     """
 
-    def __init__(self, stream: TextIO, progress: ProgressText):
+    def __init__(self, stream: TextIO, progress: panels.ProgressText):
         self._stream = stream
         self._console = rich_console(stream)
         self._progress = progress
@@ -222,7 +214,7 @@ class LiveConsole:
         _on_stream(self._stream, lambda: self._live.update(row, refresh=True))
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
-        self._print(evaluation_text(event), "bold")
+        self._print(panels.evaluation_text(event), "bold")
 
     def note(self, text: str) -> None:
         self._print(text, "yellow")
@@ -256,6 +248,43 @@ class LiveConsole:
             table.add_row(Text(name, style="bold"), Text(value))
         panel = Panel(table, title=Text(title, style="bold"), title_align="left", expand=False)
         _on_stream(self._stream, lambda: self._console.print(panel))
+
+
+def show_table(
+    rows: Sequence[Sequence[str]],
+    console: Console,
+    stream: TextIO | None = None,
+    *,
+    totals: Sequence[str] | None = None,
+    style: Callable[[str], str] = lambda cell: "",
+) -> None:
+    """Prints a table whose first row is its heading.
+
+    Args:
+      rows: cells, as many in each.
+      console: takes the lines of a plain table.
+      stream: where the console writes; standard output when None.
+      totals: a last row, which a line sets off.
+      style: of a cell on a terminal, in the words of `rich.style.Style`.
+    """
+    stream = sys.stdout if stream is None else stream
+    if not is_terminal(stream):
+        for line in columns(rows if totals is None else [*rows, totals]):
+            console.note(line)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    heading, *body = rows
+    table = Table()
+    for name in heading:
+        table.add_column(name)
+    for row in body:
+        table.add_row(*(Text(cell, style=style(cell)) for cell in row))
+    if totals is not None:
+        table.add_section()
+        table.add_row(*(Text(cell, style=style(cell)) for cell in totals))
+    rich_console(stream).print(table)
 
 
 def _print(stream: TextIO, text: str) -> None:

@@ -39,9 +39,8 @@ _logger = logging.getLogger(__name__)
 class MetricsWriteError(LauncherError):
     """metrics.jsonl cannot be written. Exit 75: make room, run the same command; the file is cut to the checkpoint.
 
-    Args:
-        facts: What could not be written and why, in a whole sentence.
-        advice: What to do, for a run that this ends.
+    The facts say what could not be written and why, in a whole sentence; the advice what to do, for a run that this
+    ends.
     """
 
     exit_code = EXIT_RETRY
@@ -72,18 +71,6 @@ class MetricsFile:
         self._clock = clock
         self._descriptor: int | None = None
         self._waiting: collections.deque[bytes] = collections.deque(maxlen=_MOST_WAITING)
-
-    def train(self, event: Mapping[str, Any]) -> None:
-        self._append("train", event)
-
-    def evaluation(self, event: Mapping[str, Any]) -> None:
-        self._append("eval", event)
-
-    def precision(self, event: Mapping[str, Any]) -> None:
-        self._append("precision", event)
-
-    def spike(self, event: Mapping[str, Any]) -> None:
-        self._append("spike", event)
 
     def truncate_after(self, step: int, *, evaluated: bool = True) -> int:
         """Drops events past `step` of an earlier attempt, that step's evaluation unless `evaluated`, and broken lines.
@@ -132,7 +119,10 @@ class MetricsFile:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _append(self, split: str, event: Mapping[str, Any]) -> None:
+    def append(self, split: str, event: Mapping[str, Any]) -> None:
+        """Writes an event of a split, and those that wait; MetricsWriteError where the disk refuses, and all of them
+        wait.
+        """
         self._waiting.append(f"{strict_json.dumps(_ordered(split, event, self._clock()))}\n".encode())
         try:
             self._write_waiting()

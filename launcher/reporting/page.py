@@ -25,14 +25,7 @@ class Section(NamedTuple):
 
 
 def page(title: str, *, header: str, sections: Sequence[Section], footer: str = "") -> str:
-    """A whole page.
-
-    Args:
-        title: of the window; plain text.
-        header: HTML.
-        sections: in order.
-        footer: HTML.
-    """
+    """A whole page: its title in plain text, header and footer as HTML, and its sections in order."""
     data = json.dumps(
         {
             "groups": {name: axes for section in sections for name, axes in section.charts.groups.items()},
@@ -109,12 +102,7 @@ def tile(value: str, name: str) -> str:
 
 
 def bar(parts: Mapping[str, float], words: Mapping[str, str]) -> str:
-    """Shares of a whole, and a key that names them.
-
-    Args:
-        parts: sizes.
-        words: the size of each as text.
-    """
+    """Shares of a whole, by the parts' sizes, and a key that names them with the size of each in words."""
     whole = sum(parts.values()) or 1.0
     shown = {name: size for name, size in parts.items() if size > whole / 2000}
     colors = {name: f"var(--c{index})" if index < 8 else "var(--muted)" for index, name in enumerate(parts)}

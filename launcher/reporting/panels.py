@@ -1,11 +1,12 @@
-"""What the panels at a run's start and end say: the plan in groups, and how the run ended."""
+"""What the console says: the plan in groups, how far and how good a run is at a log event, and how it ended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.reporting import attempts, strict_json
+from launcher.reporting.metrics_file import LAST_FIELDS
 from launcher.reporting.units import clock
 
 _WHERE = (
@@ -20,7 +21,7 @@ _WHERE = (
     "loss scale",
     "wire",
 )
-_RESULTS = ("results",)
+_NOT_THE_TASKS = ("step", "loss", *LAST_FIELDS)
 
 Rows = list[tuple[str, str]]
 
@@ -29,22 +30,64 @@ def plan_groups(plan: Mapping[str, str]) -> list[Rows]:
     """The lines of a plan in groups: what is trained, where and how, where results go, and notes."""
     groups: list[Rows] = [[], [], [], []]
     for name, value in plan.items():
-        number = 3 if name.startswith("note") else 2 if name in _RESULTS else 1 if name in _WHERE else 0
+        number = 3 if name.startswith("note") else 2 if name == "results" else 1 if name in _WHERE else 0
         groups[number].append((name, value))
     return [group for group in groups if group]
+
+
+class ProgressText:
+    """Words a training event: step, loss, the task's metrics, speed, loss scale when it is not 1, time to go by a
+    clock.
+    """
+
+    def __init__(self, total_steps: int, clock: Callable[[], float]):
+        self.total_steps = total_steps
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+
+    def text(self, event: Mapping[str, Any], width: int | None = None) -> str:
+        """Returns the words; within `width` characters, those of speed and time to go rather than measurements."""
+        step = int(event["step"])
+        place, measured, pace, scale = [f"step {step}/{self.total_steps}"], _measurements(event), [], []
+        if "examples_per_second" in event:
+            pace = [f"{strict_json.number(event['examples_per_second']):,.0f} examples/s"]
+        if strict_json.number(event.get("loss_scale", 1)) != 1:
+            scale = [f"loss scale {strict_json.number(event['loss_scale']):g}"]
+        to_go = self._time_to_go(step)
+
+        def text() -> str:
+            return "  ".join([*place, *measured, *pace, *scale, *to_go])
+
+        while width is not None and len(text()) > width and (scale or measured):
+            (scale or measured).pop()
+        return text()
+
+    def _time_to_go(self, step: int) -> list[str]:
+        """The pace since the first event, so without the compilation before it, and with evaluations and saves."""
+        now = self._clock()
+        if self._first is None:
+            self._first = (step, now)
+        first_step, since = self._first
+        if not first_step < step < self.total_steps:
+            return []
+        return [f"ETA {clock((now - since) / (step - first_step) * (self.total_steps - step))}"]
+
+
+def evaluation_text(event: Mapping[str, Any]) -> str:
+    """Words an evaluation: step, loss, the task's metrics."""
+    return "  ".join([f"evaluation at step {int(event['step'])}", *_measurements(event)])
+
+
+def _measurements(event: Mapping[str, Any]) -> list[str]:
+    names = [name for name in ("loss", *event) if name in event]
+    shown = dict.fromkeys(name for name in names if name == "loss" or name not in _NOT_THE_TASKS)
+    return [f"{name} {strict_json.number(event[name]):.4g}" for name in shown]
 
 
 def closing_rows(
     summary: Mapping[str, Any], *, total_steps: int, best: tuple[str, float, int] | None, report: str | None
 ) -> Rows:
-    """How a run ended.
-
-    Args:
-      summary: as `make_summary` returns.
-      total_steps: the training's last step.
-      best: metric, value and step of the best evaluation.
-      report: path of the page.
-    """
+    """How a run ended, as `make_summary` has it; `best` is metric, value and step, `report` the path of its page."""
     seconds, took = summary["seconds"], ""
     if (number := len(summary.get("attempts", ()))) > 1 and summary.get("goodput_share"):
         seconds = {**summary["goodput"], "total": attempts.wall_seconds(summary)}

@@ -36,12 +36,6 @@ class Prometheus(Sink):
     def started(self, run: RunStart) -> None:
         self._values = {"launcher_step": run.step, "launcher_total_steps": run.total_steps}
 
-    def train(self, event: Mapping[str, Any]) -> None:
-        self._take("train", event)
-
-    def evaluation(self, event: Mapping[str, Any]) -> None:
-        self._take("eval", event)
-
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
@@ -50,7 +44,7 @@ class Prometheus(Sink):
         """All numbers, a gauge each."""
         return "".join(f"# TYPE {name} gauge\n{name} {value!r}\n" for name, value in self._values.items())
 
-    def _take(self, split: str, event: Mapping[str, Any]) -> None:
+    def measured(self, split: str, event: Mapping[str, Any]) -> None:
         values = {**self._values, "launcher_step": float(event["step"])}
         for name, value in event.items():
             values[re.sub(r"\W", "_", f"launcher_{split}_{name}")] = strict_json.number(value)

@@ -26,11 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 def write_report(model_dir: str | Path, *, running: bool = False) -> Path:
-    """Writes DIR/report.html from the files in DIR, atomically, and returns its path.
-
-    Args:
-        model_dir: The folder of a run; any files of it may be missing.
-        running: Whether the run is going on.
+    """Writes DIR/report.html from the files in DIR, of which any may be missing, atomically, and returns its path.
 
     Raises:
         OSError: The page cannot be written.
@@ -97,14 +93,10 @@ def _made(make: Callable[[RunFolder], _T | None], folder: RunFolder) -> _T | Non
 
 
 class LiveReport:
-    """Keeps a run's page current while it trains; its failures are warnings.
+    """Keeps a run's page current while it trains, by a monotonic clock in seconds; its failures are warnings.
 
     Nothing is written before the first event. The page is written then and at most every 30 seconds, and less often
     where that would take more than a hundredth of the time.
-
-    Args:
-        model_dir: The folder of the run.
-        clock: A monotonic clock in seconds.
     """
 
     def __init__(self, model_dir: str, *, clock: Callable[[], float] = time.monotonic):
@@ -120,10 +112,8 @@ class LiveReport:
 
     def samples(self, step: int, samples: Sequence[tuple[str, str, str]]) -> None:
         """Writes samples.json: (what was given, what the model wrote, what was expected) after `step` steps."""
-        content = strict_json.dumps({"step": step, "rows": samples}, indent=1)
         try:
-            self._model_dir.mkdir(parents=True, exist_ok=True)
-            strict_json.replace_file(self._model_dir / run_folder.SAMPLES, f"{content}\n")
+            strict_json.write(self._model_dir / run_folder.SAMPLES, {"step": step, "rows": samples}, indent=1)
         except OSError as error:
             self._warn(error)
 

@@ -27,15 +27,13 @@ _logger = logging.getLogger(__name__)
 class Reporter:
     """Fans every event out to the console, metrics.jsonl and the sinks; only the chief shows and writes anything.
 
-    Nothing is made on disk before the first event. `close` belongs in a `finally`: it gives the terminal back.
-    A disk that takes no events does not end a training: that is said once, and events wait in memory for room.
+    Nothing is made on disk before the first event. `close` belongs in a `finally`: it gives the terminal back. A disk
+    that takes no events does not end a training: that is said once, and events wait in memory for room.
 
     Args:
-        model_dir: The run's directory.
         total_steps: The training's last step.
         is_chief: Whether this process reports. Elsewhere every method returns at once.
         stream: The console's stream; standard output when None.
-        sinks: Where events go besides.
         config: Gives the text of the operative configuration, once the first event is there.
     """
 
@@ -64,11 +62,9 @@ class Reporter:
         self._sinks = Sinks([TensorBoard(str(Path(model_dir, "tensorboard"))), *sinks], self._run_start)
 
     def plan(self, lines: Mapping[str, str], *, again: bool = False) -> None:
-        """Shows the resolved plan as a table; the sinks are told it.
+        """Shows the resolved plan as a table, of which the sinks are told, too.
 
-        Args:
-            lines: Value by name.
-            again: Whether an attempt before this one has just shown it: only its notes are shown then.
+        If `again`, an attempt before this one has just shown it: only its notes are shown then.
         """
         if self._is_chief:
             self._plan = dict(lines)
@@ -91,7 +87,7 @@ class Reporter:
     def train(self, event: Mapping[str, Any]) -> None:
         """Reports training up to `event["step"]`: loss, the task's metrics, and the fields of `MetricsFile`."""
         if self._is_chief:
-            self._guarded(self._metrics.train, event)
+            self._guarded(self._metrics.append, "train", event)
             self._sinks.tell("train", event)
             self._console.train(event)
             self._page.event()
@@ -99,7 +95,7 @@ class Reporter:
     def evaluation(self, event: Mapping[str, Any]) -> None:
         """Reports an evaluation: step, loss, the task's metrics."""
         if self._is_chief:
-            self._guarded(self._metrics.evaluation, event)
+            self._guarded(self._metrics.append, "eval", event)
             self._sinks.tell("evaluation", event)
             self._console.evaluation(event)
             self._page.event()
@@ -113,13 +109,13 @@ class Reporter:
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
         """Reports what was seen of gradients after `event["step"]` steps: see `precision_watch.Sample`."""
         if self._is_chief:
-            self._guarded(self._metrics.precision, event)
+            self._guarded(self._metrics.append, "precision", event)
             self._sinks.tell("precision", event, exponents)
 
     def spike(self, event: Mapping[str, Any]) -> None:
         """Reports a spike of loss or gradient norm, or that the run went back for it to `event["step"]`."""
         if self._is_chief:
-            self._guarded(self._metrics.spike, event)
+            self._guarded(self._metrics.append, "spike", event)
 
     def note(self, text: str) -> None:
         """Shows a line for people: a skipped step, a checkpoint restored."""
@@ -129,10 +125,8 @@ class Reporter:
     def truncate_after(self, step: int, *, evaluated: bool = True) -> int:
         """Forgets what was reported past `step`, from which this attempt goes on, or to which the run goes back.
 
-        Where it is not `evaluated` yet, its evaluation is forgotten, too.
-
-        Returns:
-            How many lines of metrics.jsonl were dropped.
+        Where it is not `evaluated` yet, its evaluation is forgotten, too. Returns how many lines of metrics.jsonl were
+        dropped.
 
         Raises:
             MetricsWriteError: metrics.jsonl cannot be rewritten.
@@ -161,7 +155,6 @@ class Reporter:
         is the error that people must see.
 
         Args:
-            summary: As `make_summary` returns.
             best: Metric, value and step of the best evaluation, if there was one.
             commands: What can be done next, by what it is for; shown after a run that completed.
 
@@ -206,9 +199,9 @@ class Reporter:
             total_steps=self._total_steps,
         )
 
-    def _guarded(self, write: Callable[..., None], *event: Mapping[str, Any]) -> None:
+    def _guarded(self, write: Callable[..., None], *arguments: Any) -> None:
         try:
-            write(*event)
+            write(*arguments)
         except MetricsWriteError as error:
             if not self._events_wait:
                 self.note(f"{error.facts} Training goes on; the events wait in memory until there is room.")

@@ -17,14 +17,8 @@ from launcher.reporting import attempts, metrics_file, strict_json, summary
 RECORD = "run.json"
 ERROR = "error.json"
 CONFIG = "config.gin"
-PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR = (
-    "precision.json",
-    "verify.json",
-    "drill.json",
-    "preflight.json",
-    "doctor.json",
-)
-SAMPLES = "samples.json"
+RESULTS = ("precision.json", "verify.json", "drill.json", "preflight.json", "doctor.json", "samples.json")
+PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR, SAMPLES = RESULTS
 RUNNING = "running"
 UNFINISHED = "unfinished"
 
@@ -186,23 +180,17 @@ class RunFolder:
 
 
 def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
-    """Reads a folder; what is missing or cannot be read is left out.
-
-    Args:
-      model_dir: of the run.
-      running: whether it is known to run at this moment.
-    """
+    """Reads a folder, whose run is known to be `running` or not; what is missing or cannot be read is left out."""
     path = Path(model_dir).absolute()
     record = read_record(path)
     ended = strict_json.read_object(path / summary.FILE_NAME)
     ended = {name: value for name, value in ended.items() if name not in _TABLES or isinstance(value, dict)}
     if record is not None and not _is_newer(path / summary.FILE_NAME, record.started):
-        ended = {name: ended[name] for name in ("attempts",) if name in ended}
+        ended = {name: value for name, value in ended.items() if name == "attempts"}
     if (path / attempts.FILE_NAME).exists():  # newer than the summary, while it runs or when it was killed
         ended = {**ended, **attempts.reckon(str(path))}
     events = metrics_file.read_events(str(path))
     status = str(ended.get("status") or UNFINISHED)
-    names = (PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR, SAMPLES)
     return RunFolder(
         path=path,
         record=record,
@@ -211,7 +199,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         events=events,
         attempts=_attempts(path, ended, events),
         config=bindings(path / CONFIG),
-        results={name: found for name in names if (found := strict_json.read_object(path / name))},
+        results={name: found for name in RESULTS if (found := strict_json.read_object(path / name))},
     )
 
 
@@ -236,18 +224,13 @@ def _known(record: type, found: Any) -> dict[str, Any]:
 
 
 def write_record(path: Path, record: RunRecord) -> None:
-    """Writes run.json; a run that goes on from an earlier one's events keeps the time at which that began.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+    """Writes run.json; a run that goes on from an earlier one's events keeps the time at which that began."""
     before = read_record(path)
     now = record.started or time.time()
     goes_on = before is not None and bool(metrics_file.read_events(str(path)))
     began = before.began if before is not None and goes_on else now
     content = dataclasses.asdict(dataclasses.replace(record, began=began, started=now))
-    path.mkdir(parents=True, exist_ok=True)
-    strict_json.replace_file(path / RECORD, f"{strict_json.dumps(content, indent=2)}\n")
+    strict_json.write(path / RECORD, content)
 
 
 def _is_newer(path: Path, since: float) -> bool:

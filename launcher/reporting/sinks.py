@@ -71,9 +71,14 @@ class Sink:
 
     def train(self, event: Mapping[str, Any]) -> None:
         """A log event of the training: `step`, `loss` and the other numbers of metrics.jsonl."""
+        self.measured("train", event)
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
         """An evaluation: `step`, `loss`, the task's metrics."""
+        self.measured("eval", event)
+
+    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+        """Either of these two, "train" or "eval"."""
 
     def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
         """What was given, what the model made of it and what was expected, of some evaluation examples."""
@@ -95,12 +100,7 @@ class Sink:
 
 
 class Sinks:
-    """Several sinks as one, of which none can end a training.
-
-    Args:
-      sinks: all of them.
-      start: makes what they are told before the first event.
-    """
+    """Several sinks as one, of which none can end a training; `start` makes what they are told at first."""
 
     def __init__(self, sinks: Sequence[Sink], start: Callable[[], RunStart]):
         self._sinks = list(sinks)

@@ -27,14 +27,10 @@ def number(value: Any) -> int | float:
 
 
 def dumps(record: Mapping[str, Any], *, indent: int | None = None) -> str:
-    """Returns `record` as strict JSON.
+    """Strings, booleans, None, numbers (also NumPy and TensorFlow scalars), mappings and lists of them as strict JSON.
 
     Values that are NaN or infinite become null, and their dotted names are listed under "non_finite":
     `{"loss": nan}` gives `{"loss": null, "non_finite": ["loss"]}`.
-
-    Args:
-        record: Strings, booleans, None, numbers (also NumPy and TensorFlow scalars), mappings and lists of them.
-        indent: As `json.dumps`.
     """
     non_finite: list[str] = []
     plain = _plain(record, "", non_finite)
@@ -64,6 +60,16 @@ def replace_file(path: Path, content: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write(path: Path, record: Mapping[str, Any], *, indent: int = 2) -> None:
+    """Writes a record as a whole file, atomically, in a folder that is made if it is missing.
+
+    Raises:
+        OSError: The disk refuses it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, f"{dumps(record, indent=indent)}\n")
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

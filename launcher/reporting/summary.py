@@ -36,16 +36,12 @@ def make_summary(
     seconds: Mapping[str, float],
     measured: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns the contents of summary.json.
+    """Returns the contents of summary.json; strategy, replicas and policy are None when the run ended before them.
 
     Args:
         exit_code: The code the process will end with; "status" follows from it: completed (0), preempted (42), failed.
         error: The message of what ended the run early, None after a completed one.
         metrics: The last measurements by split: {"train": {"loss": ...}, "eval": {"accuracy": ...}}.
-        step: Training step reached.
-        strategy: Kind of strategy, e.g. "mirrored"; this and the next two are None when the run ended before them.
-        num_replicas: Replicas in sync over all hosts.
-        policy: Dtype policy, e.g. "mixed_float16".
         loss_scale: Last loss scale; None when the loss is not scaled.
         seconds: As `Stopwatch.seconds`, of the last attempt.
         measured: What else there is: attempts and goodput over all of them, as `attempts.reckon` returns, and more.
@@ -84,10 +80,8 @@ def write_summary(model_dir: str, summary: Mapping[str, Any]) -> None:
         SummaryWriteError: The directory cannot be made or written; an older summary is as it was.
     """
     path = Path(model_dir, FILE_NAME)
-    content = f"{strict_json.dumps(summary, indent=2)}\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        strict_json.replace_file(path, content)
+        strict_json.write(path, summary)
     except OSError as error:
         raise SummaryWriteError(
             f"Could not write {path}: {error.strerror or error}. "

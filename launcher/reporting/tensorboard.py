@@ -29,12 +29,8 @@ class TensorBoard(Sink):
     The samples of evaluations go to DIR/eval as texts and images. With the first event go the plan and the
     configuration as text and, where the package `tensorboard` is installed, the hyperparameters.
 
-    It is a copy of metrics.jsonl for the eyes, so a failure to write is one warning and the end of the copy, not of
-    the training.
-
-    Args:
-        directory: Made by the first event.
-        clock: Gives the Unix time in seconds.
+    It is a copy of metrics.jsonl for the eyes, so a failure to write is one warning and the end of the copy, not of the
+    training.
     """
 
     def __init__(self, directory: str, *, clock: Callable[[], float] = time.time):
@@ -47,11 +43,8 @@ class TensorBoard(Sink):
     def started(self, run: RunStart) -> None:
         self._start = run
 
-    def train(self, event: Mapping[str, Any]) -> None:
-        self._write("train", event)
-
-    def evaluation(self, event: Mapping[str, Any]) -> None:
-        self._write("eval", event)
+    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+        self._guarded(self._add_scalars, split, event)
 
     def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
         """Writes a table of texts; pictures stand above it, in the order of its rows."""
@@ -71,9 +64,6 @@ class TensorBoard(Sink):
         for writer in self._writers.values():
             self._guarded(writer.close)
         self._writers.clear()
-
-    def _write(self, run: str, event: Mapping[str, Any]) -> None:
-        self._guarded(self._add_scalars, run, event)
 
     def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
         if self._failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,7 @@ class WandbSink(Sink):
         self._run = wandb.init(
             **self._settings,
             name=self._name or folder.name,
-            id=_identity(folder),
+            id=hashlib.sha256(str(folder).encode()).hexdigest()[:16],  # the same for all attempts in a folder
             resume="allow",
             dir=str(folder),
             config=run.hyperparameters,
@@ -46,11 +47,8 @@ class WandbSink(Sink):
         # Its own counter of steps refuses a step that is not larger than the last, as an evaluation's.
         self._run.define_metric("*", step_metric="step")
 
-    def train(self, event: Mapping[str, Any]) -> None:
-        self._run.log({"step": event["step"], **_numbers(event, "train/")})
-
-    def evaluation(self, event: Mapping[str, Any]) -> None:
-        self._run.log({"step": event["step"], **_numbers(event, "eval/")})
+    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+        self._run.log({"step": event["step"], **_numbers(split, event)})
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         if self._run is not None:
@@ -85,21 +83,15 @@ class MlflowSink(Sink):
             client.log_param(self._run, name, value)
         client.log_text(self._run, run.config, "config.gin")
 
-    def train(self, event: Mapping[str, Any]) -> None:
-        self._log(event, "train/")
-
-    def evaluation(self, event: Mapping[str, Any]) -> None:
-        self._log(event, "eval/")
+    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+        for name, value in _numbers(split, event).items():
+            self._client.log_metric(self._run, name, value, step=int(event["step"]))
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         if self._client is not None:
             status = {"completed": "FINISHED", "preempted": "KILLED"}.get(summary["status"], "FAILED")
             self._client.set_terminated(self._run, status)
             self._client = None
-
-    def _log(self, event: Mapping[str, Any], prefix: str) -> None:
-        for name, value in _numbers(event, prefix).items():
-            self._client.log_metric(self._run, name, value, step=int(event["step"]))
 
 
 def _imported(package: str) -> Any:
@@ -112,12 +104,5 @@ def _imported(package: str) -> Any:
         raise UsageError(f"train.sinks needs {package}, which is not installed: {install}") from None
 
 
-def _numbers(event: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    return {f"{prefix}{name}": strict_json.number(value) for name, value in event.items() if name != "step"}
-
-
-def _identity(folder: Path) -> str:
-    """The same for all attempts in a folder."""
-    import hashlib
-
-    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+def _numbers(split: str, event: Mapping[str, Any]) -> dict[str, float]:
+    return {f"{split}/{name}": strict_json.number(value) for name, value in event.items() if name != "step"}

@@ -57,10 +57,7 @@ class AnswerLines(AnswersFile):
 class AnswerArrays(AnswersFile):
     """A row a record of one array each output: a .npy file of one, a .npz file of any number.
 
-    Args:
-      folder: of the partial output, which gets a .npy file an output: its header, then the rows so far.
-      path: where the arrays go in the end.
-      rows: how many there will be.
+    The folder of the partial output gets a .npy file an output: its header, for so many rows, then the rows so far.
     """
 
     def __init__(self, folder: Path, path: str, rows: int):

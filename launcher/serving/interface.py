@@ -36,10 +36,8 @@ def of(model: keras.Model, plan: RunPlan) -> Interface:
     """The interface of a plan's model.
 
     Functional and Sequential models say what their inputs are. Any other model is asked by tracing the task's loss() on
-    a batch of the task's data, and what it is called with there is its input.
-
-    Raises:
-      UsageError: neither tells.
+    a batch of the task's data, and what it is called with there is its input. Where neither tells, that is a
+    UsageError.
     """
     if getattr(model, "inputs", None):
         # A Sequential model has one input and no `input` of its own before it is called.

@@ -29,12 +29,10 @@ _ABOUT = "launcher.json"  # a member of model.keras, which Keras does not look a
 
 
 def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str, *, averaged: bool) -> str:
-    """Writes MODEL_DIR/model.keras, for the chief alone: there is no collective in it.
+    """Writes MODEL_DIR/model.keras, whole or not at all, for the chief alone: there is no collective in it.
 
     Args:
       model: of the run, with variables of any strategy; it has its own weights again afterwards.
-      store: of the run.
-      model_dir: where the file goes, whole or not at all.
       which: "best" or "last", see `weights.step_of`.
       averaged: take the moving averages, where there are any.
 
@@ -75,7 +73,7 @@ def save_keras(model: keras.Model, path: str, which: str, chosen: Weights) -> No
 
 
 def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Model:
-    """Loads the Keras model of a run, for a notebook or a program of one's own.
+    """Loads the Keras model of a run, of no strategy, for a notebook or a program of one's own.
 
         model = launcher.load("runs/resnet_cpu")
         model.predict(images)
@@ -90,9 +88,6 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
         the recipe evaluates the average (`train.evaluate_ema`). "averaged": as "best", and an error where the run kept
         no average.
       trust: also run the Python in the folder: give it for a folder of your own, or of somebody whom you trust.
-
-    Returns:
-      A `keras.Model` of no strategy.
 
     Raises:
       UsageError: there is no such run, or no such weights in it, or its recipe cannot be read here or needs `trust`.
@@ -132,11 +127,7 @@ def _is_wanted(held: dict[str, Any], which: str, step: int | None) -> bool:
 
 
 def _about(path: str) -> dict[str, Any] | None:
-    """What `save_keras` noted in a file; None for any other file or none.
-
-    Raises:
-      UsageError: the file would unpack to far more than it has.
-    """
+    """What `save_keras` noted in a file; None of any other file, UsageError for one that unpacks to far more."""
     if not os.path.isfile(path):
         return None
     try:

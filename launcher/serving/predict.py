@@ -34,7 +34,6 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
 
     Args:
       plan: of one process, on any of its devices; every replica answers its part of a batch.
-      model_dir: of the run that trained the weights.
       input_path: text, images or arrays; None for text on standard input.
       output_path: written as a whole; None for lines on standard output.
 
@@ -58,10 +57,8 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
 
 
 def open_records(path: str | None, task: Any) -> Inputs:
-    """The records that `--input` means for a task.
-
-    Raises:
-      UsageError: they cannot be read, or the task does not answer such.
+    """The records that `--input` means for a task; UsageError where they cannot be read, or the task does not answer
+    such.
     """
     if path is not None and not is_pattern(path):
         check_readable(path)

@@ -30,11 +30,9 @@ class Diagnosis:
         self._weights = on_replicas(trainer.strategy, self._weight_of_whole_and_halves)
 
     def non_finite_gradients(self, step: int | None = None, scale: float | None = None) -> str:
-        """Says which layers' gradients are not finite on the batch of a step, and on which replica.
+        """Says which layers' gradients are not finite on the batch of a skipped step, and on which replica.
 
-        Args:
-          step: that was skipped; None for the last one, since which the weights have not changed.
-          scale: the loss scale that it used; None for the present one.
+        By default of the last step, since which the weights have not changed, with the present loss scale.
         """
         counters, last, present = self._trainer.counters, self._trainer.step, self._trainer.loss_scale
         step = last if step is None else step
@@ -53,16 +51,12 @@ class Diagnosis:
         return "no layer when computed again"
 
     def check_weight(self, weight: float) -> None:
-        """Refuses a task whose loss() returns a mean for the weight, which does not grow with the batch.
+        """Refuses, by UsageError, a task whose loss() returns a mean for the weight, which does not grow with the
+        batch.
 
-        A weight near the number of examples or above it, such as one of tokens, is a sum. Below it, loss() is asked
-        again for each half of the batch: sums of weights add up to that of the batch, means to twice as much.
-
-        Args:
-          weight: of the step that was taken last.
-
-        Raises:
-          UsageError: it is a mean.
+        A weight, of the step taken last, near the number of examples or above it, such as one of tokens, is a sum.
+        Below it, loss() is asked again for each half of the batch: sums of weights add up to that of the batch, means
+        to twice as much.
         """
         examples = self._trainer.config.global_batch_size
         if not 0 < weight < 0.75 * examples:

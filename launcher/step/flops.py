@@ -38,15 +38,11 @@ class Flops(NamedTuple):
 
 
 def count(graph: tf.Graph, loops: Sequence[int]) -> Flops | None:
-    """Counts the FLOPs of a graph.
+    """Counts the FLOPs of a traced function's graph; None where a shape is not static or a loop's turns are not known.
 
     Args:
-      graph: of a traced function, with static shapes.
       loops: how often its loops turn, by their depth. Those that count from 0 to a constant tell that themselves;
         matrix products in deeper ones that do not cannot be counted.
-
-    Returns:
-      The FLOPs; None where they cannot be counted: a shape is not static, a loop's turns are not known.
     """
     definition = graph.as_graph_def(add_shapes=True)
     library = {called.signature.name: called for called in definition.library.function}

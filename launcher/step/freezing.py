@@ -18,11 +18,7 @@ FREEZE, RATES = "train.freeze", "train.rate_multipliers"
 
 
 def check(patterns: Sequence[str], multipliers: Mapping[str, float]) -> None:
-    """Refuses what can be seen to be wrong without a model.
-
-    Raises:
-      UsageError: a pattern that is no regular expression, or a multiplier that is not above 0.
-    """
+    """Raises UsageError for a pattern that is no regular expression, or a multiplier that is not above 0."""
     checked_patterns(FREEZE, patterns)
     checked_patterns(RATES, multipliers)
     for pattern, multiplier in multipliers.items():
@@ -34,14 +30,10 @@ def check(patterns: Sequence[str], multipliers: Mapping[str, float]) -> None:
 
 
 def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
-    """Takes what the patterns name out of training; before the optimizer is made.
+    """Takes what the patterns name, see `layer_patterns.named`, out of training; before the optimizer is made.
 
     A layer whose weights are all named is frozen as a whole, as by Keras's `layer.trainable = False`: a
     BatchNormalization then uses its moving statistics and leaves them as they are.
-
-    Args:
-      model: built.
-      patterns: regular expressions on whole paths of layers and weights; see `layer_patterns.named`.
 
     Raises:
       UsageError: a pattern names nothing, or nothing is left to train.
@@ -60,11 +52,8 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
 
 
 def rate_multipliers(model: keras.Model, multipliers: Mapping[str, float]) -> list[float]:
-    """What multiplies the learning rate of each trained weight, in the order of `model.trainable_variables`.
-
-    Args:
-      model: built.
-      multipliers: regular expression on whole paths of layers and weights to factor; see `layer_patterns.named`.
+    """What multiplies the learning rate of each trained weight by pattern, see `layer_patterns.named`, in the order of
+    `model.trainable_variables`.
 
     Raises:
       UsageError: a pattern names nothing that is trained, or two give one weight different factors.

@@ -46,23 +46,19 @@ class Judged(NamedTuple):
 
 @as_written
 def dense(gradient: tf.Tensor | tf.IndexedSlices, shape: tf.TensorShape) -> tf.Tensor:
-    """The gradient as one float32 tensor (bfloat16 IndexedSlices cannot be reduced, and sums need duplicates added).
-
-    Args:
-      gradient: by a variable; without a static shape where a Python function has made it.
-      shape: of the variable.
+    """The gradient by a variable of this shape as one float32 tensor: bfloat16 IndexedSlices cannot be reduced, and
+    sums need duplicates added. One that a Python function has made has no static shape of its own.
     """
     found = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
     return found if found.shape.is_fully_defined() else tf.ensure_shape(found, shape)
 
 
 def plan_buckets(sizes: Sequence[int], dtypes: Sequence[tf.DType], bucket_bytes: int) -> list[list[int]]:
-    """Groups tensors that travel together: same dtype, at most `bucket_bytes` unless one tensor alone is larger.
+    """Groups tensors that travel together: of one dtype, as TensorFlow refuses to reduce mixed ones, and of at most
+    `bucket_bytes` unless one tensor alone is larger.
 
     Args:
       sizes: number of elements of each tensor.
-      dtypes: dtype of each tensor (a reduction of mixed dtypes is refused by TensorFlow).
-      bucket_bytes: upper bound on a bucket.
 
     Returns:
       Indices of the tensors of each bucket. The last tensors come first: their gradients are ready first.
@@ -88,14 +84,8 @@ def to_wire(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
 
 @as_written
 def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[tf.Tensor]:
-    """Sums each tensor over all replicas, one collective a bucket.
-
-    Args:
-      tensors: this replica's values, static shapes; each travels in its own dtype.
-      bucket_bytes: upper bound on one collective's payload.
-
-    Returns:
-      The sums, in the order, shapes and dtypes of `tensors`.
+    """Sums each of this replica's tensors, of static shapes, over all replicas in its own dtype, one collective a
+    bucket.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
@@ -120,15 +110,11 @@ def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCK
 def gather(
     parts: Sequence[tf.Tensor], axes: Sequence[int], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES
 ) -> list[tf.Tensor]:
-    """Puts together tensors of which each replica holds a part, one collective a bucket.
+    """Puts together tensors of which each replica holds a part of a static shape, one collective a bucket.
 
     Args:
-      parts: this replica's, of static shapes, the same ones on all replicas.
       axes: the dimension of each along which the parts lie in the order of the replicas.
       bucket_bytes: upper bound on what one collective puts together.
-
-    Returns:
-      The whole tensors, equal on every replica.
     """
     context = tf.distribute.get_replica_context()
     count = context.num_replicas_in_sync
@@ -248,12 +234,8 @@ def _is_small(gradient: tf.Tensor) -> bool:
 
 @as_written
 def within(judged: Judged, loss: tf.Tensor, limits: tf.Tensor) -> Judged:
-    """Has gradients not applied where the loss or their norm is above its limit.
-
-    Args:
-      judged: as `judge` returns.
-      loss: float32 scalar, the mean loss of the global batch.
-      limits: float32 [2], of the loss and of the norm; infinity for none.
+    """Has gradients not applied where the mean loss or their norm is above its limit; `limits` is float32 [2], of the
+    loss and of the norm, infinity for none.
     """
     is_within = tf.logical_and(loss <= limits[0], judged.norm <= limits[1])
     return judged._replace(applied=tf.logical_and(judged.applied, is_within))

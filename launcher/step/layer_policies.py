@@ -31,13 +31,7 @@ _MISMATCH = re.compile(r"\b(b?float\d+|half)\b.*\b(does not match|was expected|b
 
 
 class Override(NamedTuple):
-    """One layer that does not follow the run's policy.
-
-    Attributes:
-      path: of the layer, as Keras has it.
-      policy: one of `precision.POLICIES`.
-      pattern: that named the layer, or one around it.
-    """
+    """A layer, by Keras's path, that does not follow the run's policy; the pattern named it, or a layer around it."""
 
     path: str
     policy: str
@@ -45,11 +39,7 @@ class Override(NamedTuple):
 
 
 def check(overrides: Mapping[str, str]) -> None:
-    """Refuses what can be seen to be wrong without a model.
-
-    Raises:
-      UsageError: a pattern that is no regular expression, or a policy that is none.
-    """
+    """Raises UsageError for a pattern that is no regular expression, or a policy that is none."""
     checked_patterns(BINDING, overrides)
     for pattern, policy in overrides.items():
         if policy in ("float16", "bfloat16"):

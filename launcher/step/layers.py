@@ -41,12 +41,7 @@ class Placed(NamedTuple):
 def walk(
     model: keras.layers.Layer, *, enter: Callable[[keras.layers.Layer], bool] = lambda layer: True
 ) -> Iterator[Placed]:
-    """The model itself and every layer in it, parents before their parts.
-
-    Args:
-      model: built.
-      enter: whether to look for the layers inside of one.
-    """
+    """The model and every layer in it, parents before their parts; `enter` says whether to look into one."""
     seen: set[int] = set()
 
     def visit(layer: keras.layers.Layer, path: str, around: tuple[keras.layers.Layer, ...]) -> Iterator[Placed]:
@@ -74,11 +69,8 @@ def owners(
 ) -> dict[int, Placed]:
     """The layer that each weight belongs to, by the weight's id: the innermost of those around it.
 
-    A weight that another layer uses too, as tied embeddings are, belongs to the layer that comes first.
-
-    Args:
-      model: built.
-      weights: those of a layer and what is inside of it that are asked for; the trained ones by default.
+    A weight that another layer uses too, as tied embeddings are, belongs to the layer that comes first. Asked for are
+    the `weights` of a layer and what is inside of it, by default the trained ones.
     """
     found: dict[int, Placed] = {}
     for placed in walk(model):

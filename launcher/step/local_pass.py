@@ -89,12 +89,8 @@ class LocalPass:
             self._forward_backward = tf.function(self._differentiate, autograph=False)
 
     def __call__(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
-        """The sums over all microbatches.
-
-        Args:
-          batch: this replica's part of the global batch.
-          scale: float32 scalar, the loss scale.
-          step: int64 scalar, steps done before this one, for its random numbers.
+        """The sums over all microbatches of this replica's part of the global batch, its random numbers those after so
+        many steps.
         """
         before = _values(self.counts)
         return self._counted(self._accumulate(batch, scale, step), before)
@@ -232,10 +228,8 @@ def num_replicas() -> int:
 
 
 class OwnTime:
-    """Seconds so far, in a variable of each worker outside checkpoints.
-
-    The clock is the host's. It is read once the batch is there, and again when the loss and the gradient that is ready
-    last have come back from the device.
+    """Seconds so far, in a variable of each worker outside checkpoints, by the host's clock. It is read once the batch
+    is there, and again when the loss and the gradient that is ready last have come back from the device.
     """
 
     def __init__(self) -> None:

@@ -15,15 +15,11 @@ from launcher.step.workers import on_replicas
 
 
 class MovingAverage:
-    """Averages of trained weights and moving statistics; nothing at all when there is no decay.
+    """Averages of trained weights and moving statistics, float32; nothing at all when there is no decay.
 
     The decay of update t is min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage, so that the
-    first averages are not those of the initial weights.
-
-    Args:
-      variables: what is averaged; float32.
-      decay: in (0, 1), or None for no average.
-      shards: replicas among which the averages are shared out, as the optimizer's state is.
+    first averages are not those of the initial weights. They are shared out among `shards` replicas, as the optimizer's
+    state is.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], decay: float | None, shards: int = 1):

@@ -56,8 +56,6 @@ def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> l
     The loss is traced once, as the default strategy's only replica and under no strategy's scope; nothing runs.
 
     Args:
-      task: whose loss calls the model.
-      model: already built.
       spec: called for the shapes and dtypes of a microbatch, if they are needed.
 
     Returns:
@@ -99,23 +97,14 @@ def captures(traced: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[t
 
 
 class _Functions:
-    """The functions of a graph, and which of their arguments they change.
-
-    Args:
-      library: FunctionDefs.
-    """
+    """The functions of a graph's library, and which of their arguments they change."""
 
     def __init__(self, library: Iterable[Any]):
         self._definitions = {function.signature.name: function for function in library}
         self._changed: dict[str, list[bool]] = {}
 
     def changed_by(self, nodes: Sequence[Any], resources: Iterable[str]) -> set[str]:
-        """Which of the resources, placeholders or arguments by name, the nodes change, themselves or in what they call.
-
-        Args:
-          nodes: NodeDefs of one graph or function.
-          resources: names.
-        """
+        """Which resources, placeholders or arguments by name, the nodes change, themselves or in what they call."""
         by_name, known = {node.name: node for node in nodes}, set(resources)
 
         def origin(tensor: str) -> str | None:

@@ -42,11 +42,8 @@ def unpack(packed: np.ndarray, num_gradients: int) -> np.ndarray:
 
 
 def describe(paths: Sequence[str], flagged: np.ndarray) -> str:
-    """Names the layers of the flagged weights, nearest to the loss first: there the backward pass overflowed first.
-
-    Args:
-      paths: of all weights, in the order of the model.
-      flagged: bool [weights].
+    """Names the layers of the flagged weights, bool [weights] in the order of the model, nearest to the loss first:
+    there the backward pass overflowed first.
     """
 
     def layers_of(chosen: Sequence[str]) -> list[str]:

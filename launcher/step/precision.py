@@ -1,9 +1,8 @@
 """Numeric policy of a run: compute dtype, and the loss scale as a pure function of what was judged.
 
-A loss scale here is a small frozen object that never touches a variable: `initial()` gives the state and
-`update(state, finite)` the next one. Every replica evaluates the same function on the same reduced
-judgement, so all replicas agree without another collective (Keras's own decides on replica 0 before the
-reduction, which is how it goes wrong).
+A loss scale here is a small frozen object that never touches a variable: `initial()` gives the state and `update(state,
+finite)` the next one. Every replica evaluates the same function on the same reduced judgement, so all replicas agree
+without another collective (Keras's own decides on replica 0 before the reduction, which is how it goes wrong).
 """
 
 from __future__ import annotations
@@ -143,15 +142,10 @@ class FixedLossScale:
 
 
 def resolve_loss_scale(requested: Any, policy: str) -> LossScale:
-    """The loss scale of a run.
-
-    Args:
-      requested: "auto" (dynamic under mixed_float16, none otherwise), "none", or an object as
-        `@DynamicLossScale()` gives it.
-      policy: one of `POLICIES`.
+    """The loss scale of a run: "auto" is dynamic under mixed_float16 and none otherwise.
 
     Raises:
-      UsageError: `requested` is none of these.
+      UsageError: it is neither "auto" nor "none" nor an object as `@DynamicLossScale()` gives it.
     """
     if requested == "auto":
         return DynamicLossScale() if policy == "mixed_float16" else FixedLossScale(scale=1.0)
@@ -166,11 +160,8 @@ def resolve_loss_scale(requested: Any, policy: str) -> LossScale:
 
 
 def recorded(policy: str, loss_scale: LossScale) -> dict[str, Any]:
-    """What a checkpoint records beside the state of a loss scale, to be compared when a run goes on; plain JSON.
-
-    Args:
-      policy: one of `POLICIES`.
-      loss_scale: of any class; its attributes that are numbers, strings or None count as its arguments.
+    """What a checkpoint records beside the state of a loss scale, to be compared when a run goes on; plain JSON. Of a
+    loss scale of any class, attributes that are numbers, strings or None count as its arguments.
     """
     arguments = {
         name: value
@@ -181,12 +172,8 @@ def recorded(policy: str, loss_scale: LossScale) -> dict[str, Any]:
 
 
 def could_have_left(loss_scale: LossScale, state: ScaleState, skipped_steps: int) -> bool:
-    """Whether a loss scale can have come to a state, for checkpoints that do not record which one did.
-
-    Args:
-      loss_scale: of a class of the user's, it is taken to.
-      state: numbers.
-      skipped_steps: of the run that left the state.
+    """Whether a loss scale can have come to a state of numbers after so many skipped steps, for checkpoints that do not
+    record which one did; one of a class of the user's is taken to.
     """
     if isinstance(loss_scale, FixedLossScale):
         return bool(state.scale == np.float32(loss_scale.scale) and state.hysteresis_left == 0)
@@ -204,11 +191,8 @@ def could_have_left(loss_scale: LossScale, state: ScaleState, skipped_steps: int
 def resolve_wire_dtype(requested: str, policy: str) -> tf.DType:
     """The dtype gradients travel in: "auto" is float16 under mixed_float16 and float32 otherwise.
 
-    float16 keeps three more bits of mantissa than bfloat16 and its narrow range is what the loss scale is
-    for; bfloat16 sums lose accuracy fast with the number of replicas.
-
-    Raises:
-      UsageError: unknown name.
+    float16 keeps three more bits of mantissa than bfloat16 and its narrow range is what the loss scale is for; bfloat16
+    sums lose accuracy fast with the number of replicas. An unknown name is a UsageError.
     """
     if requested == "auto":
         requested = "float16" if policy == "mixed_float16" else "float32"

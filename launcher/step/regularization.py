@@ -44,11 +44,7 @@ class Penalty:
                     raise UsageError(f"penalty.{kind}[{layer_type!r}] = {rate}: must be 0 or more")
 
     def check(self, model: keras.Model) -> None:
-        """Refuses a layer type that the model does not have.
-
-        Raises:
-          UsageError: naming the types it has.
-        """
+        """Raises UsageError for a layer type that the model does not have, naming those it has."""
         known = {layer_type for _, types in _penalised(model) for layer_type in types}
         for layer_type in (*self.l2, *self.l1):
             if layer_type not in known:

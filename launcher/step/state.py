@@ -24,11 +24,6 @@ MODEL, AVERAGES, _SCALE = "model/", "ema/", "loss_scale/"
 class State:
     """All that a resumed run needs of a trainer; the copies in parts of weights get their first values here.
 
-    Args:
-      strategy, workers: where the copies of the variables are.
-      model, optimizer, ema, counters: hold the variables.
-      loss_scale: whose state is in the counters.
-
     Attributes:
       scaling: what a checkpoint says of the loss scale, whose state is another one's where any of this differs.
     """

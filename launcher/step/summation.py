@@ -27,11 +27,9 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def in_order(function: Callable[..., Any], strategy: tf.distribute.Strategy) -> Any:
-    """A `tf.function` whose sums, and those in all that it calls, have one order.
+    """A `tf.function` whose sums, and those in all that it calls, have one order; on a TPU, sums have one anyway.
 
-    Args:
-      function: takes and returns tensors, or what is made of them; its results depend on all that it does.
-      strategy: where it runs: on a TPU, sums have one order anyway.
+    The function takes and returns tensors, or what is made of them; its results depend on all that it does.
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     return tf.function(function, autograph=False) if on_tpu else _InOrder(function)

@@ -189,9 +189,6 @@ class Trainer:
 
         Returns:
           The names of the task's metrics.
-
-        Raises:
-          UsageError: the task's loss() does not return what it should.
         """
         self._traced = self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
         return self.replica_step.metric_names
@@ -206,14 +203,8 @@ class Trainer:
         return flops.Flops(*(one / local_replicas for one in found)) if found and found.hardware else None
 
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
-        """Takes `num_steps` steps, looping on the device.
-
-        Args:
-          batches: what `batches()` returned; advanced by `num_steps`.
-          num_steps: how many.
-
-        Returns:
-          Every step's record; fetching it waits for the steps to end.
+        """Takes `num_steps` steps of `batches()`, looping on the device; fetching their records waits for the steps to
+        end.
         """
         first_step, self.loop_steps = self.step + 1, num_steps
         table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy().astype(np.float64)

@@ -52,10 +52,8 @@ class Workers:
         return self.mean(mine) * num_workers
 
     def check_agreement(self, step: int, left_out: LeftOut) -> None:
-        """Checks that all workers are at the same step and leave out the same, after each restored what it saw on disk.
-
-        Raises:
-          PeerError: they are not, as when a shared disk shows its files late.
+        """Raises PeerError unless all workers are at the same step and leave out the same, after each restored what it
+        saw on disk: a shared disk may show its files late.
         """
         mine = step + ((zlib.crc32(repr(left_out.ranges).encode()) & 0xFFFFF) << 30)
         expected = mine * self._strategy.num_replicas_in_sync

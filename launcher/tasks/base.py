@@ -267,11 +267,7 @@ def _check_spelling(task: Any) -> None:
 
 
 def open_data(task: Task) -> Data:
-    """The task's data.
-
-    Raises:
-      UsageError: it is not what `Data` describes.
-    """
+    """The task's data; UsageError where it is not what `Data` describes."""
     data: Any = task.data()
     needed = ("num_train_examples", "num_eval_examples", "check", "train_batches", "eval_batches")
     if all(hasattr(data, name) for name in needed):
@@ -290,10 +286,8 @@ def open_data(task: Task) -> Data:
 def loss_sums(
     task: Task, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
 ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-    """Calls the task's loss() and checks what it returns, while a step is traced.
-
-    Raises:
-      UsageError: not (loss, weight, metrics), not float32 scalars, or means instead of sums.
+    """Calls the task's loss() while a step is traced; UsageError unless it returns float32 sums (loss, weight,
+    metrics).
     """
     outputs = call_converted(task.loss, model, batch, training)
     return checked_sums(outputs, batch, where=defined_at(task.loss), vectors=task.results is not None)
@@ -336,12 +330,11 @@ def folded(name: str, values: npt.ArrayLike) -> np.ndarray:
 
 
 def metric_results(task: Task, sums: Mapping[str, np.ndarray], weight: float) -> dict[str, float]:
-    """The metrics of some examples from the sums of them: means, or what the task makes of them.
+    """The metrics of some examples: means, or what the task makes of the sums; NaN where their weight is 0.
 
     Args:
-      task: whose loss() gave the metrics.
       sums: float64 scalar or vector by name.
-      weight: sum of the examples' weights; with 0, all is NaN.
+      weight: sum of the examples' weights.
     """
     if task.results is not None:
         return {name: value if weight else math.nan for name, value in task.results(sums, weight).items()}

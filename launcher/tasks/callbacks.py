@@ -24,11 +24,7 @@ _NEVER = ("on_test_batch_begin", "on_test_batch_end", "on_predict_batch_begin", 
 
 
 def check(callbacks: Sequence[Any]) -> None:
-    """Refuses what cannot work, by name.
-
-    Raises:
-      UsageError: it is no callback, has a counterpart here, or waits for what does not happen.
-    """
+    """Raises UsageError for what is no callback, has a counterpart here, or waits for what does not happen."""
     for callback in callbacks:
         name = type(callback).__name__
         if not isinstance(callback, keras.callbacks.Callback):

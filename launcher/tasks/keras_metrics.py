@@ -63,10 +63,9 @@ def updated(model: keras.Model, start: Sequence[Any], batch: Batch) -> tuple[lis
 
 
 def count_losses(model: keras.Model, scope: keras.StatelessScope, before: set[int], weight: tf.Tensor) -> None:
-    """Has the means of single losses, which `compute_loss` has just taken, be over the weight of the batch.
+    """Has the means of single losses, which `compute_loss` has just taken in a scope, be over the weight of the batch.
 
     Args:
-      scope: in which it was called.
       before: ids of the values that the scope held before.
       weight: float32 scalar, of the batch.
     """
@@ -97,11 +96,9 @@ def of_all_replicas(batch: Batch, real: tf.Tensor, *, needs_x: bool) -> Batch:
 
 
 def folds(model: keras.Model, batch: Batch, of_loss: Collection[int]) -> list[Fold]:
-    """How each of the model's metrics' variables is put together.
+    """How each of the model's metrics' variables is put together, found on a batch of two real examples or more.
 
     Args:
-      model: built, with its metrics.
-      batch: real examples, at least two.
       of_loss: ids of the variables that `compute_loss` counts in.
 
     Raises:

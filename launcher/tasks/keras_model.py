@@ -117,10 +117,8 @@ class KerasTask(Task):
         return tuple(self._callbacks)
 
     def model(self) -> keras.Model:
-        """What `build` returns, with all its variables, its loss and its metrics built.
-
-        Raises:
-          UsageError: it is not compiled, or brings a step of its own.
+        """What `build` returns, compiled and with no step of its own, with all its variables, its loss and its metrics
+        built.
         """
         model = self._build()
         _check(model, defined_at(self._build))
@@ -148,11 +146,7 @@ class KerasTask(Task):
         return model
 
     def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
-        """Finds out how the metrics' states are put together.
-
-        Raises:
-          UsageError: a metric of one's own cannot be right here.
-        """
+        """Finds out how the metrics' states are put together; UsageError where one's own cannot be right here."""
         model, self._compiled = self._model, compiled
         if model is None or not keras_metrics.has_unknown(model):
             return

@@ -48,7 +48,6 @@ def class_weights(y: Any, class_weight: Mapping[int, float], sample_weight: Any)
 
     Args:
       y: labels, as numbers [batch] or [batch, 1], or one-hot [batch, classes].
-      class_weight: weight by class.
       sample_weight: [batch], or None.
 
     Raises:

@@ -25,12 +25,8 @@ LANES = 128
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Pieces of one loss.
-
-    Attributes:
-      tokens: pieces of the tokens.
-      vocabulary: pieces of the vocabulary, within each piece of the tokens; 1 where all logits of a token are made at
-        once.
+    """Pieces of one loss: of the tokens, and within each piece of them, of the vocabulary; 1 for all of a token's
+    logits at once.
     """
 
     tokens: int = 1
@@ -43,11 +39,10 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossPieces:
-    """What a recipe says of pieces, and for which device.
+    """What a recipe says of pieces, and for which device: "cpu", "gpu" or "tpu".
 
     Attributes:
       pieces: "auto", 1 for whole logits, or a number: on a TPU of pieces of the vocabulary, elsewhere of the tokens.
-      accelerator: "cpu", "gpu" or "tpu".
     """
 
     pieces: int | Literal["auto"] = 1
@@ -59,12 +54,8 @@ class LossPieces:
         return self.pieces not in ("auto", 1)
 
     def split(self, tokens: int, vocab_size: int, width: int) -> Split | None:
-        """The pieces of a loss over so many tokens; None for whole logits.
-
-        Args:
-          tokens: of one microbatch of one replica.
-          vocab_size: logits of each.
-          width: elements of a token's features.
+        """The pieces of a loss over the tokens of one microbatch of one replica, whose features have `width` elements;
+        None for whole logits.
         """
         logits_bytes = tokens * vocab_size * 4
         if self.pieces == 1 or (self.pieces == "auto" and logits_bytes <= _WHOLE_BYTES[self.accelerator]):
@@ -78,10 +69,8 @@ class LossPieces:
         return Split(tokens=rows, vocabulary=min(count, vocab_size))
 
     def describe(self, tokens: int, vocab_size: int, width: int, *, has_features: bool) -> str:
-        """What the plan says of it; for the arguments, see `split`.
-
-        Args:
-          has_features: whether the model gives features and the matrix that makes logits of them.
+        """What the plan says of `split`; `has_features`: the model gives features and the matrix that makes logits of
+        them.
         """
         split = self.split(tokens, vocab_size, width)
         why = f"the logits of a microbatch are {bytes_text(tokens * vocab_size * 4)}"

@@ -111,10 +111,7 @@ def _token_weight(targets: tf.Tensor, row_weight: tf.Tensor) -> tf.Tensor:
 class TextTask(Task):
     """A task whose data is text with a vocabulary, which is kept beside the weights.
 
-    Args:
-      data: what texts come from.
-      model: builder called with `vocab_size`.
-      size_binding: what binds the size of the vocabulary, for messages.
+    The model is a builder called with `vocab_size`; `size_binding`, for messages, is what binds the vocabulary's size.
     """
 
     def __init__(self, data: TextCorpus | TextPairs, model: Callable[..., keras.Model], size_binding: str):

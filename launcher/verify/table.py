@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from launcher.reporting.console import Console
-from launcher.reporting.tables import show_table
+from launcher.reporting.console import Console, show_table
 from launcher.verify.compare import EXACT, QUANTITIES, Deviation, tolerance_of
 from launcher.verify.control import FACTOR, Control
 from launcher.verify.settings import Tolerances, Topology

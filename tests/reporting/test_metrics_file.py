@@ -42,16 +42,16 @@ def filled(folder: Path) -> MetricsFile:
     """A file with training at 1, 2, ... 6 and evaluations at 2, 4 and 6."""
     metrics = MetricsFile(str(folder))
     for step in range(1, 7):
-        metrics.train({"step": step, "loss": 1.0 / step})
+        metrics.append("train", {"step": step, "loss": 1.0 / step})
         if step % 2 == 0:
-            metrics.evaluation({"step": step, "loss": 1.0 / step})
+            metrics.append("eval", {"step": step, "loss": 1.0 / step})
     return metrics
 
 
 def test_fields_have_the_contracts_names_and_order(tmp_path: Path) -> None:
     metrics = MetricsFile(str(tmp_path), clock=lambda: 1700000000.5)
-    metrics.train(TRAIN)
-    metrics.evaluation({"accuracy": 0.5, "step": 10, "loss": 1.0})
+    metrics.append("train", TRAIN)
+    metrics.append("eval", {"accuracy": 0.5, "step": 10, "loss": 1.0})
     train, evaluation = map(json.loads, lines_of(tmp_path))
     assert list(train.items()) == [
         ("step", 10),
@@ -71,8 +71,8 @@ def test_fields_have_the_contracts_names_and_order(tmp_path: Path) -> None:
 
 
 def test_non_finite_values_are_null_and_named(tmp_path: Path) -> None:
-    MetricsFile(str(tmp_path)).train(
-        {"step": 1, "loss": float("nan"), "gradient_norm": np.float32("inf"), "accuracy": 0.0}
+    MetricsFile(str(tmp_path)).append(
+        "train", {"step": 1, "loss": float("nan"), "gradient_norm": np.float32("inf"), "accuracy": 0.0}
     )
 
     def refuse(constant: str) -> None:
@@ -86,7 +86,7 @@ def test_non_finite_values_are_null_and_named(tmp_path: Path) -> None:
 def test_an_event_can_be_read_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     metrics = MetricsFile(str(tmp_path))
     for step in (1, 2):
-        metrics.train({"step": step, "loss": 0.0})
+        metrics.append("train", {"step": step, "loss": 0.0})
         assert steps_of(tmp_path)[-1] == (step, "train")
 
 
@@ -104,8 +104,8 @@ def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
     resumed = MetricsFile(str(tmp_path))
     assert resumed.truncate_after(4) == 3
     for step in (5, 6):
-        resumed.train({"step": step, "loss": 0.0})
-    resumed.evaluation({"step": 6, "loss": 0.0})
+        resumed.append("train", {"step": step, "loss": 0.0})
+    resumed.append("eval", {"step": 6, "loss": 0.0})
     once = [(1, "train"), (2, "train"), (2, "eval"), (3, "train"), (4, "train"), (4, "eval")]
     assert steps_of(tmp_path) == [*once, (5, "train"), (6, "train"), (6, "eval")]
 
@@ -136,7 +136,7 @@ def test_half_a_last_line_is_dropped(tmp_path: Path, truncating: bool) -> None:
     metrics = MetricsFile(str(tmp_path))
     if truncating:
         assert metrics.truncate_after(100) == 1
-    metrics.train({"step": 7, "loss": 0.0})
+    metrics.append("train", {"step": 7, "loss": 0.0})
     assert lines_of(tmp_path)[:-1] == whole
     assert steps_of(tmp_path)[-1] == (7, "train")
 
@@ -147,7 +147,7 @@ def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path, truncatin
     metrics = MetricsFile(str(tmp_path))
     if truncating:
         assert metrics.truncate_after(6) == 0
-    metrics.train({"step": 7, "loss": 0.0})
+    metrics.append("train", {"step": 7, "loss": 0.0})
     assert steps_of(tmp_path) == [(6, "eval"), (7, "train")]
 
 
@@ -156,7 +156,7 @@ import itertools, sys
 from launcher.reporting.metrics_file import MetricsFile
 metrics = MetricsFile(sys.argv[1])
 for step in itertools.count():
-    metrics.train({"step": step, "loss": 1.0, "accuracy": 0.5})
+    metrics.append("train", {"step": step, "loss": 1.0, "accuracy": 0.5})
     if step == 1000:
         print("going", flush=True)
 """
@@ -170,7 +170,7 @@ def test_a_kill_leaves_consecutive_whole_events(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"going\n"
         process.kill()
         assert process.wait() == -signal.SIGKILL
-    MetricsFile(str(tmp_path)).train({"step": -1, "loss": 0.0})
+    MetricsFile(str(tmp_path)).append("train", {"step": -1, "loss": 0.0})
     steps = [json.loads(line)["step"] for line in lines_of(tmp_path)]
     assert steps == [*range(len(steps) - 1), -1]
 
@@ -182,12 +182,12 @@ def test_a_line_that_does_not_fit_is_an_error_and_leaves_whole_lines(tmp_path: P
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
     try:
         with pytest.raises(MetricsWriteError, match=r"Could not write .*metrics\.jsonl: No space left") as caught:
-            metrics.train({"step": 7, "loss": 0.0})
+            metrics.append("train", {"step": 7, "loss": 0.0})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.exit_code == EXIT_RETRY
     assert (tmp_path / "metrics.jsonl").stat().st_size == size
-    metrics.train({"step": 8, "loss": 0.0})
+    metrics.append("train", {"step": 8, "loss": 0.0})
     assert steps_of(tmp_path)[-2:] == [(7, "train"), (8, "train")]
 
 
@@ -207,9 +207,9 @@ def test_forgetting_later_steps_needs_no_room(tmp_path: Path) -> None:
 def test_an_unwritable_directory_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(MetricsWriteError, match="run the same command again"):
-        MetricsFile(str(tmp_path / "file")).train({"step": 1, "loss": 0.0})
+        MetricsFile(str(tmp_path / "file")).append("train", {"step": 1, "loss": 0.0})
 
 
 def test_a_measurement_is_one_number(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="one number"):
-        MetricsFile(str(tmp_path)).train({"step": 1, "loss": "low"})
+        MetricsFile(str(tmp_path)).append("train", {"step": 1, "loss": "low"})

@@ -65,7 +65,8 @@ def log(folder: Path) -> None:
     metrics = MetricsFile(str(folder), clock=lambda: now[0])
     for step in range(10, 61, 10):
         now[0] = BEGAN + step
-        metrics.train(
+        metrics.append(
+            "train",
             {
                 "step": step,
                 "loss": float("nan") if step == 40 else 1 / step,
@@ -73,10 +74,10 @@ def log(folder: Path) -> None:
                 "loss_scale": 2.0**15 / (2 if step >= 40 else 1),
                 "skipped_steps": 1 if step >= 40 else 0,
                 "examples_per_second": 5.0 if step in (10, 40) else 100.0 + step,
-            }
+            },
         )
         if step in (30, 60):
-            metrics.evaluation({"step": step, "loss": 1 / step, "accuracy": 0.96875 if step == 30 else 0.9})
+            metrics.append("eval", {"step": step, "loss": 1 / step, "accuracy": 0.96875 if step == 30 else 0.9})
 
 
 def of(folder: Path, *, record: RunRecord | None = RECORD, **summary: Any) -> Page:
@@ -342,7 +343,7 @@ def test_the_wall_time_ends_with_the_last_attempt_and_not_with_a_later_evaluatio
     file.end(60, "done")
     write_record(tmp_path, dataclasses.replace(RECORD, started=time.time() - 8))
     evaluated = MetricsFile(str(tmp_path), clock=lambda: time.time() + 1000)
-    evaluated.evaluation({"step": 60, "loss": 0.5, "accuracy": 0.9})
+    evaluated.append("eval", {"step": 60, "loss": 0.5, "accuracy": 0.9})
     evaluated.close()
     write_report(tmp_path)
     assert re.search(r"\b[78]\.\d s wall time", Page.of(tmp_path).words)
