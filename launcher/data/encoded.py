@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -13,9 +13,12 @@ from launcher.data.catalog import TFDS, Facts
 from launcher.data.decode import ImageDecoder, in_memory
 from launcher.data.mix import partner_positions
 from launcher.data.order import shuffled
-from launcher.data.pipeline import Examples, RandomAccessData
+from launcher.data.pipeline import Data, Examples, RandomAccessData
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
+
+if TYPE_CHECKING:
+    from launcher.data.stored_images import StoredImages
 
 _NAMED = 5
 
@@ -48,15 +51,17 @@ class EncodedImages(Examples, Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnImages:
-    """A set of the user's own.
+    """A set of the user's own; see `launcher.data.images.ImageSource`.
 
     Args:
+      name: as bound.
       facts: how the images are stored.
       train, evaluation: the examples; None for none held out.
       class_names: by label; empty if unknown.
       details: what a person should know of it, for the plan.
     """
 
+    name: str
     facts: Facts
     train: EncodedImages
     evaluation: EncodedImages | None
@@ -69,11 +74,18 @@ class OwnImages:
         if found:
             raise UsageError(listed(found))
 
+    def identity(self) -> str:
+        return self.train.identity()
+
+    def open(self, stored: StoredImages, memory_limit_bytes: int) -> Data:
+        return stored.from_own(self, memory_limit_bytes)
+
 
 def own_images(
     train: EncodedImages,
     evaluation: EncodedImages,
     *,
+    name: str,
     num_classes: int,
     channels: int,
     optional_evaluation: bool,
@@ -87,9 +99,12 @@ def own_images(
     Raises:
       UsageError: nothing to train on, nothing to evaluate on where that is not optional, or not one image in order.
     """
+    binding = "folder_images" if name.startswith("folder:") else "record_images"
+    if channels not in (1, 3):
+        raise UsageError(f"{binding}.channels = {channels} must be 1 or 3")
     if not len(train) or not (len(evaluation) or optional_evaluation):
         raise UsageError(
-            f"there are {len(train)} images to train and {len(evaluation)} to evaluate on; bind image_data.eval_share "
+            f"there are {len(train)} images to train and {len(evaluation)} to evaluate on; bind {binding}.eval_share "
             "to another share to hold out, or to 0 for none"
         )
     chosen = np.unique(np.linspace(0, len(train) - 1, _PROBED).astype(int))
@@ -99,6 +114,7 @@ def own_images(
     height, width = sizes.pop() if len(sizes) == 1 else (None, None)
     usual = TFDS["imagenet2012"]
     return OwnImages(
+        name=name,
         facts=Facts(
             image_shape=(height, width, channels),
             num_classes=num_classes,

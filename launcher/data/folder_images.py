@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
 
+import gin
 import numpy as np
 import tensorflow as tf
 
@@ -131,31 +132,37 @@ class FolderImages:
             return np.fromiter(found, np.dtype((np.int64, 2)), len(self))
 
 
-def open_folder(
-    root: str, *, channels: int, train_split: str | None, eval_split: str | None, eval_share: float | None
+@gin.configurable
+def folder_images(
+    path: str,
+    *,
+    train_split: str | None = None,
+    eval_split: str | None = None,
+    eval_share: float | None = None,
+    channels: int = 3,
 ) -> OwnImages:
-    """Lists the folders and reads a few headers.
+    """Images of own files, a folder a class: `image_data.name = 'folder:DIR'`. Lists the folders, reads a few headers.
 
     Args:
-      root: DIR.
-      channels: of the images that come out, 1 or 3.
+      path: DIR.
       train_split, eval_split: folders in DIR instead of the usual ones.
-      eval_share: how much to hold out where there is no folder to evaluate on; None for the usual share.
+      eval_share: how much to hold out where there is no folder to evaluate on: 0.1 by default; 0 for none.
+      channels: of the images that come out: 3, or 1 for grey.
 
     Raises:
       UsageError: there is no such folder, or its classes are not what training needs.
     """
-    root = root if files.is_remote(root) else os.path.abspath(os.path.expanduser(root))
+    root = path if files.is_remote(path) else os.path.abspath(os.path.expanduser(path))
     train_root, eval_root = _roots(root, train_split, eval_split)
     classes = _classes(train_root)
     train, others = _images(train_root, classes)
     if eval_root is None:
-        share = files.check_share(eval_share, "image_data")
+        share = files.check_share(eval_share, "folder_images")
         train, evaluation = train.split(share)
         how = files.share_words(share)
     else:
         if eval_share is not None:
-            raise UsageError(f"image_data.eval_share holds images out, and {eval_root} has those to evaluate on")
+            raise UsageError(f"folder_images.eval_share holds images out, and {eval_root} has those to evaluate on")
         if eval_classes := set(_classes(eval_root)) ^ set(classes):
             raise UsageError(
                 f"{train_root} and {eval_root} must have the same class folders; only one of them has "
@@ -169,6 +176,7 @@ def open_folder(
     return encoded.own_images(
         train,
         evaluation,
+        name=f"folder:{path}",
         num_classes=len(classes),
         channels=channels,
         optional_evaluation=eval_share == 0,
@@ -184,13 +192,15 @@ def _roots(root: str, train_split: str | None, eval_split: str | None) -> tuple[
         train_split = "train"
     if train_split is None:
         if eval_split is not None:
-            raise UsageError(f"image_data.eval_split = {eval_split!r} needs image_data.train_split, a folder in {root}")
+            raise UsageError(
+                f"folder_images.eval_split = {eval_split!r} needs folder_images.train_split, a folder in {root}"
+            )
         return root, None
     if eval_split is None:
         eval_split = next((name for name in _EVALUATION if name in there and name != train_split), None)
     for binding, split in (("train_split", train_split), ("eval_split", eval_split)):
         if split is not None and split not in there:
-            raise UsageError(f"image_data.{binding} = {split!r} is no folder in {root}{advice(split, there)}")
+            raise UsageError(f"folder_images.{binding} = {split!r} is no folder in {root}{advice(split, there)}")
     return f"{root}/{train_split}", eval_split and f"{root}/{eval_split}"
 
 

@@ -1,6 +1,6 @@
 """Images in the tf.train.Examples of TFRecord or ArrayRecord files: `image_data.name = 'tfrecord:GLOB'`.
 
-Each record has an image's file and its label. Without `image_data.eval_files`, a share of the records is held out by a
+Each record has an image's file and its label. Without `eval_files`, a share of the records is held out by a
 hash of their file's name and their number in it.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 
+import gin
 import numpy as np
 import tensorflow as tf
 
@@ -16,7 +17,7 @@ from launcher.data import encoded, files, image_header
 from launcher.data.encoded import OwnImages
 from launcher.data.image_header import DamagedImageError
 from launcher.data.records import ArrayRecords, Records, TFRecords
-from launcher.errors import UsageError, listed
+from launcher.errors import UsageError, advice, listed
 from launcher.machine.as_written import as_written
 
 FEATURES = {"image": "image/encoded", "label": "image/class/label"}
@@ -72,7 +73,8 @@ class RecordImages:
                 last = self._first_label + self._num_classes - 1
                 return (
                     f"its label is {label}, and {self._num_classes} classes are labelled {self._first_label} to "
-                    f"{last}; bind image_data.num_classes, or image_data.first_label where labels do not count from 0"
+                    f"{last}; bind record_images.num_classes, or record_images.first_label where labels do not count "
+                    "from 0"
                 )
             image_header.check(io.BytesIO(image))
         except (UsageError, DamagedImageError) as error:
@@ -114,67 +116,73 @@ class RecordImages:
             if name not in features:
                 raise UsageError(
                     f"it has no feature {name!r}, but {listed(features) or 'none'}; bind "
-                    "image_data.features = {'image': ..., 'label': ...}"
+                    "record_images.features = {'image': ..., 'label': ...}"
                 )
             if len(getattr(features[name], kind).value) != 1:
                 raise UsageError(f"its feature {name!r}, the {role}, is not one value of {kind}")
         return features[image].bytes_list.value[0], features[label].int64_list.value[0]
 
 
-def open_records(
-    kind: str,
+@gin.configurable
+def record_images(
     pattern: str,
     *,
-    channels: int,
-    num_classes: int | None,
-    eval_files: str | None,
-    eval_share: float | None,
-    features: Mapping[str, str] | None,
-    first_label: int | None,
+    format: str = "tfrecord",
+    num_classes: int = gin.REQUIRED,
+    features: Mapping[str, str] | None = None,
+    first_label: int = 0,
+    eval_files: str | None = None,
+    eval_share: float | None = None,
+    channels: int = 3,
 ) -> OwnImages:
-    """Finds the files and where their records are, and reads a few of them.
+    """Images of own records: `image_data.name = 'tfrecord:GLOB'`. Finds where records are and reads a few of them.
 
     Args:
-      kind: of `FORMATS`.
       pattern: of the files to train on.
-      channels: of the images that come out, 1 or 3.
-      num_classes: how many classes there are.
-      eval_files: pattern of those to evaluate on; None to hold records out.
-      eval_share: how much to hold out; None for the usual share.
-      features: instead of `FEATURES`, for "image", "label" or both.
-      first_label: the label of the first class; None for 0.
+      format: "tfrecord" or "array_record".
+      num_classes: how many classes there are, which records do not say.
+      features: {"image": NAME, "label": NAME}, or one of them, instead of those of ImageNet's shards.
+      first_label: the label of the first class; many shards of ImageNet count from 1.
+      eval_files: pattern of files to evaluate on.
+      eval_share: how much to hold out where there are none: 0.1 by default; 0 for none.
+      channels: of the images that come out: 3, or 1 for grey.
 
     Raises:
       UsageError: no files, damaged ones, or records that are no labelled images.
     """
-    if num_classes is None:
-        raise UsageError(
-            f"image_data.name = '{kind}:{pattern}' needs image_data.num_classes: records do not say how many there are"
-        )
+    if format not in FORMATS:
+        raise UsageError(f"record_images.format = {format!r} is unknown{advice(format, FORMATS)}")
     for key, value in (features or {}).items():
         if key not in FEATURES or not isinstance(value, str):
-            raise UsageError(f"image_data.features = {features!r} must name the features of 'image', 'label' or both")
+            raise UsageError(
+                f"record_images.features = {features!r} must name the features of 'image', 'label' or both"
+            )
+
+    name = f"{format}:{pattern}"
 
     def images(found: str, binding: str) -> RecordImages:
         return RecordImages(
-            FORMATS[kind].open(files.matching(found, binding)),
+            FORMATS[format].open(files.matching(found, binding)),
             features={**FEATURES, **(features or {})},
-            first_label=first_label or 0,
+            first_label=first_label,
             num_classes=num_classes,
         )
 
-    train = images(pattern, "image_data.name")
+    train = images(pattern, name)
     if eval_files is None:
-        share = files.check_share(eval_share, "image_data")
+        share = files.check_share(eval_share, "record_images")
         train, evaluation = train.split(share)
         how = files.share_words(share)
     else:
         if eval_share is not None:
-            raise UsageError("image_data.eval_share holds records out; image_data.eval_files has those to evaluate on")
-        evaluation, how = images(eval_files, "image_data.eval_files"), f"evaluated on {eval_files}"
+            raise UsageError(
+                "record_images.eval_share holds records out; record_images.eval_files has those to evaluate on"
+            )
+        evaluation, how = images(eval_files, "record_images.eval_files"), f"evaluated on {eval_files}"
     return encoded.own_images(
         train,
         evaluation,
+        name=name,
         num_classes=num_classes,
         channels=channels,
         optional_evaluation=eval_share == 0,

@@ -75,7 +75,7 @@ def is_prepared(builder: Any) -> bool:
     return bool(builder.info.splits)
 
 
-def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "image_data") -> None:
+def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "tfds_images") -> None:
     """Raises UsageError, with the command to run, unless the data set is prepared and has the splits."""
     if not is_prepared(builder):
         by_hand, command = "", f"python -m launcher.data.prepare {full_name(builder)} --data_dir={data_dir()}"
@@ -128,7 +128,7 @@ def full_name(builder: Any) -> str:
     return f"{builder.name}/{config.name}" if config is not None else builder.name
 
 
-def num_examples(builder: Any, split: str, *, binding: str = "image_data") -> int:
+def num_examples(builder: Any, split: str, *, binding: str = "tfds_images") -> int:
     """Examples of a split such as "test" or "train[:90%]" of a prepared data set.
 
     Args:
@@ -246,6 +246,6 @@ def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarra
         )
     if arrays["label"].min() < 0:
         raise UsageError(
-            f"split {split!r} of {builder.name!r} has examples without a label; bind image_data.eval_split to another"
+            f"split {split!r} of {builder.name!r} has examples without a label; bind tfds_images.eval_split to another"
         )
     return arrays
