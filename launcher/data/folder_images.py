@@ -39,13 +39,7 @@ _END = 32  # bytes
 
 
 class FolderImages:
-    """Image files by class; see `launcher.data.encoded.EncodedImages`.
-
-    Args:
-      root: the folder that `paths` start from.
-      paths: with slashes.
-      labels: of each.
-    """
+    """Image files at paths with slashes from `root` on, and their labels; see `launcher.data.encoded.EncodedImages`."""
 
     def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | np.ndarray):
         self._root = root
@@ -69,6 +63,12 @@ class FolderImages:
 
     def name(self, index: int) -> str:
         return f"{self._root}/{self._paths[index]}"
+
+    def key(self, index: int) -> str:
+        return self._paths[index]
+
+    def select(self, chosen: np.ndarray) -> FolderImages:
+        return FolderImages(self._root, [self._paths[index] for index in chosen], self._labels[chosen])
 
     def size(self, index: int) -> tuple[int, int] | None:
         try:
@@ -111,15 +111,6 @@ class FolderImages:
         except (UsageError, DamagedImageError) as error:
             return str(error), b""
 
-    def split(self, share: float) -> tuple[FolderImages, FolderImages]:
-        """Those to train on and those to hold out."""
-        held_out = np.array([files.is_held_out(path, share) for path in self._paths])
-        train, evaluation = (
-            FolderImages(self._root, [self._paths[index] for index in chosen], self._labels[chosen])
-            for chosen in (np.flatnonzero(~held_out), np.flatnonzero(held_out))
-        )
-        return train, evaluation
-
     def identity(self) -> str:
         return storage.digest(*self._paths, self._versions[:, 0], self._found["ends"])
 
@@ -156,13 +147,8 @@ def folder_images(
     train_root, eval_root = _roots(root, train_split, eval_split)
     classes = _classes(train_root)
     train, others = _images(train_root, classes)
-    if eval_root is None:
-        share = files.check_share(eval_share, "folder_images")
-        train, evaluation = train.split(share)
-        how = files.share_words(share)
-    else:
-        if eval_share is not None:
-            raise UsageError(f"folder_images.eval_share holds images out, and {eval_root} has those to evaluate on")
+    evaluation = None
+    if eval_root is not None:
         if eval_classes := set(_classes(eval_root)) ^ set(classes):
             raise UsageError(
                 f"{train_root} and {eval_root} must have the same class folders; only one of them has "
@@ -170,18 +156,18 @@ def folder_images(
             )
         evaluation, more = _images(eval_root, classes)
         others += more
-        how = f"evaluated on {os.path.basename(eval_root)}"
     first = ", ".join(classes[:3]) + (f" and {len(classes) - 3} more" if len(classes) > 3 else "")
-    left_out = f"; {others} other files left out" if others else ""
     return encoded.own_images(
         train,
         evaluation,
         name=f"folder:{path}",
         num_classes=len(classes),
         channels=channels,
-        optional_evaluation=eval_share == 0,
+        eval_share=eval_share,
+        evaluated_on=os.path.basename(eval_root or ""),
         class_names=tuple(classes),
-        details=f"{len(classes)} classes ({first}), {how}{left_out}",
+        classes=f"{len(classes)} classes ({first})",
+        others=others,
     )
 
 

@@ -34,7 +34,7 @@ from launcher.data.record_images import record_images
 from launcher.data.stored_images import StoredImages
 from launcher.data.synthetic import SyntheticSource
 from launcher.data.text.source import chosen
-from launcher.errors import UsageError, advice
+from launcher.errors import UsageError
 
 
 class ImageSource(Protocol):
@@ -53,8 +53,8 @@ class ImageSource(Protocol):
     def check(self) -> None:
         """Raises UsageError where the images are not to be had."""
 
-    def open(self, stored: StoredImages, memory_limit_bytes: int) -> Data:
-        """The batches; images that decode to more than the limit are read from disk as they are needed."""
+    def open(self, stored: StoredImages) -> Data:
+        """The batches that are made of them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class DigitImages:
     facts = DIGITS
     check = staticmethod(digits.check)
 
-    def open(self, stored: StoredImages, memory_limit_bytes: int) -> Data:
+    def open(self, stored: StoredImages) -> Data:
         return stored.from_digits()
 
 
@@ -155,8 +155,8 @@ class TfdsImages:
     def identity(self) -> str:
         return tfds.identity(self._set, self.facts.train_split)
 
-    def open(self, stored: StoredImages, memory_limit_bytes: int) -> Data:
-        return stored.from_tfds(self._set, memory_limit_bytes)
+    def open(self, stored: StoredImages) -> Data:
+        return stored.from_tfds(self._set)
 
 
 _KINDS: dict[str, Callable[..., ImageSource]] = {
@@ -206,9 +206,7 @@ def image_data(
       UsageError: an unknown name or augmentation, or arguments that do not fit the data set.
     """
     mix = None if mixup is None and cutmix is None else Mix(mixup=mixup, cutmix=cutmix)
-    if augmentation not in augment.AUGMENTATIONS:
-        known = advice(augmentation, augment.AUGMENTATIONS)
-        raise UsageError(f"image_data.augmentation = {augmentation!r} is unknown{known}")
+    augment.check(augmentation)
     if image_size is not None and image_size < 1:
         raise UsageError(f"image_data.image_size = {image_size} must be 1 or more")
     source = _source(name, source)
@@ -230,6 +228,7 @@ def image_data(
         augmentation=augmentation,
         flip=facts.flip if flip is None else flip,
         mix=mix,
+        memory_limit_bytes=memory_limit_bytes,
     )
     details = getattr(source, "details", "")
     if details and not (mean or std):
@@ -239,7 +238,7 @@ def image_data(
         image_shape=stored.image_shape,
         num_classes=num_classes or facts.num_classes,
         source=source,
-        open=functools.partial(source.open, stored, memory_limit_bytes),
+        open=functools.partial(source.open, stored),
         num_train_examples=facts.num_train_examples,
         num_eval_examples=facts.num_eval_examples,
         mixed=mix is not None,

@@ -45,7 +45,7 @@ class RecordImages:
             self.needs_python = what_to_do
 
     def __len__(self) -> int:
-        return len(self._records.where)
+        return len(self._records)
 
     @as_written
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -58,7 +58,18 @@ class RecordImages:
             return {"image": parsed[image], "label": tf.cast(labels, tf.int32)}
 
     def name(self, index: int) -> str:
-        return self._records.where.name(index)
+        return self._records.name(index)
+
+    def key(self, index: int) -> str:
+        return self._records.key(index)
+
+    def select(self, chosen: np.ndarray) -> RecordImages:
+        return RecordImages(
+            self._records.select(chosen),
+            features=self._features,
+            first_label=self._first_label,
+            num_classes=self._num_classes,
+        )
 
     def size(self, index: int) -> tuple[int, int] | None:
         try:
@@ -86,25 +97,10 @@ class RecordImages:
 
     def damaged(self) -> list[str]:
         """Raises UsageError where the first record of a file is no labelled image; the others are not read."""
-        for index in self._records.where.firsts():
+        for index in self._records.firsts():
             if (problem := self.problem(index)) is not None:
                 raise UsageError(f"{self.name(index)}: {problem}")
         return []
-
-    def split(self, share: float) -> tuple[RecordImages, RecordImages]:
-        """Those to train on and those to hold out."""
-        where = self._records.where
-        held_out = np.array([files.is_held_out(where.key(index), share) for index in range(len(self))])
-        train, evaluation = (
-            RecordImages(
-                self._records.select(np.flatnonzero(chosen)),
-                features=self._features,
-                first_label=self._first_label,
-                num_classes=self._num_classes,
-            )
-            for chosen in (~held_out, held_out)
-        )
-        return train, evaluation
 
     def _image_and_label(self, index: int) -> tuple[bytes, int]:
         try:
@@ -168,23 +164,13 @@ def record_images(
             num_classes=num_classes,
         )
 
-    train = images(pattern, name)
-    if eval_files is None:
-        share = files.check_share(eval_share, "record_images")
-        train, evaluation = train.split(share)
-        how = files.share_words(share)
-    else:
-        if eval_share is not None:
-            raise UsageError(
-                "record_images.eval_share holds records out; record_images.eval_files has those to evaluate on"
-            )
-        evaluation, how = images(eval_files, "record_images.eval_files"), f"evaluated on {eval_files}"
     return encoded.own_images(
-        train,
-        evaluation,
+        images(pattern, name),
+        images(eval_files, "record_images.eval_files") if eval_files is not None else None,
         name=name,
         num_classes=num_classes,
         channels=channels,
-        optional_evaluation=eval_share == 0,
-        details=f"{num_classes} classes, {how}",
+        eval_share=eval_share,
+        evaluated_on=eval_files or "",
+        classes=f"{num_classes} classes",
     )

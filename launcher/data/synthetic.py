@@ -23,11 +23,7 @@ class SyntheticImages:
     A small pool of images is made at first use; example i is image i modulo its size. With more classes than the pool
     holds images, some classes have no example.
 
-    Args:
-      length: number of examples.
-      image_shape: (height, width, channels).
-      num_classes: labels are 0 to num_classes - 1.
-      seed: other seeds give other images.
+    Other seeds give other images.
     """
 
     def __init__(self, *, length: int, image_shape: tuple[int, int, int], num_classes: int, seed: int = 0):
@@ -95,7 +91,7 @@ class SyntheticSource:
     def check(self) -> None:
         """Nothing to prepare."""
 
-    def open(self, stored: StoredImages, memory_limit_bytes: int) -> Data:
+    def open(self, stored: StoredImages) -> Data:
         train, evaluation = (
             SyntheticImages(length=length, image_shape=stored.image_shape, num_classes=self.num_classes)
             for length in (self.train_examples, self.eval_examples)

@@ -203,7 +203,7 @@ def test_records_are_had_in_any_order(shard):
     order = np.random.default_rng(0).permutation(100)
     assert found.fetch(tf.constant(order)).numpy().tolist() == [contents[index % 50] for index in order]
     assert [found.read(index) for index in order] == [contents[index % 50] for index in order]
-    assert found.where.name(53) == f"record 3 of {path}" and found.where.firsts() == [0, 50]
+    assert found.name(53) == f"record 3 of {path}" and found.firsts() == [0, 50]
 
 
 def test_an_index_is_kept_as_long_as_the_file_stays_as_it_is(shard, monkeypatch):

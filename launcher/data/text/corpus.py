@@ -69,6 +69,9 @@ class TextCorpus(TextRows[str]):
             raise UsageError(f"text_corpus.eval_context = {eval_context} must be from 0 to length - 1 = {length - 1}")
         self.length = self.max_length = self.row_length = length
         self._eval_context = eval_context
+        self._layout = (length, eval_context)
+
+    _keys = ("tokens", "targets", "segments", "positions")
 
     @property
     def bytes_per_token(self) -> float:
@@ -80,12 +83,6 @@ class TextCorpus(TextRows[str]):
         if not facts["held_out_tokens"]:
             raise UsageError(f"text_corpus.name = {self.name!r} has no held-out text")
         return facts["held_out_bytes"] / facts["held_out_tokens"]
-
-    def _keys(self) -> Iterable[str]:
-        return "tokens", "targets", "segments", "positions"
-
-    def _layout(self) -> tuple[int, ...]:
-        return self.length, self._eval_context
 
     def _texts(self) -> Iterator[str]:
         return self.source.train()
@@ -131,10 +128,7 @@ class TextCorpus(TextRows[str]):
 def cut(document: list[int], *, length: int, context: int) -> Iterator[tuple[list[int], list[int]]]:
     """A document's pieces as (tokens, targets), at most `length` each: each but the first token is a target once.
 
-    Args:
-      document: at least two tokens.
-      length: of the longest piece.
-      context: how many tokens a piece repeats from the end of the one before; their targets are 0.
+    A piece repeats `context` tokens from the end of the one before; their targets are 0.
     """
     last, done = len(document) - 1, 0
     while done < last:

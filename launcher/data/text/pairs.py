@@ -82,6 +82,9 @@ class TextPairs(TextRows[Pair]):
         self.max_length = max_length
         self.row_length = row_length
         self.packed = packed
+        parts = ("segments", "positions") if packed else ()
+        self._keys = ("source", "target_in", "target_out", *(f"{side}_{part}" for side in _SIDES for part in parts))
+        self._layout = (max_length, row_length, packed)
 
     def decode_batches(self, shard: Shard, chosen: np.ndarray | None = None) -> tf.data.Dataset:
         """Held-out sources to translate, one a row, every one once over all hosts.
@@ -105,13 +108,6 @@ class TextPairs(TextRows[Pair]):
     def eval_pairs(self) -> list[Pair]:
         """The held-out (source, target) texts, whole, in the order of "example" in `decode_batches`."""
         return list(self.source.held_out())
-
-    def _keys(self) -> Iterable[str]:
-        parts = ("segments", "positions") if self.packed else ()
-        return "source", "target_in", "target_out", *(f"{kind}_{part}" for kind in _SIDES for part in parts)
-
-    def _layout(self) -> tuple[int, ...]:
-        return self.max_length, self.row_length, self.packed
 
     def _texts(self) -> Iterator[str]:
         return itertools.chain.from_iterable(self.source.train())

@@ -10,14 +10,18 @@ import gin
 
 from launcher.data import tfds
 from launcher.data.text import storage
-from launcher.data.text.files import Pair
 from launcher.errors import UsageError
 
 _READ_BATCH = 1024
 
 
 class _TfdsTexts(abc.ABC):
-    """Name and splits of a set; see `launcher.data.text.source.Source`."""
+    """Texts of a TFDS set; see `launcher.data.text.source.Source`.
+
+    Args:
+      name: as TFDS writes it.
+      train_split, eval_split: as TFDS names them.
+    """
 
     binding: str
 
@@ -47,15 +51,22 @@ class _TfdsTexts(abc.ABC):
             builder.info.full_name, builder.info.dataset_size, *self._splits, *sizes, *self._features(builder)
         )
 
-    def _read(self, split: str) -> Iterator[tuple[str, ...]]:
-        """The features of each example as text, in the order of the files."""
+    def train(self) -> Iterator[Any]:
+        return self._read(self._splits[0])
+
+    def held_out(self) -> Iterator[Any]:
+        return self._read(self._splits[1])
+
+    def _read(self, split: str) -> Iterator[Any]:
+        """The features of each example, one as a text, two as a pair, in the order of the files."""
         builder = self._prepared()
         features = self._features(builder)
         examples = builder.as_dataset(split=split, read_config=tfds.read_config())
         batches = examples.map(lambda example: tuple(example[name] for name in features)).batch(_READ_BATCH).prefetch(1)
         for columns in batches.as_numpy_iterator():
             for values in zip(*columns, strict=True):
-                yield tuple(value.decode("utf-8") for value in values)
+                texts = tuple(value.decode("utf-8") for value in values)
+                yield texts if len(texts) > 1 else texts[0]
 
 
 @gin.configurable("tfds_pairs")
@@ -63,9 +74,7 @@ class TfdsPairs(_TfdsTexts):
     """Translations of a TFDS set: `text_pairs.name = 'tfds:NAME'`.
 
     Args:
-      name: as TFDS writes it.
       source_language, target_language: as TFDS names them; by default the two of the set, in its own order.
-      train_split, eval_split: as TFDS names them.
     """
 
     binding = "tfds_pairs"
@@ -81,12 +90,6 @@ class TfdsPairs(_TfdsTexts):
     ):
         super().__init__(name, train_split, eval_split)
         self._wanted = (source_language, target_language)
-
-    def train(self) -> Iterator[Pair]:
-        return ((source, target) for source, target in self._read(self._splits[0]))
-
-    def held_out(self) -> Iterator[Pair]:
-        return ((source, target) for source, target in self._read(self._splits[1]))
 
     def _features(self, builder: Any) -> tuple[str, str]:
         features = builder.info.features
@@ -110,9 +113,7 @@ class TfdsCorpus(_TfdsTexts):
     """Texts of a TFDS set, each a document: `text_corpus.name = 'tfds:NAME'`.
 
     Args:
-      name: as TFDS writes it.
       text_feature: that holds the text.
-      train_split, eval_split: as TFDS names them.
     """
 
     binding = "tfds_corpus"
@@ -120,12 +121,6 @@ class TfdsCorpus(_TfdsTexts):
     def __init__(self, name: str, *, text_feature: str = "text", train_split: str = "train", eval_split: str = "test"):
         super().__init__(name, train_split, eval_split)
         self._feature = text_feature
-
-    def train(self) -> Iterator[str]:
-        return (text for (text,) in self._read(self._splits[0]))
-
-    def held_out(self) -> Iterator[str]:
-        return (text for (text,) in self._read(self._splits[1]))
 
     def _features(self, builder: Any) -> list[str]:
         features = builder.info.features
