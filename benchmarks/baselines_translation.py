@@ -16,7 +16,7 @@ import numpy as np
 import sacrebleu
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from launcher.data.text.pairs import text_pairs
+from launcher.data.text.pairs import TextPairs
 
 _BLOCK = 256
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="help_en_de")
     options = parser.parse_args()
-    data = text_pairs(name=options.name, vocab_size=4000, max_length=64)
+    data = TextPairs(name=options.name, vocab_size=4000, max_length=64)
     data.check()
     train = list(data.source.train())
     sources, references = ([pair[side] for pair in data.eval_pairs] for side in (0, 1))

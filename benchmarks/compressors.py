@@ -16,7 +16,8 @@ import json
 import lzma
 from collections.abc import Callable
 
-from launcher.data.text.corpus import text_corpus
+from launcher.data.text.corpus import TextCorpus
+from launcher.data.text.files import FileCorpus
 
 _XZ_WINDOW_BYTES = 64 << 20
 
@@ -49,9 +50,8 @@ def main() -> None:
     parser.add_argument("--train_file")
     parser.add_argument("--eval_file")
     options = parser.parse_args()
-    data = text_corpus(
-        name=options.name, vocab_size=4000, length=256, train_file=options.train_file, eval_file=options.eval_file
-    )
+    own = FileCorpus(train_file=options.train_file, eval_file=options.eval_file) if options.train_file else None
+    data = TextCorpus(own, name=None if own else options.name, vocab_size=4000, length=256)
     data.check()
     train, held_out = ("".join(texts).encode() for texts in (data.source.train(), data.source.held_out()))
     result = {

@@ -74,10 +74,13 @@ def make_up(folder: Path, count: int) -> None:
 
 def compare(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     """Medians and ranges of all rounds."""
+    from launcher.data.folder_images import folder_images
+    from launcher.data.record_images import record_images
+
     sources = {
-        "files": (launcher(f"folder:{folder / 'files'}"), plain_files(folder / "files")),
+        "files": (launcher(folder_images(str(folder / "files"), eval_share=0)), plain_files(folder / "files")),
         "records": (
-            launcher(f"tfrecord:{folder / 'all.tfrecord'}", num_classes=CLASSES),
+            launcher(record_images(str(folder / "all.tfrecord"), num_classes=CLASSES, eval_share=0)),
             plain_records(folder / "all.tfrecord"),
         ),
     }
@@ -102,12 +105,12 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     return result
 
 
-def launcher(name: str, **options: object):
+def launcher(source: object):
     """Launcher's batches, as a run on one device has them."""
     from launcher.data.images import image_data
     from launcher.data.pipeline import Shard
 
-    data = image_data(name=name, image_size=SIZE, augmentation="imagenet", eval_share=0, **options)
+    data = image_data(source=source, image_size=SIZE, augmentation="imagenet")
     shard = Shard(global_batch_size=BATCH, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
     return data.train_batches(shard)
 

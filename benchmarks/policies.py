@@ -2,7 +2,7 @@
 
     python benchmarks/policies.py --gin_file=resnet_cpu.gin --seeds=5
     python benchmarks/policies.py --gin_file=resnet_fashion.gin --seeds=5 \
-        --gin_param='train.epochs = 2' --gin_param="image_data.train_split = 'train[:10000]'"
+        --gin_param='train.epochs = 2' --gin_param="tfds_images.train_split = 'train[:10000]'"
 
 mixed_float16 runs as everywhere: dynamic loss scale, float16 on the wire, here over --replicas of them.
 """

@@ -44,7 +44,7 @@ _MODELS = {
             "resnet.norm_group_size = 8",
             "image_data.name = 'synthetic'",
             "image_data.image_size = 64",
-            "image_data.num_classes = 1000",
+            "synthetic_images.num_classes = 1000",
             "image_data.augmentation = 'none'",
         ],
     ),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import gin
 import keras
 
+from models.transformer.dimensions import check_images
+
 
 @gin.configurable
 def amplified_mlp(
@@ -42,10 +44,7 @@ def amplified_mlp(
     Raises:
         ValueError: An image shape, number of classes or units that cannot be.
     """
-    if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ValueError(f"image_shape must be (height, width, channels), each at least 1, and is {image_shape}.")
-    if num_classes < 1:
-        raise ValueError(f"num_classes must be at least 1, and is {num_classes}.")
+    check_images(image_shape, num_classes)
     if not units or min(units) < 1:
         raise ValueError(f"units must be at least one width of at least 1, and is {units}.")
 

@@ -8,9 +8,9 @@ import gin
 import keras
 import tensorflow as tf
 
-from models.saving import SavedByArguments
+from models.token_model import TokenModel
 from models.transformer.dimensions import at_least, check_share
-from models.transformer.layers import Dropout, Embedding, output_matrix, projection, sizes
+from models.transformer.layers import Dropout, Embedding, projection, sizes
 from models.transformer.positions import layout
 
 State = dict[str, tf.Tensor]
@@ -42,47 +42,26 @@ def lstm_language_model(
     """
     at_least(vocab_size=(vocab_size, 4), layers=(layers, 1), width=(width, 1))
     check_share(dropout=dropout)
-    model = LstmLanguageModel(vocab_size=vocab_size, layers=layers, width=width, dropout=dropout, tie_head=tie_head)
-    model.build()
-    return model
+    return LstmLanguageModel.make(vocab_size=vocab_size, layers=layers, width=width, dropout=dropout, tie_head=tie_head)
 
 
 @keras.saving.register_keras_serializable(package="models")
-class LstmLanguageModel(SavedByArguments):
+class LstmLanguageModel(TokenModel):
     """Logits of the next token, from the tokens so far; called and decoded like `models.transformer.LanguageModel`.
 
     The state starts as zeros at the first token of each segment. Any length will do.
     """
 
     def __init__(self, *, vocab_size: int, layers: int, width: int, dropout: float, tie_head: bool) -> None:
-        super().__init__(
-            {
-                "vocab_size": vocab_size,
-                "layers": layers,
-                "width": width,
-                "dropout": dropout,
-                "tie_head": tie_head,
-            },
-            name="lstm_language_model",
-        )
+        super().__init__(name="lstm_language_model")
         self._width = width
         self.embedding = Embedding(vocab_size=vocab_size, width=width, name="embedding")
         self.dropout = Dropout(dropout, name="dropout")
         numbers = range(1, layers + 1)
         self.lstms = [Lstm(width=width, name=f"lstm{number}") for number in numbers]
         self.dropouts = [Dropout(dropout, name=f"dropout{number}") for number in numbers]
-        self.head: Any = None if tie_head else projection(vocab_size, dtype="float32", name="head")
-
-    @property
-    def dimensions(self) -> dict[str, int]:
-        """Sizes that matrix products run over, for `models.transformer.dimension_notes`."""
-        return {"vocab_size": self.embedding.vocab_size, "width": self._width}
-
-    def build(self, input_shape: Any = None) -> None:
-        del input_shape
-        for layer in self.layers:
-            layer.build((None, None, self._width))
-        self.built = True
+        if not tie_head:
+            self.head = projection(vocab_size, dtype="float32", name="head")
 
     def call(self, batch: dict[str, tf.Tensor], training: bool = False, logits: bool = True) -> tf.Tensor:
         tokens = batch["tokens"]
@@ -92,10 +71,6 @@ class LstmLanguageModel(SavedByArguments):
         for lstm, dropout in zip(self.lstms, self.dropouts, strict=True):
             features = dropout(lstm(features, starts=segments != before), training=training)
         return self._logits(features) if logits else features
-
-    def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None] | None:
-        """See `models.transformer.LanguageModel`."""
-        return output_matrix(self.embedding, self.head)
 
     def start_decoding(
         self, batch: dict[str, tf.Tensor] | None, rows: int | tf.Tensor, max_length: int
@@ -116,9 +91,6 @@ class LstmLanguageModel(SavedByArguments):
             features = state["output"]
             states.append(state)
         return self._logits(features[:, None])[:, 0], {"layers": states}
-
-    def _logits(self, features: tf.Tensor) -> tf.Tensor:
-        return self.embedding.scores(features) if self.head is None else self.head(features)
 
 
 class Lstm(keras.layers.Layer):

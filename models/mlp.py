@@ -5,6 +5,8 @@ from __future__ import annotations
 import gin
 import keras
 
+from models.transformer.dimensions import at_least, check_images
+
 
 @gin.configurable
 def mlp(
@@ -35,11 +37,8 @@ def mlp(
     Raises:
         ValueError: An image shape, number of classes, units, layers or an activation that cannot be.
     """
-    if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ValueError(f"image_shape must be (height, width, channels), each at least 1, and is {image_shape}.")
-    for name, value, least in (("num_classes", num_classes, 1), ("units", units, 1), ("layers", layers, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, and is {value}.")
+    check_images(image_shape, num_classes)
+    at_least(units=(units, 1), layers=(layers, 0))
     try:
         keras.activations.get(activation)
     except ValueError:

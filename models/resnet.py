@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from models.normalization import BatchNormalization
+from models.transformer.dimensions import check_images
 
 Normalization = Callable[..., BatchNormalization]  # (name=, gamma_initializer=) -> layer
 Block = Callable[..., Any]  # (inputs, name=, filters=, stride=, norm=, last_gamma=) -> outputs
@@ -81,10 +82,7 @@ def resnet(
     architecture = _ARCHITECTURES.get(depth)
     if architecture is None:
         raise ValueError(f"There is no ResNet of depth {depth}. Known depths: {', '.join(map(str, _ARCHITECTURES))}.")
-    if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ValueError(f"image_shape must be (height, width, channels), each at least 1, and is {image_shape}.")
-    if num_classes < 1:
-        raise ValueError(f"num_classes must be at least 1, and is {num_classes}.")
+    check_images(image_shape, num_classes)
     norm = functools.partial(
         BatchNormalization,
         momentum=norm_momentum,

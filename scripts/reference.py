@@ -270,7 +270,9 @@ def arguments(name: str, target: Any) -> dict[str, list[str]]:
 
     Arguments that are described together, and alike, share an entry.
     """
-    _, described = documented(target)
+    described: dict[str, str] = {}
+    for one in reversed(inspect.getmro(target) if inspect.isclass(target) else (target,)):
+        described |= documented(one)[1]  # a subclass need not say again what its base says
     parameters, _ = bound_types.parameters(target)
     missing = [one for one in parameters if one not in described]
     if missing:
@@ -331,7 +333,7 @@ def _paragraph(text: str) -> str:
 def _default(target: Any, name: str, parameter: bound_types.Parameter) -> str:
     value = _value(target, name, parameter)
     if value is inspect.Parameter.empty:
-        return ", given by the task"
+        return ", or behind the colon of a name" if _room(_source(target)) == "data" else ", given by the task"
     return ", **required**" if value is gin.REQUIRED else f" = {code(repr(value))}"
 
 

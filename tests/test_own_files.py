@@ -33,7 +33,7 @@ cosine.peak = 0.05
 image_data.memory_limit_bytes = 0
 """
 # The label of records counts from 1.
-OF_RECORDS = ("image_data.num_classes = 3", "image_data.first_label = 1")
+OF_RECORDS = ("record_images.num_classes = 3", "record_images.first_label = 1")
 
 
 @pytest.fixture
@@ -135,11 +135,11 @@ def test_what_is_wrong_with_records_is_said_before_anything_is_written(refused, 
     assert "s9://bucket/a/* cannot be read: File system scheme" in refused("tfrecord:s9://bucket/a/*", *OF_RECORDS)
     assert f"no file matches '{tmp_path}/*.nothing'" in refused(f"tfrecord:{tmp_path}/*.nothing", *OF_RECORDS)
     assert f"record 0 of {first}: it has no feature 'png', but image/class/label, image/encoded" in refused(
-        name, *OF_RECORDS, "image_data.features = {'image': 'png'}"
+        name, *OF_RECORDS, "record_images.features = {'image': 'png'}"
     )
     write_tfrecords(tmp_path / "high", [example(encoded(1), 7)])
-    assert "its label is 7, and 3 classes are labelled 1 to 3; bind image_data.num_classes, or" in refused(
-        f"tfrecord:{tmp_path}/high/0.tfrecord", *OF_RECORDS, "image_data.eval_share = 0"
+    assert "its label is 7, and 3 classes are labelled 1 to 3; bind record_images.num_classes, or" in refused(
+        f"tfrecord:{tmp_path}/high/0.tfrecord", *OF_RECORDS, "record_images.eval_share = 0"
     )
     _truncated(Path(first))
     assert f"{first} is truncated: its record 19 begins at byte " in refused(name, *OF_RECORDS)
@@ -153,7 +153,7 @@ def test_a_record_whose_label_is_out_of_range_is_named_when_it_is_met(refused, t
     records = examples(first_label=1)
     records[33] = example(encoded(33), 9)
     pattern = write_tfrecords(tmp_path / "own", records, shards=1)
-    message = refused(f"tfrecord:{pattern}", *OF_RECORDS, "image_data.eval_share = 0", "train.evaluate_every = 0")
+    message = refused(f"tfrecord:{pattern}", *OF_RECORDS, "record_images.eval_share = 0", "train.evaluate_every = 0")
     assert f"1 image cannot be used: record 33 of {tmp_path}/own/0.tfrecord (its label is 9, and 3 classes" in message
 
 
@@ -176,7 +176,8 @@ def attempt(flags, capsys):
     """attempt(name, *bindings): trains, and returns the exit code and what was printed."""
 
     def run(name: str, *bindings: str) -> tuple[int, str]:
-        bindings = ("image_data.eval_share = 0", "train.evaluate_every = 0", *bindings)
+        source = "folder_images" if name.startswith("folder:") else "record_images"
+        bindings = (f"{source}.eval_share = 0", "train.evaluate_every = 0", *bindings)
         code = entry.main(["launcher", "--strategy=one_device", "--mode=train", *flags(name, *bindings)])
         printed = capsys.readouterr()
         assert "Traceback" not in printed.err
@@ -254,7 +255,7 @@ def test_data_that_a_run_has_found_before_may_come_back(attempt, tmp_path, sourc
 
 def test_data_that_goes_away_under_a_run_may_come_back(flags, start_launcher, run_launcher, tmp_path):
     name = folder(tmp_path / "own", False)
-    run = ("--mode=train", *flags(name, "image_data.eval_share = 0", "train.steps = 1000000"))
+    run = ("--mode=train", *flags(name, "folder_images.eval_share = 0", "train.steps = 1000000"))
     started = start_launcher(*run)
     started.wait_until(lambda: (tmp_path / "out/checkpoints/step_00000008").exists())
     (tmp_path / "own").rename(tmp_path / "away")
@@ -322,7 +323,7 @@ def test_workers_stop_together_where_the_data_of_one_is_not_what_it_was(flags, r
     homes = [tmp_path / name for name in ("first", "second")]
     for home in homes:
         folder(home / "own", False)
-    run = ("--mode=train", *flags("folder:~/own", "image_data.eval_share = 0", "train.evaluate_every = 0"))
+    run = ("--mode=train", *flags("folder:~/own", "folder_images.eval_share = 0", "train.evaluate_every = 0"))
 
     def workers(*more: str):
         finished = run_workers(2, *run, *more, env=[{"HOME": str(home)} for home in homes])

@@ -72,7 +72,7 @@ def load(
     files = loaded.files
     statements = [statement for name in gin_files for statement in read_file(find_file(name), opened=files)]
     statements += [read_param(param) for param in gin_params]
-    statements = [renamed.renamed(one) if isinstance(one, Binding) else one for one in statements]
+    statements = renamed.renamed(statements)
     imports = [statement for statement in statements if isinstance(statement, Import)]
     if imports:
         _bind_known([statement for statement in statements if isinstance(statement, Binding)])

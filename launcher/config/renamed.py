@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.config.gin_files import Binding
+from launcher.config.gin_files import Binding, Import, Name
 
 RENAMED: Mapping[str, str] = {
     "train.clip_global_norm": "Clipping.global_norm",
@@ -27,14 +27,58 @@ RENAMED: Mapping[str, str] = {
     "train.save_model": "Checkpoints.save_model",
 }
 
+_SPLITS = ("train_split", "eval_split")
+_HELD_OUT = ("eval_files", "eval_share")
+_OF_RECORDS = ("num_classes", "features", "first_label", "channels", *_HELD_OUT)
 
-def renamed(binding: Binding) -> Binding:
-    """The binding under the name that it has now."""
-    new = RENAMED.get(f"{binding.selector.rpartition('.')[2]}.{binding.arg}")
-    if new is None:
-        return binding
-    selector, _, arg = new.partition(".")
-    return dataclasses.replace(binding, selector=selector, arg=arg, old_name=binding.name)
+OF_SOURCES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "image_data": {
+        "tfds": ("tfds_images", *_SPLITS),
+        "fashion_mnist": ("tfds_images", *_SPLITS),
+        "folder": ("folder_images", "eval_share", "channels", *_SPLITS),
+        "tfrecord": ("record_images", *_OF_RECORDS),
+        "array_record": ("record_images", *_OF_RECORDS),
+        "synthetic": ("synthetic_images", "num_classes", "train_examples", "eval_examples"),
+    },
+    "text_pairs": {
+        "tfds": ("tfds_pairs", "source_language", "target_language", *_SPLITS),
+        "tsv": ("tsv_pairs", "columns", *_HELD_OUT),
+        "jsonl": ("jsonl_pairs", "source_language", "target_language", *_HELD_OUT),
+        "files": ("file_pairs", "source_file", "target_file", "eval_source_file", "eval_target_file"),
+    },
+    "text_corpus": {
+        "tfds": ("tfds_corpus", "text_feature", *_SPLITS),
+        "lines": ("lines_corpus", *_HELD_OUT),
+        "jsonl": ("jsonl_corpus", "text_feature", *_HELD_OUT),
+        "files": ("file_corpus", "train_file", "eval_file", "documents"),
+    },
+}
+"""By data and the kind that its bound name begins with: the source, and the arguments that the data had for it."""
+
+
+def renamed(statements: Sequence[Binding | Import]) -> list[Binding | Import]:
+    """The statements with each binding under the name that it has now."""
+    values = {one.name: one.value for one in statements if isinstance(one, Binding)}
+
+    def new_name(binding: Binding) -> str | None:
+        data = binding.selector.rpartition(".")[2]
+        name, bound = values.get(f"{data}.name"), values.get(f"{data}.source")
+        name = values.get(name.scoped) if isinstance(name, Name) else name
+        for kind, (source, *arguments) in OF_SOURCES.get(data, {}).items():
+            is_chosen = isinstance(bound, Name) and bound.selector == source
+            if name is not None:
+                is_chosen = str(name).partition(":")[0] == kind
+            if is_chosen and binding.arg in arguments:
+                return f"{source}.{binding.arg}"
+        return RENAMED.get(f"{data}.{binding.arg}")
+
+    found: list[Binding | Import] = []
+    for one in statements:
+        if isinstance(one, Binding) and (new := new_name(one)) is not None:
+            selector, _, arg = new.partition(".")
+            one = dataclasses.replace(one, selector=selector, arg=arg, old_name=one.name)
+        found.append(one)
+    return found
 
 
 def grouped(settings: Mapping[str, Any], groups: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:

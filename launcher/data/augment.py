@@ -29,6 +29,12 @@ _MIN_RATIO, _MAX_RATIO = 3 / 4, 4 / 3
 _ATTEMPTS = 10
 
 
+def check(kind: str) -> None:
+    """Raises UsageError for an unknown augmentation."""
+    if kind not in AUGMENTATIONS:
+        raise UsageError(f"image_data.augmentation = {kind!r} is unknown{advice(kind, AUGMENTATIONS)}")
+
+
 def augmentation(kind: str, *, image_shape: tuple[int, int, int], flip: bool) -> ImageAugment | None:
     """The augmentation that goes by a name in recipes.
 
@@ -40,12 +46,8 @@ def augmentation(kind: str, *, image_shape: tuple[int, int, int], flip: bool) ->
 
     Returns:
       The function, or None for "none".
-
-    Raises:
-      UsageError: no such augmentation.
     """
-    if kind not in AUGMENTATIONS:
-        raise UsageError(f"image_data.augmentation = {kind!r} is unknown{advice(kind, AUGMENTATIONS)}")
+    check(kind)
     if kind == "none":
         return None
     padding = max(1, round(max(image_shape[:2]) / 8))
@@ -60,13 +62,9 @@ def augmentation(kind: str, *, image_shape: tuple[int, int, int], flip: bool) ->
 
 @as_written
 def pad_crop(images: tf.Tensor, seeds: tf.Tensor, *, padding: int, flip: bool) -> tf.Tensor:
-    """Moves each image by up to `padding` pixels in both directions; what comes in from outside is 0.
+    """Moves each image by up to `padding` pixels in both directions and, with `flip`, mirrors half of them.
 
-    Args:
-      images: [batch, height, width, channels].
-      seeds: int32 [batch, 2].
-      padding: pixels, at least 1; each of the (2 * padding + 1)**2 offsets is equally likely.
-      flip: then mirror half of the images left to right.
+    Each of the (2 * padding + 1)**2 offsets is equally likely; what comes in from outside is 0.
     """
     images = tf.convert_to_tensor(images)
     batch, height, width, channels = images.shape
@@ -98,12 +96,8 @@ def flips(seeds: tf.Tensor) -> tf.Tensor:
 def random_resized_crop(images: tf.Tensor, seeds: tf.Tensor, *, flip: bool) -> tf.Tensor:
     """Cuts a random window out of each image and scales it (bilinear) to the size the images have.
 
-    For images already decoded to one size; `launcher.data.decode` cuts the window before decoding where it can.
-
-    Args:
-      images: [batch, height, width, channels].
-      seeds: int32 [batch, 2].
-      flip: then mirror half of the images left to right.
+    With `flip`, half are then mirrored. For images already decoded to one size; `launcher.data.decode` cuts the
+    window before decoding where it can.
     """
     images = tf.convert_to_tensor(images)
     batch, height, width, _ = images.shape

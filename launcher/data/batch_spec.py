@@ -20,13 +20,7 @@ class SpecifiesBatches(Protocol):
 
 
 def of_one_replica(data: Data, shard: Shard) -> BatchSpec:
-    """Shapes and dtypes of what `data.train_batches(shard)` gives each replica.
-
-    Data that cannot tell is opened.
-
-    Raises:
-      UsageError: it cannot tell, and it is not prepared.
-    """
+    """Shapes and dtypes of what `data.train_batches(shard)` gives each replica; data that cannot tell is opened."""
     if isinstance(data, SpecifiesBatches):
         return data.batch_spec(shard.per_replica_batch_size)
     data.check()

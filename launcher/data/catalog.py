@@ -48,32 +48,30 @@ DIGITS = Facts(
     max_value=16.0,
 )
 
+_CIFAR10 = Facts(
+    image_shape=(32, 32, 3),
+    num_classes=10,
+    num_train_examples=50_000,
+    num_eval_examples=10_000,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+)
+_FASHION = Facts(
+    image_shape=(28, 28, 1),
+    num_classes=10,
+    num_train_examples=60_000,
+    num_eval_examples=10_000,
+    mean=(0.2860,),
+    std=(0.3530,),
+)
+
 # Mean and standard deviation are the values the field uses; those of CIFAR-100 and MNIST are computed the same way.
 TFDS = {
-    "cifar10": Facts(
-        image_shape=(32, 32, 3),
-        num_classes=10,
-        num_train_examples=50_000,
-        num_eval_examples=10_000,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
+    "cifar10": _CIFAR10,
+    "cifar100": dataclasses.replace(
+        _CIFAR10, num_classes=100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)
     ),
-    "cifar100": Facts(
-        image_shape=(32, 32, 3),
-        num_classes=100,
-        num_train_examples=50_000,
-        num_eval_examples=10_000,
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
-    ),
-    "fashion_mnist": Facts(
-        image_shape=(28, 28, 1),
-        num_classes=10,
-        num_train_examples=60_000,
-        num_eval_examples=10_000,
-        mean=(0.2860,),
-        std=(0.3530,),
-    ),
+    "fashion_mnist": _FASHION,
     "imagenet2012": Facts(
         image_shape=(None, None, 3),
         num_classes=1000,
@@ -83,13 +81,5 @@ TFDS = {
         std=(0.229, 0.224, 0.225),
         eval_split="validation",
     ),
-    "mnist": Facts(
-        image_shape=(28, 28, 1),
-        num_classes=10,
-        num_train_examples=60_000,
-        num_eval_examples=10_000,
-        mean=(0.1307,),
-        std=(0.3081,),
-        flip=False,
-    ),
+    "mnist": dataclasses.replace(_FASHION, mean=(0.1307,), std=(0.3081,), flip=False),
 }

@@ -38,17 +38,13 @@ class ImageDecoder:
         return tf.cast(self._scaled_window(encoded, self._centre_window), tf.uint8)
 
     def random_window(self, encoded: tf.Tensor, numbers: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
-        """A random window of an image, scaled.
+        """A random window of an image (string []), scaled: uint8 `image_shape`.
 
         Args:
-          encoded: string [], the file.
+          encoded: the file.
           numbers: float32 [22], see `launcher.data.augment.window_numbers`.
           mirrored: bool [], whether to turn left and right.
-
-        Returns:
-          uint8 `image_shape`.
         """
-
         return tf.cast(self._random_window(encoded, numbers, mirrored), tf.uint8)
 
     def random_windows(
@@ -134,15 +130,10 @@ class ImageDecoder:
 
 
 def in_memory(examples: tf.data.Dataset, count: int, decoder: ImageDecoder) -> dict[str, np.ndarray]:
-    """Decodes a data set into memory.
-
-    Args:
-      examples: (encoded image, label).
-      count: of the examples, at most.
-      decoder: decodes them.
+    """Decodes examples (encoded image, label), at most `count`, in their order into memory.
 
     Returns:
-      {"image": uint8 [n, *decoder.image_shape], "label": int32 [n]}, in their order.
+      {"image": uint8 [n, *decoder.image_shape], "label": int32 [n]}.
     """
     images = np.empty((count, *decoder.image_shape), np.uint8)
     labels = np.empty(count, np.int32)

@@ -25,10 +25,7 @@ def distribute_batches(
     """An endless distributed data set; what a `tf.function` may iterate over, too.
 
     Args:
-      strategy: the strategy whose replicas are fed.
       make: `Shard -> tf.data.Dataset` of one replica's batches.
-      global_batch_size: examples of a step over all replicas.
-      seed: the run's; evaluation draws nothing.
       start_step: the first step to make training batches for, counted from 0.
       left_out: training batches that no step is trained on.
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from launcher.data import files
 from launcher.data.catalog import TFDS, Facts
 from launcher.data.decode import ImageDecoder, in_memory
 from launcher.data.mix import partner_positions
 from launcher.data.order import shuffled
-from launcher.data.pipeline import Examples, RandomAccessData
+from launcher.data.pipeline import Data, Examples, RandomAccessData
 from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
+
+if TYPE_CHECKING:
+    from launcher.data.stored_images import StoredImages
 
 _NAMED = 5
 
@@ -28,6 +32,12 @@ class EncodedImages(Examples, Protocol):
 
     def name(self, index: int) -> str:
         """Of an example, for messages."""
+
+    def key(self, index: int) -> str:
+        """A name that stays when the files are moved to another folder, or others are added."""
+
+    def select(self, chosen: np.ndarray) -> EncodedImages:
+        """Some of them, by their indices."""
 
     def size(self, index: int) -> tuple[int, int] | None:
         """Height and width of an image in pixels, by its header; None where something is wrong with it."""
@@ -48,15 +58,17 @@ class EncodedImages(Examples, Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnImages:
-    """A set of the user's own.
+    """A set of the user's own; see `launcher.data.images.ImageSource`.
 
     Args:
+      name: as bound.
       facts: how the images are stored.
       train, evaluation: the examples; None for none held out.
       class_names: by label; empty if unknown.
       details: what a person should know of it, for the plan.
     """
 
+    name: str
     facts: Facts
     train: EncodedImages
     evaluation: EncodedImages | None
@@ -69,27 +81,56 @@ class OwnImages:
         if found:
             raise UsageError(listed(found))
 
+    def identity(self) -> str:
+        return self.train.identity()
+
+    def open(self, stored: StoredImages) -> Data:
+        return stored.from_own(self)
+
 
 def own_images(
     train: EncodedImages,
-    evaluation: EncodedImages,
+    evaluation: EncodedImages | None,
     *,
+    name: str,
     num_classes: int,
     channels: int,
-    optional_evaluation: bool,
+    eval_share: float | None,
+    evaluated_on: str,
     class_names: tuple[str, ...] = (),
-    details: str,
+    classes: str,
+    others: int = 0,
 ) -> OwnImages:
     """The set of these examples, with ImageNet's mean and standard deviation.
 
     Its images have one size if a few that are spread over it do.
 
+    Args:
+      train, evaluation: the examples; without any to evaluate on, a share of those to train on is held out by a hash of
+        their keys.
+      eval_share: how much to hold out; None for the usual share.
+      evaluated_on: where the examples to evaluate on come from.
+      classes: what a person should know of them.
+      others: files that are left out.
+
     Raises:
       UsageError: nothing to train on, nothing to evaluate on where that is not optional, or not one image in order.
     """
-    if not len(train) or not (len(evaluation) or optional_evaluation):
+    binding = "folder_images" if name.startswith("folder:") else "record_images"
+    if channels not in (1, 3):
+        raise UsageError(f"{binding}.channels = {channels} must be 1 or 3")
+    if evaluation is None:
+        share = files.check_share(eval_share, binding)
+        held_out = np.array([files.is_held_out(train.key(index), share) for index in range(len(train))])
+        train, evaluation = (train.select(np.flatnonzero(chosen)) for chosen in (~held_out, held_out))
+        how = files.share_words(share)
+    elif eval_share is not None:
+        raise UsageError(f"{binding}.eval_share holds images out, and {evaluated_on} has those to evaluate on")
+    else:
+        how = f"evaluated on {evaluated_on}"
+    if not len(train) or not (len(evaluation) or eval_share == 0):
         raise UsageError(
-            f"there are {len(train)} images to train and {len(evaluation)} to evaluate on; bind image_data.eval_share "
+            f"there are {len(train)} images to train and {len(evaluation)} to evaluate on; bind {binding}.eval_share "
             "to another share to hold out, or to 0 for none"
         )
     chosen = np.unique(np.linspace(0, len(train) - 1, _PROBED).astype(int))
@@ -99,6 +140,7 @@ def own_images(
     height, width = sizes.pop() if len(sizes) == 1 else (None, None)
     usual = TFDS["imagenet2012"]
     return OwnImages(
+        name=name,
         facts=Facts(
             image_shape=(height, width, channels),
             num_classes=num_classes,
@@ -110,7 +152,7 @@ def own_images(
         train=train,
         evaluation=evaluation if len(evaluation) else None,
         class_names=class_names,
-        details=details,
+        details=f"{classes}, {how}" + (f"; {others} other files left out" if others else ""),
     )
 
 
@@ -119,14 +161,7 @@ def _of_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 
 def load(images: EncodedImages, decoder: ImageDecoder) -> dict[str, np.ndarray]:
-    """Reads all images into memory.
-
-    Returns:
-      {"image": uint8 [n, *decoder.image_shape], "label": int32 [n]}.
-
-    Raises:
-      UsageError: some cannot be read or decoded.
-    """
+    """Reads all images into memory, see `in_memory`; raises UsageError where some cannot be read or decoded."""
 
     @as_written
     def one(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -142,43 +177,29 @@ def load(images: EncodedImages, decoder: ImageDecoder) -> dict[str, np.ndarray]:
         raise
 
 
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class EncodedData(RandomAccessData):
-    """`RandomAccessData` of images that are decoded as they are needed.
+    """`RandomAccessData` of images that are decoded as they are needed."""
 
-    Args:
-      train, evaluation: the images; None for none to evaluate on.
-      decoder: what they are decoded by.
-      **options: of `RandomAccessData`.
-    """
-
-    def __init__(
-        self, *, train: EncodedImages, evaluation: EncodedImages | None, decoder: ImageDecoder, **options: Any
-    ):
-        super().__init__(train=train, evaluation=evaluation, **options)
-        self._images = train, evaluation
-        self._decoder = decoder
-        self._mixes = options.get("mix") is not None
+    train: EncodedImages
+    evaluation: EncodedImages | None = None
+    decoder: ImageDecoder
 
     def damage(self, *, seed: int, start: int, stop: int) -> str | None:
-        """Says which images cannot be read and decoded, after a run has failed for one.
+        """Says which images cannot be read and decoded, after a run has failed for one; None if all can.
 
-        Args:
-          seed: the run's.
-          start, stop: positions of the training stream to look at; where all is well there, the images to evaluate on
-            are looked at.
-
-        Returns:
-          None if all can.
+        It looks at positions `start` to `stop` of the training stream and, if all is well there, at the images to
+        evaluate on.
         """
-        train, evaluation = self._images
+        train, evaluation = self.train, self.evaluation
         positions = tf.range(start, stop, dtype=tf.int64)
-        if self._mixes:
+        if self.mix is not None:
             partners = partner_positions(positions, seed=seed, size=len(train))
             positions = tf.concat([positions, partners], axis=0)
         _, chosen = shuffled(positions, seed=seed, size=len(train))
-        found = damage(train, chosen.numpy().tolist(), self._decoder)
+        found = damage(train, chosen.numpy().tolist(), self.decoder)
         if found is None and evaluation is not None:
-            return damage(evaluation, range(len(evaluation)), self._decoder)
+            return damage(evaluation, range(len(evaluation)), self.decoder)
         return found
 
 
@@ -202,12 +223,7 @@ def damage(images: EncodedImages, chosen: Iterable[int], decoder: ImageDecoder) 
 
 
 def listed(problems: Sequence[str], count: int | None = None) -> str:
-    """The message about images that cannot be used.
-
-    Args:
-      problems: what is wrong with which, all of them or the first.
-      count: how many there are.
-    """
+    """The message about `count` images that cannot be used; `problems` says of all, or of the first, what is wrong."""
     count = len(problems) if count is None else count
     more = f" and {count - _NAMED} more" if count > _NAMED else ""
     images = "image" if count == 1 else "images"

@@ -24,14 +24,10 @@ def is_remote(path: str) -> bool:
 
 
 def matching(pattern: str, binding: str) -> list[str]:
-    """The files that match a shell pattern, sorted by name.
-
-    Args:
-      pattern: such as "~/data/train-*.tfrecord".
-      binding: where the user wrote it, for the message.
+    """The files that match a shell pattern such as "~/data/train-*.tfrecord", sorted by name.
 
     Raises:
-      UsageError: there are none.
+      UsageError: there are none; it names the `binding` that the user wrote the pattern in.
     """
     if is_remote(pattern):
         with _told(pattern):
@@ -45,11 +41,7 @@ def matching(pattern: str, binding: str) -> list[str]:
 
 
 def opened(path: str) -> IO[bytes]:
-    """The file, to be read and sought in; local ones are not buffered.
-
-    Raises:
-      UsageError: it cannot be read.
-    """
+    """The file, to be read and sought in, local ones not buffered; raises UsageError where it cannot be read."""
     if is_remote(path):
         return _gfile().GFile(path, "rb")  # opened when it is read
     with _told(path):
@@ -77,11 +69,7 @@ def is_held_out(name: str, share: float) -> bool:
 
 
 def check_share(share: float | None, binding: str) -> float:
-    """The share to hold out.
-
-    Raises:
-      UsageError: it is not in [0, 1).
-    """
+    """The share to hold out; raises UsageError where it is not in [0, 1)."""
     share = EVAL_SHARE if share is None else share
     if not 0 <= share < 1:
         raise UsageError(f"{binding}.eval_share = {share} must be at least 0, for none, and less than 1")

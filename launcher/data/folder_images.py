@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
 
+import gin
 import numpy as np
 import tensorflow as tf
 
@@ -38,13 +39,7 @@ _END = 32  # bytes
 
 
 class FolderImages:
-    """Image files by class; see `launcher.data.encoded.EncodedImages`.
-
-    Args:
-      root: the folder that `paths` start from.
-      paths: with slashes.
-      labels: of each.
-    """
+    """Image files at paths with slashes from `root` on, and their labels; see `launcher.data.encoded.EncodedImages`."""
 
     def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | np.ndarray):
         self._root = root
@@ -68,6 +63,12 @@ class FolderImages:
 
     def name(self, index: int) -> str:
         return f"{self._root}/{self._paths[index]}"
+
+    def key(self, index: int) -> str:
+        return self._paths[index]
+
+    def select(self, chosen: np.ndarray) -> FolderImages:
+        return FolderImages(self._root, [self._paths[index] for index in chosen], self._labels[chosen])
 
     def size(self, index: int) -> tuple[int, int] | None:
         try:
@@ -110,15 +111,6 @@ class FolderImages:
         except (UsageError, DamagedImageError) as error:
             return str(error), b""
 
-    def split(self, share: float) -> tuple[FolderImages, FolderImages]:
-        """Those to train on and those to hold out."""
-        held_out = np.array([files.is_held_out(path, share) for path in self._paths])
-        train, evaluation = (
-            FolderImages(self._root, [self._paths[index] for index in chosen], self._labels[chosen])
-            for chosen in (np.flatnonzero(~held_out), np.flatnonzero(held_out))
-        )
-        return train, evaluation
-
     def identity(self) -> str:
         return storage.digest(*self._paths, self._versions[:, 0], self._found["ends"])
 
@@ -131,31 +123,32 @@ class FolderImages:
             return np.fromiter(found, np.dtype((np.int64, 2)), len(self))
 
 
-def open_folder(
-    root: str, *, channels: int, train_split: str | None, eval_split: str | None, eval_share: float | None
+@gin.configurable
+def folder_images(
+    path: str,
+    *,
+    train_split: str | None = None,
+    eval_split: str | None = None,
+    eval_share: float | None = None,
+    channels: int = 3,
 ) -> OwnImages:
-    """Lists the folders and reads a few headers.
+    """Images of own files, a folder a class: `image_data.name = 'folder:DIR'`. Lists the folders, reads a few headers.
 
     Args:
-      root: DIR.
-      channels: of the images that come out, 1 or 3.
+      path: DIR.
       train_split, eval_split: folders in DIR instead of the usual ones.
-      eval_share: how much to hold out where there is no folder to evaluate on; None for the usual share.
+      eval_share: how much to hold out where there is no folder to evaluate on: 0.1 by default; 0 for none.
+      channels: of the images that come out: 3, or 1 for grey.
 
     Raises:
       UsageError: there is no such folder, or its classes are not what training needs.
     """
-    root = root if files.is_remote(root) else os.path.abspath(os.path.expanduser(root))
+    root = path if files.is_remote(path) else os.path.abspath(os.path.expanduser(path))
     train_root, eval_root = _roots(root, train_split, eval_split)
     classes = _classes(train_root)
     train, others = _images(train_root, classes)
-    if eval_root is None:
-        share = files.check_share(eval_share, "image_data")
-        train, evaluation = train.split(share)
-        how = files.share_words(share)
-    else:
-        if eval_share is not None:
-            raise UsageError(f"image_data.eval_share holds images out, and {eval_root} has those to evaluate on")
+    evaluation = None
+    if eval_root is not None:
         if eval_classes := set(_classes(eval_root)) ^ set(classes):
             raise UsageError(
                 f"{train_root} and {eval_root} must have the same class folders; only one of them has "
@@ -163,17 +156,18 @@ def open_folder(
             )
         evaluation, more = _images(eval_root, classes)
         others += more
-        how = f"evaluated on {os.path.basename(eval_root)}"
     first = ", ".join(classes[:3]) + (f" and {len(classes) - 3} more" if len(classes) > 3 else "")
-    left_out = f"; {others} other files left out" if others else ""
     return encoded.own_images(
         train,
         evaluation,
+        name=f"folder:{path}",
         num_classes=len(classes),
         channels=channels,
-        optional_evaluation=eval_share == 0,
+        eval_share=eval_share,
+        evaluated_on=os.path.basename(eval_root or ""),
         class_names=tuple(classes),
-        details=f"{len(classes)} classes ({first}), {how}{left_out}",
+        classes=f"{len(classes)} classes ({first})",
+        others=others,
     )
 
 
@@ -184,13 +178,15 @@ def _roots(root: str, train_split: str | None, eval_split: str | None) -> tuple[
         train_split = "train"
     if train_split is None:
         if eval_split is not None:
-            raise UsageError(f"image_data.eval_split = {eval_split!r} needs image_data.train_split, a folder in {root}")
+            raise UsageError(
+                f"folder_images.eval_split = {eval_split!r} needs folder_images.train_split, a folder in {root}"
+            )
         return root, None
     if eval_split is None:
         eval_split = next((name for name in _EVALUATION if name in there and name != train_split), None)
     for binding, split in (("train_split", train_split), ("eval_split", eval_split)):
         if split is not None and split not in there:
-            raise UsageError(f"image_data.{binding} = {split!r} is no folder in {root}{advice(split, there)}")
+            raise UsageError(f"folder_images.{binding} = {split!r} is no folder in {root}{advice(split, there)}")
     return f"{root}/{train_split}", eval_split and f"{root}/{eval_split}"
 
 

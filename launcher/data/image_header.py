@@ -34,11 +34,7 @@ def check(file: IO[bytes]) -> None:
 
 
 def size(file: IO[bytes]) -> tuple[int, int]:
-    """Height and width in pixels.
-
-    Raises:
-      DamagedImageError: it is no image, or ends before it says.
-    """
+    """Height and width in pixels; raises DamagedImageError where it is no image, or ends before it says."""
     start = _start(file)
     try:
         if start.startswith(_SOI):

@@ -49,11 +49,11 @@ class Structure:
 
     def pack(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of a batch; None for what there is not."""
-        packed = [
+        x, y, weight = (
             None if part is None else keras.tree.pack_sequence_as(part, [batch[key] for key in _flat(name, part)])
             for name, part in zip(_PARTS, self._parts, strict=True)
-        ]
-        return packed[0], packed[1], packed[2]
+        )
+        return x, y, weight
 
 
 def flatten(element: Any) -> dict[str, Any]:
@@ -90,11 +90,11 @@ def as_arrays(element: Any, *, role: str) -> tuple[Any, Any, Any]:
     Raises:
       UsageError: a leaf is no array, or their lengths differ.
     """
-    parts = tuple(_arrays_of(f"{role} {name}", part) for name, part in zip(_PARTS, _split(element), strict=True))
-    lengths = {key: len(leaf) for key, leaf in flatten(parts).items()}
+    x, y, weight = (_arrays_of(f"{role} {name}", part) for name, part in zip(_PARTS, _split(element), strict=True))
+    lengths = {key: len(leaf) for key, leaf in flatten((x, y, weight)).items()}
     if len(set(lengths.values())) > 1:
         raise UsageError(f"{role} data: x, y and sample_weight must be of one length, got {lengths}")
-    return parts[0], parts[1], parts[2]
+    return x, y, weight
 
 
 def _arrays_of(name: str, part: Any) -> Any:
@@ -123,44 +123,23 @@ def _array(name: str, leaf: Any) -> np.ndarray:
 
 
 def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Training and validation arrays: the last `share` of the examples, as `validation_split` of Keras's fit.
-
-    Raises:
-      UsageError: the share is not between 0 and 1, or leaves one side empty.
-    """
+    """Training and validation arrays: the last `share` of the examples, as `validation_split` of Keras's fit."""
     size = len(next(iter(flatten(arrays).values())))
     first = math.floor(size * (1.0 - share)) if 0 < share < 1 else 0
     if not 0 < first < size:
         raise UsageError(f"validation_split = {share} of {size} examples: must leave some on both sides")
 
     def part(rows: slice) -> tuple[Any, Any, Any]:
-        x, y, weight = (
-            None if one is None else keras.tree.map_structure(lambda leaf: leaf[rows], one) for one in arrays
-        )
-        return x, y, weight
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], arrays)
 
     return part(slice(first)), part(slice(first, None))
-
-
-def array_data(train: Any, validation: Any | None, *, shuffle: bool) -> RandomAccessData:
-    """`Data` from arrays as `as_arrays` gives them, in whole epochs."""
-    return RandomAccessData(
-        train=ArrayExamples(flatten(train)),
-        evaluation=None if validation is None else ArrayExamples(flatten(validation)),
-        shuffle=shuffle,
-        whole_epochs=True,
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------ datasets
 
 
 def batch_size_of(dataset: tf.data.Dataset) -> int:
-    """Examples of a batch of a dataset: of its specification, or else of its first batch.
-
-    Raises:
-      UsageError: it has no batches, or its elements are no batches.
-    """
+    """Examples of a batch of a dataset: of its specification, or else of its first one; UsageError without batches."""
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in flatten(dataset.element_spec).values()}
     if sizes == {None}:
         for element in dataset.take(1):
@@ -211,9 +190,7 @@ class DatasetData:
         self._validation: tf.data.Dataset | None = None
         self._validation_size = 0
         if validation is not None:
-            if validation_steps is not None:
-                validation = validation.take(validation_steps)
-            self._validation = _as_dicts(validation)
+            self._validation = _as_dicts(validation if validation_steps is None else validation.take(validation_steps))
             self._validation_size = _num_examples(self._validation)
 
     @property
@@ -225,11 +202,7 @@ class DatasetData:
         return self._validation_size
 
     def steps_per_epoch(self, global_batch_size: int) -> int:
-        """Batches of an epoch.
-
-        Raises:
-          UsageError: the batches are of another size than the run's.
-        """
+        """Batches of an epoch; raises UsageError where they are of another size than the run's."""
         if self.batch_size != global_batch_size:
             raise UsageError(
                 f"the batches of the training dataset have {self.batch_size} examples, and train.global_batch_size = "
@@ -338,7 +311,13 @@ def make_data(
             validation_steps=validation_steps,
         )
         return data, [Structure(one.element_spec) for one in (train, validation) if one is not None]
-    _refuse_other(train)
+    if isinstance(train, keras.utils.PyDataset) or hasattr(train, "__next__"):
+        raise UsageError(
+            f"{type(train).__name__} is read by Python in an order of its own: make a tf.data.Dataset of it "
+            "(tf.data.Dataset.from_generator), or arrays"
+        )
+    if train is None or (isinstance(train, Sequence) and not isinstance(train, tuple | list)):
+        raise UsageError(f"expected training data as arrays, (x, y) or a tf.data.Dataset, got {type(train).__name__}")
     for name, value in (("steps_per_epoch", steps_per_epoch), ("validation_steps", validation_steps)):
         if value is not None:
             raise UsageError(f"{name} is for datasets; of arrays, an epoch is all examples")
@@ -349,14 +328,10 @@ def make_data(
     elif validation_split:
         arrays, held_out = split_off(arrays, validation_split)
     structures = [Structure(one) for one in (arrays, held_out) if one is not None]
-    return array_data(arrays, held_out, shuffle=shuffle), structures
-
-
-def _refuse_other(train: Any) -> None:
-    if isinstance(train, keras.utils.PyDataset) or hasattr(train, "__next__"):
-        raise UsageError(
-            f"{type(train).__name__} is read by Python in an order of its own: make a tf.data.Dataset of it "
-            "(tf.data.Dataset.from_generator), or arrays"
-        )
-    if train is None or (isinstance(train, Sequence) and not isinstance(train, tuple | list)):
-        raise UsageError(f"expected training data as arrays, (x, y) or a tf.data.Dataset, got {type(train).__name__}")
+    made = RandomAccessData(
+        train=ArrayExamples(flatten(arrays)),
+        evaluation=None if held_out is None else ArrayExamples(flatten(held_out)),
+        shuffle=shuffle,
+        whole_epochs=True,
+    )
+    return made, structures

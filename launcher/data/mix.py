@@ -76,7 +76,8 @@ class Mix:
         image, share = batch["image"], tf.ones_like(numbers[:, 0])
         if self.mixup is not None:
             own = tf.where(mixed & ~cut, beta_quantile(numbers[:, 1], self.mixup), 1.0)
-            image, share = _blended(image, partners["image"], own), own
+            blend = own[:, tf.newaxis, tf.newaxis, tf.newaxis]
+            image, share = blend * image + (1 - blend) * partners["image"], own
         if self.cutmix is not None:
             area = tf.where(mixed & cut, 1 - beta_quantile(numbers[:, 1], self.cutmix), 0.0)
             boxes = cut_boxes(area, numbers[:, 2:], height=image.shape[1], width=image.shape[2])
@@ -95,13 +96,7 @@ def partner_positions(position: tf.Tensor, *, seed: int, size: int) -> tf.Tensor
 
     So in every epoch each example is the partner of exactly one other and, with two examples or more, never its own.
 
-    Args:
-      position: int64 [n], places in the endless stream.
-      seed: the run's seed.
-      size: number of examples of an epoch.
-
-    Returns:
-      int64 [n], places in the stream.
+    Positions are int64 [n], places in the endless stream; an epoch has `size` examples.
     """
     epoch, place = position // size, position % size
     # No example has the number -1, so these are no example's seeds.
@@ -147,11 +142,6 @@ def _beta_table(alpha: float) -> tuple[np.ndarray, np.ndarray]:
         below = tf.math.betainc(shape, shape, tf.constant(places)).numpy()
     below[-1] = 0.5  # by symmetry; computed, it is off by up to 1e-13
     return places, np.minimum(np.maximum.accumulate(below), 0.5)
-
-
-def _blended(image: tf.Tensor, other: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    share = share[:, tf.newaxis, tf.newaxis, tf.newaxis]
-    return share * image + (1 - share) * other
 
 
 def _patched(image: tf.Tensor, other: tf.Tensor, boxes: Boxes) -> tuple[tf.Tensor, tf.Tensor]:

@@ -55,12 +55,7 @@ class LeftOut:
         return batch
 
     def drop_from(self, batches: tf.data.Dataset, *, first: int, parts: int) -> tf.data.Dataset:
-        """Leaves out what is to be left out of consecutive batches, of which `first` is the first.
-
-        Args:
-          batches: each of them in so many consecutive elements.
-          parts: how many.
-        """
+        """Leaves out what is to be left out of consecutive batches, each in `parts` elements, from batch `first` on."""
         ranges = [(start, end) for start, end in self.ranges if end >= first]
         if not ranges:
             return batches
@@ -71,15 +66,10 @@ class LeftOut:
             number = first + place // parts
             return ~tf.reduce_any((number >= starts) & (number <= ends))
 
-        return batches.enumerate().filter(is_kept).map(_second)
+        return batches.enumerate().filter(is_kept).map(as_written(lambda _, element: element))
 
 
 ALL_IN = LeftOut()
-
-
-@as_written
-def _second(_: tf.Tensor, element: object) -> object:
-    return element
 
 
 @as_written
@@ -88,7 +78,6 @@ def shuffled(position: tf.Tensor, *, seed: int, size: int) -> tuple[tf.Tensor, t
 
     Args:
       position: int64 [n], places in the endless stream, from 0.
-      seed: the run's seed.
       size: number of examples of an epoch.
 
     Returns:
@@ -115,7 +104,6 @@ def example_seeds(*, seed: int, epoch: tf.Tensor | int, index: tf.Tensor) -> tf.
     """A seed pair for each example, for augmentation: it changes with the run's seed, the epoch and the example only.
 
     Args:
-      seed: the run's seed.
       epoch: int64 [n] or one number, below 2**32.
       index: int64 [n], the example in its data set.
 

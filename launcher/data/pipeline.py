@@ -201,6 +201,7 @@ def _as_array(key: str, value: npt.ArrayLike) -> np.ndarray:
     return array
 
 
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class RandomAccessData:
     """`Data` from examples that can be had in any order.
 
@@ -220,18 +221,16 @@ class RandomAccessData:
       whole_epochs: see above; not with `mix`.
     """
 
-    def __init__(
-        self,
-        *,
-        train: Examples,
-        evaluation: Examples | None = None,
-        augment: Augment | None = None,
-        finish: Callable[[Batch], Batch] | None = None,
-        mix: Mixing | None = None,
-        shuffle: bool = True,
-        whole_epochs: bool = False,
-    ):
-        for role, examples in (("train", train), ("evaluation", evaluation)):
+    train: Examples
+    evaluation: Examples | None = None
+    augment: Augment | None = None
+    finish: Callable[[Batch], Batch] | None = None
+    mix: Mixing | None = None
+    shuffle: bool = True
+    whole_epochs: bool = False
+
+    def __post_init__(self) -> None:
+        for role, examples in (("train", self.train), ("evaluation", self.evaluation)):
             if examples is not None and not (hasattr(examples, "fetch") and hasattr(examples, "__len__")):
                 advice = "wrap it: ArrayExamples({'features': ...})" if isinstance(examples, dict) else "see Examples"
                 raise UsageError(
@@ -240,77 +239,70 @@ class RandomAccessData:
                 )
             if examples is not None and len(examples) < 1:
                 raise UsageError(f"RandomAccessData({role}=...): a data set needs at least one example, got none")
-        self._train = train
-        self._evaluation = evaluation
-        self._augment = augment
-        self._finish = finish
-        self._mix = mix
-        self._shuffle = shuffle
-        self._whole_epochs = whole_epochs
 
     @property
     def num_train_examples(self) -> int:
-        return len(self._train)
+        return len(self.train)
 
     def steps_per_epoch(self, global_batch_size: int) -> int | None:
         """Batches of an epoch, where epochs are whole."""
-        return math.ceil(len(self._train) / global_batch_size) if self._whole_epochs else None
+        return math.ceil(len(self.train) / global_batch_size) if self.whole_epochs else None
 
     @property
     def num_eval_examples(self) -> int:
-        return 0 if self._evaluation is None else len(self._evaluation)
+        return 0 if self.evaluation is None else len(self.evaluation)
 
     def check(self) -> None:
         """Nothing to prepare."""
 
     def identity(self) -> str:
         """That of the training examples, and whether they are shuffled."""
-        return f"{identity_of(self._train)}{'' if self._shuffle else ' unshuffled'}"
+        return f"{identity_of(self.train)}{'' if self.shuffle else ' unshuffled'}"
 
     def example_at(self, position: int, seed: int) -> int:
         """Which training example stands at a position of the training stream."""
-        _, index = shuffled(tf.constant([position], tf.int64), seed=seed, size=len(self._train))
+        _, index = shuffled(tf.constant([position], tf.int64), seed=seed, size=len(self.train))
         return int(index[0])
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
-        _check_can_run(self._train, shard)
-        size, count = len(self._train), shard.per_replica_batch_size
+        _check_can_run(self.train, shard)
+        size, count = len(self.train), shard.per_replica_batch_size
         halves = slice(count), slice(count, None)
 
         def examples_at(position: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-            if self._shuffle:
+            if self.shuffle:
                 epoch, index = shuffled(position, seed=shard.seed, size=size)
             else:
                 epoch, index = position // size, position % size
             seeds = example_seeds(seed=shard.seed, epoch=epoch, index=index)
-            batch = call_converted(self._train.fetch, index)
-            if self._augment is not None:
-                batch = call_converted(self._augment, batch, seeds)
+            batch = call_converted(self.train.fetch, index)
+            if self.augment is not None:
+                batch = call_converted(self.augment, batch, seeds)
             return self._finished(batch), seeds
 
         @as_written
         def batch_at(element: tf.Tensor) -> Batch:
-            if self._whole_epochs:
+            if self.whole_epochs:
                 position, real = _positions_of_epochs(shard, element, size)
                 batch, _ = examples_at(position)
                 return weighted(batch, count, real)
             position = _positions(shard, element)
-            if self._mix is None:
+            if self.mix is None:
                 batch, _ = examples_at(position)
                 return weighted(batch, count)
             others = partner_positions(position, seed=shard.seed, size=size)
             both, seeds = examples_at(tf.concat([position, others], axis=0))
             batch, partner = ({key: value[part] for key, value in both.items()} for part in halves)
-            return weighted(call_converted(self._mix, batch, partner, seeds[:count]), count)
+            return weighted(call_converted(self.mix, batch, partner, seeds[:count]), count)
 
         first = shard.start_step * shard.local_replicas
         return batch_pipeline(tf.data.Dataset.counter(first, dtype=tf.int64), batch_at)
 
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
-        if self._evaluation is None:
+        if self.evaluation is None:
             raise UsageError("this data set has no evaluation examples; use --mode=train or give it some")
-        _check_can_run(self._evaluation, shard)
-        examples, size = self._evaluation, len(self._evaluation)
+        _check_can_run(self.evaluation, shard)
+        examples, size = self.evaluation, len(self.evaluation)
 
         @as_written
         def batch_at(element: tf.Tensor) -> Batch:
@@ -324,7 +316,7 @@ class RandomAccessData:
         return batch_pipeline(tf.data.Dataset.range(elements), batch_at)
 
     def _finished(self, batch: Batch) -> Batch:
-        return batch if self._finish is None else call_converted(self._finish, batch)
+        return batch if self.finish is None else call_converted(self.finish, batch)
 
 
 def _check_can_run(examples: Examples, shard: Shard) -> None:
@@ -356,16 +348,7 @@ def _positions_of_epochs(shard: Shard, element: tf.Tensor, num_examples: int) ->
 
 @as_written
 def weighted(batch: Batch, size: int, mask: tf.Tensor | None = None) -> Batch:
-    """Gives a batch its weights and its static size.
-
-    Args:
-      batch: tensors [size, ...], with or without "weight".
-      size: examples of the batch.
-      mask: float32 [size], 0 for padding; None if all are real.
-
-    Returns:
-      The batch with "weight", float32 [size], every shape static.
-    """
+    """A batch of static shapes with "weight", float32 [size]: its own or 1, times the mask, 0 for padding."""
     weight = tf.ones([size]) if mask is None else mask
     if WEIGHT in batch:
         weight *= tf.cast(batch[WEIGHT], tf.float32)

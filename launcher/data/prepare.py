@@ -125,7 +125,12 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
 
         help_pages.prepare(name, archives=archives, say=say)
         return
-    builder = _open(name)
+    try:
+        builder = tfds.open_builder(name)
+    except UsageError as error:
+        known = [*_ALWAYS_THERE, *catalog.TFDS, *_HELP_PAGES]
+        close = f"; did you mean {found!r}?" if (found := nearest(name, known)) else ""
+        raise UsageError(f"{error}\nKnown here: {', '.join(sorted(known))}{close}") from None
     if tfds.is_prepared(builder):
         say(f"{name} is prepared already: {_summary(builder)}")
         return
@@ -139,17 +144,6 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
         if folder == work:
             shutil.rmtree(work)
     say(f"done in {time.monotonic() - started:.0f} s: {_summary(builder)}")
-
-
-def _open(name: str) -> Any:
-    try:
-        return tfds.open_builder(name)
-    except UsageError as error:
-        known = [*_ALWAYS_THERE, *catalog.TFDS, *_HELP_PAGES]
-        close = nearest(name, known)
-        raise UsageError(
-            f"{error}\nKnown here: {', '.join(sorted(known))}" + (f"; did you mean {close!r}?" if close else "")
-        ) from None
 
 
 def _summary(builder: Any) -> str:
@@ -178,7 +172,8 @@ def _find_archives(
     url = next(iter(urls), None)
     if url is None:
         return None
-    say(f"looking for {_host(url)}")
+    host = urllib.parse.urlsplit(url).netloc or url
+    say(f"looking for {host}")
     failure = _probe(url)
     if failure is None:
         return None
@@ -191,7 +186,7 @@ def _find_archives(
         debian.fetch(package, work, checksums=expected, say=say)
         return work
     raise PeerError(
-        f"{name} cannot be downloaded from {_host(url)} ({failure}). Connect this machine to the internet and run "
+        f"{name} cannot be downloaded from {host} ({failure}). Connect this machine to the internet and run "
         f"again, or give --archives=FOLDER with {', '.join(sorted(expected))}"
     )
 
@@ -201,10 +196,6 @@ def _by_hand_message(name: str, words: str) -> str:
         f"{name} has to be downloaded by hand. {words} Put the files into one folder (manual_dir) and run: "
         f"python -m launcher.data.prepare {name} --archives=FOLDER"
     )
-
-
-def _host(url: str) -> str:
-    return urllib.parse.urlsplit(url).netloc or url
 
 
 def _probe(url: str) -> str | None:
@@ -234,12 +225,8 @@ def _build(builder: Any, archives: Path | None, *, extract_dir: Path | None) -> 
     if not sys.stderr.isatty():
         module.disable_progress_bar()
     # TFDS takes files from manual_dir whose names it has registered, and checks their checksums.
-    config = module.download.DownloadConfig(
-        manual_dir=archives,
-        extract_dir=extract_dir,
-        try_download_gcs=False,
-    )
-    builder.download_and_prepare(download_config=config)
+    options = {"manual_dir": archives, "extract_dir": extract_dir, "try_download_gcs": False}
+    builder.download_and_prepare(download_config=module.download.DownloadConfig(**options))
 
 
 @contextlib.contextmanager
@@ -253,7 +240,9 @@ def _readable_errors(name: str, builder: Any, root: Path) -> Iterator[None]:
         kind = type(error).__name__
         if kind == "NonMatchingChecksumError":
             raise LauncherError(f"a file is not the one that TFDS knows: {error}") from None
-        if kind == "DownloadError" or _is_network_failure(error):
+        import requests  # TFDS downloads with it
+
+        if kind == "DownloadError" or isinstance(error, requests.exceptions.RequestException | urllib.error.URLError):
             raise PeerError(f"the download failed, run the same command again to go on: {error}") from None
         if isinstance(error, OSError) and _is_in_the_way(error, root):
             raise UsageError(f"--data_dir={root} cannot be written ({error}); choose another folder") from None
@@ -268,12 +257,6 @@ def _is_in_the_way(error: OSError, root: Path) -> bool:
     path = Path(error.filename) if isinstance(error.filename, str) else None
     concerned = path is not None and (path.is_relative_to(root) or root.is_relative_to(path))
     return error.errno in _FULL or (concerned and error.errno in _NOT_WRITABLE)
-
-
-def _is_network_failure(error: Exception) -> bool:
-    import requests  # TFDS downloads with it
-
-    return isinstance(error, requests.exceptions.RequestException | urllib.error.URLError)
 
 
 if __name__ == "__main__":

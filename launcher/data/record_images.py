@@ -1,6 +1,6 @@
 """Images in the tf.train.Examples of TFRecord or ArrayRecord files: `image_data.name = 'tfrecord:GLOB'`.
 
-Each record has an image's file and its label. Without `image_data.eval_files`, a share of the records is held out by a
+Each record has an image's file and its label. Without `eval_files`, a share of the records is held out by a
 hash of their file's name and their number in it.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 
+import gin
 import numpy as np
 import tensorflow as tf
 
@@ -16,7 +17,7 @@ from launcher.data import encoded, files, image_header
 from launcher.data.encoded import OwnImages
 from launcher.data.image_header import DamagedImageError
 from launcher.data.records import ArrayRecords, Records, TFRecords
-from launcher.errors import UsageError, listed
+from launcher.errors import UsageError, advice, listed
 from launcher.machine.as_written import as_written
 
 FEATURES = {"image": "image/encoded", "label": "image/class/label"}
@@ -44,7 +45,7 @@ class RecordImages:
             self.needs_python = what_to_do
 
     def __len__(self) -> int:
-        return len(self._records.where)
+        return len(self._records)
 
     @as_written
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -57,7 +58,18 @@ class RecordImages:
             return {"image": parsed[image], "label": tf.cast(labels, tf.int32)}
 
     def name(self, index: int) -> str:
-        return self._records.where.name(index)
+        return self._records.name(index)
+
+    def key(self, index: int) -> str:
+        return self._records.key(index)
+
+    def select(self, chosen: np.ndarray) -> RecordImages:
+        return RecordImages(
+            self._records.select(chosen),
+            features=self._features,
+            first_label=self._first_label,
+            num_classes=self._num_classes,
+        )
 
     def size(self, index: int) -> tuple[int, int] | None:
         try:
@@ -72,7 +84,8 @@ class RecordImages:
                 last = self._first_label + self._num_classes - 1
                 return (
                     f"its label is {label}, and {self._num_classes} classes are labelled {self._first_label} to "
-                    f"{last}; bind image_data.num_classes, or image_data.first_label where labels do not count from 0"
+                    f"{last}; bind record_images.num_classes, or record_images.first_label where labels do not count "
+                    "from 0"
                 )
             image_header.check(io.BytesIO(image))
         except (UsageError, DamagedImageError) as error:
@@ -84,25 +97,10 @@ class RecordImages:
 
     def damaged(self) -> list[str]:
         """Raises UsageError where the first record of a file is no labelled image; the others are not read."""
-        for index in self._records.where.firsts():
+        for index in self._records.firsts():
             if (problem := self.problem(index)) is not None:
                 raise UsageError(f"{self.name(index)}: {problem}")
         return []
-
-    def split(self, share: float) -> tuple[RecordImages, RecordImages]:
-        """Those to train on and those to hold out."""
-        where = self._records.where
-        held_out = np.array([files.is_held_out(where.key(index), share) for index in range(len(self))])
-        train, evaluation = (
-            RecordImages(
-                self._records.select(np.flatnonzero(chosen)),
-                features=self._features,
-                first_label=self._first_label,
-                num_classes=self._num_classes,
-            )
-            for chosen in (~held_out, held_out)
-        )
-        return train, evaluation
 
     def _image_and_label(self, index: int) -> tuple[bytes, int]:
         try:
@@ -114,69 +112,65 @@ class RecordImages:
             if name not in features:
                 raise UsageError(
                     f"it has no feature {name!r}, but {listed(features) or 'none'}; bind "
-                    "image_data.features = {'image': ..., 'label': ...}"
+                    "record_images.features = {'image': ..., 'label': ...}"
                 )
             if len(getattr(features[name], kind).value) != 1:
                 raise UsageError(f"its feature {name!r}, the {role}, is not one value of {kind}")
         return features[image].bytes_list.value[0], features[label].int64_list.value[0]
 
 
-def open_records(
-    kind: str,
+@gin.configurable
+def record_images(
     pattern: str,
     *,
-    channels: int,
-    num_classes: int | None,
-    eval_files: str | None,
-    eval_share: float | None,
-    features: Mapping[str, str] | None,
-    first_label: int | None,
+    format: str = "tfrecord",
+    num_classes: int = gin.REQUIRED,
+    features: Mapping[str, str] | None = None,
+    first_label: int = 0,
+    eval_files: str | None = None,
+    eval_share: float | None = None,
+    channels: int = 3,
 ) -> OwnImages:
-    """Finds the files and where their records are, and reads a few of them.
+    """Images of own records: `image_data.name = 'tfrecord:GLOB'`. Finds where records are and reads a few of them.
 
     Args:
-      kind: of `FORMATS`.
       pattern: of the files to train on.
-      channels: of the images that come out, 1 or 3.
-      num_classes: how many classes there are.
-      eval_files: pattern of those to evaluate on; None to hold records out.
-      eval_share: how much to hold out; None for the usual share.
-      features: instead of `FEATURES`, for "image", "label" or both.
-      first_label: the label of the first class; None for 0.
+      format: "tfrecord" or "array_record".
+      num_classes: how many classes there are, which records do not say.
+      features: {"image": NAME, "label": NAME}, or one of them, instead of those of ImageNet's shards.
+      first_label: the label of the first class; many shards of ImageNet count from 1.
+      eval_files: pattern of files to evaluate on.
+      eval_share: how much to hold out where there are none: 0.1 by default; 0 for none.
+      channels: of the images that come out: 3, or 1 for grey.
 
     Raises:
       UsageError: no files, damaged ones, or records that are no labelled images.
     """
-    if num_classes is None:
-        raise UsageError(
-            f"image_data.name = '{kind}:{pattern}' needs image_data.num_classes: records do not say how many there are"
-        )
+    if format not in FORMATS:
+        raise UsageError(f"record_images.format = {format!r} is unknown{advice(format, FORMATS)}")
     for key, value in (features or {}).items():
         if key not in FEATURES or not isinstance(value, str):
-            raise UsageError(f"image_data.features = {features!r} must name the features of 'image', 'label' or both")
+            raise UsageError(
+                f"record_images.features = {features!r} must name the features of 'image', 'label' or both"
+            )
+
+    name = f"{format}:{pattern}"
 
     def images(found: str, binding: str) -> RecordImages:
         return RecordImages(
-            FORMATS[kind].open(files.matching(found, binding)),
+            FORMATS[format].open(files.matching(found, binding)),
             features={**FEATURES, **(features or {})},
-            first_label=first_label or 0,
+            first_label=first_label,
             num_classes=num_classes,
         )
 
-    train = images(pattern, "image_data.name")
-    if eval_files is None:
-        share = files.check_share(eval_share, "image_data")
-        train, evaluation = train.split(share)
-        how = files.share_words(share)
-    else:
-        if eval_share is not None:
-            raise UsageError("image_data.eval_share holds records out; image_data.eval_files has those to evaluate on")
-        evaluation, how = images(eval_files, "image_data.eval_files"), f"evaluated on {eval_files}"
     return encoded.own_images(
-        train,
-        evaluation,
+        images(pattern, name),
+        images(eval_files, "record_images.eval_files") if eval_files is not None else None,
+        name=name,
         num_classes=num_classes,
         channels=channels,
-        optional_evaluation=eval_share == 0,
-        details=f"{num_classes} classes, {how}",
+        eval_share=eval_share,
+        evaluated_on=eval_files or "",
+        classes=f"{num_classes} classes",
     )

@@ -8,12 +8,12 @@ its checksum is verified. An ArrayRecord file has an index, but only its Python 
 
 from __future__ import annotations
 
-import dataclasses
+import abc
 import os
 import struct
 from collections.abc import Sequence
 from concurrent import futures
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,45 +29,33 @@ _READERS = 16
 _KEPT = ("offsets", "lengths", "checksums")  # of each record, in the data directory
 
 
-class Records(Protocol):
-    """Strings of bytes in files."""
+class Records(abc.ABC):
+    """Strings of bytes in files.
 
-    @property
-    def where(self) -> Where:
-        """Where each stands."""
+    Args:
+      paths: of the files.
+      file: which of them each stands in, int32 [n].
+      number: of each in its file, int64 [n].
+    """
 
+    def __init__(self, paths: Sequence[str], file: np.ndarray, number: np.ndarray):
+        self.paths, self.file, self.number = paths, file, number
+
+    @abc.abstractmethod
     def fetch(self, indices: tf.Tensor) -> tf.Tensor:
         """Records `indices` (int64 [n]), string [n]; runs inside `tf.data.Dataset.map`."""
 
+    @abc.abstractmethod
     def read(self, index: int) -> bytes:
         """One record, read by Python."""
 
+    @abc.abstractmethod
     def select(self, chosen: np.ndarray) -> Records:
         """Some of them, by their indices."""
 
-    def identity(self) -> str:
-        """Of the files' names and of sizes or checksums in them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """Where records stand.
-
-    Attributes:
-      paths: of the files.
-      file: which of them, int32 [n].
-      number: of the record in its file, int64 [n].
-    """
-
-    paths: Sequence[str]
-    file: np.ndarray
-    number: np.ndarray
-
-    @classmethod
-    def of_counts(cls, paths: Sequence[str], counts: Sequence[int] | np.ndarray) -> Where:
-        """Of all records of files that have so many."""
-        numbers = [np.arange(count, dtype=np.int64) for count in counts]
-        return cls(paths, np.repeat(np.arange(len(paths), dtype=np.int32), counts), np.concatenate(numbers))
+    @abc.abstractmethod
+    def _sizes(self) -> Sequence[object]:
+        """Sizes or checksums in the files."""
 
     def __len__(self) -> int:
         return len(self.file)
@@ -83,25 +71,36 @@ class Where:
         """The first record of each file."""
         return np.unique(self.file, return_index=True)[1].tolist()
 
-    def digest(self, *sizes: object) -> str:
-        return storage.digest(*map(os.path.basename, self.paths), self.file, self.number, *sizes)
-
-    def select(self, chosen: np.ndarray) -> Where:
-        return Where(self.paths, self.file[chosen], self.number[chosen])
+    def identity(self) -> str:
+        """Of the files' names and of sizes or checksums in them."""
+        return storage.digest(*map(os.path.basename, self.paths), self.file, self.number, *self._sizes())
 
 
-class TFRecords:
-    """Records of uncompressed TFRecord files; see `Records`.
+def _places(counts: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The file of each record, and its number there, of files that have so many."""
+    numbers = [np.arange(count, dtype=np.int64) for count in counts]
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts), np.concatenate(numbers)
+
+
+class TFRecords(Records):
+    """Records of uncompressed TFRecord files.
 
     Args:
-      where: where they stand.
       offsets: bytes before the header of each, int64 [n].
       lengths: bytes of each, int64 [n].
       checksums: of the bytes of each, uint32 [n].
     """
 
-    def __init__(self, where: Where, offsets: np.ndarray, lengths: np.ndarray, checksums: np.ndarray):
-        self.where = where
+    def __init__(
+        self,
+        paths: Sequence[str],
+        file: np.ndarray,
+        number: np.ndarray,
+        offsets: np.ndarray,
+        lengths: np.ndarray,
+        checksums: np.ndarray,
+    ):
+        super().__init__(paths, file, number)
         self._offsets, self._lengths, self._checksums = offsets, lengths, checksums
         self._tensors: list[tf.Tensor] = []
 
@@ -114,29 +113,29 @@ class TFRecords:
         """
         version = storage.digest("with checksums", *(f"{path} {files.version(path)}" for path in paths))
         index, _ = storage.stored_rows(storage.folder("records") / version, lambda: (_index(paths), {}))
-        return cls(Where.of_counts(paths, index["counts"]), *(index[key] for key in _KEPT))
+        return cls(paths, *_places(index["counts"]), *(index[key] for key in _KEPT))
 
     def fetch(self, indices: tf.Tensor) -> tf.Tensor:
         if not self._tensors:
             # For the reasons that ArrayExamples has.
             with tf.init_scope(), tf.device("CPU:0"):
-                arrays = self.where.file, self._offsets, self._lengths
-                self._tensors = [tf.constant(self.where.paths), *(copied_tensor(np.asarray(array)) for array in arrays)]
+                arrays = self.file, self._offsets, self._lengths
+                self._tensors = [tf.constant(self.paths), *(copied_tensor(np.asarray(array)) for array in arrays)]
         paths, file, offsets, lengths = self._tensors
         places = tf.gather(tf.gather(paths, file), indices), tf.gather(offsets, indices), tf.gather(lengths, indices)
         return tf.map_fn(_record_at, places, fn_output_signature=tf.TensorSpec([], tf.string))
 
     def read(self, index: int) -> bytes:
-        with files.opened(self.where.paths[self.where.file[index]]) as file:
+        with files.opened(self.paths[self.file[index]]) as file:
             file.seek(int(self._offsets[index]) + _HEADER)
             return file.read(int(self._lengths[index]))
 
     def select(self, chosen: np.ndarray) -> TFRecords:
-        arrays = self._offsets, self._lengths, self._checksums
-        return TFRecords(self.where.select(chosen), *(array[chosen] for array in arrays))
+        arrays = self.file, self.number, self._offsets, self._lengths, self._checksums
+        return TFRecords(self.paths, *(array[chosen] for array in arrays))
 
-    def identity(self) -> str:
-        return self.where.digest(np.asarray(self._checksums))
+    def _sizes(self) -> Sequence[object]:
+        return [np.asarray(self._checksums)]
 
 
 def _record_at(place: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -213,18 +212,13 @@ def _masked_crc(lengths: np.ndarray) -> np.ndarray:
     return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
 
 
-class ArrayRecords:
-    """Records of ArrayRecord files; see `Records`.
-
-    Args:
-      where: where they stand.
-      sources: an `array_record` data source of each file.
-    """
+class ArrayRecords(Records):
+    """Records of ArrayRecord files, each with an `array_record` data source."""
 
     needs_python = "convert it to TFRecords, whose records TensorFlow itself can read"
 
-    def __init__(self, where: Where, sources: Sequence[Any]):
-        self.where = where
+    def __init__(self, paths: Sequence[str], file: np.ndarray, number: np.ndarray, sources: Sequence[Any]):
+        super().__init__(paths, file, number)
         self._sources = sources
 
     @classmethod
@@ -248,10 +242,10 @@ class ArrayRecords:
             except (RuntimeError, ValueError) as error:
                 words = " ".join(str(error).split())[:200] or "its end is missing"
                 raise UsageError(f"{path} is no ArrayRecord file, truncated or damaged: {words}") from None
-        where = Where.of_counts(paths, [len(source) for source in sources])
-        if not len(where):
+        found = cls(paths, *_places([len(source) for source in sources]), sources)
+        if not len(found):
             raise UsageError(f"{paths[0]} and {len(paths) - 1} more files hold no record")
-        return cls(where, sources)
+        return found
 
     def fetch(self, indices: tf.Tensor) -> tf.Tensor:
         def read(chosen: np.ndarray) -> np.ndarray:
@@ -260,10 +254,10 @@ class ArrayRecords:
         return tf.ensure_shape(tf.numpy_function(read, [indices], tf.string, stateful=False), indices.shape)
 
     def read(self, index: int) -> bytes:
-        return self._sources[self.where.file[index]][int(self.where.number[index])]
+        return self._sources[self.file[index]][int(self.number[index])]
 
     def select(self, chosen: np.ndarray) -> ArrayRecords:
-        return ArrayRecords(self.where.select(chosen), self._sources)
+        return ArrayRecords(self.paths, self.file[chosen], self.number[chosen], self._sources)
 
-    def identity(self) -> str:
-        return self.where.digest(*(files.version(path)[0] for path in self.where.paths))
+    def _sizes(self) -> Sequence[object]:
+        return [files.version(path)[0] for path in self.paths]

@@ -28,26 +28,28 @@ class StoredImages:
       augmentation: see `launcher.data.augment.augmentation`.
       flip: the augmentation mirrors half of the images.
       mix: mixes training images with others; None for none.
+      memory_limit_bytes: images that decode to more are read from disk as they are needed.
     """
 
     facts: Facts
     image_shape: tuple[int, int, int]
     augmentation: str
     flip: bool
-    mix: Mix | None = None
+    mix: Mix | None
+    memory_limit_bytes: int
 
     def from_digits(self) -> Data:
         """The digits of scikit-learn."""
         train, held_out = ({**arrays, "image": _resized(arrays["image"], self.image_shape)} for arrays in digits.load())
         return self._in_memory(train, held_out)
 
-    def from_tfds(self, name: str, memory_limit_bytes: int) -> Data:
-        """A prepared TFDS set: in memory if it decodes to no more than `memory_limit_bytes`, else streamed."""
+    def from_tfds(self, name: str) -> Data:
+        """A prepared TFDS set: in memory if it fits, else streamed."""
         builder = tfds.open_builder(name)
         facts = self.facts
         decoder = self._decoder(scaled=self.image_shape != facts.image_shape)
         splits = (facts.train_split, facts.eval_split)
-        if self._fits(sum(tfds.num_examples(builder, split) for split in splits), memory_limit_bytes):
+        if self._fits(sum(tfds.num_examples(builder, split) for split in splits)):
             return self._in_memory(*(tfds.load(builder, split, decoder) for split in splits))
         return StreamedImages(
             builder=builder,
@@ -61,10 +63,10 @@ class StoredImages:
             mix=self.mix,
         )
 
-    def from_own(self, own: OwnImages, memory_limit_bytes: int) -> Data:
-        """A set of the user's own: in memory if it decodes to no more than `memory_limit_bytes`, else read by need."""
+    def from_own(self, own: OwnImages) -> Data:
+        """A set of the user's own: in memory if it fits, else read by need."""
         decoder = self._decoder(scaled=True)
-        if self._fits(len(own.train) + (self.facts.num_eval_examples or 0), memory_limit_bytes):
+        if self._fits(len(own.train) + (self.facts.num_eval_examples or 0)):
             held_out = None if own.evaluation is None else encoded.load(own.evaluation, decoder)
             return self._in_memory(encoded.load(own.train, decoder), held_out)
         change = None if self._random_window else self._augment()
@@ -113,8 +115,8 @@ class StoredImages:
             image_shape=self.image_shape, fraction=1.0 if self.facts.fixed_size else 0.875, scaled=scaled
         )
 
-    def _fits(self, count: int, memory_limit_bytes: int) -> bool:
-        return not self._random_window and count * int(np.prod(self.image_shape)) <= memory_limit_bytes
+    def _fits(self, count: int) -> bool:
+        return not self._random_window and count * int(np.prod(self.image_shape)) <= self.memory_limit_bytes
 
     def _in_memory(self, train: dict[str, np.ndarray], evaluation: dict[str, np.ndarray] | None) -> Data:
         change = self._augment()

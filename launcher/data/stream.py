@@ -84,7 +84,8 @@ class StreamedImages:
 
         @as_written
         def batch_of(images: tf.Tensor, labels: tf.Tensor, seeds: tf.Tensor) -> Batch:
-            return weighted(self.finish({"image": self._augmented(images, seeds), "label": labels}), size)
+            images = images if self.augment is None else self.augment(images, seeds)
+            return weighted(self.finish({"image": images, "label": labels}), size)
 
         if mix is None:
             return batch_pipeline(self._stored_batches(shard), batch_of)
@@ -118,9 +119,6 @@ class StreamedImages:
 
         paired = batches.scan(((*nothing, 0.0),) * shard.local_replicas, shift)
         return paired.skip(shard.local_replicas if resumed else 0)
-
-    def _augmented(self, images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-        return images if self.augment is None else self.augment(images, seeds)
 
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         hosts, host = _hosts(shard)

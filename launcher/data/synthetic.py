@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import gin
 import numpy as np
 import tensorflow as tf
 
+from launcher.data.catalog import Facts
+from launcher.data.pipeline import Data, RandomAccessData
+from launcher.data.stored_images import StoredImages
+from launcher.errors import UsageError
 from launcher.machine.as_written import as_written
 
 _POOL = 64
@@ -16,11 +23,7 @@ class SyntheticImages:
     A small pool of images is made at first use; example i is image i modulo its size. With more classes than the pool
     holds images, some classes have no example.
 
-    Args:
-      length: number of examples.
-      image_shape: (height, width, channels).
-      num_classes: labels are 0 to num_classes - 1.
-      seed: other seeds give other images.
+    Other seeds give other images.
     """
 
     def __init__(self, *, length: int, image_shape: tuple[int, int, int], num_classes: int, seed: int = 0):
@@ -51,3 +54,46 @@ class SyntheticImages:
         patterns = numbers.standard_normal((min(self._num_classes, _POOL), *self._image_shape), dtype=np.float32)
         noise = numbers.standard_normal((_POOL, *self._image_shape), dtype=np.float32)
         return {"image": (patterns[labels] + noise) * np.float32(np.sqrt(0.5)), "label": labels}
+
+
+@gin.configurable("synthetic_images")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticSource:
+    """Made-up images of `image_data.image_size`, to measure a model's speed: `image_data.name = 'synthetic'`.
+
+    Args:
+      num_classes: labels are 0 to num_classes - 1.
+      train_examples, eval_examples: how many to make up.
+    """
+
+    num_classes: int = gin.REQUIRED
+    train_examples: int = 10_000
+    eval_examples: int = 1_000
+
+    name = "synthetic"
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if (value := getattr(self, field.name)) < 1:
+                raise UsageError(f"synthetic_images.{field.name} = {value} must be 1 or more")
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(
+            image_shape=(None, None, 3),
+            num_classes=self.num_classes,
+            num_train_examples=self.train_examples,
+            num_eval_examples=self.eval_examples,
+            mean=(0.0, 0.0, 0.0),
+            std=(1.0, 1.0, 1.0),
+        )
+
+    def check(self) -> None:
+        """Nothing to prepare."""
+
+    def open(self, stored: StoredImages) -> Data:
+        train, evaluation = (
+            SyntheticImages(length=length, image_shape=stored.image_shape, num_classes=self.num_classes)
+            for length in (self.train_examples, self.eval_examples)
+        )
+        return RandomAccessData(train=train, evaluation=evaluation, mix=stored.mix)

@@ -25,11 +25,7 @@ def data_dir() -> str:
 
 
 def module() -> types.ModuleType:
-    """The module `tensorflow_datasets`.
-
-    Raises:
-      UsageError: it, or the one module that it needs and does not ask for, is not installed.
-    """
+    """The module `tensorflow_datasets`; raises UsageError where it, or a module that it needs, is not installed."""
     try:
         # TFDS 4.9.10 imports importlib_resources without requiring it (tensorflow/datasets issue 11212).
         import importlib_resources  # noqa: F401
@@ -42,22 +38,17 @@ def module() -> types.ModuleType:
     return tensorflow_datasets
 
 
-def open_builder(name: str, directory: str | None = None) -> Any:
-    """The `tfds.core.DatasetBuilder` of a data set, prepared or not.
-
-    Args:
-      name: as TFDS writes it, such as "cifar10" or "imagenet_resized/32x32".
-      directory: where prepared data sets are; default `data_dir()`.
+def open_builder(name: str) -> Any:
+    """The `tfds.core.DatasetBuilder` of a data set such as "imagenet_resized/32x32", prepared in `data_dir()` or not.
 
     Raises:
       UsageError: TFDS knows no such data set, configuration or version.
     """
     tfds = module()
-    directory = directory or data_dir()
     if not re.fullmatch(r"\w+(/[\w.+-]+)*(:[\w.*]+)?", name):
         raise UsageError(f"{name!r} is not the name of a TFDS data set; write it as in 'cifar10' or 'mnist:3.0.1'")
     try:
-        return tfds.builder(name, data_dir=directory, try_gcs=False)
+        return tfds.builder(name, data_dir=data_dir(), try_gcs=False)
     except tfds.core.DatasetNotFoundError:
         close = nearest(re.split("[/:]", name)[0], tfds.list_builders(with_community_datasets=False))
         offer = f"did you mean {close!r}?" if close else "https://www.tensorflow.org/datasets/catalog lists them"
@@ -75,7 +66,7 @@ def is_prepared(builder: Any) -> bool:
     return bool(builder.info.splits)
 
 
-def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "image_data") -> None:
+def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "tfds_images") -> None:
     """Raises UsageError, with the command to run, unless the data set is prepared and has the splits."""
     if not is_prepared(builder):
         by_hand, command = "", f"python -m launcher.data.prepare {full_name(builder)} --data_dir={data_dir()}"
@@ -128,13 +119,8 @@ def full_name(builder: Any) -> str:
     return f"{builder.name}/{config.name}" if config is not None else builder.name
 
 
-def num_examples(builder: Any, split: str, *, binding: str = "image_data") -> int:
-    """Examples of a split such as "test" or "train[:90%]" of a prepared data set.
-
-    Args:
-      builder: of the data set.
-      split: as TFDS names it.
-      binding: of the object whose `train_split` and `eval_split` the user bound, for the message.
+def num_examples(builder: Any, split: str, *, binding: str = "tfds_images") -> int:
+    """Examples of a split such as "test" or "train[:90%]" of a prepared data set; users bind it at `binding`.
 
     Raises:
       UsageError: no such split, or none of its examples.
@@ -159,10 +145,6 @@ def identity(name: str, split: str) -> str:
 
 def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Facts:
     """What is known of a TFDS image set: from its builder; from the catalog only while the set is not prepared.
-
-    Args:
-      name: as TFDS writes it.
-      train_split, eval_split: instead of the usual ones.
 
     Raises:
       UsageError: no such data set, or it does not hold labelled 8-bit images.
@@ -228,11 +210,7 @@ def skip_decoding() -> dict[str, Any]:
 
 
 def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarray]:
-    """Reads a split into memory.
-
-    Returns:
-      {"image": uint8 [n, *decoder.image_shape], "label": int32 [n]}, in the order of the files.
-    """
+    """Reads a split into memory in the order of its files, see `launcher.data.decode.in_memory`."""
     from launcher.data.decode import in_memory  # late: with TensorFlow
 
     count = num_examples(builder, split)
@@ -246,6 +224,6 @@ def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarra
         )
     if arrays["label"].min() < 0:
         raise UsageError(
-            f"split {split!r} of {builder.name!r} has examples without a label; bind image_data.eval_split to another"
+            f"split {split!r} of {builder.name!r} has examples without a label; bind tfds_images.eval_split to another"
         )
     return arrays

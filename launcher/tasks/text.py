@@ -54,8 +54,7 @@ def model_sums(
 
     Args:
       model: called with the batch, gives logits. One that has `output_matrix()`, see
-        `models.transformer.layers.output_matrix`, and takes `logits=False` to give features instead, may be asked for
-        these.
+        `models.token_model.TokenModel`, and takes `logits=False` to give features instead, may be asked for these.
       batch: with "weight".
       targets, label_smoothing: see `token_sums`.
       training: see `Task.loss`.

@@ -11,8 +11,7 @@ import tensorflow as tf
 from models.transformer.attention_form import Form
 from models.transformer.blockwise_attention import attend_in_blocks
 from models.transformer.layers import Dropout, projection, sizes
-from models.transformer.positions import rotate
-from models.transformer.visibility import Visibility
+from models.transformer.positions import Visibility, rotate
 
 Cache = dict[str, tf.Tensor]
 

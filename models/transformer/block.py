@@ -13,7 +13,7 @@ import tensorflow as tf
 from models.transformer.attention import Attention, Cache
 from models.transformer.blockwise_attention import COMPUTED_AGAIN
 from models.transformer.layers import NORMALIZATIONS, Dropout, FeedForward
-from models.transformer.visibility import Visibility
+from models.transformer.positions import Visibility
 
 Change = Callable[[tf.Tensor], tf.Tensor]
 

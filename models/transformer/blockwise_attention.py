@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from models.transformer.visibility import Visibility, same_segment
+from models.transformer.positions import Visibility, same_segment
 
 COMPUTED_AGAIN = "computed_again"
 """Name scope of what the backward pass computes again: no part of a model's FLOPs."""

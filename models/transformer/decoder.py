@@ -9,7 +9,7 @@ import gin
 import keras
 import tensorflow as tf
 
-from models.saving import SavedByArguments
+from models.token_model import TokenModel
 from models.transformer.block import Block
 from models.transformer.dimensions import (
     at_least,
@@ -18,12 +18,10 @@ from models.transformer.dimensions import (
     check_length,
     check_share,
     check_steps,
-    dimensions,
     one_of,
 )
-from models.transformer.layers import NORMALIZATIONS, Dropout, Embedding, output_matrix, projection, sizes
-from models.transformer.positions import layout, sinusoids
-from models.transformer.visibility import Visibility
+from models.transformer.layers import NORMALIZATIONS, Dropout, Embedding, projection, sizes
+from models.transformer.positions import Visibility, layout, sinusoids
 
 
 @gin.configurable
@@ -88,7 +86,7 @@ def language_model(
         check_even(**{"the width of a head": width // heads})
     elif positions == "sinusoidal":
         check_even(width=width)
-    model = LanguageModel(
+    return LanguageModel.make(
         vocab_size=vocab_size,
         layers=layers,
         width=width,
@@ -115,12 +113,10 @@ def language_model(
             "rematerialize": rematerialize,
         },
     )
-    model.build()
-    return model
 
 
 @keras.saving.register_keras_serializable(package="models")
-class LanguageModel(SavedByArguments):
+class LanguageModel(TokenModel):
     """Logits of the next token, from the tokens so far.
 
     Called with a dict of int32 tensors: "tokens" [batch, length], and for rows that hold several texts "segments" and
@@ -144,22 +140,8 @@ class LanguageModel(SavedByArguments):
         max_length: int,
         block: dict[str, Any],
     ) -> None:
-        super().__init__(
-            {
-                "vocab_size": vocab_size,
-                "layers": layers,
-                "width": width,
-                "norm": norm,
-                "positions": positions,
-                "tie_head": tie_head,
-                "dropout": dropout,
-                "max_length": max_length,
-                "block": block,
-            },
-            name="language_model",
-        )
+        super().__init__(name="language_model")
         self._width, self._max_length, self._positions = width, max_length, positions
-        self._dimensions = dimensions(vocab_size=vocab_size, block=block)
         self.embedding = Embedding(vocab_size=vocab_size, width=width, name="embedding")
         self.position_embedding: Any = None
         if positions == "learned":
@@ -167,23 +149,13 @@ class LanguageModel(SavedByArguments):
         self.dropout = Dropout(dropout, name="dropout")
         self.blocks = [Block(**block, name=f"block{number}") for number in range(1, layers + 1)]
         self.norm = NORMALIZATIONS[norm](name="norm")
-        self.head: Any = None if tie_head else projection(vocab_size, dtype="float32", name="head")
-
-    @property
-    def dimensions(self) -> dict[str, int]:
-        """Sizes that matrix products run over, for `dimension_notes`."""
-        return dict(self._dimensions)
+        if not tie_head:
+            self.head = projection(vocab_size, dtype="float32", name="head")
 
     def attended_lengths(self, batch: Mapping[str, Any]) -> dict[str, tuple[int | None, int | None]]:
         """Queries and keys of each kind of attention for a batch of such shapes."""
         length = batch["tokens"].shape[1]
         return {"tokens": (length, length)}
-
-    def build(self, input_shape: Any = None) -> None:
-        del input_shape
-        for layer in self.layers:
-            layer.build((None, None, self._width))
-        self.built = True
 
     def call(self, batch: dict[str, tf.Tensor], training: bool = False, logits: bool = True) -> tf.Tensor:
         tokens = batch["tokens"]
@@ -196,22 +168,12 @@ class LanguageModel(SavedByArguments):
         features = self.norm(features)
         return self._logits(features) if logits else features
 
-    def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None] | None:
-        """What makes logits of the features that the model gives with `logits=False`, see `layers.output_matrix`."""
-        return output_matrix(self.embedding, self.head)
-
     def start_decoding(
         self, batch: dict[str, tf.Tensor] | None, rows: int | tf.Tensor, max_length: int
     ) -> dict[str, Any]:
-        """What `decode_step` needs to read or write up to `max_length` tokens a row.
+        """What `decode_step` needs to read or write up to `max_length` tokens in each of `rows`, its first axis.
 
-        Args:
-            batch: Not read: there is nothing to know before the first token.
-            rows: Texts to write.
-            max_length: Most steps, at most the model's own.
-
-        Returns:
-            A nest of tensors with the first axis `rows`.
+        The batch is not read: there is nothing to know before the first token.
         """
         del batch
         check_steps(max_length, self._max_length)
@@ -244,6 +206,3 @@ class LanguageModel(SavedByArguments):
         if self._positions == "sinusoidal":
             return vectors + tf.cast(sinusoids(positions, self._width), vectors.dtype)
         return vectors
-
-    def _logits(self, features: tf.Tensor) -> tf.Tensor:
-        return self.embedding.scores(features) if self.head is None else self.head(features)

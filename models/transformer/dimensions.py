@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -30,22 +29,18 @@ def dimension_notes(dimensions: Mapping[str, int], accelerator: str = "GPU") -> 
     ]
 
 
-def dimensions(*, vocab_size: int, block: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of a transformer of such blocks (arguments of `Block`), by the names of a recipe's bindings."""
-    width = block["width"]
-    return {
-        "vocab_size": vocab_size,
-        "width": width,
-        "hidden": block["hidden"],
-        "width / heads": width // block["attention"]["heads"],
-    }
-
-
 def at_least(**sizes: tuple[int, int]) -> None:
     """Refuses sizes below their least value, given as name=(size, least)."""
     for name, (size, least) in sizes.items():
         if size < least:
             raise ValueError(f"{name} must be at least {least}, and is {size}.")
+
+
+def check_images(image_shape: Sequence[int], num_classes: int) -> None:
+    """Refuses images and classes that cannot be."""
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ValueError(f"image_shape must be (height, width, channels), each at least 1, and is {image_shape}.")
+    at_least(num_classes=(num_classes, 1))
 
 
 def check_heads(width: int, heads: int, kv_heads: int | None = None) -> None:

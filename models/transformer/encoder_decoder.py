@@ -9,7 +9,7 @@ import gin
 import keras
 import tensorflow as tf
 
-from models.saving import SavedByArguments
+from models.token_model import TokenModel
 from models.transformer.block import Block
 from models.transformer.dimensions import (
     at_least,
@@ -18,12 +18,10 @@ from models.transformer.dimensions import (
     check_length,
     check_share,
     check_steps,
-    dimensions,
     one_of,
 )
-from models.transformer.layers import Dropout, Embedding, LayerNormalization, output_matrix, sizes
-from models.transformer.positions import layout, sinusoids
-from models.transformer.visibility import Visibility
+from models.transformer.layers import Dropout, Embedding, LayerNormalization, sizes
+from models.transformer.positions import Visibility, layout, sinusoids
 
 
 @gin.configurable
@@ -73,7 +71,7 @@ def transformer(
     check_even(width=width)
     check_share(dropout=dropout, attention_dropout=attention_dropout)
     one_of("norm", norm, ("post", "pre"))
-    model = EncoderDecoder(
+    return EncoderDecoder.make(
         vocab_size=vocab_size,
         layers=layers,
         width=width,
@@ -92,12 +90,10 @@ def transformer(
             "rematerialize": rematerialize,
         },
     )
-    model.build()
-    return model
 
 
 @keras.saving.register_keras_serializable(package="models")
-class EncoderDecoder(SavedByArguments):
+class EncoderDecoder(TokenModel):
     """Logits of the next target token, from the source and the target tokens before it.
 
     Called with a dict of int32 tensors: "source" [batch, source length] and "target_in" [batch, length], and for rows
@@ -121,21 +117,8 @@ class EncoderDecoder(SavedByArguments):
         max_length: int,
         block: dict[str, Any],
     ) -> None:
-        super().__init__(
-            {
-                "vocab_size": vocab_size,
-                "layers": layers,
-                "width": width,
-                "dropout": dropout,
-                "norm_first": norm_first,
-                "share_embeddings": share_embeddings,
-                "max_length": max_length,
-                "block": block,
-            },
-            name="transformer",
-        )
+        super().__init__(name="transformer")
         self._width, self._max_length = width, max_length
-        self._dimensions = dimensions(vocab_size=vocab_size, block=block)
         names = ("embedding",) if share_embeddings else ("source_embedding", "target_embedding", "output_embedding")
         embeddings = [Embedding(vocab_size=vocab_size, width=width, name=name) for name in names]
         self.source_embedding, self.target_embedding, self.output_embedding = (
@@ -149,21 +132,10 @@ class EncoderDecoder(SavedByArguments):
         self.encoder_norm = LayerNormalization(name="encoder_norm") if norm_first else None
         self.decoder_norm = LayerNormalization(name="decoder_norm") if norm_first else None
 
-    @property
-    def dimensions(self) -> dict[str, int]:
-        """Sizes that matrix products run over, for `dimension_notes`."""
-        return dict(self._dimensions)
-
     def attended_lengths(self, batch: Mapping[str, Any]) -> dict[str, tuple[int | None, int | None]]:
         """Queries and keys of each kind of attention for a batch of such shapes."""
         source, target = (batch[name].shape[1] for name in ("source", "target_in"))
         return {"source": (source, source), "target": (target, target), "target to source": (target, source)}
-
-    def build(self, input_shape: Any = None) -> None:
-        del input_shape
-        for layer in self.layers:
-            layer.build((None, None, self._width))
-        self.built = True
 
     def call(self, batch: dict[str, tf.Tensor], training: bool = False, logits: bool = True) -> tf.Tensor:
         memory, source_segments = self._encode(batch, training)
@@ -179,11 +151,7 @@ class EncoderDecoder(SavedByArguments):
         for block in self.decoder:
             features = block(features, memory=memory, **seen, training=training)
         features = self._normed(features)
-        return self.output_embedding.scores(features) if logits else features
-
-    def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None] | None:
-        """What makes logits of the features that the model gives with `logits=False`, see `layers.output_matrix`."""
-        return output_matrix(self.output_embedding, None)
+        return self._logits(features) if logits else features
 
     def start_decoding(
         self, batch: dict[str, tf.Tensor], rows: int | tf.Tensor | None, max_length: int
@@ -195,9 +163,6 @@ class EncoderDecoder(SavedByArguments):
             rows: Texts to write, a multiple of batch: rows i * rows / batch and following belong to source i. None is
                 as many as sources.
             max_length: Most steps, at most the model's own.
-
-        Returns:
-            A nest of tensors with the first axis `rows`.
         """
         check_steps(max_length, self._max_length)
         memory, segments = self._encode(batch, training=False)
@@ -212,23 +177,14 @@ class EncoderDecoder(SavedByArguments):
     def decode_step(
         self, tokens: tf.Tensor, index: tf.Tensor, cache: dict[str, Any]
     ) -> tuple[tf.Tensor, dict[str, Any]]:
-        """Logits after the token of each row at position `index`, and the cache with it.
-
-        Args:
-            tokens: int32 [rows], the target's input at this position (begin at 0).
-            index: int32 scalar, 0 in the first step and one more in each.
-            cache: From `start_decoding` or the step before.
-
-        Returns:
-            float32 [rows, vocab_size], and a cache of the same structure and shapes.
-        """
+        """As of `models.transformer.LanguageModel`; tokens are the target's input at this position (begin at 0)."""
         positions = tf.fill([sizes(tokens)[0], 1], index)
         features = self._embed(self.target_embedding, tokens[:, None], positions)
         blocks = []
         for block, part in zip(self.decoder, cache["blocks"], strict=True):
             features, part = block.step(features, index, part, cache["memory_allowed"])
             blocks.append(part)
-        return self.output_embedding.scores(self._normed(features))[:, 0], {**cache, "blocks": blocks}
+        return self._logits(self._normed(features))[:, 0], {**cache, "blocks": blocks}
 
     def _encode(self, batch: dict[str, tf.Tensor], training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         tokens = batch["source"]
@@ -244,6 +200,9 @@ class EncoderDecoder(SavedByArguments):
     def _embed(self, embedding: Embedding, tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         vectors = embedding(tokens)
         return vectors + tf.cast(sinusoids(positions, self._width), vectors.dtype)
+
+    def _output_embedding(self) -> Embedding:
+        return self.output_embedding
 
     def _normed(self, features: tf.Tensor) -> tf.Tensor:
         return features if self.decoder_norm is None else self.decoder_norm(features)

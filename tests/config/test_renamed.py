@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from launcher.config import gin_bindings, renamed
+from launcher.config import gin_bindings, gin_files, gin_used, renamed
 from launcher.errors import UsageError
 from launcher.run import loading
 from launcher.run.programs import FitCall
@@ -69,6 +69,39 @@ def test_a_call_of_fit_may_use_either_and_bindings_go_before(load):
         assert FitCall(settings={**settings, **named}).recipe().clipping.value == 2.0
         load("Clipping.value = 3.0")
         assert FitCall(settings={"steps": 1, **named}).recipe().clipping.value == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("image_data.name = 'tfds:mnist'", "image_data.train_split = 'train[:9]'", "tfds_images.train_split"),
+        ("image_data.name = 'folder:own'", "image_data.train_split = 'all'", "folder_images.train_split"),
+        ("image_data.name = 'array_record:a*'", "image_data.num_classes = 3", "record_images.num_classes"),
+        ("image_data.source = @synthetic_images()", "image_data.num_classes = 3", "synthetic_images.num_classes"),
+        ("corpus = 'lines:a*'\ntext_corpus.name = %corpus", "text_corpus.eval_share = 0", "lines_corpus.eval_share"),
+        ("text_pairs.name = 'files'", "text_pairs.source_file = 'a'", "file_pairs.source_file"),
+    ],
+)
+def test_arguments_of_a_source_have_its_name_now(name, old, new):
+    found = [gin_files.read_param(line) for line in (*name.splitlines(), old)]
+    (moved,) = [binding for binding in renamed.renamed(found) if binding.old_name]
+    assert (moved.name, moved.old_name) == (new, old.partition(" ")[0])
+
+
+def test_what_belongs_to_another_source_is_refused(load):
+    for wrong, said in (
+        ("image_data.train_split = 'train'", "image_data has no parameter 'train_split'"),
+        ("tfds_images.train_split = 'train'", "tfds_images is never called"),
+        ("folder_images.first_label = 1", "folder_images has no parameter 'first_label'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            load(wrong)
+            gin_used.check_all_used(traced=False)
+    with (
+        pytest.raises(UsageError, match=r"required and not bound: record_images\.num_classes"),
+        gin_bindings.usage_errors(),
+    ):
+        load("image_data.name = 'tfrecord:a*'")
 
 
 def test_what_a_group_refuses_is_said_by_its_new_name(load):

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import text_run
+from sources import made
 
 from launcher.data import batch_spec
 from launcher.data.images import image_data
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
-from launcher.data.text.corpus import text_corpus
-from launcher.data.text.pairs import text_pairs
+from launcher.data.text.corpus import TextCorpus
+from launcher.data.text.pairs import TextPairs
 from launcher.errors import UsageError
 
 SHARD = Shard(global_batch_size=12, num_replicas=3, first_replica=0, local_replicas=3, seed=0)
@@ -30,7 +31,7 @@ def mixed_digits(folder):
 
 
 def synthetic(folder):
-    return image_data(name="synthetic", image_size=9, num_classes=7, cutmix=1.0)
+    return made(image_data, name="synthetic", image_size=9, num_classes=7, cutmix=1.0)
 
 
 def packed_pairs(folder):
@@ -44,12 +45,12 @@ def single_pairs(folder):
 def pairs(folder, **more):
     text_run.write_pairs(folder)
     files = {f"{side}_file": f"{folder}/train.{side}" for side in ("source", "target")}
-    return text_pairs(name="files", vocab_size=290, max_length=20, **files, **more)
+    return made(TextPairs, name="files", vocab_size=290, max_length=20, **files, **more)
 
 
 def corpus(folder):
     text_run.write_corpus(folder)
-    return text_corpus(name="files", vocab_size=290, length=32, train_file=f"{folder}/train.txt")
+    return made(TextCorpus, name="files", vocab_size=290, length=32, train_file=f"{folder}/train.txt")
 
 
 @pytest.mark.parametrize(

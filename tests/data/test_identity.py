@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from own_files import EACH, encoded, example, examples, write_array_records, write_folders, write_tfrecords
+from sources import made
 
 from launcher.data import folder_images, keras_data, pipeline
 from launcher.data.images import image_data
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
-from launcher.data.text.corpus import text_corpus
-from launcher.data.text.pairs import text_pairs
+from launcher.data.text.corpus import TextCorpus
+from launcher.data.text.pairs import TextPairs
 
 LINES = [f"line {number} of some words" for number in range(300)]
 ROWS = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -32,7 +33,7 @@ def records(changed):
 
 
 def of_files(write):
-    return lambda root, changed: image_data(name=write(root, changed), num_classes=3, eval_share=0)
+    return lambda root, changed: made(image_data, name=write(root, changed), num_classes=3, eval_share=0)
 
 
 def folders(root, changed):
@@ -59,7 +60,7 @@ SOURCES = {
         tf.data.Dataset.from_tensor_slices(ROWS[: 20 - 5 * changed]).batch(5), None
     )[0],
     "digits": lambda root, changed: image_data(name="digits", image_size=4 if changed else None),
-    "synthetic": lambda root, changed: image_data(name="synthetic", image_size=8 + changed, num_classes=2),
+    "synthetic": lambda root, changed: made(image_data, name="synthetic", image_size=8 + changed, num_classes=2),
     "class folders": of_files(folders),
     "TFRecords": of_files(lambda root, changed: f"tfrecord:{write_tfrecords(root, records(changed))}"),
     "TFRecords in other files": of_files(
@@ -68,10 +69,10 @@ SOURCES = {
     "ArrayRecords": of_files(
         lambda root, changed: f"array_record:{write_array_records(root, records(False), 3 + changed)}"
     ),
-    "running text": lambda root, changed: text_corpus(
+    "running text": lambda root, changed: TextCorpus(
         name=f"lines:{text(root, changed)}/*.txt", vocab_size=300, length=16
     ),
-    "pairs": lambda root, changed: text_pairs(name=f"tsv:{text(root, changed)}/*.tsv", vocab_size=300, max_length=32),
+    "pairs": lambda root, changed: TextPairs(name=f"tsv:{text(root, changed)}/*.tsv", vocab_size=300, max_length=32),
 }
 
 
@@ -91,7 +92,7 @@ def test_data_is_known_again_also_from_another_folder_and_other_data_is_not(monk
 
 def test_a_prepared_set_is_known_by_its_version_size_and_split(photos):
     first, again, part = (
-        pipeline.described(image_data(name=photos, image_size=10, train_split=split))
+        pipeline.described(made(image_data, name=photos, image_size=10, train_split=split))
         for split in ("train", "train", "train[:150]")
     )
     assert first == again != part
@@ -101,12 +102,12 @@ def test_a_prepared_set_is_known_by_its_version_size_and_split(photos):
 def test_what_is_remembered_of_many_files_is_what_they_say(monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "data_dir"))
     name = folders(tmp_path / "own", False)
-    read = image_data(name=name, eval_share=0).identity()
+    read = made(image_data, name=name, eval_share=0).identity()
     monkeypatch.setattr(folder_images, "_REMEMBERED", 1)
     for _ in range(2):
-        assert image_data(name=name, eval_share=0).identity() == read
+        assert made(image_data, name=name, eval_share=0).identity() == read
     (tmp_path / "own/ash/1.png").write_bytes(encoded(2))
-    assert image_data(name=name, eval_share=0).identity() != read
+    assert made(image_data, name=name, eval_share=0).identity() != read
 
 
 def test_of_large_arrays_rows_all_over_are_looked_at(monkeypatch):

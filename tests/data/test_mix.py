@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
 from cases import repeated_but
+from sources import made
 from tiny_tfds import PHOTOS_TRAIN
 
 from launcher.data.images import image_data
@@ -333,7 +334,7 @@ def test_only_mixed_batches_carry_the_keys_of_mixing_and_evaluation_never_does()
 )
 def test_image_data_mixes_training_images_and_leaves_evaluation_alone(options):
     def batches(kind, **mix):
-        data = image_data(**options, **mix)
+        data = made(image_data, **options, **mix)
         make = data.train_batches if kind == "train" else data.eval_batches
         return global_batches(make, hosts=1, replicas=1, batch=100, steps=2)
 
@@ -355,7 +356,7 @@ STREAM_BATCH, STREAM_STEPS = 4, 60
 def _streamed(name: str, **options) -> list[dict[str, np.ndarray]]:
     mix = options.pop("mix", {"mixup": 0.7, "cutmix": 1.0})
     augmentation = options.pop("augmentation", "small")
-    data = image_data(name=name, image_size=10, memory_limit_bytes=0, augmentation=augmentation, **mix)
+    data = made(image_data, name=name, image_size=10, memory_limit_bytes=0, augmentation=augmentation, **mix)
     return global_batches(data.train_batches, batch=STREAM_BATCH, **{"hosts": 1, "replicas": 1, **options})
 
 
@@ -398,7 +399,7 @@ def test_a_resumed_stream_mixes_as_an_undisturbed_one(photos, stream, start_step
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_an_alpha_without_a_distribution_is_refused(name, alpha):
     with pytest.raises(UsageError, match=rf"image_data.{name} = {alpha}.*above 0.*unbound"):
-        image_data(name="digits", **{name: alpha})
+        made(image_data, name="digits", **{name: alpha})
 
 
 def test_mixing_nothing_is_refused():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from assembled import global_batches
 from places import ROOT
+from sources import made
 
 from launcher.data import prepare as prepare_module
 from launcher.data.images import image_data
@@ -32,7 +33,7 @@ def test_files_of_the_users_own_become_a_set_to_train_on(empty_data_dir, icons):
     said: list[str] = []
     prepare("launcher_test_icons", archives=icons, say=said.append)
     assert said[-1].startswith("done") and "20 train examples" in said[-1]
-    data = image_data(name="tfds:launcher_test_icons", train_split="train[:15]", eval_split="train[15:]")
+    data = made(image_data, name="tfds:launcher_test_icons", train_split="train[:15]", eval_split="train[15:]")
     data.check()
     (batch,) = global_batches(data.eval_batches, hosts=1, replicas=1, batch=5, steps=1)
     originals = {icon.tobytes() for icon in np.load(icons / "icons.npy")}

@@ -195,7 +195,7 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
         words = path.read_text()
         return words + "".join(text(folder / name) for name in re.findall(r"^include '(.*)'", words, re.M))
 
-    found = {path.stem for path in folder.glob("*.gin") if "'tfds:" in text(path)}
+    found = {path.stem for path in folder.glob("*.gin") if re.search(r"'tfds:|tfds_(pairs|corpus)\.name", text(path))}
     assert found == set(RECIPES) - {"resnet_cpu"}
 
 

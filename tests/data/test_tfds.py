@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
 from cases import repeated_but
+from sources import made
 from tiny_tfds import PHOTOS_TEST, PHOTOS_TRAIN
 
 from launcher.data import catalog, tfds
@@ -21,7 +22,7 @@ BATCH, STEPS = 4, 130  # 520 of 203 examples: 2.6 epochs
 
 
 def _data(name: str, *, streamed: bool, **options) -> ImageData:
-    return image_data(name=name, image_size=10, memory_limit_bytes=0 if streamed else 2**30, **options)
+    return made(image_data, name=name, image_size=10, memory_limit_bytes=0 if streamed else 2**30, **options)
 
 
 # ------------------------------------------------------------------------------------------- in memory and streamed
@@ -70,9 +71,9 @@ def test_the_catalog_serves_while_a_set_is_not_prepared(empty_data_dir, catalogu
 
 def test_the_catalog_serves_where_tfds_is_not_installed(catalogued, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    assert image_data(name="tfds:launcher_test_photos").num_train_examples == 1_000_000
+    assert made(image_data, name="tfds:launcher_test_photos").num_train_examples == 1_000_000
     with pytest.raises(UsageError, match="tensorflow_datasets is missing"):
-        image_data(name="tfds:launcher_test_photos", train_split="train[:9]")
+        made(image_data, name="tfds:launcher_test_photos", train_split="train[:9]")
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -272,7 +273,7 @@ def test_a_set_that_is_not_prepared_says_how_to_prepare_it(empty_data_dir):
 
 def test_a_set_to_be_downloaded_by_hand_says_so(empty_data_dir):
     with pytest.raises(UsageError, match=r"by hand: manual_dir should contain icons.npy, drawn.*--archives="):
-        image_data(name="tfds:launcher_test_icons", eval_split="train[:5]").check()
+        made(image_data, name="tfds:launcher_test_icons", eval_split="train[:5]").check()
 
 
 @pytest.mark.parametrize(("pair", "by_hand"), [("de-en", False), ("fr-en", False), ("cs-en", True), ("ru-en", True)])
@@ -303,7 +304,7 @@ def test_fashion_mnist_not_prepared_names_its_command(empty_data_dir):
 )
 def test_a_set_that_cannot_be_read_is_refused_by_name(photos, name, options, words):
     with pytest.raises(UsageError, match=words):
-        image_data(name=name, **options)
+        made(image_data, name=name, **options)
 
 
 def test_a_missing_module_is_named(monkeypatch):

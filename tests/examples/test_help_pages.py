@@ -9,7 +9,7 @@ from examples.data.help_html import paragraphs
 from examples.data.help_pages import HelpPages, align, is_held_out, prepare
 from launcher.data import prepare as prepare_module
 from launcher.data import tfds
-from launcher.data.text.pairs import text_pairs
+from launcher.data.text.pairs import TextPairs
 from launcher.errors import EXIT_USAGE, UsageError
 
 
@@ -115,7 +115,7 @@ def test_other_pages_are_another_set(installed, data_dir):
 
 
 def test_a_set_that_is_not_prepared_says_how_to_prepare_it(data_dir):
-    data = text_pairs(name="help_en_fr", vocab_size=4000, max_length=64)  # a plan is printed without data
+    data = TextPairs(name="help_en_fr", vocab_size=4000, max_length=64)  # a plan is printed without data
     with pytest.raises(UsageError, match=f"launcher.data.prepare help_en_fr --data_dir={data_dir}"):
         data.check()
 

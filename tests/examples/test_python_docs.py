@@ -4,7 +4,7 @@ import pytest
 
 from examples.data import python_docs
 from examples.data.python_docs import PythonDocs, is_held_out
-from launcher.data.text.corpus import text_corpus
+from launcher.data.text.corpus import TextCorpus
 from launcher.errors import UsageError
 
 
@@ -74,14 +74,14 @@ def test_this_pythons_library_gives_two_parts_that_share_no_docstring(docs):
 
 
 def test_the_name_of_before_still_makes_it_and_says_what_to_write_instead(caplog):
-    data = text_corpus(name="python_docs", vocab_size=300, length=32)
+    data = TextCorpus(name="python_docs", vocab_size=300, length=32)
     assert data.name == "python_docs" and isinstance(data.source, PythonDocs)
     assert "import examples.data.python_docs and bind text_corpus.source = @PythonDocs()" in caplog.text
 
 
 def test_a_bound_name_goes_before_the_source_of_a_recipe(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    data = text_corpus(name=f"lines:{tmp_path}/a.txt", source=PythonDocs(), vocab_size=300, length=32)
+    data = TextCorpus(name=f"lines:{tmp_path}/a.txt", source=PythonDocs(), vocab_size=300, length=32)
     assert data.name == f"lines:{tmp_path}/a.txt"
     with pytest.raises(UsageError, match=r"required and not bound: text_corpus.source, or text_corpus.name"):
-        text_corpus(vocab_size=300, length=32)
+        TextCorpus(vocab_size=300, length=32)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import transformer_oracle as oracle
 
-from models.transformer import attention, layers, positions, visibility
+from models.transformer import attention, layers, positions
 from models.transformer.attention_form import Form
 
 
@@ -52,7 +52,7 @@ def test_the_softmax_is_float32_under_16_bits(dtype, monkeypatch):
     softmax = tf.nn.softmax
     monkeypatch.setattr(tf.nn, "softmax", lambda scores: seen.append(scores.dtype) or softmax(scores))
     query, key, value = (tf.cast(normal(2, 5, 4, 6, seed=seed), dtype) for seed in range(3))
-    assert attention.attend(query, key, value, allowed=visibility.no_later(5)).dtype == dtype
+    assert attention.attend(query, key, value, allowed=positions.no_later(5)).dtype == dtype
     assert seen == [tf.float32]
 
 
@@ -65,11 +65,11 @@ def test_products_that_fit_16_bits_only_after_the_scale_are_finite(dtype):
 def test_tokens_see_their_own_segment_and_padding_sees_and_shows_nothing():
     query, key = np.array([[1, 1, 2, 3, 0]]), np.array([[1, 2, 2, 0, 0, 1]])
     expected = [[[q == k and k != 0 for k in key[0]] for q in query[0]]]
-    np.testing.assert_array_equal(visibility.same_segment(tf.constant(query), tf.constant(key)), expected)
+    np.testing.assert_array_equal(positions.same_segment(tf.constant(query), tf.constant(key)), expected)
 
 
 def test_no_token_sees_a_later_one():
-    np.testing.assert_array_equal(visibility.no_later(5), oracle.causal(5)[None])
+    np.testing.assert_array_equal(positions.no_later(5), oracle.causal(5)[None])
 
 
 @pytest.mark.parametrize("width", [2, 6, 64])
@@ -151,7 +151,7 @@ def test_for_a_tpu_alone_an_attention_layer_moves_no_axes(accelerator):
     layer = attention.Attention(width=8, heads=2, name="attention")
     layer.form = Form(accelerator=accelerator, compiling=lambda: True)
     layer.build()
-    seen = visibility.Visibility(query_segments=tf.ones([2, 3], tf.int32), key_segments=tf.ones([2, 3], tf.int32))
+    seen = positions.Visibility(query_segments=tf.ones([2, 3], tf.int32), key_segments=tf.ones([2, 3], tf.int32))
     traced = tf.function(lambda x: layer(x, x, visible=seen), autograph=False).get_concrete_function(
         tf.zeros([2, 3, 8])
     )

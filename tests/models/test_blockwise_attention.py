@@ -19,7 +19,7 @@ from models.transformer import language_model, transformer
 from models.transformer.attention import Attention, attend
 from models.transformer.attention_form import Form
 from models.transformer.blockwise_attention import Blocks, attend_in_blocks
-from models.transformer.visibility import Visibility
+from models.transformer.positions import Visibility
 
 pytestmark = pytest.mark.slow
 

@@ -28,8 +28,8 @@ def pair_bindings(folder: Path) -> list[str]:
     """A translation recipe's bindings for them: a model of a few thousand weights."""
     return [
         "text_pairs.name = 'files'",
-        *(f"text_pairs.{name}_file = '{folder}/train.{name}'" for name in ("source", "target")),
-        *(f"text_pairs.eval_{name}_file = '{folder}/eval.{name}'" for name in ("source", "target")),
+        *(f"file_pairs.{name}_file = '{folder}/train.{name}'" for name in ("source", "target")),
+        *(f"file_pairs.eval_{name}_file = '{folder}/eval.{name}'" for name in ("source", "target")),
         "text_pairs.vocab_size = 290",
         "text_pairs.max_length = 20",
         "text_pairs.row_length = 40",
@@ -54,8 +54,8 @@ def write_corpus(folder: Path) -> None:
 def corpus_bindings(folder: Path) -> list[str]:
     return [
         "text_corpus.name = 'files'",
-        f"text_corpus.train_file = '{folder}/train.txt'",
-        f"text_corpus.eval_file = '{folder}/eval.txt'",
+        f"file_corpus.train_file = '{folder}/train.txt'",
+        f"file_corpus.eval_file = '{folder}/eval.txt'",
         "text_corpus.vocab_size = 290",
         "text_corpus.length = 32",
         "text_corpus.eval_context = 0",

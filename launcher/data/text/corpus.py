@@ -2,8 +2,8 @@
 
     tfds:NAME             any TFDS set with a text: tfds:lm1b
     lines:GLOB            own files, each line a document
-    jsonl:GLOB            own files, the field text_corpus.text_feature of each line a document
-    files                 text_corpus.train_file and eval_file
+    jsonl:GLOB            own files, the field jsonl_corpus.text_feature of each line a document
+    files                 file_corpus.train_file and eval_file
 
 Batches are {"tokens", "targets", "segments", "positions": int32 [b, length], "weight": float32 [b]}. A document is
 BEGIN, its tokens and END, cut into pieces of at most `length` predictions, one segment each; short ones share a row.
@@ -20,42 +20,48 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import Batch
-from launcher.data.text import packing, patterns, rows, storage
+from launcher.data.text import packing, rows, storage
 from launcher.data.text.files import FileCorpus
 from launcher.data.text.packing import Sequences
-from launcher.data.text.patterns import PatternTexts
+from launcher.data.text.patterns import JsonlCorpus, LinesCorpus
 from launcher.data.text.rows import TextRows
-from launcher.data.text.source import Source, chosen, refuse
+from launcher.data.text.source import Source, chosen
 from launcher.data.text.tfds_text import TfdsCorpus
 from launcher.data.text.vocabulary import BEGIN, END
-from launcher.errors import UsageError, advice
+from launcher.errors import UsageError
 
 _BLOCK = 1_000
-_NAMES = ("files", "lines:", "jsonl:", "tfds:lm1b")
-_TFDS_PREFIX = "tfds:"
+_KINDS = {"files": FileCorpus, "lines:": LinesCorpus, "jsonl:": JsonlCorpus, "tfds:": TfdsCorpus}
 
 
+@gin.configurable("text_corpus")
 class TextCorpus(TextRows[str]):
-    """Documents as tokens: `Data`, and what a language modelling task has to know.
+    """Running text by name or from a source, as tokens. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      source: the documents.
+      source: where documents come from, such as `@tfds_corpus()`, or a class of yours, such as those of examples/data.
+      name: in place of a source: "tfds:NAME", "lines:GLOB", "jsonl:GLOB" or "files".
       vocab_size: token ids.
       length: tokens of a row.
       eval_context: tokens that a held-out piece repeats from the piece before it, to read and not to predict: more of
         them give every prediction more to go by, and take longer.
       memory_limit_bytes: rows that take more stay on disk.
+
+    Raises:
+      UsageError: an unknown name, or arguments that do not fit.
     """
 
     def __init__(
         self,
-        source: Source[str],
+        source: Source[str] | None = None,
         *,
-        vocab_size: int,
-        length: int,
+        name: str | None = None,
+        vocab_size: int = gin.REQUIRED,
+        length: int = gin.REQUIRED,
         eval_context: int = 0,
         memory_limit_bytes: int = 2 * 1024**3,
     ):
+        source = chosen("text_corpus", name, source, _KINDS, ["tfds:lm1b"])
         super().__init__(source, binding="text_corpus", vocab_size=vocab_size, memory_limit_bytes=memory_limit_bytes)
         if length < 2:
             raise UsageError(f"text_corpus.length = {length} must be 2 or more")
@@ -63,6 +69,9 @@ class TextCorpus(TextRows[str]):
             raise UsageError(f"text_corpus.eval_context = {eval_context} must be from 0 to length - 1 = {length - 1}")
         self.length = self.max_length = self.row_length = length
         self._eval_context = eval_context
+        self._layout = (length, eval_context)
+
+    _keys = ("tokens", "targets", "segments", "positions")
 
     @property
     def bytes_per_token(self) -> float:
@@ -74,12 +83,6 @@ class TextCorpus(TextRows[str]):
         if not facts["held_out_tokens"]:
             raise UsageError(f"text_corpus.name = {self.name!r} has no held-out text")
         return facts["held_out_bytes"] / facts["held_out_tokens"]
-
-    def _keys(self) -> Iterable[str]:
-        return "tokens", "targets", "segments", "positions"
-
-    def _layout(self) -> tuple[int, ...]:
-        return self.length, self._eval_context
 
     def _texts(self) -> Iterator[str]:
         return self.source.train()
@@ -125,10 +128,7 @@ class TextCorpus(TextRows[str]):
 def cut(document: list[int], *, length: int, context: int) -> Iterator[tuple[list[int], list[int]]]:
     """A document's pieces as (tokens, targets), at most `length` each: each but the first token is a target once.
 
-    Args:
-      document: at least two tokens.
-      length: of the longest piece.
-      context: how many tokens a piece repeats from the end of the one before; their targets are 0.
+    A piece repeats `context` tokens from the end of the one before; their targets are 0.
     """
     last, done = len(document) - 1, 0
     while done < last:
@@ -136,84 +136,3 @@ def cut(document: list[int], *, length: int, context: int) -> Iterator[tuple[lis
         stop = min(start + length, last)
         yield document[start:stop], [0] * (done - start) + document[done + 1 : stop + 1]
         done = stop
-
-
-@gin.configurable
-def text_corpus(
-    *,
-    name: str | None = None,
-    source: Source[str] | None = None,
-    vocab_size: int = gin.REQUIRED,
-    length: int = gin.REQUIRED,
-    eval_context: int = 0,
-    train_file: str | None = None,
-    eval_file: str | None = None,
-    documents: str | None = None,
-    text_feature: str | None = None,
-    train_split: str | None = None,
-    eval_split: str | None = None,
-    eval_files: str | None = None,
-    eval_share: float | None = None,
-    memory_limit_bytes: int = 2 * 1024**3,
-) -> TextCorpus:
-    """Running text by name or from a source. Reads and trains nothing: that happens with the first batch.
-
-    Args:
-      name: "tfds:NAME", "lines:GLOB", "jsonl:GLOB" or "files".
-      source: where documents come from, in place of a name: a class of yours, such as those of examples/data.
-      vocab_size: token ids.
-      length: tokens of a row.
-      eval_context: tokens that a held-out piece repeats from the one before; see `TextCorpus`.
-      train_file, eval_file: for "files": to train on, and held out.
-      documents: for "files": "line", the default, if each line is a document, or "file".
-      text_feature: of a TFDS set, or the field of JSONL; "text" by default.
-      train_split, eval_split: of a TFDS set; "train" and "test" by default.
-      eval_files: pattern of files to evaluate on, for "lines:GLOB" and "jsonl:GLOB".
-      eval_share: how much of their texts to hold out instead; 0.1 by default, 0 for none.
-      memory_limit_bytes: rows that take more stay on disk.
-
-    Raises:
-      UsageError: an unknown name, or arguments that do not fit.
-    """
-    files = {"train_file": train_file, "eval_file": eval_file, "documents": documents}
-    name, source = chosen("text_corpus", name, source)
-    kind = name.partition(":")[0] if ":" in name else ""
-    if name != "files":
-        refuse("text_corpus", name, files, "'files'")
-    if kind != "tfds":
-        refuse("text_corpus", name, {"train_split": train_split, "eval_split": eval_split}, "'tfds:NAME'")
-    if kind not in ("tfds", "jsonl"):
-        refuse("text_corpus", name, {"text_feature": text_feature}, "'tfds:NAME' or 'jsonl:GLOB'")
-    if kind not in ("lines", "jsonl"):
-        of_patterns = {"eval_files": eval_files, "eval_share": eval_share}
-        refuse("text_corpus", name, of_patterns, "'lines:GLOB' or 'jsonl:GLOB'")
-    if source is not None:
-        pass  # it is made already
-    elif name == "files":
-        source = FileCorpus(train_file=train_file, eval_file=eval_file, documents=documents or "line")
-    elif kind in ("lines", "jsonl"):
-        field = text_feature or "text"
-        source = PatternTexts(
-            name,
-            binding="text_corpus",
-            read=patterns.text_of_line if kind == "lines" else patterns.text_of_field(field),
-            fields=[field] if kind == "jsonl" else [],
-            eval_files=eval_files,
-            eval_share=eval_share,
-        )
-    elif kind == "tfds":
-        source = TfdsCorpus(
-            name.removeprefix(_TFDS_PREFIX),
-            feature=text_feature or "text",
-            train_split=train_split,
-            eval_split=eval_split,
-        )
-    else:
-        raise UsageError(f"text_corpus.name = {name!r} is unknown{advice(name, _NAMES)}")
-    return TextCorpus(
-        source,
-        vocab_size=vocab_size,
-        length=length,
-        eval_context=eval_context,
-        memory_limit_bytes=memory_limit_bytes,
-    )

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import gin
+
 from launcher.data import files
 from launcher.data.text import storage
 from launcher.errors import MissingInputError, UsageError
@@ -17,11 +19,12 @@ Pair = tuple[str, str]
 DOCUMENTS = ("line", "file")
 
 
+@gin.configurable("file_pairs")
 class FilePairs:
-    """Pairs of lines; see `launcher.data.text.source.Source`. Where either line is empty, the pair is left out.
+    """Pairs of lines: `text_pairs.name = 'files'`. Where either line is empty, the pair is left out.
 
     Args:
-      source_file, target_file: to train on.
+      source_file, target_file: to train on: line n of one translates line n of the other.
       eval_source_file, eval_target_file: held out; None for none.
 
     Raises:
@@ -33,34 +36,28 @@ class FilePairs:
     def __init__(
         self,
         *,
-        source_file: str | None,
-        target_file: str | None,
-        eval_source_file: str | None,
-        eval_target_file: str | None,
+        source_file: str = gin.REQUIRED,
+        target_file: str = gin.REQUIRED,
+        eval_source_file: str | None = None,
+        eval_target_file: str | None = None,
     ):
-        if not source_file or not target_file:
-            raise UsageError(
-                "text_pairs.name = 'files' needs text_pairs.source_file and text_pairs.target_file, got "
-                f"{source_file!r} and {target_file!r}"
-            )
         if (eval_source_file is None) != (eval_target_file is None):
             raise UsageError(
-                "text_pairs.eval_source_file and text_pairs.eval_target_file belong together, got "
+                "file_pairs.eval_source_file and file_pairs.eval_target_file belong together, got "
                 f"{eval_source_file!r} and {eval_target_file!r}"
             )
         self._train = _path(source_file), _path(target_file)
         self._held_out = (
-            (_path(eval_source_file), _path(eval_target_file)) if eval_source_file and eval_target_file else None
+            (_path(eval_source_file), _path(eval_target_file)) if eval_source_file and eval_target_file else ()
         )
 
     def check(self) -> None:
         """Raises UsageError for a file that is not there."""
-        for path in (*self._train, *(self._held_out or ())):
-            _check(path, "text_pairs")
+        _check("text_pairs", *self._train, *self._held_out)
 
     def digest(self) -> str:
         self.check()
-        return content_digest(*self._train, *(self._held_out or ()))
+        return content_digest(*self._train, *self._held_out)
 
     def train(self) -> Iterator[Pair]:
         return _paired(*self._train)
@@ -69,8 +66,9 @@ class FilePairs:
         return _paired(*self._held_out) if self._held_out else iter(())
 
 
+@gin.configurable("file_corpus")
 class FileCorpus:
-    """Documents; see `launcher.data.text.source.Source`.
+    """Documents of one file: `text_corpus.name = 'files'`.
 
     Args:
       train_file: to train on.
@@ -78,51 +76,46 @@ class FileCorpus:
       documents: "line" if each line is a document, "file" if the whole file is one.
 
     Raises:
-      UsageError: no training file, or another value of `documents`.
+      UsageError: another value of `documents`.
     """
 
     name = "files"
 
-    def __init__(self, *, train_file: str | None, eval_file: str | None, documents: str):
-        if not train_file:
-            raise UsageError("text_corpus.name = 'files' needs text_corpus.train_file")
+    def __init__(self, *, train_file: str = gin.REQUIRED, eval_file: str | None = None, documents: str = "line"):
         if documents not in DOCUMENTS:
-            raise UsageError(f"text_corpus.documents = {documents!r} must be {' or '.join(map(repr, DOCUMENTS))}")
+            raise UsageError(f"file_corpus.documents = {documents!r} must be {' or '.join(map(repr, DOCUMENTS))}")
         self._train = _path(train_file)
-        self._held_out = _path(eval_file) if eval_file else None
+        self._held_out = [_path(eval_file)] if eval_file else []
         self._documents = documents
 
     def check(self) -> None:
         """Raises UsageError for a file that is not there."""
-        for path in (self._train, self._held_out):
-            if path is not None:
-                _check(path, "text_corpus")
+        _check("text_corpus", self._train, *self._held_out)
 
     def digest(self) -> str:
         self.check()
-        paths = [self._train] if self._held_out is None else [self._train, self._held_out]
-        return storage.digest(content_digest(*paths), self._documents)
+        return storage.digest(content_digest(self._train, *self._held_out), self._documents)
 
     def train(self) -> Iterator[str]:
         return self._texts(self._train)
 
     def held_out(self) -> Iterator[str]:
-        return self._texts(self._held_out) if self._held_out else iter(())
+        return self._texts(*self._held_out)
 
-    def _texts(self, path: Path) -> Iterator[str]:
-        if self._documents == "line":
-            return (line for line in decoded_lines(path) if line)
-        text = "\n".join(decoded_lines(path))
-        return iter([text] if text else [])
+    def _texts(self, *paths: Path) -> Iterator[str]:
+        for path in paths:
+            lines = decoded_lines(path)
+            yield from filter(None, lines if self._documents == "line" else ["\n".join(lines)])
 
 
 def _path(name: str) -> Path:
     return Path(os.path.expanduser(name))
 
 
-def _check(path: Path, binding: str) -> None:
-    if not path.is_file():
-        raise MissingInputError(f"{binding}.name = 'files': there is no file {str(path)!r} (from {os.getcwd()})")
+def _check(binding: str, *paths: Path) -> None:
+    for path in paths:
+        if not path.is_file():
+            raise MissingInputError(f"{binding}.name = 'files': there is no file {str(path)!r} (from {os.getcwd()})")
 
 
 def content_digest(*paths: str | Path) -> str:

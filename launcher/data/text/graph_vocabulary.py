@@ -20,16 +20,13 @@ _CODE_POINTS = 0x110000
 
 
 class GraphVocabulary(tf.Module):
-    """Encodes and decodes whole batches in the graph.
-
-    Args:
-      vocabulary: trained by `Vocabulary.train`.
-    """
+    """Encodes and decodes whole batches in the graph."""
 
     def __init__(self, vocabulary: Vocabulary):
         super().__init__(name="vocabulary")
         processor = vocabulary.processor
         size = self._size = processor.get_piece_size()
+        self._stride = size + _CODE_POINTS
         pieces = [processor.id_to_piece(number) for number in range(size)]
         special = [processor.is_control(number) or processor.is_unknown(number) for number in range(size)]
         is_byte = [processor.is_byte(number) for number in range(size)]
@@ -48,10 +45,6 @@ class GraphVocabulary(tf.Module):
         self._pieces = tf.constant(
             [_written(piece, special[number], is_byte[number]) for number, piece in enumerate(pieces)], tf.string
         )
-
-    @property
-    def _stride(self) -> int:
-        return self._size + _CODE_POINTS
 
     def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Token ids int32 [n, (tokens)] of texts, string [n], without begin and end."""

@@ -18,12 +18,7 @@ _OPEN_ROWS = 256
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Token sequences of different lengths, one after another.
-
-    Args:
-      tokens: all of them, [sum of lengths].
-      lengths: int64 [n].
-    """
+    """Token sequences of different lengths, int64 [n], one after another in tokens [sum of lengths]."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -70,12 +65,7 @@ class Plan:
 
 
 def first_fit(lengths: np.ndarray, capacity: int) -> Plan:
-    """Puts examples, in the order given, into the first of the open rows in which all their sequences fit.
-
-    Args:
-      lengths: int64 [n, kinds], from 0 to `capacity`.
-      capacity: tokens a row holds of each kind.
-    """
+    """Puts examples of lengths int64 [n, kinds], in their order, into the first open row in which all sequences fit."""
     count, kinds = lengths.shape
     if count and int(lengths.max()) > capacity:
         raise ValueError(f"a sequence of {int(lengths.max())} tokens does not fit rows of {capacity}")

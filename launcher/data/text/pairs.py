@@ -2,8 +2,8 @@
 
     tfds:NAME             any TFDS translation set: tfds:wmt14_translate/de-en
     tsv:GLOB              own files, two columns of each line a pair
-    jsonl:GLOB            own files, the fields text_pairs.source_language and target_language of each line a pair
-    files                 text_pairs.source_file and target_file, one sentence a line
+    jsonl:GLOB            own files, the fields jsonl_pairs.source_language and target_language of each line a pair
+    files                 file_pairs.source_file and target_file, one sentence a line
 
 Training batches are {"source", "target_in", "target_out": int32 [b, row_length], "weight": float32 [b]} and, when
 packed, "source_segments", "source_positions", "target_segments" and "target_positions" of the same shape. A source
@@ -24,48 +24,52 @@ import tensorflow as tf
 from absl import logging
 
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
-from launcher.data.text import packing, patterns, rows, storage
-from launcher.data.text.files import FilePairs
+from launcher.data.text import packing, rows, storage
+from launcher.data.text.files import FilePairs, Pair
 from launcher.data.text.packing import Sequences
-from launcher.data.text.patterns import PatternTexts
+from launcher.data.text.patterns import JsonlPairs, TsvPairs
 from launcher.data.text.rows import TextRows
-from launcher.data.text.source import Source, chosen, refuse
+from launcher.data.text.source import Source, chosen
 from launcher.data.text.tfds_text import TfdsPairs
 from launcher.data.text.vocabulary import BEGIN, END
-from launcher.errors import UsageError, advice
-
-Pair = tuple[str, str]
+from launcher.errors import UsageError
 
 _BLOCK = 10_000
 _DECODE = "decode.source"  # the key of held-out sources, one a row
-_KINDS = ("source", "target")
-_NAMES = ("files", "tsv:", "jsonl:", "tfds:wmt14_translate/de-en")
-_TFDS_PREFIX = "tfds:"
+_SIDES = ("source", "target")
+_KINDS = {"files": FilePairs, "tsv:": TsvPairs, "jsonl:": JsonlPairs, "tfds:": TfdsPairs}
 
 
+@gin.configurable("text_pairs")
 class TextPairs(TextRows[Pair]):
-    """Pairs of texts as tokens: `Data`, and what a translation task has to know.
+    """Pairs of texts by name or from a source, as tokens. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      source: the texts.
+      source: where pairs come from, such as `@tfds_pairs()`, or a class of yours, such as those of examples/data.
+      name: in place of a source: "tfds:NAME", "tsv:GLOB", "jsonl:GLOB" or "files".
       vocab_size: token ids, one vocabulary for both sides.
-      max_length: tokens of the longest source or target, with its END. Longer pairs are left out of training and cut
+      max_length: tokens of the longest source or target, with its end. Longer pairs are left out of training and cut
         in evaluation.
       packed: several pairs share a row.
-      row_length: tokens of a row; `max_length` by default, and always without packing.
+      row_length: tokens of a packed row, if more than `max_length`.
       memory_limit_bytes: rows that take more stay on disk.
+
+    Raises:
+      UsageError: an unknown name, or arguments that do not fit.
     """
 
     def __init__(
         self,
-        source: Source[Pair],
+        source: Source[Pair] | None = None,
         *,
-        vocab_size: int,
-        max_length: int,
+        name: str | None = None,
+        vocab_size: int = gin.REQUIRED,
+        max_length: int = gin.REQUIRED,
         packed: bool = True,
         row_length: int | None = None,
         memory_limit_bytes: int = 2 * 1024**3,
     ):
+        source = chosen("text_pairs", name, source, _KINDS, ["tfds:wmt14_translate/de-en"])
         super().__init__(source, binding="text_pairs", vocab_size=vocab_size, memory_limit_bytes=memory_limit_bytes)
         row_length = max_length if row_length is None else row_length
         if max_length < 2:
@@ -78,6 +82,9 @@ class TextPairs(TextRows[Pair]):
         self.max_length = max_length
         self.row_length = row_length
         self.packed = packed
+        parts = ("segments", "positions") if packed else ()
+        self._keys = ("source", "target_in", "target_out", *(f"{side}_{part}" for side in _SIDES for part in parts))
+        self._layout = (max_length, row_length, packed)
 
     def decode_batches(self, shard: Shard, chosen: np.ndarray | None = None) -> tf.data.Dataset:
         """Held-out sources to translate, one a row, every one once over all hosts.
@@ -102,13 +109,6 @@ class TextPairs(TextRows[Pair]):
         """The held-out (source, target) texts, whole, in the order of "example" in `decode_batches`."""
         return list(self.source.held_out())
 
-    def _keys(self) -> Iterable[str]:
-        parts = ("segments", "positions") if self.packed else ()
-        return "source", "target_in", "target_out", *(f"{kind}_{part}" for kind in _KINDS for part in parts)
-
-    def _layout(self) -> tuple[int, ...]:
-        return self.max_length, self.row_length, self.packed
-
     def _texts(self) -> Iterator[str]:
         return itertools.chain.from_iterable(self.source.train())
 
@@ -130,7 +130,7 @@ class TextPairs(TextRows[Pair]):
         held_out, _ = self._sequences(self.eval_pairs, _cut)
         arrays = rows.split(self._packed(train), self._packed(held_out) if len(held_out[0]) else {})
         if len(held_out[0]):
-            alone = packing.one_a_row(len(held_out[0]), len(_KINDS))
+            alone = packing.one_a_row(len(held_out[0]), len(_SIDES))
             arrays[_DECODE] = packing.fill(held_out[0], alone, 0, self.max_length)[0]
         return arrays, {"dropped": dropped, "pairs": total}
 
@@ -155,9 +155,9 @@ class TextPairs(TextRows[Pair]):
             plan = packing.first_fit(np.stack([source.lengths, target.lengths], axis=1), self.row_length)
         else:
             source, target = sequences
-            plan = packing.one_a_row(len(source), len(_KINDS))
+            plan = packing.one_a_row(len(source), len(_SIDES))
         filled = {}
-        for kind, (name, part) in enumerate(zip(_KINDS, (source, target), strict=True)):
+        for kind, (name, part) in enumerate(zip(_SIDES, (source, target), strict=True)):
             filled[name], filled[f"{name}_positions"] = packing.fill(part, plan, kind, self.row_length)
         return filled
 
@@ -187,96 +187,3 @@ def _cut(source: Tokens, target: Tokens, limit: int) -> tuple[Tokens, Tokens]:
 
 def _decode_batch(stored: Batch) -> Batch:
     return {**stored, "source": tf.cast(stored["source"], tf.int32)}
-
-
-@gin.configurable
-def text_pairs(
-    *,
-    name: str | None = None,
-    source: Source[Pair] | None = None,
-    vocab_size: int = gin.REQUIRED,
-    max_length: int = gin.REQUIRED,
-    packed: bool = True,
-    row_length: int | None = None,
-    source_file: str | None = None,
-    target_file: str | None = None,
-    eval_source_file: str | None = None,
-    eval_target_file: str | None = None,
-    source_language: str | None = None,
-    target_language: str | None = None,
-    train_split: str | None = None,
-    eval_split: str | None = None,
-    columns: tuple[int, int] | None = None,
-    eval_files: str | None = None,
-    eval_share: float | None = None,
-    memory_limit_bytes: int = 2 * 1024**3,
-) -> TextPairs:
-    """Pairs of texts by name or from a source. Reads and trains nothing: that happens with the first batch.
-
-    Args:
-      name: "tfds:NAME", "tsv:GLOB", "jsonl:GLOB" or "files".
-      source: where pairs come from, in place of a name: a class of yours, such as those of examples/data.
-      vocab_size: token ids, one vocabulary for both sides.
-      max_length: tokens of the longest source or target, with its end; see `TextPairs`.
-      packed: several pairs share a row.
-      row_length: tokens of a packed row, if more than `max_length`.
-      source_file, target_file: for "files": line n of one translates line n of the other.
-      eval_source_file, eval_target_file: for "files": held out.
-      source_language, target_language: of a TFDS set, such as "en" and "de"; by default in the set's own order. Of
-        JSONL, the fields that hold the texts; "source" and "target" by default.
-      train_split, eval_split: of a TFDS set; "train" and "test" by default.
-      columns: which two of more columns of TSV are source and target, counted from 0.
-      eval_files: pattern of files to evaluate on, for "tsv:GLOB" and "jsonl:GLOB".
-      eval_share: how much of their pairs to hold out instead; 0.1 by default, 0 for none.
-      memory_limit_bytes: rows that take more stay on disk.
-
-    Raises:
-      UsageError: an unknown name, or arguments that do not fit.
-    """
-    files = {
-        "source_file": source_file,
-        "target_file": target_file,
-        "eval_source_file": eval_source_file,
-        "eval_target_file": eval_target_file,
-    }
-    languages = {"source_language": source_language, "target_language": target_language}
-    splits = {"train_split": train_split, "eval_split": eval_split}
-    name, source = chosen("text_pairs", name, source)
-    kind = name.partition(":")[0] if ":" in name else ""
-    if name != "files":
-        refuse("text_pairs", name, files, "'files'")
-    if kind != "tfds":
-        refuse("text_pairs", name, splits, "'tfds:NAME'")
-    if kind not in ("tfds", "jsonl"):
-        refuse("text_pairs", name, languages, "'tfds:NAME' or 'jsonl:GLOB'")
-    if kind != "tsv":
-        refuse("text_pairs", name, {"columns": columns}, "'tsv:GLOB'")
-    if kind not in ("tsv", "jsonl"):
-        of_patterns = {"eval_files": eval_files, "eval_share": eval_share}
-        refuse("text_pairs", name, of_patterns, "'tsv:GLOB' or 'jsonl:GLOB'")
-    if source is not None:
-        pass  # it is made already
-    elif name == "files":
-        source = FilePairs(**files)
-    elif kind in ("tsv", "jsonl"):
-        fields = (source_language or "source", target_language or "target")
-        source = PatternTexts(
-            name,
-            binding="text_pairs",
-            read=patterns.pair_of_columns(columns) if kind == "tsv" else patterns.pair_of_fields(*fields),
-            fields=[columns] if kind == "tsv" else fields,
-            eval_files=eval_files,
-            eval_share=eval_share,
-        )
-    elif kind == "tfds":
-        source = TfdsPairs(name.removeprefix(_TFDS_PREFIX), **languages, **splits)
-    else:
-        raise UsageError(f"text_pairs.name = {name!r} is unknown{advice(name, _NAMES)}")
-    return TextPairs(
-        source,
-        vocab_size=vocab_size,
-        max_length=max_length,
-        packed=packed,
-        row_length=row_length,
-        memory_limit_bytes=memory_limit_bytes,
-    )

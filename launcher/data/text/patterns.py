@@ -1,9 +1,9 @@
 """The user's own text files by a shell pattern: lines, pairs in TSV, and either in JSONL.
 
     text_corpus.name = 'lines:~/books/*.txt'       each line is a document
-    text_corpus.name = 'jsonl:~/crawl/*.jsonl'     a field of each line, text_corpus.text_feature, is one
+    text_corpus.name = 'jsonl:~/crawl/*.jsonl'     a field of each line, jsonl_corpus.text_feature, is one
     text_pairs.name = 'tsv:~/tatoeba/*.tsv'        two columns of each line are a pair
-    text_pairs.name = 'jsonl:~/pairs.jsonl'        two fields are: text_pairs.source_language and target_language
+    text_pairs.name = 'jsonl:~/pairs.jsonl'        two fields are: jsonl_pairs.source_language and target_language
 
 Empty lines are left out, and pairs of which one side is empty. Without `eval_files`, a share is held out by a hash of
 the text, so that equal ones are on the same side.
@@ -11,61 +11,75 @@ the text, so that equal ones are on the same side.
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import gin
 
 from launcher.data import files
 from launcher.data.text import storage
-from launcher.data.text.files import content_digest, decoded_lines
+from launcher.data.text.files import Pair, content_digest, decoded_lines
 from launcher.errors import UsageError, listed
 
-Item = TypeVar("Item", str, tuple[str, str])
-Read = Callable[[str], Any]
-"""One line to its item, or to None where there is none; raises ValueError that says what is wrong with it."""
+Item = TypeVar("Item", str, Pair)
 
 
-class PatternTexts(Generic[Item]):
+@dataclasses.dataclass(frozen=True)
+class PatternTexts(abc.ABC, Generic[Item]):
     """Texts of all files that match a pattern; see `launcher.data.text.source.Source`.
 
     Args:
-      name: as bound, with the pattern to train on after the first colon.
-      binding: gin name of what makes it.
-      read: takes a line apart.
-      fields: what `read` takes out of it.
-      eval_files: pattern of files to evaluate on; None to hold some of the others out.
-      eval_share: how much of them; None for the usual share.
+      pattern: of the files, such as "~/texts/*".
+      eval_files: pattern of files to evaluate on.
+      eval_share: how much of their texts to hold out instead; 0.1 by default, 0 for none.
 
     Raises:
       UsageError: a share that cannot be, or one beside files to evaluate on.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        binding: str,
-        read: Read,
-        fields: Sequence[object] = (),
-        eval_files: str | None,
-        eval_share: float | None,
-    ):
-        if eval_files is not None and eval_share is not None:
-            raise UsageError(f"{binding}.eval_share holds texts out, and {binding}.eval_files has those to evaluate on")
-        self.name = name
-        self._binding = binding
-        self._read = read
-        self._fields = fields
-        self._eval_files = eval_files
-        self._share = 0.0 if eval_files is not None else files.check_share(eval_share, binding)
-        how = files.share_words(self._share, "text") if eval_files is None else f"evaluated on {eval_files}"
-        self.details = how
+    pattern: str
+    eval_files: str | None = None
+    eval_share: float | None = None
+
+    binding: ClassVar[str]
+    """What recipes call it: its kind, as a name begins, and what it gives."""
+
+    def __post_init__(self) -> None:
+        if self.eval_files is not None and self.eval_share is not None:
+            raise UsageError(
+                f"{self.binding}.eval_share holds texts out, and {self.binding}.eval_files has those to evaluate on"
+            )
+        files.check_share(self.eval_share, self.binding)
+
+    @property
+    def name(self) -> str:
+        return f"{self._kind}:{self.pattern}"
+
+    @property
+    def details(self) -> str:
+        """How texts are held out, for the plan."""
+        return files.share_words(self._share, "text") if self.eval_files is None else f"evaluated on {self.eval_files}"
+
+    @property
+    def _kind(self) -> str:
+        return self.binding.partition("_")[0]
+
+    @property
+    def _share(self) -> float:
+        return 0.0 if self.eval_files is not None else files.check_share(self.eval_share, self.binding)
+
+    @abc.abstractmethod
+    def read(self, line: str) -> Item | None:
+        """The item of a line, None where there is none; raises ValueError that says what is wrong with the line."""
 
     @functools.cached_property
     def _paths(self) -> tuple[list[str], list[str]]:
-        train = files.matching(self.name.partition(":")[2], f"{self._binding}.name")
-        return train, files.matching(self._eval_files, f"{self._binding}.eval_files") if self._eval_files else []
+        train = files.matching(self.pattern, self.name)
+        return train, files.matching(self.eval_files, f"{self.binding}.eval_files") if self.eval_files else []
 
     def check(self) -> None:
         """Raises UsageError where no file matches."""
@@ -73,8 +87,8 @@ class PatternTexts(Generic[Item]):
 
     def digest(self) -> str:
         train, held_out = self._paths
-        content = content_digest(*train), content_digest(*held_out)
-        return storage.digest(self.name.partition(":")[0], *content, *self._fields, self._share)
+        taken = dataclasses.astuple(self)[len(dataclasses.fields(PatternTexts)) :]  # out of each line
+        return storage.digest(self._kind, content_digest(*train), content_digest(*held_out), *taken, self._share)
 
     def train(self) -> Iterator[Item]:
         return (item for item in self._items(self._paths[0]) if not self._is_held_out(item))
@@ -92,58 +106,85 @@ class PatternTexts(Generic[Item]):
         for path in paths:
             for number, line in enumerate(decoded_lines(path), start=1):
                 try:
-                    item = self._read(line)
+                    item = self.read(line)
                 except ValueError as error:
                     raise UsageError(f"{path} line {number}: {error}") from None
                 if item is not None:
                     yield item
 
 
-def text_of_line(line: str) -> str | None:
-    """A document that is a line."""
-    return line or None
+@gin.configurable("lines_corpus")
+@dataclasses.dataclass(frozen=True)
+class LinesCorpus(PatternTexts[str]):
+    """Documents of own files, each line one: `text_corpus.name = 'lines:GLOB'`."""
+
+    binding = "lines_corpus"
+
+    def read(self, line: str) -> str | None:
+        return line or None
 
 
-def pair_of_columns(columns: tuple[int, int] | None) -> Read:
-    """Reads pairs of TSV.
+@gin.configurable("jsonl_corpus")
+@dataclasses.dataclass(frozen=True)
+class JsonlCorpus(PatternTexts[str]):
+    """Documents of own files, a field of each line one: `text_corpus.name = 'jsonl:GLOB'`.
 
     Args:
-      columns: which two of at least so many, counted from 0; None for lines of exactly two.
+      text_feature: the field; "translation.en" is the field "en" of the object "translation".
     """
 
-    def read(line: str) -> tuple[str, str] | None:
+    text_feature: str = "text"
+
+    binding = "jsonl_corpus"
+
+    def read(self, line: str) -> str | None:
+        return (_fields(line, self.text_feature)[0] or None) if line.strip() else None
+
+
+@gin.configurable("tsv_pairs")
+@dataclasses.dataclass(frozen=True)
+class TsvPairs(PatternTexts[Pair]):
+    """Pairs of own files, two columns of each line one: `text_pairs.name = 'tsv:GLOB'`.
+
+    Args:
+      columns: which two of more columns are source and target, counted from 0.
+    """
+
+    columns: tuple[int, int] | None = None
+
+    binding = "tsv_pairs"
+
+    def read(self, line: str) -> Pair | None:
         if not line:
             return None
         found = line.split("\t")
-        if columns is None and len(found) != 2:
+        if self.columns is None and len(found) != 2:
             raise ValueError(
-                f"{len(found)} columns, and a pair has two, with a tab between them; bind text_pairs.columns, such as "
+                f"{len(found)} columns, and a pair has two, with a tab between them; bind tsv_pairs.columns, such as "
                 "(0, 1), where there are more"
             )
-        source, target = columns or (0, 1)
+        source, target = self.columns or (0, 1)
         if max(source, target) >= len(found):
-            raise ValueError(f"{len(found)} columns, and text_pairs.columns = {columns!r} counts them from 0")
+            raise ValueError(f"{len(found)} columns, and tsv_pairs.columns = {self.columns!r} counts them from 0")
         return _if_whole(found[source], found[target])
 
-    return read
 
+@gin.configurable("jsonl_pairs")
+@dataclasses.dataclass(frozen=True)
+class JsonlPairs(PatternTexts[Pair]):
+    """Pairs of own files, two fields of each line one: `text_pairs.name = 'jsonl:GLOB'`.
 
-def text_of_field(field: str) -> Read:
-    """Reads a document out of a field of JSONL."""
+    Args:
+      source_language, target_language: the fields; "translation.en" is the field "en" of the object "translation".
+    """
 
-    def read(line: str) -> str | None:
-        return (_fields(line, field)[0] or None) if line.strip() else None
+    source_language: str = "source"
+    target_language: str = "target"
 
-    return read
+    binding = "jsonl_pairs"
 
-
-def pair_of_fields(source: str, target: str) -> Read:
-    """Reads a pair out of two fields of JSONL."""
-
-    def read(line: str) -> tuple[str, str] | None:
-        return _if_whole(*_fields(line, source, target)) if line.strip() else None
-
-    return read
+    def read(self, line: str) -> Pair | None:
+        return _if_whole(*_fields(line, self.source_language, self.target_language)) if line.strip() else None
 
 
 def _if_whole(source: str, target: str) -> tuple[str, str] | None:

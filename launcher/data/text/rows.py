@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -59,6 +59,12 @@ class TextRows(abc.ABC, Generic[Item]):
     row_length: int
     """Tokens of a row."""
 
+    _keys: Sequence[str]
+    """What a batch has a row of tokens, or of numbers of tokens, of."""
+
+    _layout: tuple[int, ...]
+    """What the stored rows depend on, beside the texts and the size of the vocabulary."""
+
     def __init__(self, source: Source[Item], *, binding: str, vocab_size: int, memory_limit_bytes: int):
         vocabulary.check_size(vocab_size, f"{binding}.vocab_size")
         self.name = source.name
@@ -70,20 +76,12 @@ class TextRows(abc.ABC, Generic[Item]):
         self._checked = False
 
     @abc.abstractmethod
-    def _keys(self) -> Iterable[str]:
-        """What a batch has a row of tokens, or of numbers of tokens, of."""
-
-    @abc.abstractmethod
-    def _layout(self) -> tuple[int, ...]:
-        """What the stored rows depend on, beside the texts and the size of the vocabulary."""
-
-    @abc.abstractmethod
     def _texts(self) -> Iterator[str]:
         """What the vocabulary is trained on."""
 
     @abc.abstractmethod
     def _make(self) -> Built:
-        """The rows as they are stored, see `open_rows`, and facts beside them."""
+        """The rows as they are stored, see `split`, others beside them if need be, and facts."""
 
     @abc.abstractmethod
     def _finish(self, stored: Batch) -> Batch:
@@ -94,7 +92,7 @@ class TextRows(abc.ABC, Generic[Item]):
 
     def check(self) -> None:
         """Raises UsageError where a package is missing or the data set is not prepared. Reads no text."""
-        vocabulary.check(self._binding)
+        vocabulary.module(self._binding)
         self.source.check()
         self._checked = True
 
@@ -111,10 +109,10 @@ class TextRows(abc.ABC, Generic[Item]):
     def batch_spec(self, size: int) -> BatchSpec:
         """See `launcher.data.batch_spec`."""
         rows_spec = tf.TensorSpec([size, self.row_length], tf.int32)
-        return {**dict.fromkeys(self._keys(), rows_spec), "weight": tf.TensorSpec([size], tf.float32)}
+        return {**dict.fromkeys(self._keys, rows_spec), "weight": tf.TensorSpec([size], tf.float32)}
 
     def identity(self) -> str:
-        return storage.digest(self._digest, self.vocab_size, *self._layout(), _FORMAT)
+        return storage.digest(self._digest, self.vocab_size, *self._layout, _FORMAT)
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         return self._opened.batches.train_batches(shard)
@@ -133,15 +131,25 @@ class TextRows(abc.ABC, Generic[Item]):
 
     @functools.cached_property
     def _opened(self) -> Rows:
-        opened = open_rows(
-            self.name,
-            self.identity(),
-            self._make,
-            finish=self._finish,
-            memory_limit_bytes=self._memory_limit_bytes,
+        """The rows, made if they are not stored yet; raises UsageError where the data directory cannot be written."""
+        folder = storage.folder() / f"{storage.file_name(self.name)}-{self.identity()}"
+        arrays, facts = storage.stored_rows(folder, self._make)
+        train, held_out = (
+            {key.removeprefix(part): array for key, array in arrays.items() if key.startswith(part)}
+            for part in (_TRAIN, _HELD_OUT)
         )
-        self._tell(opened.facts)
-        return opened
+        self._tell(facts)
+        batches = RandomAccessData(
+            train=self._examples(train),
+            evaluation=self._examples(held_out) if held_out else None,
+            finish=self._finish,
+        )
+        return Rows(batches, arrays, facts)
+
+    def _examples(self, arrays: Arrays) -> Examples:
+        """Rows held in memory if they take no more than `memory_limit_bytes`, else left on disk."""
+        fits = sum(array.nbytes for array in arrays.values()) <= self._memory_limit_bytes
+        return ArrayExamples(arrays) if fits else MappedExamples(arrays)
 
 
 def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -152,52 +160,15 @@ def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def split(train: Arrays, held_out: Arrays) -> Arrays:
-    """Both parts under the keys that `open_rows` finds them by; `held_out` may be empty."""
+    """Both parts under the keys that they are stored by; `held_out` may be empty."""
     return {
         **{f"{_TRAIN}{key}": array for key, array in train.items()},
         **{f"{_HELD_OUT}{key}": array for key, array in held_out.items()},
     }
 
 
-def open_rows(
-    name: str,
-    version: str,
-    make: Callable[[], Built],
-    *,
-    finish: Callable[[Batch], Batch],
-    memory_limit_bytes: int,
-) -> Rows:
-    """The rows of data set `name`, made by `make` if they are not stored yet.
-
-    Args:
-      name: for the folder, with the version.
-      version: `storage.digest` of all that the rows depend on.
-      make: gives `split` arrays, others beside them if need be, and facts.
-      finish: what is left to do to a batch of stored rows.
-      memory_limit_bytes: parts that take more stay on disk.
-
-    Raises:
-      UsageError: the data directory cannot be written.
-    """
-    arrays, facts = storage.stored_rows(storage.folder() / f"{storage.file_name(name)}-{version}", make)
-    train, held_out = (
-        {key.removeprefix(part): array for key, array in arrays.items() if key.startswith(part)}
-        for part in (_TRAIN, _HELD_OUT)
-    )
-    batches = RandomAccessData(
-        train=_examples(train, memory_limit_bytes),
-        evaluation=_examples(held_out, memory_limit_bytes) if held_out else None,
-        finish=finish,
-    )
-    return Rows(batches, arrays, facts)
-
-
 class MappedExamples:
-    """Examples that stay on disk: what is fetched is read.
-
-    Args:
-      arrays: key to memory-mapped array [n, ...], all of one length.
-    """
+    """Examples in memory-mapped arrays [n, ...], which stay on disk: what is fetched is read."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         self._arrays = dict(arrays)
@@ -222,13 +193,6 @@ class MappedExamples:
             key: tf.ensure_shape(row, [indices.shape[0], *self._arrays[key].shape[1:]])
             for key, row in zip(self._arrays, rows, strict=True)
         }
-
-
-def _examples(arrays: Mapping[str, np.ndarray], memory_limit_bytes: int) -> Examples:
-    """Rows held in memory if they take no more than `memory_limit_bytes`, else left on disk."""
-    if sum(array.nbytes for array in arrays.values()) <= memory_limit_bytes:
-        return ArrayExamples(arrays)
-    return MappedExamples(arrays)
 
 
 def segments(tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:

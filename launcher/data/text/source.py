@@ -1,14 +1,14 @@
-"""Where texts come from: what a source of pairs or documents offers, and refusing what is bound for another one."""
+"""Where texts and images come from: what a source of texts offers, and which source a bound name means."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from absl import logging
 
-from launcher.errors import UsageError
+from launcher.errors import UsageError, advice
 
 # Read for one release: names of demonstration data, which recipes import and bind as `source` now.
 _DEMONSTRATIONS = {
@@ -38,31 +38,40 @@ class Source(Protocol[Item_co]):
         """What to evaluate on; may be nothing."""
 
 
-def refuse(binding: str, name: str, arguments: Mapping[str, object], those: str) -> None:
-    """Raises UsageError for arguments that are given and mean nothing to the data set `name`, but to `those`."""
-    given = [argument for argument, value in arguments.items() if value is not None]
-    if given:
-        raise UsageError(f"{binding}.{given[0]} is for {binding}.name = {those}, and the name is {name!r}")
+def chosen(
+    binding: str,
+    name: str | None,
+    source: Any | None,
+    kinds: Mapping[str, Callable[..., Any]],
+    known: Iterable[str] = (),
+) -> Any:
+    """The source that a name means, or else the one that is bound.
 
+    A bound name goes before a bound source, so that one --gin_param trains a recipe on other data.
 
-def chosen(binding: str, name: str | None, source: Source[Any] | None) -> tuple[str, Source[Any] | None]:
-    """The name, or "" where the recipe's source is to be read; and the source, None where the name says which.
-
-    A bound name goes before a bound source, so that one --gin_param trains a recipe on other texts.
+    Args:
+      binding: gin name of what takes the source, for messages.
+      name: a key of `kinds`, and behind its colon, if it has one, the first argument of what makes the source.
+      source: bound in place of a name.
+      kinds: what makes a source, by its name or by "PREFIX:".
+      known: examples of whole names, for advice.
 
     Raises:
-      UsageError: neither is bound.
+      UsageError: neither is bound, or nothing has this name.
     """
-    if name is None and source is None:
-        raise UsageError(f"required and not bound: {binding}.source, or {binding}.name")
     if name is None:
-        return "", source
-    if name not in _DEMONSTRATIONS:
-        return name, None
+        if source is None:
+            raise UsageError(f"required and not bound: {binding}.source, or {binding}.name")
+        return source
+    kind, colon, place = name.partition(":")
+    if kind + colon in kinds:
+        return kinds[kind + colon](*([place] if colon else []))
+    if name not in _DEMONSTRATIONS or binding == "image_data":
+        raise UsageError(f"{binding}.name = {name!r} is unknown{advice(kind + colon, [*kinds, *known])}")
     module, made = _DEMONSTRATIONS[name]
     logging.warning(
         "%s.name = %r is going to end: import examples.data.%s and bind %s.source = @%s()", binding, name, module,
         binding, made,
     )  # fmt: skip
     make: type = getattr(importlib.import_module(f"examples.data.{module}"), made)
-    return name, make(name) if module == "help_pages" else make()
+    return make(name) if module == "help_pages" else make()

@@ -68,11 +68,7 @@ def stored_bytes(path: Path, make: Callable[[], bytes]) -> bytes:
 
 
 def stored_rows(path: Path, make: Callable[[], Built]) -> Built:
-    """The arrays in folder `path`, memory-mapped, and facts about them; made and put there if they are missing.
-
-    Args:
-      path: folder of one .npy file an array.
-      make: gives the arrays, none of them empty, and the facts.
+    """The arrays in folder `path`, memory-mapped, and facts about them; made, none of them empty, if they are missing.
 
     Raises:
       UsageError: the folder cannot be written.
@@ -102,7 +98,10 @@ def place_for(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        _make_folder(path.parent)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_write(error) from None
         yield partial
     except OSError as error:
         if error.errno not in _NOT_WRITABLE:
@@ -113,13 +112,6 @@ def place_for(path: Path) -> Iterator[Path]:
             shutil.rmtree(partial)
         with contextlib.suppress(OSError):
             partial.unlink()
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cannot_write(error) from None
 
 
 def _cannot_write(error: OSError) -> MissingInputError:

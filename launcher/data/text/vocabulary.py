@@ -34,12 +34,8 @@ _MAX_LINE_BYTES = 16_384
 _SPACE_MARK, _ESCAPE = "\u2581", "\x1a"
 
 
-def check(binding: str) -> None:
-    """Raises UsageError where sentencepiece is missing; `binding` is named in the message."""
-    _sentencepiece(binding)
-
-
-def _sentencepiece(binding: str = "a subword vocabulary") -> types.ModuleType:
+def module(binding: str = "a subword vocabulary") -> types.ModuleType:
+    """The module `sentencepiece`; raises UsageError, in which `binding` is named, where it is missing."""
     try:
         import sentencepiece
     except ModuleNotFoundError as error:
@@ -52,11 +48,7 @@ def _sentencepiece(binding: str = "a subword vocabulary") -> types.ModuleType:
 
 
 class Vocabulary:
-    """Text to token ids and back. Ids 0 to 3 are padding, unknown (never used), begin and end.
-
-    Args:
-      model_bytes: a sentencepiece model, as `train` makes it.
-    """
+    """Text to token ids and back, by sentencepiece. Ids 0 to 3 are padding, unknown (never used), begin and end."""
 
     def __init__(self, model_bytes: bytes):
         self.model_bytes = model_bytes
@@ -64,7 +56,7 @@ class Vocabulary:
     @functools.cached_property
     def processor(self) -> Any:
         """The `sentencepiece.SentencePieceProcessor`."""
-        return _sentencepiece().SentencePieceProcessor(model_proto=self.model_bytes)
+        return module().SentencePieceProcessor(model_proto=self.model_bytes)
 
     @property
     def size(self) -> int:
@@ -85,18 +77,16 @@ class Vocabulary:
 
     @classmethod
     def train(cls, texts: Iterable[str], *, size: int) -> Vocabulary:
-        """Byte-pair encoding of `texts`; the same texts in the same order always give the same vocabulary.
+        """Byte-pair encoding of `texts` with `size` ids, special ones too; the same for the same texts in one order.
 
-        Args:
-          texts: the training text. Lines of one text are taken apart, and no token but the line break spans them.
-          size: number of ids, with the special ones.
+        Lines of one text are taken apart, and no token but the line break spans them.
 
         Raises:
           UsageError: `size` is too small for the characters of the texts, or larger than they give tokens for.
         """
         model = io.BytesIO()
         try:
-            _sentencepiece().SentencePieceTrainer.train(
+            module().SentencePieceTrainer.train(
                 sentence_iterator=iter(_lines(_thinned(texts, _MAX_TEXTS))),
                 model_writer=model,
                 model_type="bpe",
@@ -129,11 +119,7 @@ def check_size(size: int, binding: str) -> None:
 def cached_vocabulary(name: str, digest: str, *, size: int, texts: Callable[[], Iterable[str]]) -> Vocabulary:
     """The vocabulary of a data set, trained by the first who asks and kept in the data directory.
 
-    Args:
-      name: of the data set.
-      digest: of what its training text is made from.
-      size: number of ids.
-      texts: gives the training text; called if there is no such vocabulary yet.
+    The digest is of what its training text is made from; `texts` gives this if there is no such vocabulary yet.
     """
     key = storage.digest(digest, size, _MAX_TEXTS, _MAX_LINE_BYTES)
     path = storage.folder() / f"{storage.file_name(name)}-{size}-{key}.model"
@@ -141,15 +127,11 @@ def cached_vocabulary(name: str, digest: str, *, size: int, texts: Callable[[], 
 
 
 def _escaped(text: str) -> str:
-    if _SPACE_MARK in text or _ESCAPE in text:
-        return text.replace(_ESCAPE, _ESCAPE + "0").replace(_SPACE_MARK, _ESCAPE + "1")
-    return text
+    return text.replace(_ESCAPE, _ESCAPE + "0").replace(_SPACE_MARK, _ESCAPE + "1")
 
 
 def _unescaped(text: str) -> str:
-    if _ESCAPE in text:
-        return text.replace(_ESCAPE + "1", _SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE)
-    return text
+    return text.replace(_ESCAPE + "1", _SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE)
 
 
 def _content(row: Sequence[int]) -> list[int]:

@@ -8,8 +8,9 @@ from assembled import TOPOLOGIES, assert_same, global_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from listed import Listed
+from sources import made
 
-from launcher.data.text.corpus import TextCorpus, cut, text_corpus
+from launcher.data.text.corpus import TextCorpus, cut
 from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError
 
@@ -117,13 +118,10 @@ def test_nothing_is_read_before_the_check(data_dir):
         ({"name": "file"}, "unknown; did you mean 'files'"),
         ({"length": 1}, "text_corpus.length = 1 must be 2 or more"),
         ({"eval_context": 64}, "eval_context = 64 must be from 0 to length - 1 = 63"),
-        ({"name": "files"}, "needs text_corpus.train_file"),
         ({"name": "files", "train_file": "a", "documents": "page"}, "documents = 'page' must be 'line' or 'file'"),
-        ({"documents": "line"}, "text_corpus.documents is for text_corpus.name = 'files'"),
-        ({"text_feature": "text"}, "text_corpus.text_feature is for text_corpus.name = 'tfds:NAME'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_when_they_are_bound(arguments, words):
     with pytest.raises(UsageError) as caught:
-        text_corpus(**{"name": "python_docs", "vocab_size": 2000, "length": 64, **arguments})
+        made(TextCorpus, **{"name": "python_docs", "vocab_size": 2000, "length": 64, **arguments})
     assert words in str(caught.value)

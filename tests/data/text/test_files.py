@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from sources import made
 
-from launcher.data.text.corpus import text_corpus
+from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.files import FileCorpus, FilePairs
-from launcher.data.text.pairs import text_pairs
+from launcher.data.text.pairs import TextPairs
 from launcher.errors import UsageError
 
 
@@ -21,9 +22,7 @@ def written(tmp_path, monkeypatch):
 
 
 def pairs(**options) -> FilePairs:
-    return FilePairs(
-        **{"source_file": "s", "target_file": "t", "eval_source_file": None, "eval_target_file": None} | options
-    )
+    return FilePairs(source_file="s", target_file="t", **options)
 
 
 def test_line_n_translates_line_n(written):
@@ -53,9 +52,9 @@ def test_a_file_that_is_not_utf_8_is_refused_with_the_line(written):
 def test_a_missing_file_is_named_before_anything_is_read(written, tmp_path, corpus):
     written("s", "one\n")
     data = (
-        text_corpus(name="files", vocab_size=300, length=8, train_file="s", eval_file="no")
+        made(TextCorpus, name="files", vocab_size=300, length=8, train_file="s", eval_file="no")
         if corpus
-        else text_pairs(name="files", vocab_size=300, max_length=8, source_file="s", target_file="no")
+        else made(TextPairs, name="files", vocab_size=300, max_length=8, source_file="s", target_file="no")
     )
     with pytest.raises(UsageError, match=f"there is no file 'no' \\(from {tmp_path}\\)"):
         data.check()
@@ -85,11 +84,11 @@ def test_documents_are_lines_or_the_whole_file(written, documents, found):
 def test_files_train_and_evaluate(written):
     written("s", "".join(f"line {n} of many\n" for n in range(80)))
     written("t", "".join(f"Zeile {n} von vielen\n" for n in range(80)))
-    data = text_pairs(name="files", vocab_size=290, max_length=24, source_file="s", target_file="t",
+    data = made(TextPairs, name="files", vocab_size=290, max_length=24, source_file="s", target_file="t",
                       eval_source_file="s", eval_target_file="t")  # fmt: skip
     data.check()
     assert data.num_train_examples == data.num_eval_examples > 10
     assert data.eval_pairs[3] == ("line 3 of many", "Zeile 3 von vielen")
-    corpus = text_corpus(name="files", vocab_size=290, length=16, train_file="s", eval_file="t")
+    corpus = made(TextCorpus, name="files", vocab_size=290, length=16, train_file="s", eval_file="t")
     corpus.check()
     assert corpus.num_train_examples > 10 and 0.5 < corpus.bytes_per_token < 9

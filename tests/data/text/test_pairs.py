@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from assembled import TOPOLOGIES, assert_same, global_batches, joined
 from listed import Listed, pairs
+from sources import made
 
-from launcher.data.text.pairs import TextPairs, text_pairs
+from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError
 
@@ -164,13 +165,10 @@ def test_a_set_without_held_out_pairs_says_so():
         ({"max_length": 1}, "max_length = 1 must be 2 or more"),
         ({"row_length": 20}, "row_length = 20 must be text_pairs.max_length = 30, or more"),
         ({"row_length": 60, "packed": False}, "or more if text_pairs.packed"),
-        ({"name": "files"}, "needs text_pairs.source_file and text_pairs.target_file"),
-        ({"source_file": "a"}, "text_pairs.source_file is for text_pairs.name = 'files'"),
-        ({"train_split": "train"}, "text_pairs.train_split is for text_pairs.name = 'tfds:NAME'"),
         ({"name": "files", "source_file": "a", "target_file": "b", "eval_source_file": "c"}, "belong together"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_when_they_are_bound(arguments, words):
     with pytest.raises(UsageError) as caught:
-        text_pairs(**{"name": "spoken_numbers", "vocab_size": 2000, "max_length": 30, **arguments})
+        made(TextPairs, **{"name": "spoken_numbers", "vocab_size": 2000, "max_length": 30, **arguments})
     assert words in str(caught.value)

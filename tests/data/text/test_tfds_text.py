@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from listed import pairs
+from sources import made
 
-from launcher.data.text.corpus import text_corpus
-from launcher.data.text.pairs import text_pairs
+from launcher.data.text.corpus import TextCorpus
+from launcher.data.text.pairs import TextPairs
 from launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow
@@ -77,11 +78,12 @@ def prepared(prepared_dir, monkeypatch):
 
 
 def translations(**options):
-    return text_pairs(**{"name": "tfds:launcher_test_translations", "vocab_size": 310, "max_length": 40, **options})
+    settings = {"name": "tfds:launcher_test_translations", "vocab_size": 310, "max_length": 40}
+    return made(TextPairs, **(settings | options))
 
 
 def texts(**options):
-    return text_corpus(**{"name": "tfds:launcher_test_texts", "vocab_size": 290, "length": 24, **options})
+    return made(TextCorpus, **{"name": "tfds:launcher_test_texts", "vocab_size": 290, "length": 24, **options})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_texts_come_from_the_feature_asked_for(prepared):
     [
         (lambda: translations(source_language="fr"), "must be two of de, en"),
         (lambda: translations(source_language="de", target_language="de"), "must be two of de, en"),
-        (lambda: translations(eval_split="dev"), "bind text_pairs.train_split and text_pairs.eval_split"),
+        (lambda: translations(eval_split="dev"), "bind tfds_pairs.train_split and tfds_pairs.eval_split"),
         (lambda: translations(name="tfds:launcher_test_texts"), "is no translation set; use text_corpus"),
         (lambda: texts(text_feature="stars"), "the texts of 'tfds:launcher_test_texts' are: text, title"),
         (lambda: texts(name="tfds:launcher_test_text"), "did you mean 'launcher_test_texts'"),

@@ -93,7 +93,7 @@ def test_a_data_directory_that_cannot_be_written_is_named(tmp_path, monkeypatch)
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=r"text_pairs needs sentencepiece.*pip install .*\[text\]"):
-        vocabulary_module.check("text_pairs")
+        vocabulary_module.module("text_pairs")
 
 
 _RACER = """

@@ -1,0 +1,86 @@
+"""What models from tokens to logits share: how they are built, saved and loaded, and how features become logits."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from models.transformer.layers import Embedding
+
+
+class TokenModel(keras.Model):
+    """A `keras.Model` whose config, in a `.keras` file, is the arguments of its class and its dtype policy.
+
+    Layers inside it need no config of their own: the class makes them again. Its arguments, "vocab_size" and "width"
+    among them, are of types that JSON keeps.
+    """
+
+    _width: int
+
+    head: Any = None
+    """A dense layer that makes the logits; without it, the matrix of embeddings does."""
+
+    def __new__(cls, **arguments: Any) -> TokenModel:
+        model = super().__new__(cls, **arguments)
+        # Text: in a dict that is an attribute Keras would look for layers.
+        object.__setattr__(model, "_arguments", json.dumps(arguments))
+        return model
+
+    @classmethod
+    def make(cls, **arguments: Any) -> Any:
+        """The model of these arguments, with its weights."""
+        model = cls(**arguments)
+        model.build()
+        return model
+
+    def get_config(self) -> dict[str, Any]:
+        return {**json.loads(self._arguments), "dtype": self.dtype_policy.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TokenModel:
+        """The built model, its layers under the policy that the saved one was made under."""
+        arguments, before = dict(config), keras.config.dtype_policy()
+        keras.config.set_dtype_policy(arguments.pop("dtype"))
+        try:
+            return cls.make(**arguments)
+        finally:
+            keras.config.set_dtype_policy(before)
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """Sizes that matrix products run over, by the names of a recipe's bindings, for `dimension_notes`."""
+        arguments = json.loads(self._arguments)
+        found = {name: arguments[name] for name in ("vocab_size", "width")}
+        if block := arguments.get("block"):
+            found |= {"hidden": block["hidden"], "width / heads": self._width // block["attention"]["heads"]}
+        return found
+
+    def build(self, input_shape: Any = None) -> None:
+        del input_shape
+        for layer in self.layers:
+            layer.build((None, None, self._width))
+        self.built = True
+
+    def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None] | None:
+        """What makes logits of the features of `logits=False`, for a loss that does so in pieces.
+
+        Returns:
+            (matrix float32 [vocab_size, width], bias [vocab_size] or None); None where the head computes in 16 bits,
+            which only the layer itself does as it would.
+        """
+        if self.head is None:
+            return tf.convert_to_tensor(self._output_embedding().embeddings), None
+        if self.head.compute_dtype != "float32":
+            return None
+        bias = None if self.head.bias is None else tf.convert_to_tensor(self.head.bias)
+        return tf.transpose(tf.convert_to_tensor(self.head.kernel)), bias
+
+    def _output_embedding(self) -> Embedding:
+        return self.embedding
+
+    def _logits(self, features: tf.Tensor) -> tf.Tensor:
+        return self._output_embedding().scores(features) if self.head is None else self.head(features)
