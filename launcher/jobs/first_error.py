@@ -18,16 +18,7 @@ _TRACEBACK_LINES = 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstError:
-    """The failure that ended an attempt.
-
-    Attributes:
-      attempt: its number.
-      cause: the worker that failed first.
-      outcomes: all workers, the cause among them.
-      log: the cause's log.
-      last_lines: the end of it.
-      time: Unix seconds.
-    """
+    """The failure that ended an attempt: its cause, the log of that worker and its end, and how all workers stood."""
 
     attempt: int
     cause: Outcome
@@ -40,7 +31,7 @@ class FirstError:
     def headline(self) -> str:
         """One line: the worker, and what became of it."""
         error = self.cause.error
-        said = f": {error.type}: {_first_line(error.message)}" if error else ""
+        said = f": {error.type}: {next(iter(error.message.strip().splitlines()), '')}" if error else ""
         return f"worker {self.cause.rank} {what_happened(self.cause)}{said}"
 
     @property
@@ -125,8 +116,3 @@ def _is_same(outcome: Outcome, cause: Outcome) -> bool:
 
 def _beside(outcome: Outcome, cause: Outcome) -> str:
     return "had the same error" if _is_same(outcome, cause) else what_happened(outcome)
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0] if lines else ""

@@ -11,8 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
-from launcher.jobs.hosts import Host
-from launcher.jobs.transports import Refusal, missing
+from launcher.jobs.transports import Host, Refusal, missing
 from launcher.machine.cluster import slurm
 
 _TO_SUBMIT = (
@@ -44,14 +43,9 @@ _MISTAKES = (
 
 
 class Srun:
-    """Runs commands by srun, on the nodes of the allocation that this process is in.
+    """Runs commands by srun, on the nodes of the allocation that this process is in: a batch script or salloc's shell.
 
-    Args:
-      environ: of a batch script or of salloc's shell.
-      workers: how many there are in all; None for one a task of the job, or one a node where it does not count tasks.
-
-    Raises:
-      UsageError: this is no allocation, srun started this process, or the workers cannot be divided.
+    Without `workers`, there is one for each task of the job, or for each node where it does not count tasks.
     """
 
     def __init__(self, environ: Mapping[str, str], workers: int | None):
@@ -72,7 +66,6 @@ class Srun:
         )
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
-        """A step of one task on the host."""
         unset = [word for name in _OF_TASKS for word in ("-u", name)]
         return ("env", *unset, "srun", f"--nodelist={host.name}", *_OPTIONS, *command)
 
