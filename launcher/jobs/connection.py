@@ -104,25 +104,33 @@ class Connection:
                 messages.append(message)
             elif self.facts is None:
                 self._note(line)  # of a login shell that greets everybody
-            elif not self.lost:
-                self._lose(f"{self.host.name} sent {line[:80]!r}, which no agent says")
+            else:
+                self.drop(f"{self.host.name} sent {line[:80]!r}, which no agent says")
         for message in messages:
             if message["is"] in ("hello", "refused"):
                 self.facts = message
         if self._incoming.is_closed and not self.lost:
             self._end_process()
             said = last_words(self.stderr) if any(self.stderr) else f"exit code {self.exit_code}"
-            self._lose(f"the connection to {self.host.name} ended ({said})")
+            self.drop(f"the connection to {self.host.name} ended ({said})")
         elif self.is_ready and now - self._heard_at > patience_seconds:
-            self._lose(f"nothing was heard from {self.host.name} for {patience_seconds:g} s")
+            self.drop(f"nothing was heard from {self.host.name} for {patience_seconds:g} s")
         else:
             self._flush()
         return messages
 
     def drop(self, why: str) -> None:
-        """Gives the agent up; it ends its workers when it notices."""
-        if not self.lost:
-            self._lose(why)
+        """Gives the agent up, unless it is lost; it ends its workers when it notices."""
+        with self._sending:  # nothing is to be sent to whoever gets the number of a closed pipe
+            if self.lost:
+                return
+            self.lost = why
+            if self.exit_code is None:
+                self._kill()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
     def close(self, seconds: float) -> None:
         """Waits until an agent that was told to end has done so, for `seconds` at most."""
@@ -137,7 +145,7 @@ class Connection:
             self._incoming.receive()
             time.sleep(0.01)
         self._end_process()
-        self._lose("closed")
+        self.drop("closed")
 
     def _flush(self) -> None:
         with self._sending:
@@ -150,24 +158,13 @@ class Connection:
     def _note(self, line: bytes) -> None:
         self.stderr.append(line.decode(errors="replace").rstrip()[:_LONGEST_LINE])
 
-    def _lose(self, why: str) -> None:
-        with self._sending:  # nothing is to be sent to whoever gets the number of a closed pipe
-            self.lost = why
-            if self.exit_code is None:
-                self._kill()
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-                assert pipe is not None
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
     def _end_process(self) -> None:
         """Reaps the process, whose output has ended."""
         try:
             self.exit_code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self._kill()
-        if not self._errors.is_closed:
-            self._note_errors()
+        self._note_errors()
 
     def _kill(self) -> None:
         child_process.kill_group(self._process.pid)

@@ -107,7 +107,7 @@ class JobFolder:
         return None
 
 
-# ------------------------------------------------------------------------- what a forked child does, who may wait long
+# ----------------------------------------------------------------------------- what a forked child does, which may wait
 
 
 def _why_not_writable(folder: Path) -> str:

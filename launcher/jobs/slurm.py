@@ -7,7 +7,6 @@ has on its node, whatever a task of the job was to have: the agent divides it am
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
@@ -18,7 +17,6 @@ _TO_SUBMIT = (
     "submit it: sbatch --nodes=2 --ntasks-per-node=1 scripts/slurm.sbatch --gin_file=RECIPE --model_dir=DIR; or get "
     "nodes first: salloc --nodes=2 --ntasks-per-node=1"
 )
-_SCONTROL_SECONDS = 10.0
 # What srun would take from the job's own options, and what is meant for each of the job's tasks.
 _OF_TASKS = (
     "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE",
@@ -101,12 +99,6 @@ def _num_tasks(environ: Mapping[str, str]) -> int | None:
 
 def _addresses(environ: Mapping[str, str]) -> dict[str, str]:
     """NodeAddr of the nodes, by which Slurm itself reaches them; empty where the controller does not tell."""
-    command = ["scontrol", "--oneliner", "show", "node", environ["SLURM_JOB_NODELIST"]]
-    try:
-        done = subprocess.run(
-            command, env=dict(environ), capture_output=True, text=True, timeout=_SCONTROL_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    shown = [dict(word.partition("=")[::2] for word in line.split()) for line in done.stdout.splitlines()]
+    lines = slurm.scontrol(environ, "--oneliner", "show", "node", environ["SLURM_JOB_NODELIST"]).splitlines()
+    shown = [dict(word.partition("=")[::2] for word in line.split()) for line in lines]
     return {node["NodeName"]: node["NodeAddr"] for node in shown if node.get("NodeName") and node.get("NodeAddr")}

@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 from launcher.machine import installation, peers
 from launcher.machine import tpu as tpu_lib
 from launcher.machine.accelerators import FLOAT16_CAPABILITY
-from launcher.machine.cluster import Cluster
+from launcher.machine.cluster import Cluster, tf_config
 from launcher.machine.devices import (
     Devices,
     GpuOptions,
@@ -118,8 +118,7 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
     if not cluster.workers:
         raise UsageError(
             "--strategy=multi_worker: no workers are named. Start one process a worker, each with the same cluster and "
-            'an index of its own, from 0: TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
-            '"task": {"type": "worker", "index": 0}}\''
+            f"an index of its own, from 0: {tf_config.EXAMPLE}"
         )
     if not request.devices.gpus and request.replicas not in (None, 1):
         raise UsageError(

@@ -120,8 +120,8 @@ def node_names(environ: Mapping[str, str], variable: str, *, advice: str) -> tup
     Raises UsageError where it is missing (`advice` says what to do then), or names no nodes or one of them twice.
     """
     nodes = text(environ, variable, advice=advice)
-    hosts = _ask_scontrol(nodes, environ)
-    if hosts is None:
+    hosts = tuple(scontrol(environ, "show", "hostnames", nodes).split())
+    if not hosts or not all(map(HOST.fullmatch, hosts)):  # it ends with 0 also when it could not read the list
         try:
             hosts = hostlist.expand(nodes)
         except ValueError as error:
@@ -133,14 +133,14 @@ def node_names(environ: Mapping[str, str], variable: str, *, advice: str) -> tup
     return hosts
 
 
-def _ask_scontrol(nodes: str, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Slurm's own expansion; None where there is no scontrol (in a container), or none that works."""
-    scontrol = shutil.which("scontrol", path=environ.get("PATH", ""))
-    if scontrol is None:
-        return None
+def scontrol(environ: Mapping[str, str], *arguments: str) -> str:
+    """What Slurm's controller tells; "" where there is no scontrol (in a container), or none that works."""
+    program = shutil.which("scontrol", path=environ.get("PATH", ""))
+    if program is None:
+        return ""
     try:
         done = subprocess.run(
-            [scontrol, "show", "hostnames", nodes],
+            [program, *arguments],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -149,10 +149,8 @@ def _ask_scontrol(nodes: str, environ: Mapping[str, str]) -> tuple[str, ...] | N
             check=True,
         )
     except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    # It exits with 0 also when it could not read the list.
-    hosts = tuple(done.stdout.split())
-    return hosts if hosts and all(HOST.fullmatch(host) for host in hosts) else None
+        return ""
+    return done.stdout
 
 
 def tasks_per_node(environ: Mapping[str, str], variable: str, num_nodes: int, *, advice: str) -> list[int]:

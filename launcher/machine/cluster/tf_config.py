@@ -13,7 +13,7 @@ from launcher.machine.cluster.claim import Claim
 SOURCE = "TF_CONFIG"
 TO_TRAIN_ALONE = "unset TF_CONFIG"
 
-_EXAMPLE = 'TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}\''
+EXAMPLE = 'TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}\''
 # Rank order: the chief, where there is one, is rank 0.
 _JOBS = ("chief", "worker")
 # A name, an IPv4 address or a bracketed IPv6 address, and a port.
@@ -48,7 +48,7 @@ def of_worker(addresses: Sequence[str], rank: int) -> dict[str, str]:
 
 
 def _wrong(problem: str) -> UsageError:
-    return UsageError(f"TF_CONFIG: {problem}. A correct one: {_EXAMPLE}; unset TF_CONFIG to train alone")
+    return UsageError(f"TF_CONFIG: {problem}. A correct one: {EXAMPLE}; unset TF_CONFIG to train alone")
 
 
 def _workers(config: Mapping[str, Any]) -> tuple[str, ...]:
