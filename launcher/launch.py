@@ -29,8 +29,7 @@ from absl import flags
 from launcher import errors, modes
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, advice
 from launcher.jobs import backends, kubernetes, private_network
-from launcher.jobs.drill import command as drills
-from launcher.jobs.drill import plan
+from launcher.jobs.drill import fault, plan
 from launcher.jobs.job import Job
 from launcher.jobs.output import JobConsole, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
@@ -84,7 +83,7 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )
-    plan.define(values)
+    backends.define(plan.FLAGS, values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     modes.define_about(values)
     # Not shown: what the tests run in the place of training.
@@ -125,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             writes_to, environ={}, say=console.note, supervised_job=job.identity, isolate=_isolated
         ) as held:
             if drill is not None:
-                return drills.run(
+                return fault.run(
                     drill, job=job, make_backend=lambda: make(options, job, console), console=console, held=held
                 )
             return Supervisor(job=job, backend=backend, console=console, held=held).run()

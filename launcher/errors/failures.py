@@ -50,9 +50,7 @@ _WRONG_INPUT = ("InvalidArgumentError", "NotFoundError", "UnimplementedError")
 def explained(error: BaseException) -> BaseException:
     """Translates an exception for users: into the LauncherError that it is or, from a user's own Python, stands for.
 
-    Returns:
-      A LauncherError, to be printed as its message; or `error` itself, which is ours or the machine's and keeps its
-      traceback.
+    Else returns `error` itself, which is ours or the machine's and keeps its traceback.
     """
     original = unwrap(error)
     if isinstance(original, LauncherError):

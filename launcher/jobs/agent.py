@@ -37,19 +37,13 @@ _FAREWELL_SECONDS = 5.0
 
 
 class Agent:
-    """One agent.
-
-    Args:
-      incoming, outgoing: from and to the head.
-      environ: what workers inherit, beside what the head passes on.
-    """
+    """One agent, which the head tells what to do; workers inherit `environ` beside what the head passes on."""
 
     def __init__(self, incoming: protocol.LineReader, outgoing: protocol.LineWriter, environ: Mapping[str, str]):
         self._incoming = incoming
         self._outgoing = outgoing
         self._environ = dict(environ)
         self._mark = ""
-        self._scratch = Path()
         self._backend: LocalBackend | None = None
         self._workers: list[Worker] = []
         self._told: dict[int, dict[str, Any]] = {}
@@ -65,7 +59,10 @@ class Agent:
         finally:
             if self._backend is not None:
                 self._backend.close()
-        self._say_farewell()
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while self._outgoing.backlog_bytes and time.monotonic() < deadline:  # the head may still listen
+            self._outgoing.flush()
+            time.sleep(_TURN_SECONDS)
         return self._exit_code
 
     def _turn(self) -> None:
@@ -114,16 +111,16 @@ class Agent:
             self._outgoing.send({"is": "ports", "ports": free_ports(message["count"])})
         elif do == "start":
             self._start(message)
-        elif do == "signal":
+        elif do in ("signal", "kill"):
             for worker in self._workers:
                 if worker.command.rank == message["rank"]:
-                    worker.send(message["number"])
-        elif do == "kill":
-            for worker in self._workers:
-                if worker.command.rank == message["rank"]:
-                    worker.kill()
+                    worker.kill() if do == "kill" else worker.send(message["number"])
         elif do == "clear":
-            self._clear()
+            assert self._backend is not None
+            self._backend.clear()
+            for worker in self._workers:
+                self._tell_of(worker)
+            self._workers, self._told = [], {}
             self._outgoing.send({"is": "cleared"})
         elif do == "close":
             self._exit_code = EXIT_DONE
@@ -134,18 +131,11 @@ class Agent:
         """Makes ready for workers; what an agent before this one has left on the host ends first."""
         self._environ.update(message["environ"])
         self._mark = message["mark"]
-        self._scratch = self._scratch_of(self._mark)
         for mark in message["earlier"]:
             guard.kill_marked(mark, AGENT)
             shutil.rmtree(self._scratch_of(mark), ignore_errors=True)
-        job = Job(
-            identity=self._mark,
-            workers=message["slots"],
-            module="",
-            arguments=(),
-            model_dir="",
-            scratch=self._scratch,
-        )
+        slots, scratch = message["slots"], self._scratch_of(self._mark)
+        job = Job(identity=self._mark, workers=slots, module="", arguments=(), model_dir="", scratch=scratch)
         try:
             self._backend = LocalBackend(job, JobConsole(), self._environ, self._make_tee, self._beat)
         except LauncherError as error:
@@ -176,10 +166,15 @@ class Agent:
         environ = {**self._backend.gpus_of(wanted["slot"]), **wanted["environ"], guard.JOB: self._mark}
         log = Path(os.devnull)  # the head keeps it
         command = Command(rank=wanted["rank"], argv=tuple(wanted["argv"]), environ=environ, log=log)
-        return command.reporting_in(self._scratch)
+        return command.reporting_in(self._scratch_of(self._mark))
 
     def _make_tee(self, command: Command) -> Tee:
-        return Tee(None, "", _ToHead(self._outgoing, command.rank))
+        def send(content: bytes) -> None:
+            if content:  # the head closes the log
+                text = protocol.to_text(content)
+                self._outgoing.send({"is": "output", "rank": command.rank, "text": text})
+
+        return Tee(None, "", send)
 
     def _tell_of(self, worker: Worker) -> None:
         """Says what is new."""
@@ -192,47 +187,18 @@ class Agent:
             "report": report and dataclasses.asdict(report),
             "error": error and dataclasses.asdict(error),
         }
-        before = self._told.get(worker.command.rank, {})
+        rank = worker.command.rank
+        before = self._told.get(rank, {})
         new = {name: value for name, value in state.items() if value != before.get(name)}
         if not new:
             return
-        self._told[worker.command.rank] = state
+        self._told[rank] = state
         ages = {name: now - told.monotonic for name, told in (("report", report), ("error", error)) if told}
-        self._outgoing.send(
-            {"is": "state", "rank": worker.command.rank, **new, "ages": {"alive": now - worker.last_alive, **ages}}
-        )
-
-    def _clear(self) -> None:
-        assert self._backend is not None
-        self._backend.clear()
-        for worker in self._workers:
-            self._tell_of(worker)
-        self._workers, self._told = [], {}
+        ages["alive"] = now - worker.last_alive
+        self._outgoing.send({"is": "state", "rank": rank, **new, "ages": ages})
 
     def _scratch_of(self, mark: str) -> Path:
         return Path(self._environ.get("TMPDIR") or tempfile.gettempdir(), f"launcher-{mark}")
-
-    def _say_farewell(self) -> None:
-        """Lets the head have what is still on its way to it, if it listens."""
-        deadline = time.monotonic() + _FAREWELL_SECONDS
-        while self._outgoing.backlog_bytes and time.monotonic() < deadline:
-            self._outgoing.flush()
-            time.sleep(_TURN_SECONDS)
-
-
-class _ToHead:
-    """A worker's log: on the head."""
-
-    def __init__(self, outgoing: protocol.LineWriter, rank: int):
-        self._outgoing = outgoing
-        self._rank = rank
-
-    def write(self, content: bytes) -> None:
-        if content:
-            self._outgoing.send({"is": "output", "rank": self._rank, "text": protocol.to_text(content)})
-
-    def close(self) -> None:
-        """The head closes it."""
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

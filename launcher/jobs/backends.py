@@ -1,24 +1,79 @@
-"""The values of --backend: what each of them means, and which flags it reads."""
+"""The values of --backend: what each of them means, which flags it reads, and how workers run on other hosts."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from absl import flags
 
 from launcher import modes
 from launcher.errors import UsageError
-from launcher.jobs import kubernetes, private_network, remote_flags, tpu_vm
-from launcher.jobs.hosts import parse_hosts
+from launcher.jobs import kubernetes, private_network, tpu_vm
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole
+from launcher.jobs.remote import RemoteBackend
+from launcher.jobs.remote_hosts import RemoteHosts
 from launcher.jobs.slurm import Srun
-from launcher.jobs.transports import Ssh, Transport
+from launcher.jobs.transports import AgentCommand, Ssh, Transport, parse_hosts
+from launcher.machine.cluster import elastic
 
 _DEFAULT_RESTARTS = 3
+
+# What a person sets for a job rather than for a host, and names that begin like this.
+_PASSED_ON = ("TF_CPP_MIN_LOG_LEVEL", "TF_XLA_FLAGS", "XLA_FLAGS", "TFDS_DATA_DIR", "PYTHONPATH")
+_PASSED_ON_PREFIXES = ("NCCL_",)
+# Stands for the value of a variable that --env names: passwords and tokens are passed on by it.
+_HIDDEN = "HIDDEN"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_STANDBY_FLAGS = {
+    "standby": (
+        flags.DEFINE_bool, False,
+        "Keep a spare process for each worker, from the first steps on, which has imported TensorFlow and becomes the "
+        "worker at a restart. Each takes about 250 MB of memory, and two processor seconds when it is made.",
+    ),
+}  # fmt: skip
+_SSH_FLAGS = {
+    "hosts": (flags.DEFINE_string, None, "With --backend=ssh: hosts of the job, such as a,b or me@a,me@b."),
+    "hostfile": (
+        flags.DEFINE_string, None,
+        "With --backend=ssh: a file of one host a line, with slots=K behind one that runs K workers; # is a comment.",
+    ),
+    "ssh_command": (
+        flags.DEFINE_string, "ssh", "The client, with options of your own, such as 'ssh -p 2222 -i key'."
+    ),
+}  # fmt: skip
+_REMOTE_FLAGS: Mapping[str, Any] = {
+    "remote_python": (
+        flags.DEFINE_string, None,
+        "Interpreter on the hosts. Default: the path of the one here; with --backend=tpu_vm, the one that "
+        "scripts/tpu_vm_startup.sh installs.",
+    ),
+    "remote_dir": (
+        flags.DEFINE_string, None,
+        "Working directory on the hosts. Default: the path of the one here; with --backend=tpu_vm, the checkout that "
+        "scripts/tpu_vm_startup.sh makes.",
+    ),
+    "env": (
+        flags.DEFINE_multi_string, [],
+        f"NAME of a variable here, or NAME=VALUE, that workers on the hosts get; may repeat. Always passed on when set "
+        f"here: {', '.join(_PASSED_ON)} and {_PASSED_ON_PREFIXES[0]}*.",
+    ),
+    "min_workers": (
+        flags.DEFINE_integer, None,
+        "Go on with so many workers when hosts are not there: with the largest divisor of --workers that is there, "
+        "the same global batch and as many more microbatches. Default: --workers.",
+    ),
+    "connect_timeout": (
+        flags.DEFINE_float, 60.0, "Seconds to go on trying to reach a host before an attempt."
+    ),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +82,7 @@ class Kind:
 
     Attributes:
       says: what it means, for --help.
-      flags: those it reads that not every backend does.
+      flags: those it reads that not every backend does: what defines each, its default and its help.
       num_workers: how many workers the flags ask for; raises UsageError.
       make: makes the backend of a job; raises UsageError. None where there is nothing to supervise from here.
       max_restarts: where --max_restarts is not given.
@@ -36,25 +91,34 @@ class Kind:
     says: str
     num_workers: Callable[[flags.FlagValues], int]
     make: Callable[[flags.FlagValues, Job, JobConsole], Backend] | None
-    flags: tuple[str, ...] = ()
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     max_restarts: int = _DEFAULT_RESTARTS
 
 
 def chosen(options: flags.FlagValues) -> Kind:
-    """The kind of backend that the flags name.
-
-    Raises:
-      UsageError: there is no such backend, or flags are given that it would ignore.
-    """
+    """The kind of backend that the flags name; refuses others, and flags that it would ignore."""
     kind = KINDS.get(options.backend)
     if kind is None:
         raise UsageError(f"--backend={options.backend}: there is {', '.join(KINDS)}")
     for name in FLAGS:
         if options[name].present and name not in kind.flags:
             readers = " or ".join(f"--backend={other}" for other, it in KINDS.items() if name in it.flags)
-            given = options[name].value if name != "env" else list(map(remote_flags.shown, options.env))
+            given = options[name].value if name != "env" else list(map(_shown, options.env))
             raise UsageError(f"--{name}={given} goes with {readers}, this is --backend={options.backend}")
     return kind
+
+
+def define(table: Mapping[str, Any], values: flags.FlagValues) -> None:
+    """Defines the flags of a table such as `Kind.flags`."""
+    for name, (define_one, *arguments) in table.items():
+        define_one(name, *arguments, flag_values=values)
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Adds --backend, and the flags that not every backend reads."""
+    says = "; ".join(f"{name}, {kind.says}" for name, kind in KINDS.items())
+    flags.DEFINE_string("backend", "local", f"Where workers run: {says}.", flag_values=values)
+    define(FLAGS, values)
 
 
 def _one_or_given(options: flags.FlagValues) -> int:
@@ -75,28 +139,81 @@ def _make_local(options: flags.FlagValues, job: Job, console: JobConsole) -> Bac
     return LocalBackend(job, console, os.environ, standby=options.standby)
 
 
-def _ssh(options: flags.FlagValues) -> Transport:
-    return Ssh(parse_hosts(options.hosts, options.hostfile, options.workers), options.ssh_command)
-
-
-def _srun(options: flags.FlagValues) -> Transport:
-    return Srun(os.environ, options.workers)
-
-
-def _slots_of(transport: Callable[[flags.FlagValues], Transport]) -> Callable[[flags.FlagValues], int]:
-    return lambda options: sum(host.slots for host in transport(options).hosts)
-
-
-def _hosts_of(transport: Callable[[flags.FlagValues], Transport]) -> Callable[..., Backend]:
-    return lambda options, job, console: remote_flags.make_backend(options, job, console, transport(options))
+def _on_hosts(
+    says: str,
+    transport: Callable[[flags.FlagValues], Transport],
+    own_flags: Mapping[str, Any] | None = None,
+) -> Kind:
+    """Workers on the hosts of a transport, as many as these have slots."""
+    return Kind(
+        says=says,
+        num_workers=lambda options: sum(host.slots for host in transport(options).hosts),
+        make=lambda options, job, console: _make_remote(options, job, console, transport(options)),
+        flags={**(own_flags or {}), **_REMOTE_FLAGS},
+    )
 
 
 def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
     transport = tpu_vm.TpuVm(options.tpu_node, options.zone, options.project)
     recipe = modes.define_flags()
     recipe(["launcher.main", *job.arguments])
-    needed = tpu_vm.environment(options.tpu_node, recipe.tpu)
-    return remote_flags.make_backend(options, job, console, transport, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT)
+    is_whole_slice = recipe.tpu != "local"  # which is a node of one host
+    needed = {"TPU_NAME": transport.hosts[0].address, "TPU_LOAD_LIBRARY": "0"} if is_whole_slice else {}
+    return _make_remote(options, job, console, transport, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT)
+
+
+def _make_remote(
+    options: flags.FlagValues,
+    job: Job,
+    console: JobConsole,
+    transport: Transport,
+    needed_there: Mapping[str, str] | None = None,
+    python_there: str = sys.executable,
+    folder_there: str | None = None,
+) -> Backend:
+    """A backend for workers on the hosts of `transport`, which get what a person passes on, and `needed_there`."""
+    least = job.workers if options.min_workers is None else options.min_workers
+    elastic.check_least(least, job.workers)
+    if not 0 < options.connect_timeout < float("inf"):
+        raise UsageError(f"--connect_timeout={options.connect_timeout:g}: must be a number of seconds above 0")
+    folder = options.remote_dir or folder_there or os.getcwd()
+    if folder != os.getcwd() and not os.path.isabs(job.model_dir):
+        raise UsageError(
+            f"--remote_dir={folder}: --model_dir={job.model_dir} would be another folder there than here; give the "
+            "whole path of one that all hosts share"
+        )
+    passed_on = _passed_on(options.env, os.environ)
+    needed = {name: value for name, value in passed_on.items() if name == "PYTHONPATH"}
+    agent = AgentCommand(python=options.remote_python or python_there, folder=folder, environ=needed)
+    return RemoteBackend(
+        job=job,
+        console=console,
+        remotes=RemoteHosts(job.identity, console, transport, agent, {**passed_on, **(needed_there or {})}),
+        hidden={item.partition("=")[0]: _HIDDEN for item in options.env},
+        min_workers=least,
+        connect_timeout_seconds=options.connect_timeout,
+    )
+
+
+def _shown(item: str) -> str:
+    """What may be shown of a value of --env."""
+    name, is_set, _ = item.partition("=")
+    return f"{name}={_HIDDEN}" if is_set else name
+
+
+def _passed_on(wanted: list[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that go to the hosts."""
+    found = {
+        name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
+    }
+    for item in wanted:
+        name, is_set, value = item.partition("=")
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f"--env={_shown(item)}: {name!r} is not the name of a variable; write NAME or NAME=VALUE")
+        if not is_set and name not in environ:
+            raise UsageError(f"--env={name}: {name} is not set here; set it, or write --env={name}=VALUE")
+        found[name] = value if is_set else environ[name]
+    return found
 
 
 KINDS: Mapping[str, Kind] = {
@@ -104,7 +221,7 @@ KINDS: Mapping[str, Kind] = {
         says="all on this host",
         num_workers=_one_or_given,
         make=_make_local,
-        flags=(*private_network.FLAGS, "standby"),
+        flags={**private_network.FLAGS, **_STANDBY_FLAGS},
     ),
     "member": Kind(
         says="one on this host, which finds its peers in the environment (TF_CONFIG, a Slurm task, a pod), each with a "
@@ -113,41 +230,21 @@ KINDS: Mapping[str, Kind] = {
         make=_make_local,
         max_restarts=0,  # its scheduler restarts all of them
     ),
-    "ssh": Kind(
-        says="on --hosts",
-        num_workers=_slots_of(_ssh),
-        make=_hosts_of(_ssh),
-        flags=(*remote_flags.SSH_FLAGS, *remote_flags.REMOTE_FLAGS),
+    "ssh": _on_hosts(
+        "on --hosts",
+        lambda options: Ssh(parse_hosts(options.hosts, options.hostfile, options.workers), options.ssh_command),
+        _SSH_FLAGS,
     ),
-    "slurm": Kind(
-        says="on the nodes of the Slurm job that this runs in",
-        num_workers=_slots_of(_srun),
-        make=_hosts_of(_srun),
-        flags=remote_flags.REMOTE_FLAGS,
+    "slurm": _on_hosts(
+        "on the nodes of the Slurm job that this runs in", lambda options: Srun(os.environ, options.workers)
     ),
     "kubernetes": Kind(says="in pods", num_workers=_one_or_given, make=None, flags=kubernetes.FLAGS),
     "tpu_vm": Kind(
         says="on host 0 of --tpu_node",
         num_workers=_one,
         make=_make_tpu_vm,
-        flags=(*tpu_vm.FLAGS, *remote_flags.REMOTE_FLAGS),
+        flags={**tpu_vm.FLAGS, **_REMOTE_FLAGS},
     ),
 }
 # In the order of --help.
-FLAGS = tuple(dict.fromkeys(name for kind in KINDS.values() for name in kind.flags))
-
-
-def define_flags(values: flags.FlagValues) -> None:
-    """Adds --backend, and the flags that not every backend reads."""
-    says = "; ".join(f"{name}, {kind.says}" for name, kind in KINDS.items())
-    flags.DEFINE_string("backend", "local", f"Where workers run: {says}.", flag_values=values)
-    private_network.define_flags(values)
-    flags.DEFINE_bool(
-        "standby", False,
-        "Keep a spare process for each worker, from the first steps on, which has imported TensorFlow and becomes the "
-        "worker at a restart. Each takes about 250 MB of memory, and two processor seconds when it is made.",
-        flag_values=values,
-    )  # fmt: skip
-    remote_flags.define(values)
-    kubernetes.define_flags(values)
-    tpu_vm.define_flags(values)
+FLAGS = {name: given for kind in KINDS.values() for name, given in kind.flags.items()}

@@ -13,9 +13,8 @@ from typing import Any
 import launcher
 from launcher.errors import UsageError
 from launcher.jobs import protocol
-from launcher.jobs.hosts import Host
 from launcher.jobs.stalls import AwakeClock
-from launcher.jobs.transports import last_words
+from launcher.jobs.transports import Host, last_words
 from launcher.machine import child_process
 
 _KEPT_LINES = 50
@@ -27,7 +26,6 @@ class Connection:
     """A connection to the agent of one host, from the start of the process that makes it.
 
     Args:
-      host: which.
       argv: runs the agent there, with its standard streams here.
       mark: distinguishes this agent and all it starts from any other.
       hello: what else the agent is told first.
@@ -37,9 +35,6 @@ class Connection:
       lost: why nothing more comes, such as "the connection to a ended (…)"; "" while something may.
       exit_code: of the process, once `lost`.
       stderr: its last lines, and those on its standard output that are no messages.
-
-    Raises:
-      UsageError: the process cannot be started.
     """
 
     def __init__(self, host: Host, argv: Sequence[str], mark: str, hello: Mapping[str, Any]):
@@ -64,7 +59,6 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the agent serves."""
         return self.facts is not None and not self.lost and not self.mistake
 
     @property
@@ -96,14 +90,12 @@ class Connection:
     def receive(self, patience_seconds: float = protocol.HEAD_PATIENCE_SECONDS) -> list[dict[str, Any]]:
         """The messages that have come; finds out whether the agent is gone.
 
-        Args:
-          patience_seconds: how long it may say nothing, once it has said hello.
+        Once it has said hello, it may say nothing for `patience_seconds`.
         """
         if self.lost:
             return []
         now = self._clock.advance(time.monotonic())
-        for line in self._errors.receive():
-            self._note(line)
+        self._note_errors()
         messages = []
         for line in self._incoming.receive():
             message = protocol.decode(line)
@@ -112,24 +104,33 @@ class Connection:
                 messages.append(message)
             elif self.facts is None:
                 self._note(line)  # of a login shell that greets everybody
-            elif not self.lost:
-                self._lose(f"{self.host.name} sent {line[:80]!r}, which no agent says")
+            else:
+                self.drop(f"{self.host.name} sent {line[:80]!r}, which no agent says")
         for message in messages:
             if message["is"] in ("hello", "refused"):
                 self.facts = message
         if self._incoming.is_closed and not self.lost:
             self._end_process()
-            self._lose(f"the connection to {self.host.name} ended ({self._last_words()})")
+            said = last_words(self.stderr) if any(self.stderr) else f"exit code {self.exit_code}"
+            self.drop(f"the connection to {self.host.name} ended ({said})")
         elif self.is_ready and now - self._heard_at > patience_seconds:
-            self._lose(f"nothing was heard from {self.host.name} for {patience_seconds:g} s")
+            self.drop(f"nothing was heard from {self.host.name} for {patience_seconds:g} s")
         else:
             self._flush()
         return messages
 
     def drop(self, why: str) -> None:
-        """Gives the agent up; it ends its workers when it notices."""
-        if not self.lost:
-            self._lose(why)
+        """Gives the agent up, unless it is lost; it ends its workers when it notices."""
+        with self._sending:  # nothing is to be sent to whoever gets the number of a closed pipe
+            if self.lost:
+                return
+            self.lost = why
+            if self.exit_code is None:
+                self._kill()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
     def close(self, seconds: float) -> None:
         """Waits until an agent that was told to end has done so, for `seconds` at most."""
@@ -140,33 +141,22 @@ class Connection:
         deadline = time.monotonic() + seconds
         while not self._incoming.is_closed and time.monotonic() < deadline:
             self._flush()
-            for line in self._errors.receive():
-                self._note(line)
+            self._note_errors()
             self._incoming.receive()
             time.sleep(0.01)
         self._end_process()
-        self._lose("closed")
+        self.drop("closed")
 
     def _flush(self) -> None:
         with self._sending:
             self._outgoing.flush()
 
+    def _note_errors(self) -> None:
+        for line in self._errors.receive():
+            self._note(line)
+
     def _note(self, line: bytes) -> None:
         self.stderr.append(line.decode(errors="replace").rstrip()[:_LONGEST_LINE])
-
-    def _last_words(self) -> str:
-        said = last_words(self.stderr)
-        return said if any(self.stderr) else f"exit code {self.exit_code}"
-
-    def _lose(self, why: str) -> None:
-        with self._sending:  # nothing is to be sent to whoever gets the number of a closed pipe
-            self.lost = why
-            if self.exit_code is None:
-                self._kill()
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-                assert pipe is not None
-                with contextlib.suppress(OSError):
-                    pipe.close()
 
     def _end_process(self) -> None:
         """Reaps the process, whose output has ended."""
@@ -174,9 +164,7 @@ class Connection:
             self.exit_code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self._kill()
-        if not self._errors.is_closed:
-            for line in self._errors.receive():
-                self._note(line)
+        self._note_errors()
 
     def _kill(self) -> None:
         child_process.kill_group(self._process.pid)

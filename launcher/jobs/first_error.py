@@ -12,22 +12,14 @@ from launcher.machine.child_process import signal_name
 
 FILE_NAME = "error.json"
 
+_SAME = "had the same error"
 _LAST_LINES = 40
 _TRACEBACK_LINES = 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstError:
-    """The failure that ended an attempt.
-
-    Attributes:
-      attempt: its number.
-      cause: the worker that failed first.
-      outcomes: all workers, the cause among them.
-      log: the cause's log.
-      last_lines: the end of it.
-      time: Unix seconds.
-    """
+    """The failure that ended an attempt: its cause, the log of that worker and its end, and how all workers stood."""
 
     attempt: int
     cause: Outcome
@@ -40,7 +32,7 @@ class FirstError:
     def headline(self) -> str:
         """One line: the worker, and what became of it."""
         error = self.cause.error
-        said = f": {error.type}: {_first_line(error.message)}" if error else ""
+        said = f": {error.type}: {next(iter(error.message.strip().splitlines()), '')}" if error else ""
         return f"worker {self.cause.rank} {what_happened(self.cause)}{said}"
 
     @property
@@ -61,11 +53,7 @@ class FirstError:
             "error": dataclasses.asdict(error) if error else None,
             "last_lines": list(self.last_lines),
             "log": str(self.log),
-            "victims": [
-                {"worker": outcome.rank, "what": _beside(outcome, self.cause)}
-                for outcome in self.outcomes
-                if outcome.rank != self.cause.rank
-            ],
+            "victims": [{"worker": rank, "what": what} for rank, what in self._victims.items()],
             "job_exit_code": exit_code,
             "time": self.time,
         }
@@ -82,14 +70,16 @@ class FirstError:
         else:
             lines += [f"  last lines of {self.log}:" if self.last_lines else f"  it printed nothing to {self.log}"]
             lines += [f"  | {line}" for line in self.last_lines]
-        same = [outcome for outcome in self.outcomes if _is_same(outcome, self.cause)]
-        others = [outcome for outcome in self.outcomes if outcome.rank != self.cause.rank and outcome not in same]
-        if same:
-            lines.append(f"  The same error in: {', '.join(f'worker {outcome.rank}' for outcome in same)}")
-        if others:
-            told = "; ".join(f"worker {outcome.rank} {_beside(outcome, self.cause)}" for outcome in others)
-            lines.append(f"  Victims of it, not causes: {told}")
+        same = [f"worker {rank}" for rank, what in self._victims.items() if what == _SAME]
+        others = [f"worker {rank} {what}" for rank, what in self._victims.items() if what != _SAME]
+        lines += [f"  The same error in: {', '.join(same)}"] if same else []
+        lines += [f"  Victims of it, not causes: {'; '.join(others)}"] if others else []
         return "\n".join(lines)
+
+    @property
+    def _victims(self) -> dict[int, str]:
+        """What became of the others, by rank."""
+        return {one.rank: _beside(one, self.cause) for one in self.outcomes if one.rank != self.cause.rank}
 
 
 def what_happened(outcome: Outcome) -> str:
@@ -113,20 +103,9 @@ def last_lines(lines: Sequence[str]) -> list[str]:
     return kept[-_LAST_LINES:]
 
 
-def _is_same(outcome: Outcome, cause: Outcome) -> bool:
-    if outcome.rank == cause.rank:
-        return False
-    if outcome.trouble and outcome.trouble == cause.trouble:
-        return True  # on one host, say, which was lost
-    if not outcome.error or not cause.error:
-        return False
-    return (outcome.error.type, outcome.error.message) == (cause.error.type, cause.error.message)
-
-
 def _beside(outcome: Outcome, cause: Outcome) -> str:
-    return "had the same error" if _is_same(outcome, cause) else what_happened(outcome)
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0] if lines else ""
+    if outcome.trouble and outcome.trouble == cause.trouble:
+        return _SAME  # on one host, say, which was lost
+    mine, first = outcome.error, cause.error
+    is_same = mine and first and (mine.type, mine.message) == (first.type, first.message)
+    return _SAME if is_same else what_happened(outcome)

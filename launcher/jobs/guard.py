@@ -25,14 +25,9 @@ _DEATH_SECONDS = 0.01  # a process that is killed is gone a moment later
 
 
 def kill_marked(job: str, variable: str = JOB, *, but: Collection[int] = ()) -> None:
-    """SIGKILLs every process whose environment says that it belongs to `job`: those that left their group, too.
+    """SIGKILLs all processes whose environment says, by `variable`, that they are of `job`, in whatever group they are.
 
     Linux only; elsewhere the groups are all there is to go by.
-
-    Args:
-      job: whose processes.
-      variable: by which they say so.
-      but: processes that are left alone.
     """
     for _ in range(_ROUNDS):  # again, because one that is not yet dead may have started another
         found = [process for process in marked(f"{variable}={job}".encode().__eq__) if process not in but]

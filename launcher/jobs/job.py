@@ -27,10 +27,8 @@ class Job:
 
     Attributes:
       identity: marks every process of the job; unlike that of any other job.
-      workers: how many processes train together.
-      module: the program each of them runs, by `python -m`.
-      arguments: its command line.
-      model_dir: where the job leaves its results, also named in `arguments`.
+      module: the program each worker runs, by `python -m`.
+      model_dir: where the job leaves its results, also named in `arguments`, the program's command line.
       scratch: a local folder for what workers tell the supervisor.
       max_restarts: how often to restart without progress in between.
       stall_timeout_seconds: longest time without progress; None to derive it from the pace of the steps.
@@ -54,14 +52,8 @@ class Job:
     member: int | None = None
     is_pod: bool = False
 
-    @property
-    def logs(self) -> Path:
-        """Where the workers' output goes, a folder an attempt."""
-        return Path(self.model_dir, "logs")
-
     def log(self, attempt: int, rank: int) -> Path:
-        """Where the output of one worker goes."""
-        return self.logs / f"attempt_{attempt}" / f"worker_{rank}.log"
+        return Path(self.model_dir, "logs", f"attempt_{attempt}", f"worker_{rank}.log")
 
     def command(self, attempt: int, rank: int, *, python: str, environ: Mapping[str, str]) -> Command:
         """One worker of an attempt, run by the interpreter `python`, with `environ` beside what every worker gets."""
@@ -70,12 +62,8 @@ class Job:
             ATTEMPT: self.attempt_name(attempt),
             START_TIMEOUT: f"{self.start_timeout_seconds:g}",
         }
-        return Command(
-            rank=rank,
-            argv=(python, "-m", self.module, *self.arguments),
-            environ={**environ, **everybodys},
-            log=self.log(attempt, rank),
-        )
+        argv = (python, "-m", self.module, *self.arguments)
+        return Command(rank=rank, argv=argv, environ={**environ, **everybodys}, log=self.log(attempt, rank))
 
     def attempt_name(self, number: int) -> str:
         """What an attempt is called in attempts.jsonl, unlike those of all other jobs."""
@@ -83,10 +71,11 @@ class Job:
 
     def next_attempt(self) -> int:
         """1 in a new model_dir; earlier attempts, also of earlier commands, keep their numbers and their logs."""
+        logs = Path(self.model_dir, "logs")
         if self.member is None:
-            names = [path.name for path in self.logs.glob("attempt_*")]
+            names = [path.name for path in logs.glob("attempt_*")]
         else:  # the folder of a new attempt may be there already, if a peer was faster
-            names = [path.parent.name for path in self.logs.glob(f"attempt_*/worker_{self.member}.*")]
+            names = [path.parent.name for path in logs.glob(f"attempt_*/worker_{self.member}.*")]
         return 1 + max((int(match[1]) for match in map(_ATTEMPT.fullmatch, names) if match), default=0)
 
 
@@ -114,11 +103,6 @@ class Command:
         return " ".join([*variables, *map(shlex.quote, self.argv)])
 
 
-def describe(commands: Iterable[Command]) -> str:
-    """Commands as --dry_run prints them, to be run by a shell."""
-    return "".join(f"# worker {command.rank}, log: {command.log}\n{command}\n" for command in commands)
-
-
 class NotReady(PeerError):
     """An attempt cannot begin: a host is not there, or cannot start a worker.
 
@@ -139,7 +123,6 @@ class Worker(Protocol):
     """A started worker, wherever it runs.
 
     Attributes:
-      command: what was started.
       tee: what it has printed so far.
       exit_code: as `subprocess` has it, negative for a signal; None while it runs.
       last_alive: the latest time, on this host's monotonic clock, at which it was seen running.

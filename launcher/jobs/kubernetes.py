@@ -12,7 +12,6 @@ by the exit codes of its pods:
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 import re
@@ -31,7 +30,22 @@ from launcher.jobs.job import Job
 from launcher.machine import installation
 from launcher.machine.cluster.kubernetes import DEFAULT_PORT
 
-FLAGS = ("image", "job_name", "namespace", "volume_claim", "resources", "node_selector")
+# What only this backend reads.
+FLAGS: Mapping[str, Any] = {
+    "image": (flags.DEFINE_string, None, "Container image with Launcher in it, for kubernetes."),
+    "job_name": (flags.DEFINE_string, None, "Name of the JobSet. Default: the recipe's."),
+    "namespace": (flags.DEFINE_string, None, "Its namespace. Default: the one kubectl is set to."),
+    "volume_claim": (
+        flags.DEFINE_string, None, "PersistentVolumeClaim that all pods mount at the parent folder of --model_dir."
+    ),
+    "resources": (
+        flags.DEFINE_list, [], "What each worker asks for, such as cpu=8,memory=64Gi,nvidia.com/gpu=8."
+    ),
+    "node_selector": (
+        flags.DEFINE_list, [],
+        "Labels of the nodes, such as cloud.google.com/gke-tpu-topology=2x4 (with --resources=google.com/tpu=8).",
+    ),
+}  # fmt: skip
 
 _REPLICATED_JOB = "worker"
 _CONTAINER = "worker"
@@ -54,16 +68,7 @@ _ANNOTATIONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pods:
-    """Where the workers of a job run.
-
-    Attributes:
-      image: container image with Launcher in it, `python` on its PATH.
-      name: of the JobSet.
-      namespace: where it lives; "" for the one that kubectl is set to.
-      volume_claim: of the volume that all pods share; `model_dir` is in it.
-      resources: quantities by name that each worker asks for.
-      node_selector: labels that its node must have.
-    """
+    """Where the workers of a job run, as `FLAGS` say; `namespace` is "" for the one that kubectl is set to."""
 
     image: str
     name: str
@@ -73,32 +78,8 @@ class Pods:
     node_selector: Mapping[str, str]
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    """Adds the flags that only this backend reads."""
-    flags.DEFINE_string("image", None, "Container image with Launcher in it, for kubernetes.", flag_values=values)
-    flags.DEFINE_string("job_name", None, "Name of the JobSet. Default: the recipe's.", flag_values=values)
-    flags.DEFINE_string("namespace", None, "Its namespace. Default: the one kubectl is set to.", flag_values=values)
-    flags.DEFINE_string(
-        "volume_claim", None,
-        "PersistentVolumeClaim that all pods mount at the parent folder of --model_dir.",
-        flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_list(
-        "resources", [], "What each worker asks for, such as cpu=8,memory=64Gi,nvidia.com/gpu=8.", flag_values=values
-    )
-    flags.DEFINE_list(
-        "node_selector", [],
-        "Labels of the nodes, such as cloud.google.com/gke-tpu-topology=2x4 (with --resources=google.com/tpu=8).",
-        flag_values=values,
-    )  # fmt: skip
-
-
 def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
-    """Reads the flags.
-
-    Raises:
-      UsageError: one is missing or wrong.
-    """
+    """Reads and checks the flags."""
     if not options.image:
         raise UsageError("--image is missing: name a container image that has Launcher and your recipe in it")
     if not options.volume_claim:
@@ -138,6 +119,7 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
 
 def manifest(job: Job, where: Pods) -> dict[str, Any]:
     """The JobSet."""
+    hopeless = {"name": "retry-will-not-help", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -145,16 +127,7 @@ def manifest(job: Job, where: Pods) -> dict[str, Any]:
         "spec": {
             # Workers look for each other before they are ready, and none is ready before it has found the others.
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {
-                "maxRestarts": job.max_restarts,
-                "rules": [
-                    {
-                        "name": "retry-will-not-help",
-                        "action": "FailJobSet",
-                        "onJobFailureReasons": ["PodFailurePolicy"],
-                    }
-                ],
-            },
+            "failurePolicy": {"maxRestarts": job.max_restarts, "rules": [hopeless]},
             "replicatedJobs": [{"name": _REPLICATED_JOB, "replicas": 1, "template": {"spec": _job(job, where)}}],
         },
     }
@@ -165,30 +138,20 @@ def network_policy(where: Pods) -> dict[str, Any]:
 
     Among them every port is open. NCCL chooses its own.
     """
-    pods = {"matchLabels": {_NAME_LABEL: where.name}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": _metadata(where),
         "spec": {
-            "podSelector": pods,
+            "podSelector": {"matchLabels": {_NAME_LABEL: where.name}},
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": copy.deepcopy(pods)}]}],
+            "ingress": [{"from": [{"podSelector": {"matchLabels": {_NAME_LABEL: where.name}}}]}],
         },
     }
 
 
 def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
-    """The manifests as a file that a person can read and keep.
-
-    Args:
-      job: what is run.
-      where: in which pods.
-      arguments: the command line that asked for it, for the header.
-
-    Raises:
-      UsageError: PyYAML is not installed.
-    """
+    """The manifests as a file that a person can read and keep; `arguments` are the command line that asked for it."""
     try:
         import yaml
     except ModuleNotFoundError:
@@ -221,11 +184,7 @@ that enforces a NetworkPolicy; on others, let only people you trust into the clu
 
 
 def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
-    """Hands the JobSet to the cluster that kubectl is set to.
-
-    Raises:
-      LauncherError: there is no kubectl, or it refused.
-    """
+    """Hands the JobSet to the cluster that kubectl is set to; raises LauncherError if it is refused."""
     content = render(job, where, arguments)
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -274,10 +233,14 @@ def _pod(job: Job, where: Pods) -> dict[str, Any]:
         # NCCL needs more shared memory than the 64 MB that a container has.
         volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    member = ["--backend=member", f"--grace_period={job.grace_period_seconds:g}"]
+    member.append(f"--start_timeout={job.start_timeout_seconds:g}")
+    if job.stall_timeout_seconds is not None:
+        member.append(f"--stall_timeout={job.stall_timeout_seconds:g}")
     container: dict[str, Any] = {
         "name": _CONTAINER,
         "image": where.image,
-        "command": ["python", "-m", "launcher.launch", *_member_flags(job), *job.arguments],
+        "command": ["python", "-m", "launcher.launch", *member, *job.arguments],
         "env": [
             {"name": "LAUNCHER_NUM_WORKERS", "value": str(job.workers)},
             *(
@@ -299,14 +262,6 @@ def _pod(job: Job, where: Pods) -> dict[str, Any]:
         "containers": [container],
         "volumes": volumes,
     }
-
-
-def _member_flags(job: Job) -> list[str]:
-    given = ["--backend=member", f"--grace_period={job.grace_period_seconds:g}"]
-    given.append(f"--start_timeout={job.start_timeout_seconds:g}")
-    if job.stall_timeout_seconds is not None:
-        given.append(f"--stall_timeout={job.stall_timeout_seconds:g}")
-    return given
 
 
 def _pairs(flag: str, items: Sequence[str], values: re.Pattern[str], example: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.jobs import guard
-from launcher.jobs.job import Command, Job, NotReady, Worker, describe
+from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Trouble, WorkerState
 from launcher.jobs.standby import Spare
@@ -33,20 +33,15 @@ _MAY_PASS = (errno.EAGAIN, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 
 
 class LocalBackend:
-    """Starts workers as processes of this host.
+    """Starts workers as processes of this host; see `launcher.jobs.job.Backend`.
 
     Whatever becomes of the supervisor, a guard process ends the workers with it.
 
     Args:
-      job: what is run.
-      console: where workers' output goes.
       environ: what workers inherit.
       make_tee: makes what takes a worker's output; None for the console and the log.
       while_waiting: called again and again while killed workers are waited for.
       standby: whether spare processes are kept for the next attempt; see `launcher.jobs.standby`.
-
-    Raises:
-      UsageError: the GPUs of this host cannot be divided among the workers.
     """
 
     def __init__(
@@ -73,7 +68,6 @@ class LocalBackend:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of this host that the job uses."""
         return sum(map(len, self._gpus))
 
     def gpus_of(self, rank: int) -> dict[str, str]:
@@ -84,8 +78,8 @@ class LocalBackend:
         """This host is always there."""
 
     def plan(self, attempt: int) -> str:
-        """What an attempt would run, for a person to read."""
-        return describe(self.commands(attempt))
+        commands = self.commands(attempt)
+        return "".join(f"# worker {command.rank}, log: {command.log}\n{command}\n" for command in commands)
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
         """What an attempt would run, on ports that are free now; a member finds its peers in the environment."""
@@ -97,15 +91,9 @@ class LocalBackend:
         return tuple(self._command(attempt, rank, place) for rank, place in enumerate(places))
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
-        """Starts one attempt's workers.
-
-        Raises:
-          NotReady: a worker cannot be run, or the temporary folder has no room for what the workers report.
-        """
         with self._using_scratch():
             self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-        rank = 0
-        found = []
+        rank, found = 0, []
         try:
             self._start_guard()
             with self._using_scratch():
@@ -134,7 +122,6 @@ class LocalBackend:
         return list(self._workers)
 
     def pump(self, timeout_seconds: float) -> None:
-        """Passes on what workers print; returns after `timeout_seconds` at the latest."""
         self._replace_guard()
         if self._standby:
             self._keep_spares()
@@ -230,7 +217,7 @@ class LocalBackend:
             time.sleep(_TURN_SECONDS)
 
     def _tee_to_console(self, command: Command) -> Tee:
-        return Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console))
+        return Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console).write)
 
     @contextlib.contextmanager
     def _using_scratch(self) -> Iterator[None]:
@@ -282,8 +269,6 @@ class LocalWorker:
     """A worker process of this host; see `launcher.jobs.job.Worker`.
 
     Args:
-      command: what it runs.
-      tee: where its output goes.
       environ: all its variables.
       process: one that has become this worker already; None to start one.
     """
@@ -316,7 +301,8 @@ class LocalWorker:
             content = os.read(self.output.fileno(), _CHUNK_BYTES)
         except BlockingIOError:
             return True
-        self.tee.feed(content)
+        if content:
+            self.tee.feed(content)
         return bool(content)
 
     def refresh(self) -> None:
@@ -329,14 +315,14 @@ class LocalWorker:
             self.exit_code = self.process.wait()
         else:
             self.last_alive = before
-        self._read_files()
+        self.report = progress.read_report(self.command.progress_file) or self.report
+        self.error = progress.read_error(self.command.error_file) or self.error
 
     def is_frozen(self) -> bool:
         """Whether it is stopped; known on Linux only."""
         return self.exit_code is None and self._state() == "T"
 
     def is_gone(self) -> bool:
-        """Whether it has ended."""
         self.refresh()
         return self.exit_code is not None
 
@@ -355,7 +341,6 @@ class LocalWorker:
             os.kill(self.process.pid, number)  # not Popen.send_signal, which may reap it; see kill()
 
     def kill(self) -> None:
-        """Kills its process group; `refresh` sees it end."""
         if self.exit_code is None:
             # Not reaped yet, so the number cannot have gone to another group.
             child_process.kill_group(self.process.pid)
@@ -379,13 +364,8 @@ class LocalWorker:
             return self.process.poll() is not None
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def _read_files(self) -> None:
-        self.report = progress.read_report(self.command.progress_file) or self.report
-        self.error = progress.read_error(self.command.error_file) or self.error
-
 
 def _trains(worker: LocalWorker) -> bool:
-    """Whether it has done a step."""
     report = worker.report
     if report is None or report.step is None or report.first_step is None:
         return False

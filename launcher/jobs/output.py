@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from launcher.jobs import protocol
 from launcher.machine import child_process
@@ -30,13 +30,9 @@ _STDOUT, _STDERR, _FILES = 1, 2, None
 
 
 class Writer:
-    """A process that writes for this one.
+    """A process that writes for this one: to the descriptor `stream`, or to files if it is None.
 
-    Args:
-      stream: descriptor that content without a path goes to; None for a writer of files.
-
-    Attributes:
-      lost_bytes: what there was no room for, and at the end what had not been taken.
+    `lost_bytes` is what there was no room for, and at the end what had not been taken.
     """
 
     def __init__(self, stream: int | None):
@@ -120,7 +116,6 @@ class JobConsole:
 
     @property
     def is_used(self) -> bool:
-        """Whether anything has been written."""
         return bool(self._writers)
 
     @property
@@ -129,7 +124,6 @@ class JobConsole:
         return any(one.is_behind for one in self._writers.values())
 
     def write(self, prefix: str, line: bytes) -> None:
-        """One line of a worker's output."""
         self._say(prefix.encode() + line + b"\n")
 
     def note(self, text: str) -> None:
@@ -198,23 +192,8 @@ def _amount(one: Writer) -> str:
     return f"{one.lost_bytes:,} bytes or more" if one.lost_bytes else "the last of it"
 
 
-class Log(Protocol):
-    """Where every byte of a worker's output goes."""
-
-    def write(self, content: bytes) -> None:
-        """Takes what the worker has printed next; never fails."""
-
-    def close(self) -> None:
-        """Takes no more."""
-
-
 class LogFile:
-    """A log in a file, made with its folders at the first output.
-
-    Args:
-      path: the file.
-      console: writes it, and says when the disk refuses more.
-    """
+    """A log in a file, made with its folders at the first output; the console is told when the disk refuses more."""
 
     def __init__(self, path: Path, console: JobConsole):
         self._path = path
@@ -223,8 +202,7 @@ class LogFile:
         self._missing = 0
 
     def write(self, content: bytes) -> None:
-        """Appends to the file; what the disk does not take in time is left out, and counted there."""
-        self._is_open = self._is_open or bool(content)
+        """Appends to the file, or closes it if there is no content; what the disk does not take in time is counted."""
         if self._missing:
             gap = f"\n[launcher] {self._missing} bytes are missing here, because the disk did not take them in time\n"
             self._missing = 0 if self._console.log(self._path, gap.encode()) else self._missing
@@ -232,24 +210,18 @@ class LogFile:
             if not self._missing:
                 self._console.note(f"the disk takes no more of {self._path} for now; what does not fit is left out")
             self._missing += len(content)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self.write(b"")
-        if self._is_open:
+        if self._is_open and not content:
             self._console.log(self._path, b"")
+        self._is_open = self._is_open or bool(content)
 
 
 class Tee:
-    """One worker's output: whole lines to the console, every byte to its log, the last lines in memory.
+    """One worker's output: lines to the console, if any, with a prefix; all bytes to its log; last lines in memory.
 
-    Args:
-      console: where lines go; None for nowhere.
-      prefix: what each line starts with there.
-      log: where every byte goes.
+    `log` takes what the worker has printed next, and no bytes at the end.
     """
 
-    def __init__(self, console: JobConsole | None, prefix: str, log: Log):
+    def __init__(self, console: JobConsole | None, prefix: str, log: Callable[[bytes], None]):
         self._console = console
         self._prefix = prefix
         self._log = log
@@ -259,7 +231,7 @@ class Tee:
 
     def feed(self, content: bytes) -> None:
         """Takes what the worker has printed next."""
-        self._log.write(content)
+        self._log(content)
         *lines, self._partial = (self._partial + content).split(b"\n")
         for line in lines:
             self._line(line)
@@ -267,7 +239,6 @@ class Tee:
             self._flush_partial()
 
     def tail(self, count: int) -> list[str]:
-        """The last lines, at most `count`."""
         return list(self._lines)[-count:] if count else []
 
     def since(self, num_lines: int) -> list[str]:
@@ -277,7 +248,7 @@ class Tee:
     def close(self) -> None:
         """Passes on a last line that did not end, and closes the log."""
         self._flush_partial()
-        self._log.close()
+        self._log(b"")
 
     def _flush_partial(self) -> None:
         if self._partial:

@@ -47,7 +47,6 @@ class Trouble:
     """What the supervisor holds against a worker that has not ended.
 
     Attributes:
-      state: NOT_STARTED, LOST, FROZEN, STUCK or UNKILLABLE.
       what: the end of a sentence that begins with "worker 3": "is stuck: …", "was lost: …".
       is_outage: whether it showed at once, and waiting a little may be all that it needs.
     """
@@ -62,7 +61,6 @@ class Outcome:
     """How one worker stood when its attempt ended.
 
     Attributes:
-      rank: which worker.
       exit_code: negative for a signal; None when it was still running and did not say that it failed.
       error: its own record of why it failed.
       last_alive: monotonic seconds; without an error record, it failed after this.
@@ -132,10 +130,7 @@ class Verdict:
 
 
 def judge(outcomes: Sequence[Outcome]) -> Verdict:
-    """Reads an attempt's end by the exit codes of the contract.
-
-    Args:
-      outcomes: of all workers; at least one has failed or been preempted, or all are done.
+    """What an attempt's end means by the exit codes, once all are done or one worker has failed or was preempted.
 
     Returns:
       RESTART where a retry can help; whether it is allowed is for `Restarts` to say.
@@ -153,12 +148,8 @@ def judge(outcomes: Sequence[Outcome]) -> Verdict:
 class Restarts:
     """Counts restarts since the job last made progress; what never started is counted by itself.
 
-    Args:
-      allowed: restarts without progress before giving up.
-      step: where the job stands at the beginning, -1 for nowhere.
-
     Attributes:
-      best_step: the last step that an attempt has reached.
+      best_step: the last step that an attempt has reached, -1 for none.
       not_started: attempts in a row, up to now, that did not start.
       total: restarts so far.
     """
@@ -171,15 +162,10 @@ class Restarts:
         self.total = 0
 
     def may_restart(self, step: int, cause: Outcome, now: float) -> bool:
-        """Whether one more restart is allowed after an attempt that got to `step`; counts it.
+        """Whether one more restart is allowed after an attempt that got to `step`; counts it. `now` is monotonic.
 
         Progress is a step that no attempt had reached: one that fails at the same step each time makes none. An outage
         is waited for although the allowed restarts are used up: they may be so within seconds.
-
-        Args:
-          step: the last step that any worker of the job has done.
-          cause: why the attempt ended.
-          now: seconds of a monotonic clock.
         """
         if step > self.best_step:
             self.best_step = step

@@ -25,62 +25,49 @@ from launcher.machine import gce
 from launcher.machine.child_process import run_forked
 from launcher.modes import Request
 
-FLAGS = ("private_network",)
-
-_NEW_USER, _NEW_NET = 0x10000000, 0x40000000
-_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
-_TRIAL_SECONDS = 10.0
-_NCCL = "NCCL_SOCKET_IFNAME"
-
-
-def define_flags(values: flags.FlagValues) -> None:
-    """Adds the flag that only this backend reads."""
-    flags.DEFINE_enum(
-        "private_network", "auto", ["auto", "on", "off"],
+FLAGS = {
+    "private_network": (
+        flags.DEFINE_enum, "auto", ["auto", "on", "off"],
         "Whether the workers of this host get a network of their own, which reaches nothing outside, as TensorFlow's "
         "servers obey everybody who reaches them. auto: where the kernel allows it and nothing is known to need more: "
         "several workers on CPUs, a recipe that imports no module of yours, no URL, no TPU, no --metrics_port, not on "
         "Google's machines.",
-        flag_values=values,
-    )  # fmt: skip
+    ),
+}  # fmt: skip
+
+_NEW_USER, _NEW_NET = 0x10000000, 0x40000000
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
+_TRIAL_SECONDS = 10.0
 
 
 def enter(wanted: str, job: Job, request: Request, environ: MutableMapping[str, str]) -> str | None:
     """Moves this process into a network of its own, if that is wanted; it must not have started a thread or a child.
 
-    Args:
-      wanted: "auto", "on" or "off".
-      job: what is about to run.
-      request: what the workers are asked for.
-      environ: what workers inherit; NCCL is told to use the loopback interface, unless told otherwise.
+    NCCL is told in `environ`, which workers inherit, to use the loopback interface, unless told otherwise. Where the
+    kernel refuses, "on" raises UsageError, and "auto" does nothing.
 
     Returns:
       What to say of it; None where everything is as ever.
-
-    Raises:
-      UsageError: it was asked for by name, and the kernel refuses.
     """
     if wanted == "off" or job.workers == 1:
         return None
     if wanted == "auto" and (visible_gpus(environ) or _needs_network(job.arguments, request, environ)):
         return None
-    refusal = _refusal()
-    if refusal and wanted == "on":
+    if refusal := _refusal():
+        if wanted == "auto":
+            return None
         raise UsageError(
             f"--private_network=on: {refusal}; leave it out, and let a firewall protect the workers' ports"
         )
-    if refusal:
-        return None
     _unshare()
-    environ.setdefault(_NCCL, "lo")
+    environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     return "the workers have a network of their own, without a way out; --private_network=off gives them this host's"
 
 
 def _needs_network(arguments: Sequence[str], request: Request, environ: Mapping[str, str]) -> bool:
     """Whether something is known to need more than the loopback interface, or what is needed is not known."""
-    if getattr(request, "metrics_port", None) is not None:  # this host's own Prometheus is outside
-        return True
-    if request.tpu or environ.get("TPU_NAME") or gce.on_gce(environ):
+    wants_metrics = getattr(request, "metrics_port", None) is not None  # this host's own Prometheus is outside
+    if wants_metrics or request.tpu or environ.get("TPU_NAME") or gce.on_gce(environ):
         return True
     if any("://" in text for text in (*arguments, environ.get("TFDS_DATA_DIR", ""))):
         return True

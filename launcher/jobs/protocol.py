@@ -23,11 +23,6 @@ AGENT_PATIENCE_SECONDS = 10.0
 _CHUNK_BYTES = 65536
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
-    """A message as it travels."""
-    return json.dumps(message).encode() + b"\n"
-
-
 def decode(line: bytes) -> dict[str, Any] | None:
     """The message on a line; None where there is none."""
     try:
@@ -47,11 +42,7 @@ def to_bytes(text: str) -> bytes:
 
 
 class LineReader:
-    """Reads lines without ever waiting.
-
-    Args:
-      source: descriptor to read from.
-    """
+    """Reads lines from a descriptor without ever waiting."""
 
     def __init__(self, source: int):
         self._source = source
@@ -78,11 +69,7 @@ class LineReader:
 
 
 class LineWriter:
-    """Writes messages without ever waiting.
-
-    Args:
-      target: descriptor to write to.
-    """
+    """Writes messages to a descriptor without ever waiting."""
 
     def __init__(self, target: int):
         self._target = target
@@ -96,7 +83,7 @@ class LineWriter:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Writes a message, as far as it can be written now."""
-        self.write(encode(message))
+        self.write(json.dumps(message).encode() + b"\n")
 
     def write(self, content: bytes) -> None:
         """Writes any bytes, as far as they can be written now."""

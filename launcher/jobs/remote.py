@@ -26,57 +26,45 @@ _ANSWER_SECONDS = 60.0  # longer than an agent waits for workers that do not die
 _CLOSE_SECONDS = 10.0
 
 
+@dataclasses.dataclass(kw_only=True)
 class RemoteBackend:
     """Runs workers by agents; a host whose agent is lost is connected again before the next attempt.
 
-    Args:
-      job: what is run.
-      console: where workers' output goes.
-      remotes: the hosts, which nobody has connected yet.
+    Attributes:
       hidden: what is shown in the place of some of the variables that workers get from this host.
       min_workers: go on with so many, when hosts are not there.
       connect_timeout_seconds: how long to try to reach a host before an attempt.
     """
 
-    def __init__(
-        self,
-        *,
-        job: Job,
-        console: JobConsole,
-        remotes: RemoteHosts,
-        hidden: Mapping[str, str],
-        min_workers: int,
-        connect_timeout_seconds: float,
-    ):
-        self._job = job
-        self._console = console
-        self._remotes = remotes
-        self._hidden = hidden
-        self._min_workers = min_workers
-        self._connect_timeout = connect_timeout_seconds
-        self._seats: list[_Seat] = []
-        self._workers: dict[int, RemoteWorker] = {}
-        self._answers: dict[tuple[Connection, str], dict[str, Any]] = {}
-        self._is_first = True
+    job: Job
+    console: JobConsole
+    remotes: RemoteHosts
+    hidden: Mapping[str, str]
+    min_workers: int
+    connect_timeout_seconds: float
+    _seats: list[_Seat] = dataclasses.field(init=False, default_factory=list)
+    _workers: dict[int, RemoteWorker] = dataclasses.field(init=False, default_factory=dict)
+    _answers: dict[tuple[Connection, str], dict[str, Any]] = dataclasses.field(init=False, default_factory=dict)
+    _is_first: bool = dataclasses.field(init=False, default=True)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Connects to the hosts that are not connected, and decides which of them take part."""
-        if self._remotes.transport.missing:
-            raise UsageError(self._remotes.transport.missing)
-        refusals = self._remotes.connect(self._connect_timeout, is_first=self._is_first, stop=stop)
+        if self.remotes.transport.missing:
+            raise UsageError(self.remotes.transport.missing)
+        refusals = self.remotes.connect(self.connect_timeout_seconds, is_first=self._is_first, stop=stop)
         if stop():
             return
-        there = [remote for remote in self._remotes.all if remote.is_ready]
-        number = elastic.workers_of(self._job.workers, sum(remote.host.slots for remote in there), self._min_workers)
+        there = [remote for remote in self.remotes.all if remote.is_ready]
+        number = elastic.workers_of(self.job.workers, sum(remote.host.slots for remote in there), self.min_workers)
         if number is None:
             remote, message = first_of(refusals)
             advice = "bring it up, name other hosts, or allow for fewer by --min_workers"
             raise NotReady(f"{message}; {advice}", remote.first_rank)
         self._is_first = False
         for refusal in refusals.values():
-            self._console.note(f"going on without a host: {refusal.message}")
-        if number < self._job.workers:
-            self._console.note(f"{number} of {self._job.workers} workers, with the same global batch")
+            self.console.note(f"going on without a host: {refusal.message}")
+        if number < self.job.workers:
+            self.console.note(f"{number} of {self.job.workers} workers, with the same global batch")
         self._seats = self._choose_seats(there, number)
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
@@ -86,26 +74,24 @@ class RemoteBackend:
     def plan(self, attempt: int) -> str:
         """What would run here to start the agents, and what these would run."""
         lines = ["# To a worker's variables its agent adds where to report, and its share of the host's GPUs.\n"]
-        seats = [_Seat(remote=remote, slot=slot) for remote in self._remotes.all for slot in range(remote.host.slots)]
-        if self._remotes.transport.missing:
-            lines.append(f"# note: {self._remotes.transport.missing}\n")
-        for remote in self._remotes.all:
-            argv = self._remotes.transport.argv(
-                remote.host, self._remotes.agent.words(f"{self._job.identity}-{remote.number}-0")
-            )
+        seats = _seats(self.remotes.all)
+        if self.remotes.transport.missing:
+            lines.append(f"# note: {self.remotes.transport.missing}\n")
+        for remote in self.remotes.all:
+            agent = self.remotes.agent.words(f"{self.job.identity}-{remote.number}-0")
+            argv = self.remotes.transport.argv(remote.host, agent)
             lines.append(f"# agent on {remote.host.name}, {remote.host.slots} worker(s)\n{shlex.join(argv)}\n")
         for command, seat in zip(self._commands(attempt, seats), seats, strict=True):
-            shown = dataclasses.replace(command, environ={**command.environ, **self._hidden})
+            shown = dataclasses.replace(command, environ={**command.environ, **self.hidden})
             lines.append(f"# worker {command.rank} on {seat.remote.host.name}, log: {command.log}\n{shown}\n")
         return "".join(lines)
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
-        """Tells the agents to start an attempt's workers."""
         self._workers = {}
         orders: dict[Connection, list[dict[str, Any]]] = {}
         for command, seat in zip(commands, self._seats, strict=True):
             connection = seat.remote.agent
-            tee = Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console))
+            tee = Tee(self.console, f"[worker {command.rank}] ", LogFile(command.log, self.console).write)
             self._workers[command.rank] = RemoteWorker(command, tee, connection)
             told = {"rank": command.rank, "slot": seat.slot, "argv": command.argv, "environ": command.environ}
             orders.setdefault(connection, []).append(told)
@@ -114,14 +100,13 @@ class RemoteBackend:
         return list(self._workers.values())
 
     def pump(self, timeout_seconds: float) -> None:
-        """Passes on what workers print and how they are; returns after `timeout_seconds` at the latest."""
-        if self._console.is_behind:
+        if self.console.is_behind:
             time.sleep(timeout_seconds)
             return
-        self._remotes.wait(timeout_seconds)
+        self.remotes.wait(timeout_seconds)
         cause = find_cause(outcomes(self._workers.values()))
         patience = _SUSPECT_SECONDS if cause and cause.state is WorkerState.VICTIM else protocol.HEAD_PATIENCE_SECONDS
-        for remote in self._remotes.all:
+        for remote in self.remotes.all:
             if remote.connection is None:
                 continue
             for message in remote.connection.receive(patience):
@@ -135,19 +120,14 @@ class RemoteBackend:
         self._workers = {}
 
     def close(self) -> None:
-        """Ends the agents."""
         self.clear()
-        self._remotes.close(_CLOSE_SECONDS)
+        self.remotes.close(_CLOSE_SECONDS)
 
     # --------------------------------------------------------------------------------------------------------- details
 
     def _choose_seats(self, there: list[RemoteHost], number: int) -> list[_Seat]:
-        """Places for `number` workers, host by host, on ports that are free now.
-
-        Raises:
-          NotReady: a host was lost meanwhile.
-        """
-        seats = [_Seat(remote=remote, slot=slot) for remote in there for slot in range(remote.host.slots)][:number]
+        """Places for `number` workers, host by host, on ports that are free now."""
+        seats = _seats(there)[:number]
         questions = {seat.remote.agent: {"do": "ports", "count": seat.remote.host.slots} for seat in seats}
         answers = self._ask(questions, "ports")
         found = []
@@ -188,13 +168,13 @@ class RemoteBackend:
     def _commands(self, attempt: int, seats: Sequence[_Seat]) -> tuple[Command, ...]:
         addresses = [f"{seat.remote.host.address}:{seat.port}" for seat in seats]
         common = {"PYTHONUNBUFFERED": "1"}
-        if len(seats) < self._job.workers:
-            common[elastic.FULL_WORKERS] = str(self._job.workers)
+        if len(seats) < self.job.workers:
+            common[elastic.FULL_WORKERS] = str(self.job.workers)
         environs = [
-            {**self._remotes.environ, **tf_config.of_worker(addresses, rank), **common} for rank in range(len(seats))
+            {**self.remotes.environ, **tf_config.of_worker(addresses, rank), **common} for rank in range(len(seats))
         ]
-        python = self._remotes.agent.python
-        return tuple(self._job.command(attempt, rank, python=python, environ=one) for rank, one in enumerate(environs))
+        python = self.remotes.agent.python
+        return tuple(self.job.command(attempt, rank, python=python, environ=one) for rank, one in enumerate(environs))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,19 +186,23 @@ class _Seat:
     port: str = "<free port>"
 
 
+def _seats(remotes: Sequence[RemoteHost]) -> list[_Seat]:
+    return [_Seat(remote=remote, slot=slot) for remote in remotes for slot in range(remote.host.slots)]
+
+
+@dataclasses.dataclass
 class RemoteWorker:
     """A worker of an agent; see `launcher.jobs.job.Worker`. `pump` brings what is new."""
 
-    def __init__(self, command: Command, tee: Tee, connection: Connection):
-        self.command = command
-        self.tee = tee
-        self.connection = connection
-        self.exit_code: int | None = None
-        self.report: Report | None = None
-        self.error: ErrorRecord | None = None
-        self.last_alive = time.monotonic()
-        self.trouble: Trouble | None = None
-        self._frozen = False
+    command: Command
+    tee: Tee
+    connection: Connection
+    exit_code: int | None = None
+    report: Report | None = None
+    error: ErrorRecord | None = None
+    last_alive: float = dataclasses.field(default_factory=time.monotonic)
+    trouble: Trouble | None = None
+    _frozen: bool = False
 
     def take(self, state: Mapping[str, Any]) -> None:
         """Takes what the agent has seen anew; its ages become times of this host's clock."""
@@ -234,20 +218,16 @@ class RemoteWorker:
             self.error = ErrorRecord(**{**state["error"], "monotonic": now - ages["error"]})
 
     def refresh(self) -> None:
-        """Notices that its host is lost."""
         if self.connection.lost and self.exit_code is None and not self.trouble:
             self.trouble = Trouble(state=WorkerState.LOST, what=f"was lost: {self.connection.lost}")
 
     def is_frozen(self) -> bool:
-        """Whether the agent has seen it stopped."""
         return self.exit_code is None and self._frozen
 
     def send(self, number: int) -> None:
-        """Sends a signal to the worker alone."""
         if self.exit_code is None:
             self.connection.send({"do": "signal", "rank": self.command.rank, "number": int(number)})
 
     def kill(self) -> None:
-        """Has it killed with all it started."""
         if self.exit_code is None:
             self.connection.send({"do": "kill", "rank": self.command.rank})

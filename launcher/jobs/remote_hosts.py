@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import select
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from launcher.errors import UsageError
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
-from launcher.jobs.hosts import Host
 from launcher.jobs.output import JobConsole
-from launcher.jobs.transports import AgentCommand, Refusal, Transport
+from launcher.jobs.transports import AgentCommand, Host, Refusal, Transport
 
 _TURN_SECONDS = 0.05
 _RETRY_SECONDS = 1.0
@@ -21,23 +20,17 @@ _RETRY_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 15.0
 
 
+@dataclasses.dataclass(eq=False)
 class RemoteHost:
-    """One host; `connection` is None while there is none.
+    """One host, with the rank of its first worker when all are there; `connection` is None while there is none."""
 
-    Args:
-      number: its place among them.
-      host: which.
-      first_rank: rank of its first worker when all hosts are there.
-    """
-
-    def __init__(self, number: int, host: Host, first_rank: int):
-        self.number = number
-        self.host = host
-        self.first_rank = first_rank
-        self.connection: Connection | None = None
-        self.refusal: Refusal | None = None
-        self.retry_at = 0.0
-        self.marks: list[str] = []
+    number: int
+    host: Host
+    first_rank: int
+    connection: Connection | None = None
+    refusal: Refusal | None = None
+    retry_at: float = 0.0
+    marks: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def is_ready(self) -> bool:
@@ -50,52 +43,31 @@ class RemoteHost:
         return self.connection
 
 
+@dataclasses.dataclass
 class RemoteHosts:
-    """All hosts of a job.
+    """All hosts of a job, what runs on each, and the variables that its workers get from this host."""
 
-    Args:
-      identity: of the job.
-      console: where it says what keeps it waiting.
-      transport: how hosts are reached.
-      agent: what runs on each.
-      environ: variables that its workers get from this host.
-    """
+    identity: str
+    console: JobConsole
+    transport: Transport
+    agent: AgentCommand
+    environ: Mapping[str, str]
+    _over: threading.Event = dataclasses.field(init=False, default_factory=threading.Event)
+    _beats: threading.Thread | None = dataclasses.field(init=False, default=None)
 
-    def __init__(
-        self,
-        identity: str,
-        console: JobConsole,
-        transport: Transport,
-        agent: AgentCommand,
-        environ: Mapping[str, str],
-    ):
-        self._identity = identity
-        self._console = console
-        self.transport = transport
-        self.agent = agent
-        self.environ = environ
-        hosts = transport.hosts
-        self.all = [
-            RemoteHost(number, host, sum(before.slots for before in hosts[:number]))
-            for number, host in enumerate(hosts)
-        ]
-        self._over = threading.Event()
-        self._beats: threading.Thread | None = None
+    def __post_init__(self) -> None:
+        slots = [host.slots for host in self.transport.hosts]
+        self.all = [RemoteHost(number, host, sum(slots[:number])) for number, host in enumerate(self.transport.hosts)]
 
     def connect(self, timeout_seconds: float, *, is_first: bool, stop: Callable[[], bool]) -> dict[RemoteHost, Refusal]:
         """Connects to the hosts that are not connected, and tries again until the time is over.
 
-        Args:
-          timeout_seconds: the time; a handshake that is under way then may still end.
-          is_first: whether no host has ever served: then a mistake ends it at once. Later it may be a host that is
-            still starting, without its users or its disks.
-          stop: says that nobody needs them any more.
+        A handshake that is under way then may still end. If no host has ever served, a mistake ends it at once
+        (UsageError); later it may be a host that is still starting, without its users or its disks. `stop` says that
+        nobody needs them any more.
 
         Returns:
           Why a host is not there, for those that are not.
-
-        Raises:
-          UsageError: a person has to mend something first.
         """
         if self._beats is None:
             # A thread of its own: a terminal that is not read from holds up the rest, which must not look like death.
@@ -109,16 +81,14 @@ class RemoteHosts:
         while not stop() and (waiting := [remote for remote in self.all if not remote.is_ready]):
             now = time.monotonic()
             for remote in waiting:
-                self._pursue(
-                    remote, timeout_seconds, is_first=is_first, may_try=remote.refusal is None or now < deadline
-                )
+                may_try = remote.refusal is None or now < deadline
+                self._pursue(remote, timeout_seconds, is_first=is_first, may_try=may_try)
             under_way = any(remote.connection is not None for remote in waiting)
             if now > deadline and (not under_way or now > deadline + _HANDSHAKE_SECONDS):
                 break
             self.wait(_TURN_SECONDS)
-            for remote in self.all:
-                if remote.connection is not None:
-                    remote.connection.receive()
+            for connection in self._connections():
+                connection.receive()
         refusals = {}
         for remote in self.all:
             if not remote.is_ready:
@@ -129,7 +99,7 @@ class RemoteHosts:
 
     def wait(self, timeout_seconds: float) -> None:
         """Returns when there is something to receive from any of them, after `timeout_seconds` at the latest."""
-        descriptors = [number for remote in self.all if remote.connection for number in remote.connection.descriptors()]
+        descriptors = [number for connection in self._connections() for number in connection.descriptors()]
         if not descriptors:
             time.sleep(timeout_seconds)
             return
@@ -140,7 +110,7 @@ class RemoteHosts:
 
     def close(self, timeout_seconds: float) -> None:
         """Lets the agents end, and waits for that."""
-        connections = [remote.connection for remote in self.all if remote.connection is not None]
+        connections = self._connections()
         for connection in connections:
             connection.send({"do": "close"})
         deadline = time.monotonic() + timeout_seconds
@@ -152,11 +122,13 @@ class RemoteHosts:
         if self._beats is not None:
             self._beats.join()
 
+    def _connections(self) -> list[Connection]:
+        return [connection for connection in [remote.connection for remote in self.all] if connection is not None]
+
     def _beat(self) -> None:
         while not self._over.wait(protocol.BEAT_SECONDS):
-            for connection in [remote.connection for remote in self.all]:
-                if connection is not None:
-                    connection.send({"do": "ping"})
+            for connection in self._connections():
+                connection.send({"do": "ping"})
 
     def _pursue(self, remote: RemoteHost, timeout_seconds: float, *, is_first: bool, may_try: bool) -> None:
         """Sees what has become of an attempt to connect, or makes the next one."""
@@ -167,18 +139,14 @@ class RemoteHosts:
             if refusal.is_mistake and is_first:
                 raise UsageError(refusal.message)
             if remote.refusal is None and not refusal.is_mistake:
-                self._console.note(f"{refusal.message}; trying for {timeout_seconds:g} s")
+                self.console.note(f"{refusal.message}; trying for {timeout_seconds:g} s")
             remote.refusal = refusal
             remote.retry_at = time.monotonic() + _RETRY_SECONDS
             self._drop(remote, refusal.message)
         if may_try and time.monotonic() >= remote.retry_at:
-            mark = f"{self._identity}-{remote.number}-{len(remote.marks)}"
+            mark = f"{self.identity}-{remote.number}-{len(remote.marks)}"
             argv = self.transport.argv(remote.host, self.agent.words(mark))
-            hello: dict[str, Any] = {
-                "earlier": list(remote.marks),
-                "environ": dict(self.environ),
-                "slots": remote.host.slots,
-            }
+            hello = {"earlier": list(remote.marks), "environ": dict(self.environ), "slots": remote.host.slots}
             remote.connection = Connection(remote.host, argv, mark, hello)
             remote.marks.append(mark)
 

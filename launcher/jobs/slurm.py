@@ -7,19 +7,16 @@ has on its node, whatever a task of the job was to have: the agent divides it am
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
-from launcher.jobs.hosts import Host
-from launcher.jobs.transports import Refusal, missing
+from launcher.jobs.transports import Host, Refusal, missing
 from launcher.machine.cluster import slurm
 
 _TO_SUBMIT = (
     "submit it: sbatch --nodes=2 --ntasks-per-node=1 scripts/slurm.sbatch --gin_file=RECIPE --model_dir=DIR; or get "
     "nodes first: salloc --nodes=2 --ntasks-per-node=1"
 )
-_SCONTROL_SECONDS = 10.0
 # What srun would take from the job's own options, and what is meant for each of the job's tasks.
 _OF_TASKS = (
     "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE",
@@ -44,14 +41,9 @@ _MISTAKES = (
 
 
 class Srun:
-    """Runs commands by srun, on the nodes of the allocation that this process is in.
+    """Runs commands by srun, on the nodes of the allocation that this process is in: a batch script or salloc's shell.
 
-    Args:
-      environ: of a batch script or of salloc's shell.
-      workers: how many there are in all; None for one a task of the job, or one a node where it does not count tasks.
-
-    Raises:
-      UsageError: this is no allocation, srun started this process, or the workers cannot be divided.
+    Without `workers`, there is one for each task of the job, or for each node where it does not count tasks.
     """
 
     def __init__(self, environ: Mapping[str, str], workers: int | None):
@@ -72,7 +64,6 @@ class Srun:
         )
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
-        """A step of one task on the host."""
         unset = [word for name in _OF_TASKS for word in ("-u", name)]
         return ("env", *unset, "srun", f"--nodelist={host.name}", *_OPTIONS, *command)
 
@@ -108,12 +99,6 @@ def _num_tasks(environ: Mapping[str, str]) -> int | None:
 
 def _addresses(environ: Mapping[str, str]) -> dict[str, str]:
     """NodeAddr of the nodes, by which Slurm itself reaches them; empty where the controller does not tell."""
-    command = ["scontrol", "--oneliner", "show", "node", environ["SLURM_JOB_NODELIST"]]
-    try:
-        done = subprocess.run(
-            command, env=dict(environ), capture_output=True, text=True, timeout=_SCONTROL_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    shown = [dict(word.partition("=")[::2] for word in line.split()) for line in done.stdout.splitlines()]
+    lines = slurm.scontrol(environ, "--oneliner", "show", "node", environ["SLURM_JOB_NODELIST"]).splitlines()
+    shown = [dict(word.partition("=")[::2] for word in line.split()) for line in lines]
     return {node["NodeName"]: node["NodeAddr"] for node in shown if node.get("NodeName") and node.get("NodeAddr")}

@@ -44,12 +44,7 @@ class AwakeClock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stall:
-    """No progress for too long.
-
-    Attributes:
-      seconds: how long.
-      silent: ranks of workers that have never reported, when that is the complaint.
-    """
+    """No progress for too long; `silent` are the workers that have never reported, when that is the complaint."""
 
     seconds: float
     silent: tuple[int, ...] = ()
@@ -58,12 +53,9 @@ class Stall:
 class StallWatch:
     """Watches the reports of one attempt.
 
-    Workers train in step, so one that stops stops all; the job stalls when no worker has reported anything new.
-
-    Args:
-      timeout_seconds: longest time without a report; None for 20 times the median between reports while training, and
-        at least a minute.
-      start_timeout_seconds: longest time until every worker's first report.
+    Workers train in step, so one that stops stops all; the job stalls when no worker has reported anything new for
+    `timeout_seconds`, or if None 20 times the median between reports while training, and at least a minute. Until every
+    worker's first report, `start_timeout_seconds` are the limit.
     """
 
     def __init__(self, *, timeout_seconds: float | None, start_timeout_seconds: float):
@@ -74,12 +66,7 @@ class StallWatch:
         self._intervals: collections.deque[float] = collections.deque(maxlen=100)
 
     def observe(self, now: float, reports: Mapping[int, Report | None]) -> Stall | None:
-        """Looks at the newest reports.
-
-        Args:
-          now: seconds since the attempt began, of an `AwakeClock`.
-          reports: of the workers that still run, by rank.
-        """
+        """Looks at the newest reports of workers that still run, by rank, at `now` seconds of an `AwakeClock`."""
         for rank, report in reports.items():
             before = self._reports.get(rank)
             if report is None or report == before:
@@ -111,12 +98,7 @@ class FrozenWatch:
         self._since: dict[int, float] = {}
 
     def observe(self, now: float, frozen: Collection[int]) -> bool:
-        """Whether one has been stopped for too long.
-
-        Args:
-          now: seconds since the attempt began, of an `AwakeClock`.
-          frozen: ranks of the workers that are stopped now.
-        """
+        """Whether one of the workers frozen at `now` seconds of an `AwakeClock` has been so for too long."""
         self._since = {rank: self._since.get(rank, now) for rank in frozen}
         return any(now - since > _FROZEN_SECONDS for since in self._since.values())
 
@@ -174,17 +156,10 @@ def _innermost(thread: Sequence[Frame]) -> Frame | None:
 def find_stuck(
     reports: Mapping[int, Report | None], stacks: Mapping[int, Sequence[Sequence[Frame]]]
 ) -> tuple[int, str]:
-    """Names the worker that holds the others up.
+    """Names the worker that holds the others up, of those that still run, and what speaks against it.
 
-    One whose step is behind; among equals one that is in Python code, not waiting inside TensorFlow; among equals the
-    one that has been silent longest.
-
-    Args:
-      reports: newest reports of the workers that still run, at least one.
-      stacks: as `parse_stacks` gives them, of those that answered.
-
-    Returns:
-      Its rank, and what speaks against it.
+    One whose step is behind; among equals one that is in Python code, not waiting inside TensorFlow, as far as the
+    stacks tell; among equals the one that has been silent longest.
     """
     steps = {rank: -1 if report is None or report.step is None else report.step for rank, report in reports.items()}
     furthest = max(steps.values())

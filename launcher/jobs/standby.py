@@ -32,15 +32,7 @@ _DEATH_SECONDS = 30.0
 
 
 class Spare:
-    """A process that can become one worker.
-
-    Args:
-      argv: the command of the worker: the interpreter, "-m", a module and its arguments.
-      environ: all the worker's variables.
-
-    Raises:
-      OSError: it cannot be started.
-    """
+    """A process that can become one worker, of its command and all its variables."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]):
         self._argv = tuple(argv)
@@ -78,8 +70,7 @@ class Spare:
     def become(self, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Has it run the worker's program, and returns the process, which is the worker's from now on.
 
-        Raises:
-          OSError: it has ended; nothing of it is left.
+        Raises OSError where it has ended; nothing of it is left.
         """
         late = {name: value for name, value in environ.items() if name in _LATE}
         assert self.process.stdin is not None

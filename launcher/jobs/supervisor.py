@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
 from launcher.jobs import first_error
-from launcher.jobs.drill.fault import Drill
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
 from launcher.jobs.job import outcomes as outcomes_of
@@ -26,6 +26,9 @@ from launcher.reporting.attempts import PREEMPTED, Beginning
 from launcher.supervised import progress
 from launcher.supervised.preemption import REPEAT_SECONDS
 
+if TYPE_CHECKING:
+    from launcher.jobs.drill.fault import Drill
+
 _TURN_SECONDS = 0.05
 # How long the others may take to show their part after the first failure, before they are killed: an error that was
 # raised may be the echo of a death that is only seen a moment later.
@@ -37,15 +40,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Supervisor:
-    """Runs one job.
-
-    Args:
-      job: what to run.
-      backend: where.
-      console: where it says what happens.
-      held: the lease of the job's folder.
-      drill: a fault to rehearse.
-    """
+    """Runs one job, of whose folder it holds the lease; rehearses a fault where there is a drill."""
 
     def __init__(self, *, job: Job, backend: Backend, console: JobConsole, held: Lease, drill: Drill | None = None):
         self._job = job
@@ -385,11 +380,8 @@ def _with_frozen(workers: Sequence[Worker], found: Sequence[Outcome]) -> list[Ou
 
 @contextlib.contextmanager
 def _listening(signals: list[int]) -> Iterator[None]:
-    """Appends the signals that arrive to `signals`, instead of being ended by them; repeats are one signal.
-
-    A process group, a scheduler's step and a script that passes signals on may each send one to the same process.
-    """
-    noted_at = float("-inf")
+    """Appends the signals that arrive to `signals`, instead of being ended by them; repeats are one signal."""
+    noted_at = float("-inf")  # a process group, a scheduler's step and a script may each pass on the same signal
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal noted_at

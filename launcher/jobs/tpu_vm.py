@@ -13,10 +13,14 @@ from collections.abc import Sequence
 from absl import flags
 
 from launcher.errors import UsageError
-from launcher.jobs.hosts import Host
-from launcher.jobs.transports import Refusal, last_words, missing
+from launcher.jobs.transports import Host, Refusal, last_words, missing
 
-FLAGS = ("tpu_node", "zone", "project")
+# What only this backend reads.
+FLAGS = {
+    "tpu_node": (flags.DEFINE_string, None, "Cloud TPU node, for tpu_vm."),
+    "zone": (flags.DEFINE_string, None, "Its zone. Default: the one gcloud is set to."),
+    "project": (flags.DEFINE_string, None, "Its project. Default: the one gcloud is set to."),
+}
 
 # Where scripts/tpu_vm_startup.sh installs, on every host.
 PYTHON = "/opt/launcher/python"
@@ -34,24 +38,8 @@ _MISTAKES = (
 )  # fmt: skip
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    """Adds the flags that only this backend reads."""
-    flags.DEFINE_string("tpu_node", None, "Cloud TPU node, for tpu_vm.", flag_values=values)
-    flags.DEFINE_string("zone", None, "Its zone. Default: the one gcloud is set to.", flag_values=values)
-    flags.DEFINE_string("project", None, "Its project. Default: the one gcloud is set to.", flag_values=values)
-
-
 class TpuVm:
-    """Runs a command by `gcloud compute tpus tpu-vm ssh`, on host 0 of one node.
-
-    Args:
-      node: its name, perhaps with a user: "user@name".
-      zone: where it is; None for the one gcloud is set to.
-      project: whose it is; None for the one gcloud is set to.
-
-    Raises:
-      UsageError: these are no names.
-    """
+    """Runs a command by `gcloud compute tpus tpu-vm ssh`, on host 0 of one node: "name" or "user@name"."""
 
     def __init__(self, node: str | None, zone: str | None, project: str | None):
         if not node:
@@ -81,15 +69,3 @@ class TpuVm:
         by_hand = shlex.join([*self._command, "--command=true"])
         hint = f"; first make this work: {by_hand}" if is_mistake else "; is it up?"
         return Refusal(message=f"gcloud cannot reach {host.name} ({what}){hint}", is_mistake=is_mistake)
-
-
-def environment(node: str, tpu: str | None) -> dict[str, str]:
-    """Variables of the program on host 0.
-
-    Args:
-      node: the node's name.
-      tpu: what the program's own --tpu says: "local" on a node of one host; None to drive the slice by its name.
-    """
-    if tpu == "local":
-        return {}
-    return {"TPU_NAME": node.rpartition("@")[2], "TPU_LOAD_LIBRARY": "0"}

@@ -1,17 +1,22 @@
-"""Transports, such as ssh: how an agent comes to run on a host, and what it means when it does not."""
+"""Hosts, as --hosts and --hostfile name them, and transports, such as ssh: how an agent comes to run on a host."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from launcher.errors import UsageError
-from launcher.jobs.hosts import Host
 
 AGENT = "LAUNCHER_AGENT"
+
+# Nothing that a program could take for an option.
+_HOST = re.compile(r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9._-]*)@)?(?P<address>[A-Za-z0-9][A-Za-z0-9._-]*)")
+_SLOTS = re.compile(r"slots=([1-9][0-9]{0,3})")
 
 _NO_FOLDER = 91
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
@@ -20,13 +25,21 @@ _SCRIPT = f'cd -- "$1" || exit {_NO_FOLDER}; shift; exec env "$@"'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Why no agent runs on a host.
+class Host:
+    """One host of a job.
 
-    Attributes:
-      message: what is wrong and what to do; names the host.
-      is_mistake: whether it stays wrong until a person does something.
+    It has a name as the person wrote it, perhaps with a user ("user@a"), an address by which workers of other hosts
+    reach its own ("a"), and so many workers.
     """
+
+    name: str
+    address: str
+    slots: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why no agent runs on a host and what to do; a mistake stays wrong until a person does something."""
 
     message: str
     is_mistake: bool
@@ -39,8 +52,7 @@ class Transport(Protocol):
 
     Attributes:
       hosts: of the job, in the order of their workers' ranks.
-      missing: the program that is needed and not found here, and what to do; empty where it is found. A plan, which
-        runs nothing, needs none.
+      missing: the program that is needed and not found here, and what to do; "" where it is found. A plan needs none.
     """
 
     hosts: tuple[Host, ...]
@@ -56,12 +68,9 @@ class Transport(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentCommand:
-    """The agent's command line on every host.
+    """The agent's command line on every host: the interpreter there, and its working directory.
 
-    Attributes:
-      python: the interpreter there.
-      folder: the working directory there.
-      environ: variables that Python needs to find the launcher; others travel in the agent's first message.
+    `environ` has what Python needs to find the launcher; other variables travel in the agent's first message.
     """
 
     python: str
@@ -88,23 +97,16 @@ class AgentCommand:
                 "folder of its checkout by --remote_dir"
             )
         else:
-            return Refusal(
-                message=f"no agent runs on {host.name}: it ended with exit code {exit_code} ({said})", is_mistake=False
-            )
+            what = f"no agent runs on {host.name}: it ended with exit code {exit_code} ({said})"
+            return Refusal(message=what, is_mistake=False)
         return Refusal(message=what, is_mistake=True)
 
 
 class Ssh:
     """Runs commands by OpenSSH's client, which must need no password.
 
-    A connection that breaks without a word is noticed after about six seconds.
-
-    Args:
-      hosts: of the job.
-      command: the client with options of the person's own, which come first and so win: "ssh -p 2222".
-
-    Raises:
-      UsageError: it is no command.
+    A connection that breaks without a word is noticed after about six seconds. Options of the person's own in
+    `command`, as in "ssh -p 2222", come first and so win.
     """
 
     OPTIONS = (
@@ -155,5 +157,58 @@ def missing(program: str, advice: str, path: str | None = None) -> str:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The last line with something in it."""
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def parse_hosts(hosts: str | None, hostfile: str | None, workers: int | None) -> tuple[Host, ...]:
+    """The hosts that --hosts or --hostfile names, with `workers` divided among them; None: by slots, or one a host."""
+    if hosts is not None and hostfile is not None:
+        raise UsageError(f"--hosts={hosts} and --hostfile={hostfile}: give one of them")
+    if hosts is not None:
+        source, found = f"--hosts={hosts}", [_host(word.strip(), f"--hosts={hosts}") for word in hosts.split(",")]
+    elif hostfile is not None:
+        source, found = f"--hostfile={hostfile}", _read(hostfile)
+    else:
+        raise UsageError("which hosts? give --hosts=a,b,c or --hostfile=FILE")
+    seen: set[str] = set()
+    for host, _ in found:
+        if host.address in seen:
+            raise UsageError(f"{source}: {host.address!r} is named twice; for several workers a host, raise --workers")
+        seen.add(host.address)
+    if any(slots for _, slots in found):
+        counts = [slots or 1 for _, slots in found]
+        if workers not in (None, sum(counts)):
+            raise UsageError(f"--workers={workers}: {source} has slots for {sum(counts)}; leave --workers out")
+    else:
+        share, rest = divmod(len(found) if workers is None else workers, len(found))
+        if rest or not share:
+            raise UsageError(
+                f"--workers={workers}: {len(found)} hosts run the same number of workers each; "
+                f"give a multiple of {len(found)}, or a --hostfile with slots"
+            )
+        counts = [share] * len(found)
+    return tuple(dataclasses.replace(host, slots=count) for (host, _), count in zip(found, counts, strict=True))
+
+
+def _read(hostfile: str) -> list[tuple[Host, int | None]]:
+    try:
+        text = Path(hostfile).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--hostfile={hostfile}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    lines = [(number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), start=1)]
+    found = [_host(" ".join(words), f"--hostfile={hostfile}, line {number}") for number, words in lines if words]
+    if not found:
+        raise UsageError(f"--hostfile={hostfile}: names no host; write one a line")
+    return found
+
+
+def _host(text: str, source: str) -> tuple[Host, int | None]:
+    """A host, and how many workers it is said to run."""
+    name, _, rest = text.partition(" ")
+    match = _HOST.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{source}: {name!r} is not a host; write NAME or USER@NAME")
+    slots = _SLOTS.fullmatch(rest)
+    if rest and slots is None:
+        raise UsageError(f"{source}: {rest!r} behind {name}: only slots=K is known, the number of its workers")
+    return Host(name=name, address=match["address"]), int(slots[1]) if slots else None

@@ -52,8 +52,7 @@ class Chip:
       peak_flops: bfloat16 FLOP/s of one chip.
       hbm_bandwidth: bytes/s of one chip.
       link_bandwidth: bytes/s of one link between chips, in one direction.
-      mxus: matrix units of one chip.
-      mxu: rows and columns of each.
+      mxus: matrix units of one chip, each of `mxu` rows and columns.
       fewest_mxus: where the maker's pages do not agree on their number, the other one; then the clock may be higher.
     """
 
@@ -92,7 +91,6 @@ class Chip:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        """All of them, by name."""
         return _constants_of(self)
 
 
@@ -156,7 +154,6 @@ class Card:
     Attributes:
       name: as `--gpu_type` has it, such as "a100-80".
       model: the maker's name; the driver's has it as words.
-      capability: compute capability.
       cores: streaming multiprocessors.
       clock_ghz: at most.
       l2_bytes: of its second cache.
@@ -169,7 +166,6 @@ class Card:
       link_bandwidth: bytes/s of all links of one GPU, in one direction.
       reduces_in_switch: whether the switch between the GPUs adds up, so that each sends a sum's bytes once.
       network: bytes/s of a host with as many of them as it has, in one direction; None where no such host is published.
-      most_on_a_host: how many a host has at most.
     """
 
     name: str
@@ -191,7 +187,6 @@ class Card:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        """All that are known, by name."""
         return _constants_of(self)
 
     @property
@@ -206,9 +201,7 @@ def _card(
 ) -> Card:  # fmt: skip
     """A card, with numbers as data sheets have them: GB/s, TFLOP/s, and Gbit/s of a network; a link's in one direction.
 
-    Args:
-      memory, network: each with its source.
-      sheet: where all others stand.
+    Memory and network have a source each; all others stand in `sheet`.
     """
 
     def flops(tera: float) -> Constant:

@@ -74,7 +74,6 @@ def helper(module: str, *arguments: str) -> list[str]:
 
 
 def kill_group(group: int) -> None:
-    """SIGKILLs a process group, if it is still there."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
@@ -101,11 +100,8 @@ def last_words(lines: Sequence[str], count: int) -> str:
 def run_forked(work: Callable[[], Any], *, seconds: float, turn: Callable[[], None] = lambda: None) -> Any:
     """Returns what `work` returns, done by a forked child: what waits for a dead disk there can be left behind.
 
-    A thread would not do: a process with a thread that waits for a disk cannot end.
-
-    Args:
-      work: done in a copy of this process; what it changes in memory is lost. JSON can hold what it returns.
-      turn: called again and again meanwhile.
+    A thread would not do: a process with a thread that waits for a disk cannot end. What `work` changes in memory is
+    lost, and JSON can hold what it returns. `turn` is called again and again meanwhile.
 
     Raises:
       TimeoutError: the time is over.

@@ -22,11 +22,7 @@ _SEAL = ".sha256"
 # tests/run/test_compile_cache.py. Then: look the flag up in TensorFlow's `xla/flags`; refuse `--compile_cache` until
 # then.
 def use(folder: str) -> None:
-    """Has TensorFlow use the folder. It reads a variable when it first compiles, and knows no other way.
-
-    Raises:
-      UsageError: TensorFlow could not read the folder's name.
-    """
+    """Has TensorFlow use the folder. It reads a variable when it first compiles, and knows no other way."""
     path = str(_path(folder))
     if path.split() != [path] or "://" in folder:
         raise UsageError(f"--compile_cache={folder}: must be a folder of this machine, without spaces in its name")
@@ -35,11 +31,7 @@ def use(folder: str) -> None:
 
 
 def prepare(folder: str) -> None:
-    """Makes the folder where there is none, and removes what is not as it was written.
-
-    Raises:
-      UsageError: nothing can be written there.
-    """
+    """Makes the folder where there is none, and removes what is not as it was written."""
     try:
         _path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=_path(folder)):

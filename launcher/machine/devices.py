@@ -1,4 +1,4 @@
-"""What hardware this machine has, and how it is set up before TensorFlow starts to use it."""
+"""What hardware this machine has, what of it trains, and how it is set up before TensorFlow starts to use it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILIT
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU.
-
-    Attributes:
-      model: the maker's name for it.
-      compute_capability: (major, minor), or None when the driver does not say.
-    """
+    """One GPU: the maker's name for it, and (major, minor), or None when the driver does not say."""
 
     model: str
     compute_capability: tuple[int, int] | None
@@ -28,12 +23,9 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Devices:
-    """The accelerators of this machine.
+    """The accelerators of this machine, as TensorFlow names and orders them.
 
-    Attributes:
-      gpus: in TensorFlow's order.
-      tpus: TensorFlow's names of the TPU cores attached to this machine.
-      tpu_chips: device files of TPU chips, which are there also when this TensorFlow cannot drive them.
+    `tpu_chips` are device files of TPU chips, which are there also when this TensorFlow cannot drive them.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -60,6 +52,40 @@ class GpuOptions:
     def __post_init__(self) -> None:
         if self.private_threads < 0:
             raise UsageError(f"gpu.private_threads = {self.private_threads}: must be 0 (shared) or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrategyPlan:
+    """A strategy that has been decided on and not yet made.
+
+    Attributes:
+      kind: "one_device", "mirrored", "multi_worker" or "tpu".
+      num_replicas: replicas in sync over all processes, of which this process drives `local_replicas`.
+      why: the reason for the kind, for people.
+      devices: this process's devices, such as "GPU:0".
+      accelerator: "cpu", "gpu" or "tpu".
+      notes: what a person should know before starting.
+      compute_capability: least (major, minor) of the GPUs used; None without GPUs or when unknown.
+      tpu: name or address of the TPU, or "local"; None without one.
+      absent: whether it is on devices that this machine need not have, and none is set up.
+    """
+
+    kind: str
+    num_replicas: int
+    local_replicas: int
+    why: str
+    devices: tuple[str, ...]
+    accelerator: str
+    notes: tuple[str, ...] = ()
+    compute_capability: tuple[int, int] | None = None
+    tpu: str | None = None
+    gpu_options: GpuOptions = dataclasses.field(default_factory=GpuOptions)
+    absent: bool = False
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether it is on a TPU that this machine does not have."""
+        return self.kind == "tpu" and self.tpu is None
 
 
 def discover() -> Devices:

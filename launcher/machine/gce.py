@@ -54,12 +54,8 @@ def watch(environ: Mapping[str, str], notify: Callable[[str], None], *, retry_se
     """Returns at once; later calls `notify` with the reason, from another thread, when this machine is taken away.
 
     Elsewhere than on GCE nothing happens. A metadata server that does not answer is asked again for as long as the
-    process lives, less and less often.
-
-    Args:
-      environ: GCE_METADATA_HOST in it names another metadata server, "host" or "host:port".
-      notify: takes one clause for people.
-      retry_seconds: the first pause after a failure; doubled up to a minute.
+    process lives, less and less often: after `retry_seconds`, doubled up to a minute. GCE_METADATA_HOST names another
+    one, "host" or "host:port".
     """
     if not on_gce(environ):
         return

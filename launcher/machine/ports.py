@@ -22,11 +22,7 @@ _IPV4 = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, on any address of this host.
-
-    Raises:
-      UsageError: there are fewer than `count`.
-    """
+    """As many ports as `count` that nobody listens on now, on any address of this host."""
     ports: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         if len(ports) == count:
@@ -42,11 +38,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def listener(port: int, *, backlog: int) -> socket.socket:
-    """A socket that listens on a port as TensorFlow's server will: on all addresses of this host.
-
-    Raises:
-      OSError: it may not, or another process does.
-    """
+    """A socket that listens on a port as TensorFlow's server will, on all addresses of this host; or OSError."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
@@ -67,12 +59,7 @@ def call(address: str, seconds: float) -> socket.socket:
 
 
 def public_address_notes(workers: Sequence[str], proc: Path = Path("/proc/net")) -> list[str]:
-    """What a person should know of workers with public addresses; no name is looked up.
-
-    Args:
-      workers: "host:port" of every worker; alone, nobody listens.
-      proc: where the kernel lists this host's addresses.
-    """
+    """What a person should know of workers with public addresses; no name is looked up. `proc` lists this host's."""
     if len(workers) < 2:
         return []
     given = [address.rpartition(":")[0].strip("[]") for address in workers]

@@ -15,12 +15,8 @@ class UnfitError(ValueError):
 def read(path: Path, most_bytes: int | None = _MOST_BYTES) -> bytes:
     """The contents of a file.
 
-    Args:
-      path: where it is.
-      most_bytes: of a file that is read; None for any.
-
     Raises:
-      UnfitError: it is a pipe, a device or a folder, or larger than that.
+      UnfitError: it is a pipe, a device or a folder, or larger than `most_bytes`, if not None.
       OSError: it cannot be read.
     """
     found = path.stat()

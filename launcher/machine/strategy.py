@@ -15,47 +15,19 @@ from launcher.errors import UsageError
 from launcher.machine import installation, peers
 from launcher.machine import tpu as tpu_lib
 from launcher.machine.accelerators import FLOAT16_CAPABILITY
-from launcher.machine.cluster import Cluster
-from launcher.machine.devices import Devices, GpuOptions, configure_gpus, configure_logical_cpus, discover, gpu_notes
+from launcher.machine.cluster import Cluster, tf_config
+from launcher.machine.devices import (
+    Devices,
+    GpuOptions,
+    StrategyPlan,
+    configure_gpus,
+    configure_logical_cpus,
+    discover,
+    gpu_notes,
+)
 from launcher.machine.ports import public_address_notes
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StrategyPlan:
-    """A strategy that has been decided on and not yet made.
-
-    Attributes:
-      kind: "one_device", "mirrored", "multi_worker" or "tpu".
-      num_replicas: replicas in sync over all processes.
-      local_replicas: replicas this process drives.
-      why: the reason for the kind, for people.
-      devices: this process's devices, such as "GPU:0".
-      accelerator: "cpu", "gpu" or "tpu".
-      notes: what a person should know before starting.
-      compute_capability: least (major, minor) of the GPUs used; None without GPUs or when unknown.
-      tpu: name or address of the TPU, or "local"; None without one.
-      gpu_options: how GPUs will be set up.
-      absent: whether it is on devices that this machine need not have, and none is set up.
-    """
-
-    kind: str
-    num_replicas: int
-    local_replicas: int
-    why: str
-    devices: tuple[str, ...]
-    accelerator: str
-    notes: tuple[str, ...] = ()
-    compute_capability: tuple[int, int] | None = None
-    tpu: str | None = None
-    gpu_options: GpuOptions = dataclasses.field(default_factory=GpuOptions)
-    absent: bool = False
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether it is on a TPU that this machine does not have."""
-        return self.kind == "tpu" and self.tpu is None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,8 +57,6 @@ def plan(
       replicas: replicas on this machine: GPUs, or logical CPU devices where there is no GPU; None for all GPUs. For a
         remote TPU, its cores.
       tpu: node name, grpc:// address or "local", as given by `--tpu`.
-      cluster: this process and its peers.
-      environ: the process's environment variables.
       devices: what this machine has; None to look.
 
     Raises:
@@ -148,8 +118,7 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
     if not cluster.workers:
         raise UsageError(
             "--strategy=multi_worker: no workers are named. Start one process a worker, each with the same cluster and "
-            'an index of its own, from 0: TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
-            '"task": {"type": "worker", "index": 0}}\''
+            f"an index of its own, from 0: {tf_config.EXAMPLE}"
         )
     if not request.devices.gpus and request.replicas not in (None, 1):
         raise UsageError(
@@ -158,46 +127,26 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
         )
     local = _on_this_machine("multi_worker", request.replicas, request, why)
     has = f"{local.local_replicas} GPU(s)" if request.devices.gpus else "no GPU"
-    assumed = f"each of the {cluster.num_workers} workers is taken to have {has}, as this one"
-    exposed = public_address_notes(cluster.workers)
-    notes = [assumed, *_shared_host_notes(request), *exposed, *local.notes]
+    notes = [f"each of the {cluster.num_workers} workers is taken to have {has}, as this one"]
+    hosts = [address.rpartition(":")[0] for address in cluster.workers]
+    host = hosts[cluster.index]
+    if request.devices.gpus and hosts.count(host) > 1 and "CUDA_VISIBLE_DEVICES" not in request.environ:
+        share = f"{hosts.count(host)} workers share the host {host}"
+        notes.append(f"{share}: give each GPUs of its own with CUDA_VISIBLE_DEVICES")
+    notes += [*public_address_notes(cluster.workers), *local.notes]
     return dataclasses.replace(local, num_replicas=cluster.num_workers * local.local_replicas, notes=tuple(notes))
 
 
-def _shared_host_notes(request: _Request) -> list[str]:
-    hosts = [address.rpartition(":")[0] for address in request.cluster.workers]
-    host = hosts[request.cluster.index]
-    if not request.devices.gpus or hosts.count(host) == 1 or "CUDA_VISIBLE_DEVICES" in request.environ:
-        return []
-    return [f"{hosts.count(host)} workers share the host {host}: give each GPUs of its own with CUDA_VISIBLE_DEVICES"]
-
-
 def _plan_tpu(request: _Request, why: str) -> StrategyPlan:
-    found = tpu_lib.plan(tpu=request.tpu, replicas=request.replicas, devices=request.devices, environ=request.environ)
-    return StrategyPlan(
-        kind="tpu",
-        num_replicas=found.num_replicas,
-        # One program drives all cores, also those of a pod's other hosts.
-        local_replicas=found.num_replicas,
-        why=why,
-        devices=found.devices,
-        accelerator="tpu",
-        notes=found.notes,
-        tpu=found.name,
+    return tpu_lib.plan(
+        tpu=request.tpu, replicas=request.replicas, devices=request.devices, environ=request.environ, why=why
     )
 
 
 def absent_tpu(replicas: int | None, *, why: str) -> StrategyPlan:
     """A plan for a TPU that is not here, of `replicas` cores or one: it can be shown, not built."""
     count = replicas or 1
-    return StrategyPlan(
-        kind="tpu",
-        num_replicas=count,
-        local_replicas=count,
-        why=why,
-        devices=tuple(f"TPU:{index}" for index in range(count)),
-        accelerator="tpu",
-    )
+    return tpu_lib.on_cores(count, why=why, devices=tuple(f"TPU:{index}" for index in range(count)))
 
 
 # What TensorFlow says when its runtime has been started: of logical devices and GPUs, and of workers.
@@ -266,11 +215,7 @@ def describe(strategy: tf.distribute.Strategy) -> StrategyPlan:
 
 
 def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
-    """The dtype policy that is fastest on these devices without loss of accuracy, and why.
-
-    Returns:
-      A Keras dtype policy name and the reason for people.
-    """
+    """The Keras dtype policy that is fastest on these devices without loss of accuracy, and why."""
     if plan.accelerator == "tpu":
         return "mixed_bfloat16", "auto: TPUs multiply in bfloat16"
     if plan.accelerator == "cpu":
@@ -297,10 +242,6 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
 
     Under several workers, waits until all of them are there, and says for whom.
 
-    Args:
-      plan: what `plan` decided.
-      cluster: the cluster it decided for.
-
     Raises:
       UsageError: the TPU cannot be connected to, or TensorFlow was used before.
       PeerError: a worker did not come in time.
@@ -314,7 +255,11 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
         if plan.kind == "one_device":
             return tf.distribute.OneDeviceStrategy(f"/{plan.devices[0]}")
         if plan.kind == "mirrored":
-            return _build_mirrored(plan)
+            # Logical devices share memory: one adds up what TensorFlow's default, a ring of collectives, would pass
+            # around in up to five times the time. Nor can collectives of two strategies in one process get into each
+            # other's way.
+            across = tf.distribute.ReductionToOneDevice() if plan.accelerator == "cpu" else None
+            return tf.distribute.MirroredStrategy(list(plan.devices), cross_device_ops=across)
         return _build_multi_worker(plan, cluster)
     except RuntimeError as error:
         if not any(words in str(error) for words in _TOO_LATE):
@@ -324,15 +269,6 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
             "-m launcher.main --gin_file=PROGRAM.py, which sets them up first, or call launcher.fit before anything of "
             "TensorFlow, with functions that return the data"
         ) from error
-
-
-def _build_mirrored(plan: StrategyPlan) -> tf.distribute.Strategy:
-    devices = list(plan.devices)
-    if plan.accelerator == "gpu":
-        return tf.distribute.MirroredStrategy(devices)
-    # Logical devices share memory: one adds up what TensorFlow's default, a ring of collectives, would pass around in
-    # up to five times the time. Nor can collectives of two strategies in one process get into each other's way.
-    return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
 
 
 def _build_multi_worker(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:

@@ -28,11 +28,7 @@ _OPTIONAL = ("sklearn", "matplotlib", "jax", "pandas", "scipy")
 
 
 def require_tensorflow() -> None:
-    """Imports both, with little in the log.
-
-    Raises:
-        UsageError: TensorFlow is not installed, or Keras is told to use another backend.
-    """
+    """Imports both, with little in the log; UsageError where TensorFlow is not there or Keras has another backend."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if os.environ["KERAS_BACKEND"] != "tensorflow":

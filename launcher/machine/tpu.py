@@ -7,7 +7,6 @@ metadata server that is not there.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import socket
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.machine import gce, installation, ports
-from launcher.machine.devices import Devices
+from launcher.machine.devices import Devices, StrategyPlan
 
 _ANSWER_SECONDS = 10.0
 _ENDPOINTS = "attributes/worker-network-endpoints"
@@ -28,38 +27,35 @@ class NoTpuError(UsageError):
     """A TPU is asked for, and this machine neither has nor names one."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TpuPlan:
-    """A TPU that is there as far as one can tell without asking it.
-
-    Attributes:
-      name: node name or grpc:// address, or "local".
-      num_replicas: its cores, as TensorFlow counts them.
-      devices: their names, or the TPU's.
-      notes: what a person should know.
-    """
-
-    name: str
-    num_replicas: int
-    devices: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-
-
 def named(tpu: str | None, environ: Mapping[str, str]) -> str | None:
     """The TPU that `--tpu`, or else the variable TPU_NAME, names."""
     return tpu or environ.get("TPU_NAME") or None
 
 
-def plan(*, tpu: str | None, replicas: int | None, devices: Devices, environ: Mapping[str, str]) -> TpuPlan:
-    """Checks the request against this machine, at once and without the network.
+def on_cores(
+    count: int, *, why: str, devices: tuple[str, ...], name: str | None = None, notes: tuple[str, ...] = ()
+) -> StrategyPlan:
+    """A plan for all cores of a TPU: one program drives them, also those of a pod's other hosts."""
+    return StrategyPlan(
+        kind="tpu",
+        num_replicas=count,
+        local_replicas=count,
+        why=why,
+        devices=devices,
+        accelerator="tpu",
+        notes=notes,
+        tpu=name,
+    )
+
+
+def plan(
+    *, tpu: str | None, replicas: int | None, devices: Devices, environ: Mapping[str, str], why: str
+) -> StrategyPlan:
+    """Checks the request against this machine, at once and without the network; NoTpuError where there is no TPU.
 
     Args:
       tpu: node name, grpc:// address or "local"; None for TPU_NAME or else the TPU of this machine.
       replicas: number of TPU cores, which cannot be known before a remote TPU is connected to.
-
-    Raises:
-      NoTpuError: there is no TPU here.
-      UsageError: it cannot be driven from here, or not with so many cores.
     """
     name = named(tpu, environ)
     if name is None and not devices.tpus and not devices.tpu_chips:
@@ -70,10 +66,10 @@ def plan(*, tpu: str | None, replicas: int | None, devices: Devices, environ: Ma
     name = name or "local"
     if environ.get("TPU_WORKER_HOSTNAMES"):
         check_host(name, hosts_of_this_slice(environ))
-    return _plan_local(replicas, devices) if name == "local" else _plan_remote(name, replicas, environ)
+    return _plan_local(replicas, devices, why) if name == "local" else _plan_remote(name, replicas, environ, why)
 
 
-def _plan_local(replicas: int | None, devices: Devices) -> TpuPlan:
+def _plan_local(replicas: int | None, devices: Devices, why: str) -> StrategyPlan:
     if not devices.tpus and not devices.tpu_chips:
         raise NoTpuError(
             "--tpu=local (or TPU_NAME=local): this machine has no TPU. Run on a TPU VM, or use --strategy=auto"
@@ -88,10 +84,10 @@ def _plan_local(replicas: int | None, devices: Devices) -> TpuPlan:
         )
     if replicas not in (None, count):
         raise UsageError(f"--replicas={replicas}, but the TPU of this machine has {count} cores; leave --replicas out")
-    return TpuPlan(name="local", num_replicas=count, devices=devices.tpus or devices.tpu_chips)
+    return on_cores(count, why=why, devices=devices.tpus or devices.tpu_chips, name="local")
 
 
-def _plan_remote(name: str, replicas: int | None, environ: Mapping[str, str]) -> TpuPlan:
+def _plan_remote(name: str, replicas: int | None, environ: Mapping[str, str], why: str) -> StrategyPlan:
     if not re.fullmatch(r"(grpc://)?[^\s/]+", name):
         raise UsageError(f"--tpu={name!r} is neither a node name, a grpc://host:port address nor 'local'")
     if replicas is None:
@@ -102,17 +98,14 @@ def _plan_remote(name: str, replicas: int | None, environ: Mapping[str, str]) ->
     notes: tuple[str, ...] = ()
     if environ.get("TPU_LOAD_LIBRARY") != "0":
         notes = ("on a pod's own host 0, set TPU_LOAD_LIBRARY=0, or this process takes the chips from the TPU runtime",)
-    return TpuPlan(name=name, num_replicas=replicas, devices=(name,), notes=notes)
+    return on_cores(replicas, why=why, devices=(name,), name=name, notes=notes)
 
 
 def connect(name: str, num_replicas: int, environ: Mapping[str, str] = os.environ) -> tf.distribute.Strategy:
     """Connects to a TPU, initialises it, which clears its memory, and makes the strategy.
 
-    Replicas are in the order of hosts and of cores on a host, as each host feeds its own; see `describe`.
-
-    Raises:
-      UsageError: the TPU cannot be found, cannot be driven from here, does not answer, runs another version of
-        TensorFlow or has another number of cores.
+    Replicas are in the order of hosts and of cores on a host, as each host feeds its own; see `describe`. Raises
+    UsageError where the TPU cannot be found or driven from here, does not answer, or is another than planned.
     """
     check_host(name, hosts_of_this_slice(environ))
     resolver, hosts = _look_up(name)
@@ -199,11 +192,7 @@ def hosts_of_this_slice(environ: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def check_host(name: str, slice_hosts: tuple[int, str] | None) -> None:
-    """Refuses to drive a pod, of `hosts_of_this_slice`, from within one of its hosts, or from another than the first.
-
-    Raises:
-      UsageError: saying where and how to start instead.
-    """
+    """Refuses to drive a pod, of `hosts_of_this_slice`, from within one of its hosts, or from another than host 0."""
     if slice_hosts is None or slice_hosts[0] <= 1:
         return
     count, host = slice_hosts
@@ -221,11 +210,7 @@ def check_host(name: str, slice_hosts: tuple[int, str] | None) -> None:
 def check_version(name: str, runtime: str | None) -> None:
     """Refuses a TPU whose TensorFlow is not this program's: the two exchange graphs, handles and kernels by name.
 
-    Args:
-      runtime: what it runs, "tpu-vm-tf-2.20.0-pod-pjrt" or "2.20.0"; None where it does not say.
-
-    Raises:
-      UsageError: naming both versions, and what to do.
+    `runtime` is what it runs, "tpu-vm-tf-2.20.0-pod-pjrt" or "2.20.0"; None where it does not say.
     """
     found = re.search(r"(?:^|tf-)((\d+)\.(\d+)[\w.]*)", runtime or "")
     if found is None or (found[2], found[3]) == tuple(tf.__version__.split(".")[:2]):

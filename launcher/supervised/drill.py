@@ -31,11 +31,7 @@ _drill = _Drill()
 
 
 def install(environ: Mapping[str, str]) -> None:
-    """Waits for the sign, if LAUNCHER_DRILL asks for it; to be called in the main thread, before the first step.
-
-    Raises:
-      UsageError: the variable names no fault of a worker.
-    """
+    """Waits for the sign, if LAUNCHER_DRILL asks for it; to be called in the main thread, before the first step."""
     kind = environ.get(VARIABLE)
     if kind is None:
         return
@@ -51,11 +47,7 @@ def has_struck() -> bool:
 
 
 def between_steps() -> None:
-    """Fails here, or never returns, when it is time for that.
-
-    Raises:
-      OSError: as a network disk raises when it cannot be read for a moment, so a retry helps.
-    """
+    """Fails here, as when a network disk cannot be read for a moment, or never returns, when it is time for that."""
     if _strikes(EXCEPTION):
         raise OSError(errno.EIO, "drill: a read that failed")
     if _strikes(STUCK):
@@ -63,11 +55,7 @@ def between_steps() -> None:
 
 
 def before_write() -> None:
-    """Stands where a checkpoint is being written, and fails once, as a full disk does.
-
-    Raises:
-      OSError: ENOSPC.
-    """
+    """Stands where a checkpoint is being written, and fails once, as a full disk does (OSError, ENOSPC)."""
     if _strikes(DISK_FULL):
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (drill)")
 
@@ -83,5 +71,5 @@ def _strikes(kind: str) -> bool:
     return True
 
 
-def _never_return() -> None:
+def _never_return() -> None:  # a name that stacks show
     threading.Event().wait()

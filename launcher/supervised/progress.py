@@ -86,15 +86,12 @@ def is_restarted(environ: Mapping[str, str]) -> bool:
 
 
 class Progress:
-    """Tells the supervisor, in one small file, how far this worker is.
+    """Tells the supervisor, in one small file, how far this worker is; without LAUNCHER_PROGRESS_FILE it tells nobody.
 
     A report costs the writing of a kilobyte to a local temporary file, so every turn of a host loop may make one.
 
         progress = Progress(os.environ)
         progress.report(phase="train", step=120)
-
-    Args:
-      environ: the process's environment; without LAUNCHER_PROGRESS_FILE in it, reports go nowhere.
     """
 
     def __init__(self, environ: Mapping[str, str]):
@@ -141,10 +138,7 @@ def files(folder: Path, rank: int) -> tuple[Path, Path]:
 def make_files(progress_file: Path, error_file: Path) -> None:
     """Makes the files of a worker that is about to be started, empty and as large as they will ever be.
 
-    A file that is there already is emptied and keeps its room.
-
-    Raises:
-      OSError: there is no room for them, or another reason.
+    A file that is there already is emptied and keeps its room. Raises OSError where there is no room.
     """
     for path, size in ((progress_file, _REPORT_BYTES), (error_file, _ERROR_BYTES)):
         # Written, not merely reserved: some file systems need room to turn the one into the other.
@@ -172,10 +166,11 @@ def record_error(environ: Mapping[str, str], error: BaseException, exit_code: in
     path = environ.get(ERROR_FILE)
     if not path or exit_code in (EXIT_DONE, EXIT_PREEMPTED) or read_error(Path(path)) is not None:
         return
+    trace = "" if isinstance(error, LauncherError) else "".join(traceback.format_exception(error))
     record = ErrorRecord(
         type=type(error).__name__,
         message=_shortened(str(error), _MESSAGE_LENGTH),
-        traceback="" if isinstance(error, LauncherError) else _shortened(_format(error), _TRACEBACK_LENGTH),
+        traceback=_shortened(trace, _TRACEBACK_LENGTH),
         exit_code=exit_code,
         time=time.time(),
         monotonic=time.monotonic(),
@@ -195,12 +190,7 @@ def read_error(path: Path) -> ErrorRecord | None:
     return None if record is None else ErrorRecord(**record)
 
 
-def _format(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
-
-
 def _shortened(text: str, length: int) -> str:
-    """The beginning and the end of a text that is too long."""
     half = length // 2
     return text if len(text) <= length else f"{text[:half]}\n[...]\n{text[-half:]}"
 

@@ -12,7 +12,7 @@ import pytest
 
 from launcher import launch as entry
 from launcher.errors import UsageError
-from launcher.jobs.hosts import parse_hosts
+from launcher.jobs.transports import parse_hosts
 
 
 def divided(hosts):

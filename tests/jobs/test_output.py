@@ -21,7 +21,7 @@ def console():
 
 @pytest.fixture
 def tee(tmp_path, console):
-    return Tee(console, "[worker 3] ", LogFile(tmp_path / "logs" / "worker_3.log", console))
+    return Tee(console, "[worker 3] ", LogFile(tmp_path / "logs" / "worker_3.log", console).write)
 
 
 def test_lines_that_arrive_in_pieces_are_put_together(tee, console, tmp_path, capfd):
@@ -59,7 +59,7 @@ def test_bytes_that_are_no_text_pass(tee, console, tmp_path, capfdbinary):
 def test_a_full_disk_stops_the_log_and_not_the_console(tmp_path, capfd):
     (tmp_path / "worker_3.log").symlink_to("/dev/full")
     console = JobConsole()
-    tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console))
+    tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console).write)
     tee.feed(b"one\n")
     tee.feed(b"two\n")
     tee.close()
@@ -74,7 +74,7 @@ def test_a_log_that_takes_nothing_stops_nothing_and_is_said_to_be_incomplete(tmp
     monkeypatch.setattr(output, "_PATIENCE_SECONDS", 0.5)
     os.mkfifo(tmp_path / "worker_3.log")  # whoever opens it waits for a reader
     console = JobConsole()
-    tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console))
+    tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console).write)
     for _ in range(100):
         tee.feed(b"x" * 65535 + b"\n")
         while console.is_behind:

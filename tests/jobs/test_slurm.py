@@ -17,9 +17,8 @@ from launched import LaunchedJob, fault
 from places import ROOT
 
 from launcher.errors import UsageError
-from launcher.jobs.hosts import Host
 from launcher.jobs.slurm import Srun
-from launcher.jobs.transports import AgentCommand
+from launcher.jobs.transports import AgentCommand, Host
 
 pytestmark = pytest.mark.slow
 

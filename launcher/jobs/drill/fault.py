@@ -1,21 +1,31 @@
-"""The fault of a drill: made in the first attempt of a job, when it is time, and measured."""
+"""A drill: one fault rehearsed in a real job, so that a user knows before it matters that the job survives.
+
+The supervisor runs the job as ever and tells the drill of it, which makes the fault in the first attempt when it is
+time, measures what follows, and says at the end whether all was as it should be.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.jobs import first_error
+from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+from launcher.jobs import first_error, guard
 from launcher.jobs.drill import files
+from launcher.jobs.drill import verdict as drill_verdict
 from launcher.jobs.drill.plan import CORRUPT, FREEZE, KILL, PREEMPT, DrillPlan
 from launcher.jobs.drill.verdict import Attempt, Fault
-from launcher.jobs.job import Command, Job, Worker
+from launcher.jobs.job import Backend, Command, Job, Worker
 from launcher.jobs.output import JobConsole
 from launcher.jobs.policy import Verdict
+from launcher.jobs.supervisor import Supervisor
+from launcher.model_dir.lease import Lease
+from launcher.reporting import report, run_folder, strict_json
 from launcher.supervised import drill
 from launcher.supervised.progress import Report
 
@@ -33,11 +43,6 @@ _WORDS = {
 
 class Drill:
     """Makes one fault in a job that a supervisor runs, and keeps the times; the supervisor tells it of the attempts.
-
-    Args:
-      plan: the fault.
-      job: what runs.
-      console: where it says what it does.
 
     Attributes:
       attempts: what the supervisor has seen, in order.
@@ -75,16 +80,17 @@ class Drill:
     def turn(self, workers: Sequence[Worker]) -> None:
         """Some times a second: notes how far the workers are, and makes the fault when it is time."""
         attempt = self.attempts[-1]
+        reports = [worker.report for worker in workers if worker.report is not None]
+        for each in reports:
+            self._note(attempt, each)
         for worker in workers:
-            self._note(attempt, worker.report)
-        if self.fault is None and len(self.attempts) == 1:
-            for worker in workers:
-                if worker.command.rank == self._plan.worker and self._is_time(worker.report):
-                    self._strike(worker)
-        for worker in workers:
-            if self.fault and not self._struck and worker.report is not None and worker.report.drill_struck:
+            may_strike = self.fault is None and len(self.attempts) == 1 and worker.command.rank == self._plan.worker
+            if may_strike and self._is_time(worker.report):
+                self._strike(worker)
+        for each in reports:
+            if self.fault and not self._struck and each.drill_struck:
                 self._struck = True
-                self.fault.at = max(self.fault.at, worker.report.monotonic)
+                self.fault.at = max(self.fault.at, each.monotonic)
 
     def judged(self, workers: Sequence[Worker], verdict: Verdict) -> None:
         """At the end of an attempt, before the rest of it is ended: keeps who was named, and when."""
@@ -108,8 +114,8 @@ class Drill:
             fault.damaged_sha256 = files.damage(self._model_dir, fault.damaged_step)
             self._console.note(f"drill: the checkpoint of step {fault.damaged_step} is damaged now")
 
-    def _note(self, attempt: Attempt, report: Report | None) -> None:
-        if report is None or report.step is None:
+    def _note(self, attempt: Attempt, report: Report) -> None:
+        if report.step is None:
             return
         if attempt.first_step is None:
             attempt.first_step = report.first_step
@@ -141,3 +147,38 @@ class Drill:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             worker.send(_SIGNALS.get(self._plan.kind, signal.SIGUSR2))
+
+
+def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], console: JobConsole, held: Lease) -> int:
+    """Runs the job to its end, with the fault in its first attempt, and prints the verdict.
+
+    `make_backend` is called once for each time that the job is run.
+
+    Returns:
+      0 if the drill is passed; else the job's exit code, or 70 if that is 0.
+    """
+    if plan.step is not None:
+        when = f"when worker {plan.worker} has done step {plan.step}"
+    else:
+        when = "after two checkpoints" if plan.kind == CORRUPT else "after a checkpoint"
+    console.note(f"drill: {plan.kind}, {when}. No other setting of the job is changed")
+    rehearsed = Drill(plan, job, console)
+    exit_code = Supervisor(job=job, backend=make_backend(), console=console, drill=rehearsed, held=held).run()
+    if plan.kind == PREEMPT and rehearsed.fault is not None and exit_code == EXIT_PREEMPTED:
+        console.note("drill: the same command again, as a scheduler would")
+        exit_code = Supervisor(job=job, backend=make_backend(), console=console, drill=rehearsed, held=held).run()
+    mark = f"{guard.JOB}={job.identity}".encode()
+    verdict = drill_verdict.conclude(
+        plan,
+        attempts=rehearsed.attempts,
+        fault=rehearsed.fault,
+        exit_code=exit_code,
+        orphans=len(guard.marked(lambda variable: variable.startswith(mark))),
+        model_dir=Path(job.model_dir),
+    )
+    with contextlib.suppress(OSError):
+        content = strict_json.dumps(verdict, indent=2) + "\n"
+        strict_json.replace_file(Path(job.model_dir, run_folder.DRILL), content)
+        report.refresh(job.model_dir)
+    console.note(drill_verdict.text(verdict, Path(job.model_dir)))
+    return EXIT_DONE if verdict["passed"] else exit_code or EXIT_FAILED

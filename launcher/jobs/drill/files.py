@@ -1,4 +1,4 @@
-"""A drill's work on checkpoint files: finds the newest, damages one, compares the last two."""
+"""The checkpoint files of a job and of a drill: the newest found, one damaged, the last two compared."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _DAMAGED_BYTES = 64
 
 def newest_step(model_dir: Path) -> int | None:
     """The newest complete checkpoint; None without one."""
-    steps = all_steps(model_dir)
-    return steps[-1] if steps else None
+    return max(all_steps(model_dir), default=None)
 
 
 def all_steps(model_dir: Path) -> list[int]:
     """Steps that have a complete checkpoint, as far as manifests tell, ascending."""
-    # NumPy comes with it, which only a drill waits for.
+    # Reads manifests only. NumPy comes with it, which a job that never ends early need not wait for.
+    if not (model_dir / "checkpoints").is_dir():
+        return []
     from launcher.checkpoints import CheckpointReadError, CheckpointStore
 
     try:

@@ -13,16 +13,32 @@ from launcher.supervised import drill
 
 KILL, FREEZE, PREEMPT, CORRUPT = "kill", "freeze", "preempt", "corrupt_checkpoint"
 KINDS = (KILL, FREEZE, drill.EXCEPTION, drill.STUCK, PREEMPT, drill.DISK_FULL, CORRUPT)
-FLAGS = ("drill", "drill_worker", "drill_step", "drill_reference")
+FLAGS = {
+    "drill": (
+        flags.DEFINE_enum, None, KINDS,
+        f"Rehearse one fault in this job's first attempt, and report whether the job survived it: {', '.join(KINDS)}.",
+    ),
+    "drill_worker": (
+        flags.DEFINE_integer, None,
+        "Worker that the fault happens in. Default: the last; for disk_full the first, which alone writes checkpoints.",
+    ),
+    "drill_step": (
+        flags.DEFINE_integer, None,
+        "The fault happens when that worker reports this step or a later one. Default: after a checkpoint that this "
+        "command has written; for corrupt_checkpoint, after two.",
+    ),
+    "drill_reference": (
+        flags.DEFINE_string, None,
+        "model_dir of the same run, finished and undisturbed: the last checkpoints must be equal bit for bit.",
+    ),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrillPlan:
-    """One fault of one drill.
+    """One fault of one drill, in one worker.
 
     Attributes:
-      kind: one of `KINDS`.
-      worker: the rank it happens in.
       step: it happens when that worker reports this step or a later one; None for soon after a checkpoint.
       reference: model_dir of a finished run that nobody disturbed, to compare the result with; None for no comparison.
     """
@@ -38,42 +54,13 @@ class DrillPlan:
         return self.kind in drill.KINDS
 
 
-def define(values: flags.FlagValues) -> None:
-    """Adds the flags to those of the job."""
-    flags.DEFINE_enum(
-        "drill", None, KINDS,
-        f"Rehearse one fault in this job's first attempt, and report whether the job survived it: {', '.join(KINDS)}.",
-        flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "drill_worker", None,
-        "Worker that the fault happens in. Default: the last; for disk_full the first, which alone writes checkpoints.",
-        flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "drill_step", None,
-        "The fault happens when that worker reports this step or a later one. Default: after a checkpoint that this "
-        "command has written; for corrupt_checkpoint, after two.",
-        flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "drill_reference", None,
-        "model_dir of the same run, finished and undisturbed: the last checkpoints must be equal bit for bit.",
-        flag_values=values,
-    )  # fmt: skip
-
-
 def make_plan(options: flags.FlagValues, job: Job) -> DrillPlan | None:
-    """The drill that the flags describe; None without --drill.
-
-    Raises:
-      UsageError: they contradict themselves or the job.
-    """
+    """The drill that the flags describe, checked against the job; None without --drill."""
     kind, worker, step, reference = (options[name].value for name in FLAGS)
     if kind is None:
-        given = [name for name in FLAGS[1:] if options[name].value is not None]
-        if given:
-            raise UsageError(f"--{given[0]}={options[given[0]].value}: needs --drill={'|'.join(KINDS)}")
+        for name in FLAGS:
+            if options[name].value is not None:
+                raise UsageError(f"--{name}={options[name].value}: needs --drill={'|'.join(KINDS)}")
         return None
     if worker is None:
         worker = 0 if kind == drill.DISK_FULL else job.workers - 1

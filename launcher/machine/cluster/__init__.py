@@ -40,7 +40,6 @@ class Cluster:
 
     @property
     def num_workers(self) -> int:
-        """Number of processes, 1 when alone."""
         return max(1, len(self.workers))
 
     @property
@@ -50,7 +49,6 @@ class Cluster:
 
     @property
     def description(self) -> str:
-        """One line for people."""
         if self.source == _CLOUD_TPU:
             return "one process, no peers: the program on a Cloud TPU's host 0 drives all its hosts"
         if not self.workers:
@@ -75,11 +73,7 @@ _PLACES = frozenset(
 
 
 def _cloud_tpu(environ: Mapping[str, str]) -> Claim | None:
-    """One process for all hosts of a Cloud TPU; None where TPU_WORKER_HOSTNAMES names none.
-
-    TensorFlow trains on a pod from the program on host 0, which drives the TPU workers of all hosts, so these hosts are
-    no peers, on any of them. `launcher.machine.tpu` refuses to train where it cannot be done.
-    """
+    """One process for all hosts of a Cloud TPU; None where TPU_WORKER_HOSTNAMES names none."""
     hosts = [host for host in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host.strip()]
     if not hosts:
         return None
@@ -109,16 +103,9 @@ _SOURCES: tuple[Callable[[Mapping[str, str]], Claim | None], ...] = (
 
 
 def resolve(environ: Mapping[str, str]) -> Cluster:
-    """Finds this process's place among its peers.
+    """Finds this process's place among its peers, as the first source that is present says; else it is alone.
 
-    Args:
-      environ: the process's environment variables.
-
-    Returns:
-      What the first source that is present says, or a cluster of one process.
-
-    Raises:
-      UsageError: a source is present and does not make sense, or two name several workers and disagree.
+    Raises UsageError where a source does not make sense, or two name several workers and disagree.
     """
     for position, source in enumerate(_SOURCES):
         claim = source(environ)

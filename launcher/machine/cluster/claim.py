@@ -18,9 +18,7 @@ class Claim:
     """A place among peers, before anybody asks for their addresses.
 
     Attributes:
-      source: as `Cluster.source`.
-      num_workers: how many there are.
-      index: this process's rank, below `num_workers`.
+      source, index: as of `Cluster`.
       evidence: variables and values that say so, for messages.
       marker: the variable without which the source would not be there.
       addresses: gives "host:port" of every worker in rank order, or () for a process without peers; raises UsageError.
@@ -35,11 +33,7 @@ class Claim:
 
 
 def text(environ: Mapping[str, str], name: str, *, advice: str) -> str:
-    """The variable's value.
-
-    Raises:
-      UsageError: it is missing or empty.
-    """
+    """The variable's value; raises UsageError where it is missing or empty."""
     value = environ.get(name, "").strip()
     if not value:
         raise UsageError(f"{name} is missing or empty: {advice}")
@@ -49,11 +43,7 @@ def text(environ: Mapping[str, str], name: str, *, advice: str) -> str:
 def whole_number(
     environ: Mapping[str, str], name: str, *, advice: str, least: int = 0, most: int | None = None, default: str = ""
 ) -> int:
-    """The variable's value as a number from `least` to `most`; `default` stands in for a missing or empty one.
-
-    Raises:
-      UsageError: it is no such number, or missing without a default.
-    """
+    """The variable's value as a number from `least` to `most`, or UsageError; `default` stands in for an empty one."""
     value = environ.get(name, "").strip() or default or text(environ, name, advice=advice)
     number = int(value) if _WHOLE_NUMBER.fullmatch(value) else -1
     if number < least or (most is not None and number > most):

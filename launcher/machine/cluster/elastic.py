@@ -27,11 +27,7 @@ def workers_of(full: int, there: int, least: int) -> int | None:
 
 
 def check_least(least: int, full: int) -> None:
-    """Checks --min_workers.
-
-    Raises:
-      UsageError: with so few workers missing that the rest is `least` or more, the global batch never divides.
-    """
+    """Checks --min_workers: fewer workers must be able to share the global batch evenly."""
     if not 1 <= least <= full:
         raise UsageError(f"--min_workers={least}: must be from 1 to --workers={full}")
     if least < full and workers_of(full, full - 1, least) is None:
@@ -43,15 +39,7 @@ def check_least(least: int, full: int) -> None:
 
 
 def microbatch_factor(environ: Mapping[str, str], num_workers: int) -> int:
-    """By how much this worker multiplies its microbatches.
-
-    Args:
-      environ: the worker's; LAUNCHER_FULL_WORKERS says of how many workers it does the work.
-      num_workers: how many there are.
-
-    Raises:
-      UsageError: the two do not go together.
-    """
+    """By how much a worker multiplies its microbatches, where it does the work of several of LAUNCHER_FULL_WORKERS."""
     if not environ.get(FULL_WORKERS, "").strip():
         return 1
     full = whole_number(environ, FULL_WORKERS, advice=_ADVICE, least=1)

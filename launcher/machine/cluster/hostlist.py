@@ -24,7 +24,8 @@ def expand(hostlist: str) -> tuple[str, ...]:
       ValueError: not such a list, with the part that is not.
     """
     hosts: list[str] = []
-    for name in _split(hostlist):
+    # The names between the commas outside of brackets; empty ones are nothing, as for Slurm.
+    for name in filter(None, map(str.strip, re.split(r",(?![^\[\]]*\])", hostlist))):
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a host name with ranges such as n[1-3,7]")
         parts = [_part(match) for match in _PART.finditer(name)]
@@ -33,12 +34,6 @@ def expand(hostlist: str) -> tuple[str, ...]:
         choices = [[form.format(number) for numbers, form in part for number in numbers] for part in parts]
         hosts.extend("".join(choice) for choice in itertools.product(*choices))
     return tuple(hosts)
-
-
-def _split(hostlist: str) -> list[str]:
-    """Names between the commas outside of brackets; empty ones are nothing, as for Slurm."""
-    names = [name.strip() for name in re.split(r",(?![^\[\]]*\])", hostlist)]
-    return [name for name in names if name]
 
 
 def _part(match: re.Match[str]) -> list[tuple[range, str]]:

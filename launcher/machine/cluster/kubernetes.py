@@ -55,11 +55,7 @@ class _Pods:
 
 
 def claim(environ: Mapping[str, str]) -> Claim | None:
-    """What the pod's variables say; None outside of an indexed pod.
-
-    Raises:
-      UsageError: they are incomplete or contradict each other.
-    """
+    """What the pod's variables say; None outside of an indexed pod, and UsageError where they contradict each other."""
     if not environ.get(_INDEX, "").strip():
         if environ.get(_NUM_WORKERS, "").strip():
             raise UsageError(f"{_NUM_WORKERS}={environ[_NUM_WORKERS]!r}, but {_INDEX} is missing or empty: {_INDEXED}")
@@ -129,7 +125,18 @@ def _addresses(environ: Mapping[str, str], pods: _Pods) -> tuple[str, ...]:
             f"(clusterIP: None) that selects them. In a JobSet, set JOBSET_NAME instead. Or {_ALONE}",
         )
     names = [f"{job_name}-{pod}" for job_name in job_names for pod in range(pods.pods_per_job)]
-    _check_names(names, service)
+    for name in (*names, service):
+        if not HOST.fullmatch(name):
+            raise UsageError(
+                f"{name!r} is no name in DNS: check JOBSET_NAME, REPLICATED_JOB_NAME, JOB_NAME and "
+                "LAUNCHER_SERVICE in the pod template"
+            )
+    longest = max(names, key=len)
+    if len(longest) > _LABEL_LENGTH:
+        raise UsageError(
+            f"{longest!r} has {len(longest)} characters, a pod's name in DNS at most {_LABEL_LENGTH}: give the JobSet "
+            "or Job a shorter name"
+        )
     own, host = names[pods.rank], environ.get("HOSTNAME", "").strip()
     # On the host's network HOSTNAME is the node's; where it is a pod's of this Job, it must be this one's.
     if host != own and _INDICES.sub("", host) == _INDICES.sub("", own):
@@ -157,18 +164,3 @@ def _job_name(environ: Mapping[str, str], pod: int) -> str:
             "JOB_NAME in the pod template with fieldRef.fieldPath: metadata.labels['batch.kubernetes.io/job-name']"
         )
     return name
-
-
-def _check_names(names: list[str], service: str) -> None:
-    for name in (*names, service):
-        if not HOST.fullmatch(name):
-            raise UsageError(
-                f"{name!r} is no name in DNS: check JOBSET_NAME, REPLICATED_JOB_NAME, JOB_NAME and "
-                "LAUNCHER_SERVICE in the pod template"
-            )
-    longest = max(names, key=len)
-    if len(longest) > _LABEL_LENGTH:
-        raise UsageError(
-            f"{longest!r} has {len(longest)} characters, a pod's name in DNS at most {_LABEL_LENGTH}: give the JobSet "
-            "or Job a shorter name"
-        )

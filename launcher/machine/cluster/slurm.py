@@ -44,8 +44,7 @@ _UNCHANGED = "leave the variables that srun sets as they are, or name the worker
 def claim(environ: Mapping[str, str]) -> Claim | None:
     """What the job step says; None outside of Slurm and in a job of one task that srun did not start.
 
-    Raises:
-      UsageError: the step's variables are incomplete, or srun was forgotten.
+    Raises UsageError where the step's variables are incomplete, or srun was forgotten.
     """
     step = whole_number(environ, "SLURM_STEP_ID", default=str(_FIRST_SPECIAL_STEP), advice=_BY_SRUN)
     if step >= _FIRST_SPECIAL_STEP:
@@ -118,12 +117,11 @@ def _addresses(environ: Mapping[str, str], step: int, num_tasks: int, rank: int)
 def node_names(environ: Mapping[str, str], variable: str, *, advice: str) -> tuple[str, ...]:
     """The nodes that a variable such as SLURM_JOB_NODELIST names, in the order of `scontrol show hostnames`.
 
-    Raises:
-      UsageError: it is missing (`advice` says what to do then), or names no nodes or one of them twice.
+    Raises UsageError where it is missing (`advice` says what to do then), or names no nodes or one of them twice.
     """
     nodes = text(environ, variable, advice=advice)
-    hosts = _ask_scontrol(nodes, environ)
-    if hosts is None:
+    hosts = tuple(scontrol(environ, "show", "hostnames", nodes).split())
+    if not hosts or not all(map(HOST.fullmatch, hosts)):  # it ends with 0 also when it could not read the list
         try:
             hosts = hostlist.expand(nodes)
         except ValueError as error:
@@ -135,14 +133,14 @@ def node_names(environ: Mapping[str, str], variable: str, *, advice: str) -> tup
     return hosts
 
 
-def _ask_scontrol(nodes: str, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Slurm's own expansion; None where there is no scontrol (in a container), or none that works."""
-    scontrol = shutil.which("scontrol", path=environ.get("PATH", ""))
-    if scontrol is None:
-        return None
+def scontrol(environ: Mapping[str, str], *arguments: str) -> str:
+    """What Slurm's controller tells; "" where there is no scontrol (in a container), or none that works."""
+    program = shutil.which("scontrol", path=environ.get("PATH", ""))
+    if program is None:
+        return ""
     try:
         done = subprocess.run(
-            [scontrol, "show", "hostnames", nodes],
+            [program, *arguments],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -151,17 +149,14 @@ def _ask_scontrol(nodes: str, environ: Mapping[str, str]) -> tuple[str, ...] | N
             check=True,
         )
     except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    # It exits with 0 also when it could not read the list.
-    hosts = tuple(done.stdout.split())
-    return hosts if hosts and all(HOST.fullmatch(host) for host in hosts) else None
+        return ""
+    return done.stdout
 
 
 def tasks_per_node(environ: Mapping[str, str], variable: str, num_nodes: int, *, advice: str) -> list[int]:
     """Tasks of each node, from "2(x3),1": three nodes with two tasks each, then one with one.
 
-    Raises:
-      UsageError: the variable is missing (`advice` says what to do then), or says nothing of the kind for `num_nodes`.
+    Raises UsageError where it is missing (`advice` says what to do then), or says nothing of the kind for `num_nodes`.
     """
     given = text(environ, variable, advice=advice)
     groups = [_COUNT.fullmatch(group.strip()) for group in given.split(",")]

@@ -13,7 +13,7 @@ from launcher.machine.cluster.claim import Claim
 SOURCE = "TF_CONFIG"
 TO_TRAIN_ALONE = "unset TF_CONFIG"
 
-_EXAMPLE = 'TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}\''
+EXAMPLE = 'TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}\''
 # Rank order: the chief, where there is one, is rank 0.
 _JOBS = ("chief", "worker")
 # A name, an IPv4 address or a bracketed IPv6 address, and a port.
@@ -21,15 +21,16 @@ _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0
 
 
 def claim(environ: Mapping[str, str]) -> Claim | None:
-    """What TF_CONFIG says; None where it is not set.
-
-    Raises:
-      UsageError: it is no configuration, or contradicts itself.
-    """
+    """What TF_CONFIG says; None where it is not set, UsageError where it is nothing of the kind or not coherent."""
     given = environ.get("TF_CONFIG", "")
     if not given.strip():
         return None
-    config = _parse_object(given)
+    try:
+        config = json.loads(given)
+    except json.JSONDecodeError as error:
+        raise _wrong(f"not JSON ({error}): {_shortened(given)}") from None
+    if not isinstance(config, dict):
+        raise _wrong(f"expected a JSON object, got {_shortened(given)}")
     workers = _workers(config)
     return Claim(
         source=SOURCE,
@@ -42,23 +43,12 @@ def claim(environ: Mapping[str, str]) -> Claim | None:
 
 
 def of_worker(addresses: Sequence[str], rank: int) -> dict[str, str]:
-    """The variable as the worker of this rank needs it."""
     config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}
     return {"TF_CONFIG": json.dumps(config)}
 
 
 def _wrong(problem: str) -> UsageError:
-    return UsageError(f"TF_CONFIG: {problem}. A correct one: {_EXAMPLE}; unset TF_CONFIG to train alone")
-
-
-def _parse_object(text: str) -> dict[str, Any]:
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _wrong(f"not JSON ({error}): {_shortened(text)}") from None
-    if not isinstance(config, dict):
-        raise _wrong(f"expected a JSON object, got {_shortened(text)}")
-    return config
+    return UsageError(f"TF_CONFIG: {problem}. A correct one: {EXAMPLE}; unset TF_CONFIG to train alone")
 
 
 def _workers(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -79,7 +69,11 @@ def _workers(config: Mapping[str, Any]) -> tuple[str, ...]:
         addresses = cluster.get(job, [])
         if not isinstance(addresses, list):
             raise _wrong(f'"{job}" in "cluster" must be a list of "host:port", got {json.dumps(addresses)}')
-        workers.extend(_checked_address(job, address) for address in addresses)
+        for address in addresses:
+            match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+            if match is None or not 0 < int(match["port"]) < 65536:
+                raise _wrong(f'{job} address {json.dumps(address)} is not "host:port" with a port from 1 to 65535')
+            workers.append(address)
     if len(cluster.get("chief", [])) > 1:
         raise _wrong(f'"cluster" has {len(cluster["chief"])} chiefs, there can be one: {json.dumps(cluster["chief"])}')
     if not workers:
@@ -88,13 +82,6 @@ def _workers(config: Mapping[str, Any]) -> tuple[str, ...]:
     if repeated:
         raise _wrong(f"address {repeated[0]!r} is given {workers.count(repeated[0])} times; each worker needs its own")
     return tuple(workers)
-
-
-def _checked_address(job: str, address: Any) -> str:
-    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    if match is None or not 0 < int(match["port"]) < 65536:
-        raise _wrong(f'{job} address {json.dumps(address)} is not "host:port" with a port from 1 to 65535')
-    return str(address)
 
 
 def _rank(config: Mapping[str, Any]) -> int:
