@@ -99,11 +99,7 @@ class Lstm(keras.layers.Layer):
     Weights are those of `keras.layers.LSTM`: kernel, recurrent_kernel and bias of the input gate, forget gate,
     candidate and output gate side by side. That layer cannot start a new state within a row, as packed rows need. The
     cell is a sum over the whole text and float32 under any policy; so are the gates. The products with the weights have
-    the compute dtype.
-
-    Args:
-        width: Of the inputs and of the state.
-        name: Name of the layer.
+    the compute dtype. Inputs and state have the same width.
     """
 
     def __init__(self, *, width: int, name: str) -> None:

@@ -46,12 +46,9 @@ class BatchNormalization(keras.layers.Layer):
             (as when a functional model is built) is one group.
         synchronized: Take the statistics over all replicas. The layer must then be called by every replica alike, and
             the replicas' `moving_mean` must be equal, as they are after any number of synchronised updates.
-        name: Name of the layer.
-        dtype: Dtype policy; None is the global one.
+        name, dtype: As of any layer.
 
-    Call arguments:
-        inputs: Floating point tensor [batch, ..., channels] of rank 2 or more.
-        training: Whether to normalise by the statistics of the batch.
+    Inputs are floating point tensors [batch, ..., channels] of rank 2 or more.
 
     Raises:
         ValueError: An argument out of range, `synchronized` together with `group_size`, or, in training, a batch that
@@ -128,15 +125,18 @@ class BatchNormalization(keras.layers.Layer):
 
     def _normalize(self, images: tf.Tensor) -> tf.Tensor:
         """Normalises by the moving statistics."""
+        return self._fused(images, self.moving_mean, self.moving_variance, is_training=False).y
+
+    def _fused(self, images: tf.Tensor, mean: Any, variance: Any, *, is_training: bool) -> Any:
         return tf.raw_ops.FusedBatchNormV3(
             x=images,
             scale=tf.convert_to_tensor(self.gamma),
             offset=tf.convert_to_tensor(self.beta),
-            mean=tf.convert_to_tensor(self.moving_mean),
-            variance=tf.convert_to_tensor(self.moving_variance),
+            mean=tf.convert_to_tensor(mean),
+            variance=tf.convert_to_tensor(variance),
             epsilon=self.epsilon,
-            is_training=False,
-        ).y
+            is_training=is_training,
+        )
 
     def _normalize_by_batch(self, images: tf.Tensor) -> tf.Tensor:
         """Normalises by the statistics of the batch, and moves the moving statistics."""
@@ -193,15 +193,7 @@ class BatchNormalization(keras.layers.Layer):
     def _normalize_group(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Normalises by the statistics of these examples; returns the outputs, the mean and the biased variance."""
         empty = tf.zeros([0], tf.float32)  # no running statistics: the kernel returns those of the batch
-        result = tf.raw_ops.FusedBatchNormV3(
-            x=images,
-            scale=tf.convert_to_tensor(self.gamma),
-            offset=tf.convert_to_tensor(self.beta),
-            mean=empty,
-            variance=empty,
-            epsilon=self.epsilon,
-            is_training=True,
-        )
+        result = self._fused(images, empty, empty, is_training=True)
         # The kernel normalises by the biased variance but returns it times n / (n - 1) (Bessel's correction), which
         # would make the moving variance depend on the size of the group.
         values = tf.cast(tf.size(images) // images.shape[-1], tf.float32)

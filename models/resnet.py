@@ -185,8 +185,6 @@ class SubsamplingShortcut(keras.layers.Layer):
     Args:
         filters: Channels of the output, at least those of the input; the zeros go half before, half after them.
         stride: Step between the pixels that are kept, in both directions.
-        name: Name of the layer.
-        dtype: Dtype policy; None is the global one.
     """
 
     def __init__(self, *, filters: int, stride: int, name: str | None = None, dtype: Any = None, **kwargs: Any) -> None:

@@ -7,28 +7,18 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """An image classification set as it is stored.
+    """An image classification set as it is stored; numbers of examples are None where it is not prepared."""
 
-    Args:
-      image_shape: (height, width, channels); height and width are None where images differ in size.
-      num_classes: labels are 0 to num_classes - 1.
-      num_train_examples, num_eval_examples: None if unknown, as the set is not prepared.
-      mean, std: of each channel over the training images, pixels scaled to [0, 1].
-      flip: a mirrored image is still an example of its class.
-      train_split, eval_split: as TFDS names them.
-      max_value: the brightest stored pixel.
-    """
-
-    image_shape: tuple[int | None, int | None, int]
-    num_classes: int
+    image_shape: tuple[int | None, int | None, int]  # height and width, None where images differ in size; channels
+    num_classes: int  # labels are 0 to num_classes - 1
     num_train_examples: int | None
     num_eval_examples: int | None
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # of each channel over the training images, pixels scaled to [0, 1]
     std: tuple[float, ...]
-    flip: bool = True
-    train_split: str = "train"
+    flip: bool = True  # a mirrored image is still an example of its class
+    train_split: str = "train"  # as TFDS names it
     eval_split: str = "test"
-    max_value: float = 255.0
+    max_value: float = 255.0  # the brightest stored pixel
 
     @property
     def fixed_size(self) -> bool:

@@ -58,15 +58,7 @@ class EncodedImages(Examples, Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnImages:
-    """A set of the user's own; see `launcher.data.images.ImageSource`.
-
-    Args:
-      name: as bound.
-      facts: how the images are stored.
-      train, evaluation: the examples; None for none held out.
-      class_names: by label; empty if unknown.
-      details: what a person should know of it, for the plan.
-    """
+    """A set of the user's own, without evaluation if none are held out; see `launcher.data.images.ImageSource`."""
 
     name: str
     facts: Facts

@@ -192,7 +192,8 @@ def _roots(root: str, train_split: str | None, eval_split: str | None) -> tuple[
 
 def _folders(root: str) -> list[str]:
     """Names of the folders in a folder, sorted; those that begin with a dot are left out."""
-    if not _is_folder(root):
+    is_folder = tf.io.gfile.isdir if files.is_remote(root) else os.path.isdir
+    if not is_folder(root):
         where = "" if files.is_remote(root) else f" (from {os.getcwd()})"
         raise MissingInputError(f"image_data.name = 'folder:DIR': there is no folder {root}{where}")
     if files.is_remote(root):
@@ -202,10 +203,6 @@ def _folders(root: str) -> list[str]:
         with os.scandir(root) as entries:
             found = [entry.name for entry in entries if entry.is_dir()]
     return sorted(name for name in found if not name.startswith("."))
-
-
-def _is_folder(path: str) -> bool:
-    return tf.io.gfile.isdir(path) if files.is_remote(path) else os.path.isdir(path)
 
 
 def _classes(root: str) -> list[str]:

@@ -38,7 +38,10 @@ def size(file: IO[bytes]) -> tuple[int, int]:
     start = _start(file)
     try:
         if start.startswith(_SOI):
-            return _jpeg_size(file)
+            for marker, content in _jpeg_segments(file):
+                if marker in _FRAMES:
+                    return struct.unpack_from(">HH", content, 1)
+            raise DamagedImageError("truncated JPEG")
         if start.startswith(_PNG):
             width, height = struct.unpack_from(">II", start, 16)
         elif start.startswith(b"BM"):
@@ -68,13 +71,6 @@ def _check_jpeg(file: IO[bytes]) -> None:
     for marker, _ in _jpeg_segments(file):
         if marker == _SOS and _EOI in file.read():
             return
-    raise DamagedImageError("truncated JPEG")
-
-
-def _jpeg_size(file: IO[bytes]) -> tuple[int, int]:
-    for marker, content in _jpeg_segments(file):
-        if marker in _FRAMES:
-            return struct.unpack_from(">HH", content, 1)
     raise DamagedImageError("truncated JPEG")
 
 

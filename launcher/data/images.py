@@ -62,29 +62,22 @@ class ImageData:
     """Labelled images of one size: `Data`, and what a model for them has to know.
 
     Args:
-      name: as bound.
-      image_shape: (height, width, channels).
-      num_classes: labels are 0 to num_classes - 1.
       source: where the batches come from: `Data`, or with `open` what has `check` and maybe `identity`.
       open: gives the batches where they are opened with the first of them, so that a job can be planned without data.
-      num_train_examples, num_eval_examples: None if unknown.
-      mixed: training images are mixed with others.
       decode: JPEG or PNG files, string [n], to images as evaluation has them; None where there are no such files.
-      class_names: by label; empty if unknown.
-      details: what a person should know of the set, for the plan.
     """
 
-    name: str
-    image_shape: tuple[int, int, int]
-    num_classes: int
+    name: str  # as bound
+    image_shape: tuple[int, int, int]  # height, width, channels
+    num_classes: int  # labels are 0 to num_classes - 1
     source: Any
     open: Callable[[], Data] | None = None
     num_train_examples: int | None = None
     num_eval_examples: int | None = None
-    mixed: bool = False
+    mixed: bool = False  # training images are mixed with others
     decode: Callable[[tf.Tensor], tf.Tensor] | None = None
-    class_names: tuple[str, ...] = ()
-    details: str = ""
+    class_names: tuple[str, ...] = ()  # by label; empty if unknown
+    details: str = ""  # what a person should know of the set, for the plan
 
     @functools.cached_property
     def _data(self) -> Data:

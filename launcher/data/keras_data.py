@@ -22,11 +22,7 @@ _PARTS = ("x", "y", "sample_weight")
 
 
 class Structure:
-    """How (x, y, sample_weight) lie in the flat dict of a batch.
-
-    Args:
-      element: x alone or a tuple of up to three; of arrays, tensors or their specifications.
-    """
+    """How (x, y, sample_weight), arrays, tensors or their specifications, lie in the flat dict of a batch."""
 
     def __init__(self, element: Any):
         self._parts = _split(element)
@@ -86,9 +82,6 @@ def as_arrays(element: Any, *, role: str) -> tuple[Any, Any, Any]:
     """(x, y, sample_weight) with every leaf a NumPy array; data frames, series, lists of numbers and tensors are taken.
 
     Floating point becomes float32 and text becomes strings, as Keras has it.
-
-    Raises:
-      UsageError: a leaf is no array, or their lengths differ.
     """
     x, y, weight = (_arrays_of(f"{role} {name}", part) for name, part in zip(_PARTS, _split(element), strict=True))
     lengths = {key: len(leaf) for key, leaf in flatten((x, y, weight)).items()}
@@ -187,19 +180,12 @@ class DatasetData:
         self.batch_size = batch_size_of(train)
         self._train = _as_dicts(train)
         self._steps_per_epoch = steps_per_epoch or _num_batches(self._train, "training", "steps_per_epoch")
+        self.num_train_examples = self._steps_per_epoch * self.batch_size
         self._validation: tf.data.Dataset | None = None
-        self._validation_size = 0
+        self.num_eval_examples = 0
         if validation is not None:
             self._validation = _as_dicts(validation if validation_steps is None else validation.take(validation_steps))
-            self._validation_size = _num_examples(self._validation)
-
-    @property
-    def num_train_examples(self) -> int:
-        return self._steps_per_epoch * self.batch_size
-
-    @property
-    def num_eval_examples(self) -> int:
-        return self._validation_size
+            self.num_eval_examples = _num_examples(self._validation)
 
     def steps_per_epoch(self, global_batch_size: int) -> int:
         """Batches of an epoch; raises UsageError where they are of another size than the run's."""

@@ -25,14 +25,9 @@ Words = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 
 @as_written
 def philox(key: tuple[tf.Tensor, tf.Tensor], counter: Words) -> Words:
-    """Philox 4x32-10: four 32-bit words for each key and counter.
+    """Philox 4x32-10: four words, uniform and independent over keys and counters.
 
-    Args:
-      key: two tensors of 32-bit words.
-      counter: four tensors of 32-bit words. All six are uint64, below 2**32, of shapes that broadcast.
-
-    Returns:
-      Four uint64 tensors of the broadcast shape, below 2**32, uniform and independent over keys and counters.
+    All words are uint64, below 2**32, of shapes that broadcast to that of the result.
     """
     words = (*key, *counter)
     shapes = tuple(None if word.shape.rank is None else tuple(word.shape.as_list()) for word in words)

@@ -48,21 +48,16 @@ class Shard:
     """Which part of every global batch one host feeds.
 
     Args:
-      global_batch_size: examples of one step over all replicas; divisible by `num_replicas`.
-      num_replicas: replicas in sync over all hosts.
-      first_replica: global index of this host's first replica.
-      local_replicas: replicas this host feeds.
-      seed: the run's seed.
       start_step: the first step to make training batches for; evaluation starts at its beginning always.
       in_this_process: whether the batches are made in this process, where Python functions can be called, and not by a
         host that it drives.
     """
 
-    global_batch_size: int
-    num_replicas: int
-    first_replica: int
-    local_replicas: int
-    seed: int
+    global_batch_size: int  # examples of one step over all replicas; divisible by `num_replicas`
+    num_replicas: int  # in sync over all hosts
+    first_replica: int  # global index of this host's first replica
+    local_replicas: int  # replicas this host feeds
+    seed: int  # the run's
     start_step: int = 0
     in_this_process: bool = True
 
@@ -239,18 +234,12 @@ class RandomAccessData:
                 )
             if examples is not None and len(examples) < 1:
                 raise UsageError(f"RandomAccessData({role}=...): a data set needs at least one example, got none")
-
-    @property
-    def num_train_examples(self) -> int:
-        return len(self.train)
+        self.num_train_examples = len(self.train)
+        self.num_eval_examples = 0 if self.evaluation is None else len(self.evaluation)
 
     def steps_per_epoch(self, global_batch_size: int) -> int | None:
         """Batches of an epoch, where epochs are whole."""
         return math.ceil(len(self.train) / global_batch_size) if self.whole_epochs else None
-
-    @property
-    def num_eval_examples(self) -> int:
-        return 0 if self.evaluation is None else len(self.evaluation)
 
     def check(self) -> None:
         """Nothing to prepare."""

@@ -109,7 +109,7 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
       name: as TFDS writes it; a leading "tfds:" is ignored.
       archives: folder with the files that TFDS would download, under their original names; of help pages, the folder
         of an installed help.
-      say: called with a line for people at each stage.
+      say: takes a line at each stage.
 
     Raises:
       UsageError: an unknown name, or something only the user can provide is missing.
@@ -140,7 +140,13 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
         work = root / "downloads" / f"{name.replace('/', '_')}.archives"
         folder = _find_archives(name, builder, archives, work, say)
         say(f"building {name} in {root}" + (f" from {folder}" if folder else ""))
-        _build(builder, folder, extract_dir=work / "extracted" if folder == work else None)
+        module = tfds.module()
+        if not sys.stderr.isatty():
+            module.disable_progress_bar()
+        # TFDS takes files from manual_dir whose names it has registered, and checks their checksums.
+        extract_dir = work / "extracted" if folder == work else None
+        options = {"manual_dir": folder, "extract_dir": extract_dir, "try_download_gcs": False}
+        builder.download_and_prepare(download_config=module.download.DownloadConfig(**options))
         if folder == work:
             shutil.rmtree(work)
     say(f"done in {time.monotonic() - started:.0f} s: {_summary(builder)}")
@@ -218,15 +224,6 @@ def _probe(url: str) -> str | None:
     thread.start()
     thread.join(_PROBE_SECONDS)
     return outcome[0] or None
-
-
-def _build(builder: Any, archives: Path | None, *, extract_dir: Path | None) -> None:
-    module = tfds.module()
-    if not sys.stderr.isatty():
-        module.disable_progress_bar()
-    # TFDS takes files from manual_dir whose names it has registered, and checks their checksums.
-    options = {"manual_dir": archives, "extract_dir": extract_dir, "try_download_gcs": False}
-    builder.download_and_prepare(download_config=module.download.DownloadConfig(**options))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ hash of their file's name and their number in it.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Mapping
 
@@ -26,50 +27,40 @@ FEATURES = {"image": "image/encoded", "label": "image/class/label"}
 FORMATS: Mapping[str, type[TFRecords] | type[ArrayRecords]] = {"tfrecord": TFRecords, "array_record": ArrayRecords}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RecordImages:
-    """Images of records; see `launcher.data.encoded.EncodedImages`.
+    """Images of records; see `launcher.data.encoded.EncodedImages`."""
 
-    Args:
-      records: each a `tf.train.Example`.
-      features: what an example calls its "image", a JPEG, PNG, GIF or BMP file, and its "label", one integer.
-      first_label: the label of the first class; labels of batches count from 0.
-      num_classes: how many classes there are.
-    """
+    records: Records  # each a `tf.train.Example`
+    features: Mapping[str, str]  # what it calls its "image", a JPEG, PNG, GIF or BMP file, and its "label", one integer
+    first_label: int  # of the first class; labels of batches count from 0
+    num_classes: int
 
-    def __init__(self, records: Records, *, features: Mapping[str, str], first_label: int, num_classes: int):
-        self._records = records
-        self._features = features
-        self._first_label = first_label
-        self._num_classes = num_classes
-        if (what_to_do := getattr(records, "needs_python", None)) is not None:
-            self.needs_python = what_to_do
+    @property
+    def needs_python(self) -> str | None:
+        return getattr(self.records, "needs_python", None)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.records)
 
     @as_written
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
-        image, label = self._features["image"], self._features["label"]
+        image, label = self.features["image"], self.features["label"]
         features = {image: tf.io.FixedLenFeature([], tf.string), label: tf.io.FixedLenFeature([], tf.int64)}
-        parsed = tf.io.parse_example(self._records.fetch(indices), features)
-        labels = parsed[label] - self._first_label
-        is_class = (labels >= 0) & (labels < self._num_classes)
+        parsed = tf.io.parse_example(self.records.fetch(indices), features)
+        labels = parsed[label] - self.first_label
+        is_class = (labels >= 0) & (labels < self.num_classes)
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_class), ["label out of range"])]):
             return {"image": parsed[image], "label": tf.cast(labels, tf.int32)}
 
     def name(self, index: int) -> str:
-        return self._records.name(index)
+        return self.records.name(index)
 
     def key(self, index: int) -> str:
-        return self._records.key(index)
+        return self.records.key(index)
 
     def select(self, chosen: np.ndarray) -> RecordImages:
-        return RecordImages(
-            self._records.select(chosen),
-            features=self._features,
-            first_label=self._first_label,
-            num_classes=self._num_classes,
-        )
+        return dataclasses.replace(self, records=self.records.select(chosen))
 
     def size(self, index: int) -> tuple[int, int] | None:
         try:
@@ -80,10 +71,10 @@ class RecordImages:
     def problem(self, index: int) -> str | None:
         try:
             image, label = self._image_and_label(index)
-            if not 0 <= label - self._first_label < self._num_classes:
-                last = self._first_label + self._num_classes - 1
+            if not 0 <= label - self.first_label < self.num_classes:
+                last = self.first_label + self.num_classes - 1
                 return (
-                    f"its label is {label}, and {self._num_classes} classes are labelled {self._first_label} to "
+                    f"its label is {label}, and {self.num_classes} classes are labelled {self.first_label} to "
                     f"{last}; bind record_images.num_classes, or record_images.first_label where labels do not count "
                     "from 0"
                 )
@@ -93,21 +84,21 @@ class RecordImages:
         return None
 
     def identity(self) -> str:
-        return self._records.identity()
+        return self.records.identity()
 
     def damaged(self) -> list[str]:
         """Raises UsageError where the first record of a file is no labelled image; the others are not read."""
-        for index in self._records.firsts():
+        for index in self.records.firsts():
             if (problem := self.problem(index)) is not None:
                 raise UsageError(f"{self.name(index)}: {problem}")
         return []
 
     def _image_and_label(self, index: int) -> tuple[bytes, int]:
         try:
-            features = tf.train.Example.FromString(self._records.read(index)).features.feature
+            features = tf.train.Example.FromString(self.records.read(index)).features.feature
         except Exception as error:  # protobuf's implementations have exceptions of their own, array_record has others
             raise UsageError(f"it is no tf.train.Example ({type(error).__name__})") from None
-        image, label = self._features["image"], self._features["label"]
+        image, label = self.features["image"], self.features["label"]
         for role, name, kind in (("image", image, "bytes_list"), ("label", label, "int64_list")):
             if name not in features:
                 raise UsageError(
@@ -158,7 +149,7 @@ def record_images(
 
     def images(found: str, binding: str) -> RecordImages:
         return RecordImages(
-            FORMATS[format].open(files.matching(found, binding)),
+            records=FORMATS[format].open(files.matching(found, binding)),
             features={**FEATURES, **(features or {})},
             first_label=first_label,
             num_classes=num_classes,

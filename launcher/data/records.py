@@ -9,6 +9,8 @@ its checksum is verified. An ArrayRecord file has an index, but only its Python 
 from __future__ import annotations
 
 import abc
+import dataclasses
+import functools
 import os
 import struct
 from collections.abc import Sequence
@@ -29,17 +31,13 @@ _READERS = 16
 _KEPT = ("offsets", "lengths", "checksums")  # of each record, in the data directory
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Records(abc.ABC):
-    """Strings of bytes in files.
+    """Strings of bytes in files."""
 
-    Args:
-      paths: of the files.
-      file: which of them each stands in, int32 [n].
-      number: of each in its file, int64 [n].
-    """
-
-    def __init__(self, paths: Sequence[str], file: np.ndarray, number: np.ndarray):
-        self.paths, self.file, self.number = paths, file, number
+    paths: Sequence[str]
+    file: np.ndarray  # int32 [n], which of the paths each stands in
+    number: np.ndarray  # int64 [n], of each in its file
 
     @abc.abstractmethod
     def fetch(self, indices: tf.Tensor) -> tf.Tensor:
@@ -82,27 +80,13 @@ def _places(counts: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts), np.concatenate(numbers)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class TFRecords(Records):
-    """Records of uncompressed TFRecord files.
+    """Records of uncompressed TFRecord files."""
 
-    Args:
-      offsets: bytes before the header of each, int64 [n].
-      lengths: bytes of each, int64 [n].
-      checksums: of the bytes of each, uint32 [n].
-    """
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        file: np.ndarray,
-        number: np.ndarray,
-        offsets: np.ndarray,
-        lengths: np.ndarray,
-        checksums: np.ndarray,
-    ):
-        super().__init__(paths, file, number)
-        self._offsets, self._lengths, self._checksums = offsets, lengths, checksums
-        self._tensors: list[tf.Tensor] = []
+    offsets: np.ndarray  # int64 [n], bytes before the header of each
+    lengths: np.ndarray  # int64 [n], bytes of each
+    checksums: np.ndarray  # uint32 [n], of the bytes of each
 
     @classmethod
     def open(cls, paths: Sequence[str]) -> TFRecords:
@@ -115,27 +99,29 @@ class TFRecords(Records):
         index, _ = storage.stored_rows(storage.folder("records") / version, lambda: (_index(paths), {}))
         return cls(paths, *_places(index["counts"]), *(index[key] for key in _KEPT))
 
+    @functools.cached_property
+    def _tensors(self) -> list[tf.Tensor]:
+        # For the reasons that ArrayExamples has.
+        with tf.init_scope(), tf.device("CPU:0"):
+            arrays = self.file, self.offsets, self.lengths
+            return [tf.constant(self.paths), *(copied_tensor(np.asarray(array)) for array in arrays)]
+
     def fetch(self, indices: tf.Tensor) -> tf.Tensor:
-        if not self._tensors:
-            # For the reasons that ArrayExamples has.
-            with tf.init_scope(), tf.device("CPU:0"):
-                arrays = self.file, self._offsets, self._lengths
-                self._tensors = [tf.constant(self.paths), *(copied_tensor(np.asarray(array)) for array in arrays)]
         paths, file, offsets, lengths = self._tensors
         places = tf.gather(tf.gather(paths, file), indices), tf.gather(offsets, indices), tf.gather(lengths, indices)
         return tf.map_fn(_record_at, places, fn_output_signature=tf.TensorSpec([], tf.string))
 
     def read(self, index: int) -> bytes:
         with files.opened(self.paths[self.file[index]]) as file:
-            file.seek(int(self._offsets[index]) + _HEADER)
-            return file.read(int(self._lengths[index]))
+            file.seek(int(self.offsets[index]) + _HEADER)
+            return file.read(int(self.lengths[index]))
 
     def select(self, chosen: np.ndarray) -> TFRecords:
-        arrays = self.file, self.number, self._offsets, self._lengths, self._checksums
-        return TFRecords(self.paths, *(array[chosen] for array in arrays))
+        of_each = ("file", "number", *_KEPT)
+        return dataclasses.replace(self, **{name: getattr(self, name)[chosen] for name in of_each})
 
     def _sizes(self) -> Sequence[object]:
-        return [np.asarray(self._checksums)]
+        return [np.asarray(self.checksums)]
 
 
 def _record_at(place: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -212,14 +198,13 @@ def _masked_crc(lengths: np.ndarray) -> np.ndarray:
     return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ArrayRecords(Records):
     """Records of ArrayRecord files, each with an `array_record` data source."""
 
-    needs_python = "convert it to TFRecords, whose records TensorFlow itself can read"
+    sources: Sequence[Any]
 
-    def __init__(self, paths: Sequence[str], file: np.ndarray, number: np.ndarray, sources: Sequence[Any]):
-        super().__init__(paths, file, number)
-        self._sources = sources
+    needs_python = "convert it to TFRecords, whose records TensorFlow itself can read"
 
     @classmethod
     def open(cls, paths: Sequence[str]) -> ArrayRecords:
@@ -254,10 +239,10 @@ class ArrayRecords(Records):
         return tf.ensure_shape(tf.numpy_function(read, [indices], tf.string, stateful=False), indices.shape)
 
     def read(self, index: int) -> bytes:
-        return self._sources[self.file[index]][int(self.number[index])]
+        return self.sources[self.file[index]][int(self.number[index])]
 
     def select(self, chosen: np.ndarray) -> ArrayRecords:
-        return ArrayRecords(self.paths, self.file[chosen], self.number[chosen], self._sources)
+        return dataclasses.replace(self, file=self.file[chosen], number=self.number[chosen])
 
     def _sizes(self) -> Sequence[object]:
         return [files.version(path)[0] for path in self.paths]

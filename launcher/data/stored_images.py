@@ -20,23 +20,14 @@ from launcher.machine.as_written import as_written
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredImages:
-    """What becomes of the images of one data set.
-
-    Args:
-      facts: how they are stored.
-      image_shape: (height, width, channels) of the batches.
-      augmentation: see `launcher.data.augment.augmentation`.
-      flip: the augmentation mirrors half of the images.
-      mix: mixes training images with others; None for none.
-      memory_limit_bytes: images that decode to more are read from disk as they are needed.
-    """
+    """What becomes of the images of one data set on their way into batches."""
 
     facts: Facts
-    image_shape: tuple[int, int, int]
-    augmentation: str
-    flip: bool
+    image_shape: tuple[int, int, int]  # of the batches: height, width, channels
+    augmentation: str  # see `launcher.data.augment.augmentation`
+    flip: bool  # the augmentation mirrors half of the images
     mix: Mix | None
-    memory_limit_bytes: int
+    memory_limit_bytes: int  # images that decode to more are read from disk as they are needed
 
     def from_digits(self) -> Data:
         """The digits of scikit-learn."""

@@ -45,28 +45,17 @@ _GLOBAL_SEEDS = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamedImages:
-    """`Data` from a prepared TFDS image set, without holding it in memory.
+    """`Data` from a prepared TFDS image set, without holding it in memory."""
 
-    Args:
-      builder: a prepared `tfds.core.DatasetBuilder`.
-      train_split, eval_split: as TFDS names them.
-      decoder: from encoded to stored images.
-      random_window: cut a random window out of every training image, instead of the centre.
-      flip: with `random_window`, also mirror half of them.
-      augment: changes batches of stored training images.
-      finish: changes every batch at the end.
-      mix: mixes training examples with others after that.
-    """
-
-    builder: Any
+    builder: Any  # a `tfds.core.DatasetBuilder`
     train_split: str
     eval_split: str
     decoder: ImageDecoder
-    random_window: bool
-    flip: bool
-    augment: ImageAugment | None
-    finish: Callable[[Batch], Batch]
-    mix: Mixing | None = None
+    random_window: bool  # cut out of every training image, instead of the centre
+    flip: bool  # with `random_window`, also mirror half of them
+    augment: ImageAugment | None  # changes batches of stored training images
+    finish: Callable[[Batch], Batch]  # changes every batch at the end
+    mix: Mixing | None = None  # after that
 
     @property
     def num_train_examples(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import gin
 import numpy as np
@@ -17,6 +18,7 @@ from launcher.machine.as_written import as_written
 _POOL = 64
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticImages:
     """`Examples` that depend on (seed, index) alone. The image of an index tells its class, so a model can learn them.
 
@@ -26,34 +28,32 @@ class SyntheticImages:
     Other seeds give other images.
     """
 
-    def __init__(self, *, length: int, image_shape: tuple[int, int, int], num_classes: int, seed: int = 0):
-        self._length = length
-        self._image_shape = image_shape
-        self._num_classes = num_classes
-        self._seed = seed
-        self._tensors: dict[str, tf.Tensor] = {}
+    length: int
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    seed: int = 0
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def identity(self) -> str:
-        return f"made up: {self._image_shape}, {self._num_classes}, {self._seed}"
+        return f"made up: {self.image_shape}, {self.num_classes}, {self.seed}"
 
     @as_written
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
         """{"image": float32 [n, height, width, channels], already standardised, "label": int32 [n]}."""
-        if not self._tensors:
-            with tf.init_scope(), tf.device("CPU:0"):
-                self._tensors = {key: tf.constant(array) for key, array in self._pool().items()}
-        return {key: tf.gather(tensor, indices % _POOL) for key, tensor in self._tensors.items()}
+        return {key: tf.gather(tensor, indices % _POOL) for key, tensor in self._pool.items()}
 
-    def _pool(self) -> dict[str, np.ndarray]:
-        numbers = np.random.default_rng(self._seed)
-        labels = np.arange(_POOL, dtype=np.int32) % self._num_classes
+    @functools.cached_property
+    def _pool(self) -> dict[str, tf.Tensor]:
+        numbers = np.random.default_rng(self.seed)
+        labels = np.arange(_POOL, dtype=np.int32) % self.num_classes
         # Noise over a pattern of the class; each has half of the variance.
-        patterns = numbers.standard_normal((min(self._num_classes, _POOL), *self._image_shape), dtype=np.float32)
-        noise = numbers.standard_normal((_POOL, *self._image_shape), dtype=np.float32)
-        return {"image": (patterns[labels] + noise) * np.float32(np.sqrt(0.5)), "label": labels}
+        patterns = numbers.standard_normal((min(self.num_classes, _POOL), *self.image_shape), dtype=np.float32)
+        noise = numbers.standard_normal((_POOL, *self.image_shape), dtype=np.float32)
+        images = (patterns[labels] + noise) * np.float32(np.sqrt(0.5))
+        with tf.init_scope(), tf.device("CPU:0"):
+            return {"image": tf.constant(images), "label": tf.constant(labels)}
 
 
 @gin.configurable("synthetic_images")

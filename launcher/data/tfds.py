@@ -151,7 +151,9 @@ def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Fact
     """
     known = TFDS.get(name)
     may_serve = known is not None and train_split is None and eval_split is None
-    if known is not None and may_serve and not _may_be_prepared(name):  # planned without TFDS, which takes a second
+    directory = data_dir()
+    may_be_prepared = "://" in directory or os.path.isdir(os.path.join(directory, name.partition("/")[0]))
+    if known is not None and may_serve and not may_be_prepared:  # planned without TFDS, which takes a second
         return known
     builder = open_builder(name)
     prepared = is_prepared(builder)
@@ -175,11 +177,6 @@ def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Fact
         train_split=train_split,
         eval_split=eval_split,
     )
-
-
-def _may_be_prepared(name: str) -> bool:
-    directory = data_dir()
-    return "://" in directory or os.path.isdir(os.path.join(directory, name.partition("/")[0]))
 
 
 def _image_features(builder: Any) -> tuple[tuple[int | None, int | None, int], int]:

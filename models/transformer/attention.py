@@ -105,7 +105,6 @@ class Attention(keras.layers.Layer):
         smeared_keys: Whether each key is mixed with the one before it, by a share that each head learns: what follows
             an earlier occurrence of a token is then found by one layer, where it else takes two, and text is copied
             from its context much earlier in training (Olsson et al. 2022, arXiv 2209.11895). Needs positions.
-        name: Name of the layer.
 
     Attributes:
         form: How `call` computes; whoever trains the model may set another one before it is traced.

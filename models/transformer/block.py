@@ -32,7 +32,6 @@ class Block(keras.layers.Layer):
         dropout: Share of elements dropped of what each sublayer adds.
         output_scale: Factor of the initial last matrix of each sublayer.
         rematerialize: Keep only the inputs for the backward pass, and compute the rest again there.
-        name: Name of the layer.
     """
 
     def __init__(
@@ -95,17 +94,10 @@ class Block(keras.layers.Layer):
         memory_visible: Visibility | None = None,
         training: bool = False,
     ) -> tf.Tensor:
-        """Features [batch, length, width] to features.
+        """Features to features, both [batch, length, width], with a memory [batch, memory length, width] if it has one.
 
-        Args:
-            inputs: Features.
-            visible: Which positions see which.
-            positions: Integers [batch, length] for rotary positions.
-            memory: [batch, memory length, width].
-            memory_visible: Which positions see which of the memory's.
-            training: Whether to drop.
+        Positions are integers [batch, length], which rotary ones need.
         """
-
         # Drawn here, because what is computed twice must drop the same elements twice.
         seeds = self._draw(training)
 

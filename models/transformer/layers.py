@@ -47,11 +47,6 @@ class Embedding(keras.layers.Layer):
 
     Vectors are `width ** 0.5` times the rows of the matrix, as in Vaswani et al. 2017, section 3.4; rows start with a
     standard deviation of `width ** -0.5`, so that vectors and scores are both of order one.
-
-    Args:
-        vocab_size: Number of tokens.
-        width: Elements of a vector.
-        name: Name of the layer.
     """
 
     def __init__(self, *, vocab_size: int, width: int, name: str) -> None:
@@ -159,7 +154,6 @@ class FeedForward(keras.layers.Layer):
         activation: "relu" or "gelu" (with biases), or "swiglu": silu(gate) * up without biases (Shazeer 2020,
             arXiv 2002.05202), which has three matrices instead of two.
         output_scale: Factor of the initial output projection.
-        name: Name of the layer.
     """
 
     def __init__(self, *, width: int, hidden: int, activation: str, output_scale: float = 1.0, name: str) -> None:

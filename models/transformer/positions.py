@@ -22,17 +22,9 @@ def layout(tokens: tf.Tensor, segments: tf.Tensor | None, positions: tf.Tensor |
 
 
 def sinusoids(positions: tf.Tensor, width: int, base: float = 10_000.0) -> tf.Tensor:
-    """The positional encoding of Vaswani et al. 2017 (arXiv 1706.03762, section 3.5).
+    """The positional encoding of Vaswani et al. 2017 (arXiv 1706.03762, section 3.5), float32 [..., width], width even.
 
     Element 2i is sin(position / base ** (2i / width)), element 2i + 1 the cosine of the same angle.
-
-    Args:
-        positions: Integers [...], counted from 0.
-        width: Number of elements, even.
-        base: Longest wavelength over 2 pi, in tokens.
-
-    Returns:
-        float32 [..., width].
     """
     angles = _angles(positions, width, base)
     return tf.reshape(tf.stack([tf.sin(angles), tf.cos(angles)], axis=-1), [*sizes(positions), width])
@@ -47,7 +39,6 @@ def rotate(vectors: tf.Tensor, positions: tf.Tensor, base: float = 10_000.0) -> 
     Args:
         vectors: Queries or keys [batch, length, heads, width], width even.
         positions: Integers [batch, length].
-        base: Longest wavelength over 2 pi, in tokens.
 
     Returns:
         Shape and dtype of `vectors`. The rotation is computed in float32.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,18 +50,11 @@ class Sequences:
         return Sequences(self.tokens[_ranges(self.starts[chosen], lengths)], lengths)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Which sequence stands where.
+class Plan(NamedTuple):
+    """Which sequence stands where."""
 
-    Args:
-      rows: int64 [n], the row of each example.
-      offsets: int64 [n, kinds], where in the row each of its sequences begins.
-      num_rows: rows in all.
-    """
-
-    rows: np.ndarray
-    offsets: np.ndarray
+    rows: np.ndarray  # int64 [n], of each example
+    offsets: np.ndarray  # int64 [n, kinds], where in the row each of its sequences begins
     num_rows: int
 
 

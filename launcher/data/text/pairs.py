@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import gin
 import numpy as np
@@ -120,31 +120,31 @@ class TextPairs(TextRows[Pair]):
             )  # fmt: skip
 
     def _make(self) -> storage.Built:
-        train, dropped = self._sequences(self.source.train(), _whole)
+        train, dropped = self._sequences(self.source.train(), cut=False)
         total = len(train[0]) + dropped
         if not len(train[0]):
             raise UsageError(
                 f"none of the {total} training pairs of {self.name!r} fit text_pairs.max_length = {self.max_length} "
                 "tokens; bind a larger one"
             )
-        held_out, _ = self._sequences(self.eval_pairs, _cut)
+        held_out, _ = self._sequences(self.eval_pairs, cut=True)
         arrays = rows.split(self._packed(train), self._packed(held_out) if len(held_out[0]) else {})
         if len(held_out[0]):
             alone = packing.one_a_row(len(held_out[0]), len(_SIDES))
             arrays[_DECODE] = packing.fill(held_out[0], alone, 0, self.max_length)[0]
         return arrays, {"dropped": dropped, "pairs": total}
 
-    def _sequences(self, pairs: Iterable[Pair], fit: Fit) -> tuple[tuple[Sequences, Sequences], int]:
-        """Both sides of the pairs that `fit` lets through, and how many it does not."""
-        dtype = packing.token_dtype(self.vocab_size)
+    def _sequences(self, pairs: Iterable[Pair], *, cut: bool) -> tuple[tuple[Sequences, Sequences], int]:
+        """Both sides of the pairs, and how many are left out; those that are too long are, or are cut."""
+        dtype, limit = packing.token_dtype(self.vocab_size), self.max_length - 1
         blocks: tuple[list[Sequences], list[Sequences]] = ([], [])
         dropped = 0
         for block in rows.blocks(pairs, _BLOCK):
             both = zip(*(self.vocabulary.encode(side) for side in zip(*block, strict=True)), strict=True)
-            kept = [fitted for source, target in both if (fitted := fit(source, target, self.max_length - 1))]
+            kept = [pair for pair in both if cut or max(map(len, pair)) <= limit]
             dropped += len(block) - len(kept)
             for kind, into in enumerate(blocks):
-                into.append(Sequences.gather([[*pair[kind], END] for pair in kept], dtype))
+                into.append(Sequences.gather([[*pair[kind][:limit], END] for pair in kept], dtype))
         return (Sequences.concatenate(blocks[0], dtype), Sequences.concatenate(blocks[1], dtype)), dropped
 
     def _packed(self, sequences: tuple[Sequences, Sequences]) -> dict[str, np.ndarray]:
@@ -171,18 +171,6 @@ class TextPairs(TextRows[Pair]):
             if self.packed:
                 batch |= {f"{name}_segments": rows.segments(row, positions), f"{name}_positions": positions}
         return batch
-
-
-Tokens = list[int]
-Fit = Callable[[Tokens, Tokens, int], tuple[Tokens, Tokens] | None]
-
-
-def _whole(source: Tokens, target: Tokens, limit: int) -> tuple[Tokens, Tokens] | None:
-    return (source, target) if max(len(source), len(target)) <= limit else None
-
-
-def _cut(source: Tokens, target: Tokens, limit: int) -> tuple[Tokens, Tokens]:
-    return source[:limit], target[:limit]
 
 
 def _decode_batch(stored: Batch) -> Batch:

@@ -1,10 +1,5 @@
 """The user's own text files by a shell pattern: lines, pairs in TSV, and either in JSONL.
 
-    text_corpus.name = 'lines:~/books/*.txt'       each line is a document
-    text_corpus.name = 'jsonl:~/crawl/*.jsonl'     a field of each line, jsonl_corpus.text_feature, is one
-    text_pairs.name = 'tsv:~/tatoeba/*.tsv'        two columns of each line are a pair
-    text_pairs.name = 'jsonl:~/pairs.jsonl'        two fields are: jsonl_pairs.source_language and target_language
-
 Empty lines are left out, and pairs of which one side is empty. Without `eval_files`, a share is held out by a hash of
 the text, so that equal ones are on the same side.
 """
@@ -28,7 +23,7 @@ from launcher.errors import UsageError, listed
 Item = TypeVar("Item", str, Pair)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class PatternTexts(abc.ABC, Generic[Item]):
     """Texts of all files that match a pattern; see `launcher.data.text.source.Source`.
 
@@ -49,28 +44,16 @@ class PatternTexts(abc.ABC, Generic[Item]):
     """What recipes call it: its kind, as a name begins, and what it gives."""
 
     def __post_init__(self) -> None:
-        if self.eval_files is not None and self.eval_share is not None:
-            raise UsageError(
-                f"{self.binding}.eval_share holds texts out, and {self.binding}.eval_files has those to evaluate on"
-            )
-        files.check_share(self.eval_share, self.binding)
-
-    @property
-    def name(self) -> str:
-        return f"{self._kind}:{self.pattern}"
-
-    @property
-    def details(self) -> str:
-        """How texts are held out, for the plan."""
-        return files.share_words(self._share, "text") if self.eval_files is None else f"evaluated on {self.eval_files}"
-
-    @property
-    def _kind(self) -> str:
-        return self.binding.partition("_")[0]
-
-    @property
-    def _share(self) -> float:
-        return 0.0 if self.eval_files is not None else files.check_share(self.eval_share, self.binding)
+        self._kind = self.binding.partition("_")[0]
+        self.name = f"{self._kind}:{self.pattern}"
+        self._share = files.check_share(self.eval_share, self.binding) if self.eval_files is None else 0.0
+        self.details = files.share_words(self._share, "text")
+        if self.eval_files is not None:
+            self.details = f"evaluated on {self.eval_files}"
+            if self.eval_share is not None:
+                raise UsageError(
+                    f"{self.binding}.eval_share holds texts out, and {self.binding}.eval_files has those to evaluate on"
+                )
 
     @abc.abstractmethod
     def read(self, line: str) -> Item | None:
@@ -114,7 +97,7 @@ class PatternTexts(abc.ABC, Generic[Item]):
 
 
 @gin.configurable("lines_corpus")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class LinesCorpus(PatternTexts[str]):
     """Documents of own files, each line one: `text_corpus.name = 'lines:GLOB'`."""
 
@@ -125,7 +108,7 @@ class LinesCorpus(PatternTexts[str]):
 
 
 @gin.configurable("jsonl_corpus")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class JsonlCorpus(PatternTexts[str]):
     """Documents of own files, a field of each line one: `text_corpus.name = 'jsonl:GLOB'`.
 
@@ -142,7 +125,7 @@ class JsonlCorpus(PatternTexts[str]):
 
 
 @gin.configurable("tsv_pairs")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class TsvPairs(PatternTexts[Pair]):
     """Pairs of own files, two columns of each line one: `text_pairs.name = 'tsv:GLOB'`.
 
@@ -170,7 +153,7 @@ class TsvPairs(PatternTexts[Pair]):
 
 
 @gin.configurable("jsonl_pairs")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class JsonlPairs(PatternTexts[Pair]):
     """Pairs of own files, two fields of each line one: `text_pairs.name = 'jsonl:GLOB'`.
 

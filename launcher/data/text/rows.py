@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -26,44 +25,23 @@ _TRAIN, _HELD_OUT = "train.", "held_out."
 Item = TypeVar("Item")
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """What is stored of a data set.
+class Rows(NamedTuple):
+    """What is stored of a data set."""
 
-    Attributes:
-      batches: of the training and the held-out rows.
-      arrays: everything that is stored, memory-mapped, by its key.
-      facts: numbers stored with them.
-    """
-
-    batches: RandomAccessData
-    arrays: Arrays
-    facts: Mapping[str, float]
+    batches: RandomAccessData  # of the training and the held-out rows
+    arrays: Arrays  # all that is stored, memory-mapped
+    facts: Mapping[str, float]  # stored with them
 
 
 class TextRows(abc.ABC, Generic[Item]):
     """Texts as batches of token rows: `Data`, with the vocabulary that is trained on them.
 
-    Nothing is read before it is asked for. A subclass says what a row holds.
-
-    Args:
-      source: the texts.
-      binding: gin name of what makes it, for messages.
-      vocab_size: token ids.
-      memory_limit_bytes: rows that take more stay on disk.
-
-    Raises:
-      UsageError: no vocabulary can have this size.
+    Nothing is read before it is asked for. A subclass says what a row holds. Messages name the `binding`.
     """
 
-    row_length: int
-    """Tokens of a row."""
-
-    _keys: Sequence[str]
-    """What a batch has a row of tokens, or of numbers of tokens, of."""
-
-    _layout: tuple[int, ...]
-    """What the stored rows depend on, beside the texts and the size of the vocabulary."""
+    row_length: int  # tokens
+    _keys: Sequence[str]  # what a batch has a row of tokens, or of numbers of tokens, of
+    _layout: tuple[int, ...]  # what the stored rows depend on, beside the texts and the size of the vocabulary
 
     def __init__(self, source: Source[Item], *, binding: str, vocab_size: int, memory_limit_bytes: int):
         vocabulary.check_size(vocab_size, f"{binding}.vocab_size")

@@ -73,7 +73,8 @@ class Vocabulary:
         Bytes that are not UTF-8, as a model may put them together, become U+FFFD.
         """
         rows = [_content(row) for row in ids]
-        return [_unescaped(text) for text in self.processor.decode(rows)] if rows else []
+        texts = self.processor.decode(rows) if rows else []
+        return [text.replace(_ESCAPE + "1", _SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE) for text in texts]
 
     @classmethod
     def train(cls, texts: Iterable[str], *, size: int) -> Vocabulary:
@@ -128,10 +129,6 @@ def cached_vocabulary(name: str, digest: str, *, size: int, texts: Callable[[], 
 
 def _escaped(text: str) -> str:
     return text.replace(_ESCAPE, _ESCAPE + "0").replace(_SPACE_MARK, _ESCAPE + "1")
-
-
-def _unescaped(text: str) -> str:
-    return text.replace(_ESCAPE + "1", _SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE)
 
 
 def _content(row: Sequence[int]) -> list[int]:
