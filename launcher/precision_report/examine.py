@@ -51,7 +51,7 @@ class Examined:
       loss_scale_log2: of the run's next step.
       batches: how many were looked at.
       gradients: in float32 at scale 1, of weights, activations and the wire.
-      errors: of the 16-bit pass, by the scale's exponent: of 1, the run's and the recommended one.
+      errors: of the 16-bit pass, by the scale's exponent: of 1, the run's and the recommended one, each once.
       losses: mean loss of the last batch, in float32 and under the policy.
       overflows: where it overflows first as the scale rises.
     """
