@@ -97,8 +97,8 @@ def flax(options: argparse.Namespace, where, rows: int) -> str:
 
 def figures(where, compilation) -> dict[str, float]:
     """What is counted in an optimised program."""
-    from launcher.preflight import hbm, hlo
-    from launcher.preflight.costs import executed
+    from launcher.preflight.compiled import hbm, hlo
+    from launcher.preflight.compiled.costs import executed
 
     if compilation.error is not None:
         raise SystemExit(f"the compiler refuses it: {compilation.error[:2000]}")

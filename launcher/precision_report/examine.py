@@ -51,7 +51,7 @@ class Examined:
       loss_scale_log2: of the run's next step.
       batches: how many were looked at.
       gradients: in float32 at scale 1, of weights, activations and the wire.
-      errors: of the 16-bit pass, by the scale's exponent: of 1, the run's and the recommended one.
+      errors: of the 16-bit pass, by the scale's exponent: of 1, the run's and the recommended one, each once.
       losses: mean loss of the last batch, in float32 and under the policy.
       overflows: where it overflows first as the scale rises.
     """
@@ -104,6 +104,7 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
         say(f"the 16-bit pass at scale 2^{k}")
         errors[k] = _errors(probe, found[-1] if k == now else probe.run(batch, 2.0**k))
     say("lint and wire")
+    seen = [one.path for one in gradients if one.kind == "activation"]
     return Examined(
         policy=plan.policy,
         loss_scale_log2=now,
@@ -114,13 +115,7 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
         verdict=verdict,
         overflows=float16_losses.first_overflows([one for one in gradients if one.is_16_bit]),
         wire=_wire(probe, plan.strategy.num_replicas, settings.wire_replicas),
-        findings=lint.lint(
-            built,
-            outputs=probe.outputs,
-            model_outputs=probe.model_outputs,
-            graph=probe.graph(batch),
-            seen=[one.path for one in gradients if one.kind == "activation"],
-        ),
+        findings=lint.lint(built, probe, probe.graph(batch), seen),
     )
 
 

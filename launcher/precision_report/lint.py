@@ -10,8 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher.preflight.costs import MatrixOp
-from launcher.preflight.hlo import OpSource
+from launcher.precision_report.probe import Probe
+from launcher.preflight.compiled.costs import MatrixOp
+from launcher.preflight.compiled.hlo import OpSource
 from launcher.run.session import Session
 from launcher.step.layers import walk
 from launcher.step.precision import DynamicLossScale
@@ -59,36 +60,28 @@ class LintFinding:
 
     rule: str  # its name, such as "softmax in 16 bits"
     level: str = "warn"  # where it costs accuracy, memory or speed; "info" where it is only good to know
-    path: str  # of the layer, variable or operation; empty for the recipe as a whole
+    path: str = ""  # of the layer, variable or operation; empty for the recipe as a whole
     text: str  # what was seen
     fix: str  # what to do
 
 
-def lint(
-    built: Session,
-    *,
-    outputs: Mapping[str, Sequence[Output]],
-    model_outputs: Sequence[Output],
-    graph: tf.compat.v1.GraphDef,
-    seen: Iterable[str],
-) -> list[LintFinding]:
+def lint(built: Session, probe: Probe, graph: tf.compat.v1.GraphDef, seen: Iterable[str]) -> list[LintFinding]:
     """Looks for everything in a session under the policy that is examined, the worst first.
 
     Args:
-      outputs: what each leaf layer gave, by its path.
-      model_outputs: what the model gave.
+      probe: of the session, after the first batch.
       graph: of a training pass.
       seen: paths of the leaf layers whose gradients by their outputs were seen in it.
     """
     policy = built.plan.policy
     found = [
-        *narrow_outputs(built.model, model_outputs),
+        *narrow_outputs(built.model, probe.model_outputs),
         *narrow_operations(graph),
         *narrow_weights(built.model),
         *outside_scope(built.strategy, built.model),
         *needless_scale(built.plan.loss_scale, policy),
         *overrides(built.model, policy),
-        *padding(built.model, outputs, tpu="bfloat16" in policy or built.plan.strategy.accelerator == "tpu"),
+        *padding(built.model, probe.outputs, tpu="bfloat16" in policy or built.plan.strategy.accelerator == "tpu"),
         *odd_batch(built.plan.microbatch_size, policy),
         *unseen(built.model, seen),
     ]
@@ -178,7 +171,6 @@ def needless_scale(loss_scale: Any, policy: str) -> Iterator[LintFinding]:
         return
     yield LintFinding(
         rule="needless loss scale",
-        path="",
         text=f"the loss is scaled by {initial:g} under {policy}, whose exponents are those of float32",
         fix="train.loss_scale = 'none' (or 'auto')",
     )
@@ -189,9 +181,8 @@ def overrides(model: keras.Model, policy: str) -> Iterator[LintFinding]:
     expected = keras.dtype_policies.get(policy).compute_dtype
     for found in walk(model):
         layer = found.layer
-        if isinstance(layer, (keras.layers.InputLayer, keras.Model)) or layer.compute_dtype == expected:
-            continue
-        if found.is_leaf:
+        computes = found.is_leaf and not isinstance(layer, (keras.layers.InputLayer, keras.Model))
+        if computes and layer.compute_dtype != expected:
             yield LintFinding(
                 rule="dtype override",
                 level="info",
@@ -202,23 +193,17 @@ def overrides(model: keras.Model, policy: str) -> Iterator[LintFinding]:
 
 
 def padding(model: keras.Model, outputs: Mapping[str, Sequence[Output]], *, tpu: bool) -> Iterator[LintFinding]:
-    """Products whose features do not fill the hardware's units, with what that costs; the worst first.
-
-    Args:
-      model: built.
-      outputs: what each leaf layer gave, by its path.
-      tpu: whether multiples of 128 are worth a word, too.
-    """
+    """Products whose features do not fill the units of a GPU or, with `tpu`, of a TPU, too; the most costly first."""
     products = list(_products(model, outputs))
-    total = sum(one.flops for _, one in products)
+    total = sum(one.flops for one in products)
     for multiple, where in ((GPU_MULTIPLE, "a GPU"), *([(TPU_MULTIPLE, "a TPU")] if tpu else [])):
-        wasted = [(one.padded_flops(multiple) - one.flops, path, one) for path, one in products]
-        for waste, path, one in sorted(wasted, key=lambda row: -row[0]):
+        wasted = [(one.padded_flops(multiple) - one.flops, one) for one in products]
+        for waste, one in sorted(wasted, key=lambda row: -row[0]):
             if not total or waste < _WORTH * total:
                 continue
             yield LintFinding(
                 rule=f"not a multiple of {multiple}",
-                path=path,
+                path=one.source.op_name,
                 text=f"{one.contracted} x {one.columns} features on {where}: up to {waste / one.flops:.0%} more work "
                 f"in this layer, {waste / total:.1%} of the model's",
                 fix=f"make widths, channels and vocabularies multiples of {multiple}",
@@ -230,13 +215,12 @@ def odd_batch(examples: int, policy: str) -> Iterator[LintFinding]:
     if policy != "float32" and examples % GPU_MULTIPLE:
         yield LintFinding(
             rule=f"not a multiple of {GPU_MULTIPLE}",
-            path="",
             text=f"{examples} examples in a microbatch of one replica",
             fix="choose train.global_batch_size, train.microbatches and replicas so that it is one",
         )
 
 
-def _products(model: keras.Model, outputs: Mapping[str, Sequence[Output]]) -> Iterator[tuple[str, MatrixOp]]:
+def _products(model: keras.Model, outputs: Mapping[str, Sequence[Output]]) -> Iterator[MatrixOp]:
     """The matrix products and convolutions of the leaf layers, with the sizes they have in one microbatch."""
     for path, layer in gradient_taps.named_leaves(model).items():
         kernel = getattr(layer, "kernel", None)
@@ -247,16 +231,13 @@ def _products(model: keras.Model, outputs: Mapping[str, Sequence[Output]]) -> It
             continue
         contracted, columns = sizes
         elements = sum(math.prod(size or 0 for size in one.shape) for one in outputs[path])
-        yield (
-            path,
-            MatrixOp(
-                source=OpSource(op_name=path),
-                flops=2.0 * contracted * elements,
-                contracted=contracted,
-                columns=columns,
-                rows=max(elements // columns, 1),
-                dtypes=(layer.compute_dtype, layer.compute_dtype),
-            ),
+        yield MatrixOp(
+            source=OpSource(op_name=path),
+            flops=2.0 * contracted * elements,
+            contracted=contracted,
+            columns=columns,
+            rows=max(elements // columns, 1),
+            dtypes=(layer.compute_dtype, layer.compute_dtype),
         )
 
 

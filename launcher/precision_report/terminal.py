@@ -71,7 +71,7 @@ def totals(found: Examined) -> Rows:
     rows = [["gradients of", "scale", "flushed < 2^-25", "subnormal < 2^-14", "above 65504", "headroom"]]
     for kind, name in (("weight", "weights"), ("activation", "activations"), ("wire", "weights, summed on the wire")):
         chosen = [one for one in found.narrow if one.kind == kind]
-        for k in scales(found) if chosen else []:
+        for k in found.errors if chosen else ():
             shares = float16_losses.pooled(chosen, k)
             left = float16_losses.headroom(max(one.maximum for one in chosen), k)
             rows.append([name, power(k), *(share(value) for value in shares), f"{left:.1f} bits"])
@@ -79,25 +79,22 @@ def totals(found: Examined) -> Rows:
 
 
 def worst(found: Examined, count: int) -> Rows:
-    recommended = _recommended(found)
-    at_recommended = [f"{what} at {power(k)}" for k in recommended for what in ("lost", "subnormal")]
-    rows = [["layer or weight", "gradient of", "lost at 1", "subnormal at 1", *at_recommended, "largest", "headroom"]]
-    for one in worst_gradients(found, count):
-        shares = [float16_losses.shares(one.counts, k, one.maximum) for k in (0, *recommended)]
-        parts = [share(value) for each in shares for value in (each.lost, each.subnormal)]
-        left = float16_losses.headroom(one.maximum, found.loss_scale_log2)
-        rows.append([one.path, one.kind, *parts, f"{one.maximum:.1e}", f"{left:.1f} bits"])
-    return rows
-
-
-def worst_gradients(found: Examined, count: int) -> list[Gradient]:
     """Weights and activations that lose the most at scale 1, first values, then bits; the worst first."""
 
     def badness(one: Gradient) -> tuple[float, float]:
         shares = float16_losses.shares(one.counts, 0, one.maximum)
         return shares.lost, shares.subnormal
 
-    return sorted((one for one in found.narrow if one.kind != "wire"), key=badness, reverse=True)[:count]
+    ordered = sorted((one for one in found.narrow if one.kind != "wire"), key=badness, reverse=True)
+    recommended = [] if found.verdict.scale_log2 is None else [found.verdict.scale_log2]
+    at_recommended = [f"{what} at {power(k)}" for k in recommended for what in ("lost", "subnormal")]
+    rows = [["layer or weight", "gradient of", "lost at 1", "subnormal at 1", *at_recommended, "largest", "headroom"]]
+    for one in ordered[:count]:
+        shares = [float16_losses.shares(one.counts, k, one.maximum) for k in (0, *recommended)]
+        parts = [share(value) for each in shares for value in (each.lost, each.subnormal)]
+        left = float16_losses.headroom(one.maximum, found.loss_scale_log2)
+        rows.append([one.path, one.kind, *parts, f"{one.maximum:.1e}", f"{left:.1f} bits"])
+    return rows
 
 
 def overflows(found: Examined, count: int) -> Rows:
@@ -146,11 +143,6 @@ def findings(found: Sequence[LintFinding], shown: int = 3) -> list[str]:
     return lines
 
 
-def scales(found: Examined) -> list[int]:
-    """Exponents of the scales that are compared: of 1, the run's and the recommended one, each once."""
-    return list(dict.fromkeys([0, found.loss_scale_log2, *_recommended(found)]))
-
-
 def power(scale_log2: int) -> str:
     return f"2^{scale_log2}" if scale_log2 else "1"
 
@@ -160,10 +152,6 @@ def share(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value:.1%}" if value >= 0.01 else f"{value:.2%}" if value >= 1e-4 else "< 0.01%"
-
-
-def _recommended(found: Examined) -> list[int]:
-    return [] if found.verdict.scale_log2 is None else [found.verdict.scale_log2]
 
 
 def _range(harmless: tuple[int, int]) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from launcher.machine.accelerators import Card, Chip
 from launcher.machine.strategy import recommended_policy
-from launcher.preflight import gpu_program
-from launcher.preflight.costs import Collective, Costs, MatrixOp
-from launcher.preflight.hbm import Buffer, HbmUse
-from launcher.preflight.hlo import Instruction, OpSource
+from launcher.preflight.compiled import gpu_program
+from launcher.preflight.compiled.costs import Collective, Costs, MatrixOp
+from launcher.preflight.compiled.hbm import Buffer, HbmUse
+from launcher.preflight.compiled.hlo import Instruction, OpSource
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
 from launcher.reporting.units import bytes_text, milliseconds
@@ -26,7 +26,6 @@ def advise(
 
     Args:
       costs, hbm, bounds: of one device.
-      where: the devices.
       policy: Keras dtype policy of the run.
       shared_gradient_bytes: of all gradients, as they are reduced, under `train.shard_optimizer`; else 0.
     """

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.preflight.compiler import Compilation
-from launcher.preflight.costs import Costs
-from launcher.preflight.hbm import HbmUse
+from launcher.preflight.compiled import Compilation
+from launcher.preflight.compiled.costs import Costs
+from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.largest_batch import LargestBatch, batch_size
 from launcher.preflight.roofline import VECTOR_UNIT, Roofline, of_operation
 from launcher.preflight.slice_finding import SliceFinding
@@ -190,7 +190,10 @@ def _roofline_lines(finding: SliceFinding, bounds: Roofline, costs: Costs) -> di
         memory: f"{amount(costs.hbm_bytes)}B read and written a device",
         wire: f"{amount(reduced)}B in {collectives} {where.wire_words()}",
     }
-    lines = {"step": f"{step_text(bounds.step_seconds, bounds.estimated_seconds)}, bound by {_mostly(bounds)}"}
+    bound_by = bounds.most_for  # of an estimate, what most of it goes to
+    if bound_by == VECTOR_UNIT:
+        bound_by = f"the {VECTOR_UNIT}, that is by operations that fill neither memory bandwidth nor matrix unit"
+    lines = {"step": f"{step_text(bounds.step_seconds, bounds.estimated_seconds)}, bound by {bound_by}"}
     if bounds.estimated:
         lines["estimate"] = (
             f"the compiler's cost model, one operation after another at {where.clock_words}, and collectives with "
@@ -216,13 +219,6 @@ def _roofline_lines(finding: SliceFinding, bounds: Roofline, costs: Costs) -> di
     )
     lines["the whole run"] = f"{about} {_hours(bounds.hours)} for {finding.plan.total_steps:,} steps, training alone"
     return lines
-
-
-def _mostly(bounds: Roofline) -> str:
-    """What the step is bound by; of an estimate, what most of it goes to."""
-    if bounds.most_for != VECTOR_UNIT:
-        return bounds.most_for
-    return f"the {VECTOR_UNIT}, that is by operations that fill neither memory bandwidth nor matrix unit"
 
 
 def _parts(bounds: Roofline) -> str:

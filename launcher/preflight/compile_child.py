@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def _outcome(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `compiler.Compilation`, and "unsupported": why these versions cannot be used, or None."""
+    """The fields of `compiled.Compilation`, and "unsupported": why these versions cannot be used, or None."""
     outcome: dict[str, Any] = {"error": None, "unsupported": None, "memory": {}, "cost": {}, "hlo": ""}
     stablehlo = (folder / PROGRAM).read_text("utf-8")
     started = time.monotonic()

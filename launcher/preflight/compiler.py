@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import hashlib
 import importlib.metadata
@@ -25,6 +24,7 @@ import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
 from launcher.machine import child_process, installation
 from launcher.preflight.compile_child import DUMP, LOG, OUTCOME, PROGRAM, REQUEST
+from launcher.preflight.compiled import Compilation
 from launcher.preflight.targets import Target
 
 # The oldest that were tried; what is private in them is in `compile_child`.
@@ -54,33 +54,6 @@ class OutOfHostMemoryError(TrainingError):
 
 class CompilerDiedError(LauncherError):
     """The compiler's process ended without an answer."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compilation:
-    """What the compiler made of a program.
-
-    Attributes:
-      error: why it refuses the program, in its own words; None when it compiled.
-      memory: bytes a device: "argument", "output", "alias" (outputs that take an argument's memory), "temp" and
-        "generated_code"; empty when refused.
-      cost: XLA's own count: "flops" and "bytes accessed" a device; empty when refused.
-      hlo: the optimised program, text; may be empty when refused.
-      buffer_assignment, live_ranges: where its buffers lie and when they live, XLA's dumps; may be empty.
-      seconds: what the compilation took when it was done.
-      cached: whether that was before this call.
-      before_libraries: the program before its convolutions and products became calls of libraries; may be empty.
-    """
-
-    error: str | None
-    memory: Mapping[str, int]
-    cost: Mapping[str, float]
-    hlo: str
-    buffer_assignment: str
-    live_ranges: str
-    seconds: float
-    cached: bool
-    before_libraries: str = ""
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> str:
@@ -243,20 +216,14 @@ def _environment(folder: Path, request: Mapping[str, Any]) -> dict[str, str]:
 def _death(code: int, log: Path, where: Target) -> LauncherError:
     lines = log.read_text("utf-8", errors="replace").splitlines()
     if code == -signal.SIGKILL or any("bad_alloc" in line or "MemoryError" in line for line in lines):
+        gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         return OutOfHostMemoryError(
             f"{_compiler_for(where)} was killed while compiling for {where.name}: this machine's memory "
-            f"({_host_memory()}) is most likely too small for it. Run on a machine with more, end other programs, or "
+            f"({gib:.1f} GiB) is most likely too small for it. Run on a machine with more, end other programs, or "
             "try a smaller model"
         )
     how, words = child_process.describe_end(code, lines, count=_TAIL_LINES)
     return CompilerDiedError(f"{_compiler_for(where)} ended with {how} while compiling for {where.name}{words}")
-
-
-def _host_memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
-    except (ValueError, OSError):
-        return "of unknown size"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

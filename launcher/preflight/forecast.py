@@ -18,25 +18,16 @@ _FILE = Path(__file__).with_name("published_rates.txt")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedRate:
-    """One training run that somebody published.
+    """One training run that somebody published."""
 
-    Attributes:
-      model: that it is comparable with: name and size of its input, such as "resnet50 224x224".
-      name: what it was, for people.
-      accelerator_type: as `--tpu_type` and `--gpu_type` have it.
-      examples_per_second: of all its devices.
-      bound: this preflight's bound on the same, by `Roofline.bound_by`.
-      about: what its time has beside training steps.
-    """
-
-    model: str
-    name: str
-    accelerator_type: str
+    model: str  # that it is comparable with: name and size of its input, such as "resnet50 224x224"
+    name: str  # what it was, for people
+    accelerator_type: str  # as `--tpu_type` and `--gpu_type` have it
     global_batch_size: int
-    examples_per_second: float
-    bound: float
-    bound_by: str
-    about: str
+    examples_per_second: float  # of all its devices
+    bound: float  # this preflight's, on the same
+    bound_by: str  # as `Roofline.bound_by`
+    about: str  # what its time has beside training steps
     source: str
 
     @property
@@ -126,11 +117,7 @@ def published_rates() -> tuple[PublishedRate, ...]:
 
 
 def forecast(model: str, bounds: Roofline, accelerator: str) -> Forecast | None:
-    """What published runs of a `PublishedRate.model` say of a step; None without any of steps that are bound like it.
-
-    Args:
-      accelerator: "tpu" or "gpu".
-    """
+    """What published runs of a `PublishedRate.model` say of a step; None without any whose steps are bound like it."""
     wanted = model, bounds.bound_by, accelerator
     rates = tuple(one for one in published_rates() if (one.model, one.bound_by, one.accelerator) == wanted)
     return Forecast(rates=rates, bound_seconds=bounds.step_seconds) if rates else None

@@ -16,11 +16,12 @@ from launcher.errors import UsageError, nearest
 from launcher.machine.accelerators import CARDS, Card, Constant
 from launcher.machine.devices import GpuOptions
 from launcher.machine.strategy import StrategyPlan
-from launcher.preflight import advice, gpu_program
+from launcher.preflight import advice
 from launcher.preflight.compile_child import DUMP_BEFORE_LIBRARIES
-from launcher.preflight.costs import Collective, Costs
-from launcher.preflight.hbm import HbmUse
-from launcher.preflight.hlo import Module
+from launcher.preflight.compiled import gpu_program
+from launcher.preflight.compiled.costs import Collective, Costs
+from launcher.preflight.compiled.hbm import HbmUse
+from launcher.preflight.compiled.hlo import Module
 from launcher.preflight.targets import Target
 from launcher.reporting.units import amount, plural
 from launcher.run import layer_settings

@@ -98,7 +98,6 @@ def next_size(needed: Mapping[int, float], fitting: set[int], *, start: int) -> 
     Args:
       needed: share of the memory there is, by size, in the order of trying.
       fitting: sizes that fit.
-      start: the first size to try.
     """
     if not needed:
         return start

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from launcher.preflight.costs import Costs, Operation
+from launcher.preflight.compiled.costs import Costs, Operation
 from launcher.preflight.targets import Target
 
 VECTOR_UNIT = "vector unit"

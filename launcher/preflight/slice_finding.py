@@ -13,12 +13,13 @@ import tensorflow as tf
 from launcher.config import gin_used
 from launcher.errors import UsageError
 from launcher.optimizers.parts import bytes_of
-from launcher.preflight import advice, hbm, hlo, roofline
-from launcher.preflight.compiler import Compilation, Compiler
-from launcher.preflight.costs import Costs
+from launcher.preflight import advice, roofline
+from launcher.preflight.compiled import Compilation, hbm, hlo
+from launcher.preflight.compiled.costs import Costs
+from launcher.preflight.compiled.hbm import HbmUse
+from launcher.preflight.compiled.hlo import Module
+from launcher.preflight.compiler import Compiler
 from launcher.preflight.forecast import Forecast, forecast
-from launcher.preflight.hbm import HbmUse
-from launcher.preflight.hlo import Module
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
 from launcher.run import layer_settings, loading

@@ -16,8 +16,8 @@ from launcher.errors import UsageError, nearest
 from launcher.machine.accelerators import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip, Constant
 from launcher.machine.strategy import StrategyPlan
 from launcher.preflight import advice
-from launcher.preflight.costs import Collective, Costs
-from launcher.preflight.hbm import HbmUse
+from launcher.preflight.compiled.costs import Collective, Costs
+from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.targets import Target
 from launcher.reporting.units import amount, plural
 from launcher.run.plan import RunPlan

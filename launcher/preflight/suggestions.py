@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from launcher.errors import UsageError
 from launcher.machine.strategy import recommended_policy
-from launcher.preflight.hbm import HbmUse
+from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.run import memory_trial
 from launcher.run.memory_trial import Setting

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from launcher.machine.accelerators import Constant
-from launcher.preflight import costs as costs_lib
-from launcher.preflight.costs import Collective, Costs, Operation
-from launcher.preflight.hlo import Module
+from launcher.preflight.compiled import costs as costs_lib
+from launcher.preflight.compiled.costs import Collective, Costs, Operation
+from launcher.preflight.compiled.hlo import Module
 
 if TYPE_CHECKING:
     from launcher.machine.strategy import StrategyPlan
-    from launcher.preflight.hbm import HbmUse
+    from launcher.preflight.compiled.hbm import HbmUse
     from launcher.run.plan import RunPlan
 
 

@@ -58,10 +58,9 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
 
     Args:
       held: ids of the handles of the run's variables.
-      model: whose layers are named.
 
     Raises:
-      CannotLowerError: it does.
+      CannotLowerError: it does; names the layer of the model.
     """
     lines = op_source.user_lines(traced.graph)
     for outer, inner in captures(traced):

@@ -59,7 +59,7 @@ class Runner:
         self._split, self._same = (NamedSharding(mesh, spec) for spec in (PartitionSpec("replica"), PartitionSpec()))
         self._executable = _compiled(existing(self._directory, PROGRAM).read_bytes(), self._devices)
         self._held: dict[str, Any] = {}
-        self.restore(_load(existing(self._directory, VARIABLES), self.description["arguments"]))
+        self.restore(self._load(existing(self._directory, VARIABLES)))
 
     def restore(self, values: Mapping[str, np.ndarray]) -> None:
         """Sets variables and constants on every replica."""
@@ -70,7 +70,7 @@ class Runner:
         """The exported global batches in order; made-up ones where none were exported."""
         if not (self._directory / BATCHES).is_file():
             return [self._made_up()]
-        stacked = _load(self._directory / BATCHES, self.description["arguments"])
+        stacked = self._load(self._directory / BATCHES)
         count = len(next(iter(stacked.values())))
         return [{name: value[index] for name, value in stacked.items()} for index in range(count)]
 
@@ -87,10 +87,9 @@ class Runner:
         Returns:
           The scalars that the step reports, by name; they are sums over the global batch where training's are.
         """
-        values = []
-        for argument in self.description["arguments"]:
-            name = argument["name"]
-            values.append(batch[name] if argument["kind"] == "batch" else self._held[name])
+        values = [
+            (batch if argument["kind"] == "batch" else self._held)[name] for name, argument in self._arguments.items()
+        ]
         outputs = self._executable.execute_sharded(values).disassemble_into_single_device_arrays()
         report = {}
         for result, parts in zip(self.description["results"], outputs, strict=True):
@@ -117,6 +116,11 @@ class Runner:
         """The most memory that any device has taken since JAX started; None where devices do not tell, as CPUs."""
         told = [device.memory_stats() for device in self._devices]
         return max(one["peak_bytes_in_use"] for one in told) if all(told) else None
+
+    def _load(self, path: Path) -> Arrays:
+        """Arrays in their own dtypes; of 16-bit floats that NumPy does not have, the bits are stored."""
+        with np.load(path) as stored:
+            return {name: stored[name].view(_dtype(self._arguments[name]["dtype"])) for name in stored.files}
 
     def _checked(self, name: str, value: np.ndarray, parts: int = 1) -> np.ndarray:
         """The array, if it fits; a wrong one would end the process without a message."""
@@ -199,16 +203,6 @@ def _compiled(portable: bytes, devices: list[Any]) -> Any:
         ) from error
 
 
-def _load(path: Path, arguments: list[dict[str, Any]]) -> Arrays:
-    """Arrays of an npz file in their own dtypes; 16-bit floats that NumPy does not have are stored as their bits."""
-    dtypes = {argument["name"]: _dtype(argument["dtype"]) for argument in arguments}
-    with np.load(path) as stored:
-        return {
-            name: stored[name] if stored[name].dtype == dtypes[name] else stored[name].view(dtypes[name])
-            for name in stored.files
-        }
-
-
 def _dtype(name: str) -> np.dtype:
     if name == "bfloat16":
         import ml_dtypes
@@ -241,11 +235,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         started = time.perf_counter()
         runner = Runner(options.directory, platform=options.platform)
-    except RunnerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 64
-    except ImportError as error:
-        print(f"error: {error}: the runner needs JAX and NumPy: pip install jax", file=sys.stderr)
+    except (RunnerError, ImportError) as error:
+        needs = ": the runner needs JAX and NumPy: pip install jax" if isinstance(error, ImportError) else ""
+        print(f"error: {error}{needs}", file=sys.stderr)
         return 64
     print(f"{runner.devices}; compiled in {time.perf_counter() - started:.1f} s")
     if not (Path(options.directory) / BATCHES).is_file():

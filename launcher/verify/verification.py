@@ -40,11 +40,7 @@ _DROPOUT_ON = "dropout and noise on, as verify.dropout asks for: each replica dr
 
 @dataclasses.dataclass(kw_only=True)
 class Verification:
-    """The verification of one recipe.
-
-    Attributes:
-      gin_files, gin_params, seed, deterministic: the recipe, as the flags of these names gave it.
-    """
+    """The verification of one recipe, as the flags gave it."""
 
     gin_files: Sequence[str]
     gin_params: Sequence[str]
@@ -80,11 +76,7 @@ class Verification:
         }
 
     def run(self, model_dir: str, *, dry_run: bool) -> int:
-        """Trains and compares; prints the table and writes verify.json.
-
-        Args:
-          model_dir: where the file goes.
-          dry_run: say what would be done, and stop.
+        """Trains and compares; prints the table and writes verify.json; a dry run only says what would be done.
 
         Returns:
           The exit code of a recipe that every topology trains alike.
@@ -128,8 +120,7 @@ class Verification:
             f"{ONE_REPLICA.name}: {time.monotonic() - started:.0f} s, loss {baseline.loss[0]:.4g} -> "
             f"{baseline.loss[-1]:.4g}, {skipped} of {self.steps} steps skipped"
         )
-        bad = not_finite(baseline)
-        if bad:
+        if bad := not_finite(baseline):
             raise TrainingError(
                 f"one replica, which all is compared with, trains to values that are not finite ({bad}); lower the "
                 "learning rate or the steps that are verified (verify.steps)"

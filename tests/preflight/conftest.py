@@ -14,7 +14,8 @@ import pytest
 from launcher import main as entry
 from launcher.machine import child_process
 from launcher.preflight import gpus, slices
-from launcher.preflight.compiler import CHILD, Compilation, Compiler
+from launcher.preflight.compiled import Compilation
+from launcher.preflight.compiler import CHILD, Compiler
 
 SMALL = (
     "--gin_file=mlp_fashion.gin",

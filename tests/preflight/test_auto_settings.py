@@ -9,8 +9,8 @@ import pytest
 
 from launcher.config import gin_bindings
 from launcher.preflight import largest_batch, slices, suggestions
-from launcher.preflight.compiler import Compilation
-from launcher.preflight.hbm import HbmUse
+from launcher.preflight.compiled import Compilation
+from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.slice_finding import Case, ModelFacts, SliceFinding
 
 GIB = 2**30

@@ -16,7 +16,8 @@ from toy_step import dense_step
 
 from launcher.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from launcher.preflight import compiler as compiler_lib
-from launcher.preflight import costs, hbm, hlo, slices
+from launcher.preflight import slices
+from launcher.preflight.compiled import costs, hbm, hlo
 from launcher.preflight.compiler import CompilerDiedError, OutOfHostMemoryError, OutOfTimeError
 
 pytestmark = pytest.mark.slow

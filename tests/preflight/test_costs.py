@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_step import convolution_step, dense_step, looped_product, part_of_a_sum, stored_states
 
-from launcher.preflight import advice, costs, hbm, hlo, roofline, slices
-from launcher.preflight.costs import valid_positions
+from launcher.preflight import advice, roofline, slices
+from launcher.preflight.compiled import costs, hbm, hlo
+from launcher.preflight.compiled.costs import valid_positions
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.preflight import costs, gpus, roofline, slices
+from launcher.preflight import gpus, roofline, slices
+from launcher.preflight.compiled import costs
 from launcher.preflight.forecast import forecast, published_rates
 
 

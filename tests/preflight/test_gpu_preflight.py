@@ -13,9 +13,10 @@ from toy_step import dense_step
 
 from launcher.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from launcher.machine.accelerators import CARDS
-from launcher.preflight import advice, gpu_program, gpus, hbm, hlo
+from launcher.preflight import advice, gpus
 from launcher.preflight import compiler as compiler_lib
-from launcher.preflight.costs import Collective
+from launcher.preflight.compiled import gpu_program, hbm, hlo
+from launcher.preflight.compiled.costs import Collective
 from models.resnet import resnet
 
 pytestmark = pytest.mark.slow

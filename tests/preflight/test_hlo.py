@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.preflight import costs, hlo
+from launcher.preflight.compiled import costs, hlo
 
 # As libtpu writes a Pallas kernel: attributes over several lines, of which one begins with a brace.
 KERNEL = """HloModule step, is_scheduled=true

@@ -6,7 +6,7 @@ import pods
 import pytest
 import text_run
 
-from launcher.preflight import costs, hlo
+from launcher.preflight.compiled import costs, hlo
 from launcher.step_program import lowering
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ from report_page import Page
 
 from launcher import main as entry
 from launcher.errors import EXIT_DONE, EXIT_USAGE
-from launcher.preflight import advice, costs, hbm, hlo, roofline, slice_finding, slices
+from launcher.preflight import advice, roofline, slice_finding, slices
+from launcher.preflight.compiled import costs, hbm, hlo
 from launcher.preflight.compiler import Compiler
 from launcher.step_program import lowering, op_source
 

@@ -6,7 +6,7 @@ import re
 
 from jaxlib import _hlo
 
-from launcher.preflight import hlo
+from launcher.preflight.compiled import hlo
 
 # Computations that the text does not have: XLA writes "slice-start(x)" for an asynchronous call of one with a slice.
 _IMPLIED = "async_wrapped"

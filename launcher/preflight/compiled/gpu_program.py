@@ -11,9 +11,9 @@ import re
 from collections import Counter
 
 from launcher.machine.accelerators import Card
-from launcher.preflight import costs as costs_lib
-from launcher.preflight.costs import FREE, Costs, MatrixOp
-from launcher.preflight.hlo import Instruction, Module
+from launcher.preflight.compiled import costs as costs_lib
+from launcher.preflight.compiled.costs import FREE, Costs, MatrixOp
+from launcher.preflight.compiled.hlo import Instruction, Module
 
 # Leans on XLA: names and configurations of GPU instructions show kernels, and what is computed again. Noticed by
 # tests/preflight/test_gpu_preflight.py. Then: read a dump of the new version; the tables of kernels and the advice need

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from launcher.preflight.hlo import Computation, Instruction, Module
+from launcher.preflight.compiled.hlo import Computation, Instruction, Module
 
 _VIEWS = {"copy", "bitcast", "convert", "reshape", "copy-done", "copy-start"}
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from launcher.preflight.hlo import HBM, HOST, Array, Computation, Instruction, Module, OpSource
-from launcher.preflight.trip_counts import turns
+from launcher.preflight.compiled.hlo import HBM, HOST, Array, Computation, Instruction, Module, OpSource
+from launcher.preflight.compiled.trip_counts import turns
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # A TPU's reduction of which each replica keeps a part: a fusion of an all-reduce and of what takes the part.
@@ -120,7 +120,6 @@ class Costs:
         step.
       unestimated: how many worth mentioning it has no cycles for.
       kernels: operations that are programs of their own, written for the TPU: their arithmetic is not seen.
-      matrix_ops, collectives: the parts.
       host_transfers: instructions that wait for the host.
       dynamic: instructions whose shape is not known before they run.
       unknown_loops: loops whose turns the compiler does not know, counted once.
@@ -226,12 +225,8 @@ def executed(
 ) -> Iterator[tuple[Computation, int]]:
     """Computations whose instructions the device steps through, with how often; not those inside fusions.
 
-    A loop whose turns are not known is taken to turn once, all branches of a conditional to be taken.
-
-    Args:
-      module: of which all was read.
-      computation: with which it begins; None for the entry.
-      times: how often that one is.
+    A loop whose turns are not known is taken to turn once, all branches of a conditional to be taken. Begins with
+    the entry, or with a `computation` that is executed `times` times.
     """
     computation = module.entry if computation is None else computation
     yield computation, times

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.machine.accelerators import Constant
-from launcher.preflight.compiler import Compilation
-from launcher.preflight.hlo import Array, Module, arrays
+from launcher.preflight.compiled import Compilation
+from launcher.preflight.compiled.hlo import Array, Module, arrays
 
 # Leans on libtpu: a refusal for memory gives its figures in these words. Noticed by tests/preflight/test_preflight.py.
 # Then: take the new words; until then it is a refusal without figures.
 _OUT_OF_HBM = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
-_LISTED = 12
+_LISTED = 12  # buffers
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Leans on XLA: the dump of the buffer assignment has this form. Noticed by tests/preflight/test_preflight.py,
 # tests/preflight/test_gpu_preflight.py. Then: change the patterns; the table of biggest buffers needs them, the verdict
@@ -121,13 +121,14 @@ def account(
         arguments, outputs, temporaries = (
             sum(one.size for one in allocations if one.kind == kind) for kind in ("argument", "output", "temporary")
         )
-        code, needed = 0, arguments + outputs + temporaries
-        if refusal is None:
+        code = 0
+        if refusal is not None:
+            (needed, available), fits = refusal, False
+        else:
+            needed = arguments + outputs + temporaries
             beside = reserved(needed)
             needed += sum(one.value for one in beside.values())
-        else:
-            needed, available = refusal
-        fits = refusal is None and needed <= available
+            fits = needed <= available
     return HbmUse(
         available=available,
         needed=needed,
@@ -167,8 +168,8 @@ def _allocations(text: str) -> list[_Allocation]:
             is_ours = header[3] in (None, "0") and "thread-local" not in header[4]
             if is_ours:
                 parameter = re.search(r"parameter (\d+)", header[4])
-                lasts = "output" if "maybe-live-out" in header[4] else "temporary"
-                kind = "argument" if "parameter " in header[4] else lasts
+                kind = "output" if "maybe-live-out" in header[4] else "temporary"
+                kind = "argument" if "parameter " in header[4] else kind
                 found.append(_Allocation(int(header[2]), kind, int(parameter[1]) if parameter else None, []))
         elif is_ours and (value := _VALUE.match(line)):
             found[-1].values.append(_Value(value[1], value[2] or "{}", int(value[3]), int(value[4]), value[5]))

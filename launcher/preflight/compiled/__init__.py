@@ -1,0 +1,33 @@
+"""What a compiler made of a step, and what is read off it: instructions, costs and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """What the compiler made of a program.
+
+    Attributes:
+      error: why it refuses the program, in its own words; None when it compiled.
+      memory: bytes a device: "argument", "output", "alias" (outputs that take an argument's memory), "temp" and
+        "generated_code"; empty when refused.
+      cost: XLA's own count: "flops" and "bytes accessed" a device; empty when refused.
+      hlo: the optimised program, text; may be empty when refused.
+      buffer_assignment, live_ranges: where its buffers lie and when they live, XLA's dumps; may be empty.
+      seconds: what the compilation took when it was done.
+      cached: whether that was before this call.
+      before_libraries: the program before its convolutions and products became calls of libraries; may be empty.
+    """
+
+    error: str | None
+    memory: Mapping[str, int]
+    cost: Mapping[str, float]
+    hlo: str
+    buffer_assignment: str
+    live_ranges: str
+    seconds: float
+    cached: bool
+    before_libraries: str = ""
