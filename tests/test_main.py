@@ -16,7 +16,6 @@ from pathlib import Path
 
 import gin
 import pytest
-from absl import flags
 from places import SMALL_DIGITS
 
 from launcher import main as entry
@@ -252,7 +251,7 @@ def test_help_names_every_flag_and_exit_code(capsys):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GreetingRequest(modes.Request):
-    greeting: str = modes.flag(flags.DEFINE_string, "hello", "what is said.")
+    greeting: str = modes.flag("what is said.", "hello")
 
 
 def test_a_row_of_the_table_and_a_file_are_a_mode(capsys, monkeypatch):

@@ -22,8 +22,8 @@ from launcher.machine import regular_file
 MANIFEST = "manifest.json"
 FORMAT = 1
 STATE = "state"  # what the names of all other files begin with
-HOST = "host/"  # begins the names of what is the state of no variable, of any size, understood by who wrote it
-DATA = "data"  # of what is recorded of a run: what its order of examples owes to the data
+HOST = "host/"  # begins the names of state that belongs to no variable, of any size, understood by who wrote it
+DATA = "data"  # the part of a run's record that says what its order of examples owes to the data
 _FILE = re.compile(rf"{STATE}\.[\w-]+")
 _CHUNK_BYTES = 4 * 2**20
 _MISSING = (FileNotFoundError, NotADirectoryError)

@@ -95,8 +95,9 @@ class CheckpointStore:
             if damage is not None:
                 _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
         # What a killed writer left half-done; the chief is the only writer, so nobody is at work there.
-        for path in itertools.chain.from_iterable(self._directory.glob(f"{mark}*") for mark in (WRITING, DELETING)):
-            remove(path)
+        for prefix in (WRITING, DELETING):
+            for path in self._directory.glob(f"{prefix}*"):
+                remove(path)
         write_checkpoint(self._directory, step, state, metrics or {}, self.run, self._scaling, self.before_write)
         self._whole[step] = True
         self._retire()
