@@ -24,10 +24,10 @@ from launcher.modes import MODES, Request, TrainRequest, commands
 from launcher.modes.plan import describe, make_machine, record, resolve
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
-from launcher.reporting.prometheus import Prometheus
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.sinks import Sink
 from launcher.reporting.summary import Stopwatch, make_summary, take_beginning
+from launcher.reporting.trackers import Prometheus
 from launcher.run import assets, loading, memory_trial, programs, session, start_weights, starting_point
 from launcher.run.actions import (
     Action,
