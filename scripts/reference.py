@@ -16,6 +16,7 @@ import dataclasses
 import inspect
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -268,9 +269,10 @@ def configurable(name: str, target: Any, shared: Mapping[str, Sequence[str]] = {
 def arguments(name: str, target: Any) -> dict[str, list[str]]:
     """What is said of the arguments of a name, default included, with the bindings that it is said of.
 
-    Arguments that are described together, and alike, share an entry.
+    Arguments that are described together, and alike, share an entry. What several names of a module share may stand in
+    the module's docstring.
     """
-    described: dict[str, str] = {}
+    described = documented(sys.modules.get(_source(target)))[1]
     for one in reversed(inspect.getmro(target) if inspect.isclass(target) else (target,)):
         described |= documented(one)[1]  # a subclass need not say again what its base says
     parameters, _ = bound_types.parameters(target)

@@ -55,7 +55,6 @@ def greedy(
     """
 
     def choose(logits: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        del index
         return tf.argmax(logits, axis=-1, output_type=tf.int32)
 
     return _decode(step, cache, prompt, max_length, end, lengths, choose)

@@ -6,15 +6,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 from launcher.doctor import child
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, EXIT_USAGE, UsageError
 from launcher.machine import cluster as cluster_lib
 
 TENSORFLOW_SECONDS = 300.0
-
-_T = TypeVar("_T")
 
 OK = "ok"
 WARN = "warn"
@@ -24,9 +21,9 @@ FAIL = "fail"
 _WORST_FIRST = (EXIT_USAGE, EXIT_FAILED, EXIT_RETRY)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """The request of one run of the doctor, and what its checks share.
+    """The request of one run of the doctor, and what its checks share; equal to itself alone.
 
     Attributes:
       environ: the process's environment variables.
@@ -44,7 +41,6 @@ class Context:
     tpu: str | None = None
     wait_seconds: float = 30.0
     root: Path = Path("/")
-    _known: dict[Callable[[Context], Any], Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @functools.cached_property
     def cluster_or_error(self) -> cluster_lib.Cluster | UsageError:
@@ -61,12 +57,6 @@ class Context:
             raise Skip("the cluster is not known")
         return self.cluster_or_error
 
-    def once(self, find_out: Callable[[Context], _T]) -> _T:
-        """Returns what a function makes of this context; it is called once for all checks."""
-        if find_out not in self._known:
-            self._known[find_out] = find_out(self)
-        return cast(_T, self._known[find_out])
-
     @functools.cached_property
     def tensorflow(self) -> child.ChildResult:
         """The answers of TensorFlow, which runs in a process of its own."""
@@ -77,9 +67,7 @@ class Context:
         return child.run("tensorflow_child", request, environ=self.environ, timeout_seconds=TENSORFLOW_SECONDS)
 
     def says(self, topic: str) -> child.Answer:
-        """The answer of TensorFlow on one topic; Skip where it did not get so far, which the check `tensorflow`
-        reports.
-        """
+        """TensorFlow's answer on one topic; Skip where it did not get so far, as the check `tensorflow` reports."""
         answer = self.tensorflow.answers.get(topic)
         if answer is None:
             raise Skip("TensorFlow did not get so far")
@@ -108,6 +96,14 @@ class Check:
     looks_at: str
     run: Callable[[Context], Iterable[Finding]]
     waits_for: str = ""
+
+    def __call__(self, context: Context) -> Iterable[Finding]:
+        return self.run(context)
+
+
+def check(looks_at: str, *, waits_for: str = "") -> Callable[[Callable[[Context], Iterable[Finding]]], Check]:
+    """Makes a check of a function of its name."""
+    return lambda run: Check(run.__name__, looks_at, run, waits_for)
 
 
 class Skip(Exception):

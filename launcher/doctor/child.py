@@ -31,9 +31,7 @@ _Topic = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer of the process on one topic: values, or the message of a user's mistake, or any other error in one
-    line.
-    """
+    """The process's answer on one topic: values, the message of a user's mistake, or another error in one line."""
 
     topic: str
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -105,13 +103,11 @@ def _read(path: Path) -> list[Answer]:
 
 
 def answer_topics(folder: str, topics: Mapping[str, _Topic], *, essential: str) -> int:
-    """In the process: takes the topics in order and writes the answers; returns the exit code.
+    """In the process: takes the topics in order and writes the answers to a folder, `run`'s argument; returns the exit
+    code.
 
-    Args:
-      folder: what `run` gave as the only argument.
-      topics: from the request to JSON values, or None for no answer. A topic that raises is answered with the error,
-        and the others are still taken. Each may leave something for later ones in the request.
-      essential: the topic without which the others make no sense.
+    A topic makes JSON values of the request, or None for no answer. One that raises is answered with the error, and the
+    others are still taken, but not after the `essential` one. Each may leave something for later ones in the request.
     """
     child_process.follow_parent()
     request = json.loads(Path(folder, "request.json").read_text("utf-8"))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from launcher.doctor import child, peer_exchange
-from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_RETRY
 from launcher.machine.tensorflow_import import import_tensorflow
 
@@ -31,10 +31,13 @@ _SECONDS_A_SIZE = 5.0
 SIZES = {"small": 4 * 2**10, "medium": 2**20, "large": 32 * 2**20}
 
 
+@check(
+    "all-reduces over replicas and workers: right, and how fast",
+    waits_for=f"all-reduces, for {LIMIT_SECONDS:.0f} s at most",
+)
 def collective(context: Context) -> Iterator[Finding]:
-    """Checks all-reduces over the replicas here, and over all workers if all of them run the doctor."""
     workers = context.cluster.num_workers
-    if workers > 1 and not context.once(peer_exchange.exchanged).all_in_place:
+    if workers > 1 and not peer_exchange.exchanged(context).all_in_place:
         raise Skip("not all workers reach each other, and a collective waits for all")
     request = {name: getattr(context, name) for name in ("strategy", "replicas", "tpu")}
     yield collective_finding(
@@ -163,7 +166,7 @@ def _measure(size: int, request: dict[str, Any]) -> dict[str, Any] | None:
     agreed = float(strategy.experimental_local_results(agree_once(tf.constant(first, tf.float32)))[0])
     more = max(0, min(_MOST_CALLS, int(_SECONDS_A_SIZE / max(agreed, 1e-6))) - 1)
     best = min([first, *(call() for _ in range(more))])
-    return {"bytes": size, "seconds": best / REDUCTIONS, "calls": more + 1}
+    return {"bytes": size, "seconds": best / REDUCTIONS}
 
 
 TOPICS: dict[str, Any] = {"build": _build, **{name: functools.partial(_measure, size) for name, size in SIZES.items()}}

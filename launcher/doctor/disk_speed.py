@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_RETRY, EXIT_USAGE, UsageError
 from launcher.model_dir import check_model_dir, default_model_dir
 
@@ -24,8 +24,8 @@ _LITTLE_SPACE = 2 * 2**30
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+@check("whether --model_dir can be written, and how fast", waits_for="writing 64 MiB, for 5 s at most")
 def model_dir(context: Context) -> Iterator[Finding]:
-    """Checks whether --model_dir can be written, and how fast; the test file has no name or is deleted."""
     name = folder_of(context)
     if "://" in name:
         yield _remote(context, name)

@@ -1,93 +1,78 @@
-"""Examination of `--mode=doctor`: the table of checks, quick ones first, and their run."""
+"""Examination of `--mode=doctor`: the table of checks, quick ones first, their run, and the report of findings."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import shutil
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.doctor import (
     collective,
     disk_speed,
-    findings_report,
     host,
     packages,
     peer_exchange,
     tensorflow_checks,
     variables,
 )
-from launcher.doctor.check import Check, Context, Finding, Skip, exit_code, fail
+from launcher.doctor.check import FAIL, OK, WARN, Check, Context, Finding, Skip, exit_code, fail, worst
 from launcher.errors import EXIT_FAILED, UsageError, advice
 from launcher.reporting import report, run_folder, strict_json
+from launcher.reporting.console import columns
 
+SCHEMA_VERSION = 1
+
+_NARROWEST, _WIDEST = 60, 160
+_COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[1;31m"}
+_PLAIN = "\033[0m"
 _PATIENCE_SECONDS = 1.0
 
 CHECKS = (
-    Check("python", "version and platform that TensorFlow has wheels for", packages.python),
-    Check(
-        "tensorflow_package", "one distribution that brings TensorFlow, not none or two", packages.tensorflow_package
-    ),
-    Check("packages", "missing, old, doubled or conflicting packages", packages.packages),
-    Check("variables", "environment variables and keras.json that get in the way", variables.variables),
-    Check("processor", "the CPU's instructions and the policy for it", host.processor),
-    Check("cores", "threads against cores and the container's quota", host.cores),
-    Check("memory", "memory that is free within the container's limit", host.memory),
-    Check("open_files", "limits on files, processes, file size, locked memory", host.open_files),
-    Check("shared_memory", "/dev/shm, for NCCL", host.shared_memory),
-    Check("driver", "NVIDIA's driver, and GPU memory that others hold", host.driver),
-    Check("cluster", "TF_CONFIG, Slurm, Kubernetes, Cloud TPU", peer_exchange.cluster),
-    Check(
-        "model_dir",
-        "whether --model_dir can be written, and how fast",
-        disk_speed.model_dir,
-        waits_for="writing 64 MiB, for 5 s at most",
-    ),
-    Check(
-        "peers",
-        "this worker's port is free, the others' answer",
-        peer_exchange.peers,
-        waits_for="waiting for the other workers' doctors",
-    ),
-    Check("clock", "clocks of the other workers", peer_exchange.clock),
-    Check("agreement", "versions of the other workers", peer_exchange.agreement),
-    Check(
-        "tensorflow",
-        "TensorFlow and Keras 3 start",
-        tensorflow_checks.tensorflow,
-        waits_for="starting TensorFlow in a process of its own",
-    ),
-    Check("build", "CUDA, cuDNN, NCCL, oneDNN of TensorFlow", tensorflow_checks.build),
-    Check("devices", "GPUs and TPUs, and the policy for each", tensorflow_checks.devices),
-    Check("gpus", "memory growth, TF32, a product on each GPU", tensorflow_checks.gpus),
-    Check("xla", "XLA compiles a function", tensorflow_checks.xla),
-    Check("recipe", "--gin_file loads", tensorflow_checks.recipe),
-    Check("data", "the recipe's data set is prepared", tensorflow_checks.data),
-    Check("strategy", "the strategy that a training would take", tensorflow_checks.strategy),
-    Check(
-        "collective",
-        "all-reduces over replicas and workers: right, and how fast",
-        collective.collective,
-        waits_for=f"all-reduces, for {collective.LIMIT_SECONDS:.0f} s at most",
-    ),
+    packages.python,
+    packages.tensorflow_package,
+    packages.packages,
+    variables.variables,
+    host.processor,
+    host.cores,
+    host.memory,
+    host.open_files,
+    host.shared_memory,
+    host.driver,
+    peer_exchange.cluster,
+    disk_speed.model_dir,
+    peer_exchange.peers,
+    peer_exchange.clock,
+    peer_exchange.agreement,
+    tensorflow_checks.tensorflow,
+    tensorflow_checks.build,
+    tensorflow_checks.devices,
+    tensorflow_checks.gpus,
+    tensorflow_checks.xla,
+    tensorflow_checks.recipe,
+    tensorflow_checks.data,
+    tensorflow_checks.strategy,
+    collective.collective,
 )
 
 
-def run(checks: Iterable[Check], context: Context, *, as_json: bool = False) -> int:
+def run(checks: Iterable[Check], context: Context, *, in_json: bool = False) -> int:
     """Examines this machine; returns 0, or the exit code of the worst failure."""
-    findings, skipped = examine(checks, context, None if as_json else findings_report.show)
+    findings, skipped = examine(checks, context, None if in_json else show)
     code = exit_code(findings)
-    if as_json:
-        sys.stdout.write(f"{strict_json.dumps(findings_report.as_json(findings, skipped, code), indent=2)}\n")
+    if in_json:
+        _write(strict_json.dumps(as_json(findings, skipped, code), indent=2))
     else:
-        findings_report.show_end(findings, skipped, code)
+        show_end(findings, skipped, code)
     peers = context.cluster_or_error
     is_chief = isinstance(peers, UsageError) or peers.is_chief
     if is_chief and context.model_dir is not None and os.path.isdir(context.model_dir):
-        found = findings_report.as_json(findings, [], code)
+        found = as_json(findings, [], code)
         with contextlib.suppress(OSError):  # that it cannot be written to is a finding
             strict_json.write(Path(context.model_dir, run_folder.DOCTOR), found)
             report.refresh(context.model_dir)
@@ -150,3 +135,47 @@ def _broken(error: Exception) -> Finding:
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("launcher"):
         return fail(seen, f"pip install {error.name}")
     return fail(seen, "please report it with this line; the other checks went on", exit_code=EXIT_FAILED)
+
+
+def plan(checks: Iterable[Check]) -> None:
+    """Prints the list of checks."""
+    _write(*columns([(check.name, check.looks_at) for check in checks]))
+
+
+def show(finding: Finding) -> None:
+    """Prints a finding: a line, and what is too long for it below."""
+    colour = _COLOURS[finding.status] if sys.stdout.isatty() else ""
+    status = f"{colour}{finding.status:<4}{_PLAIN if colour else ''}"
+    first, *rest = _wrapped(finding.seen)
+    rest += _wrapped(f"fix: {finding.fix}") if finding.fix else []
+    _write(f"{status}  {finding.check:<18}  {first}", *(f"{'':26}{line}" for line in rest))
+
+
+def _wrapped(text: str) -> list[str]:
+    width = min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size((120, 24)).columns)) - 26
+    wrapped = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()]
+    return [line for lines in wrapped for line in lines] or [""]
+
+
+def show_end(findings: Sequence[Finding], skipped: Sequence[Mapping[str, str]], code: int) -> None:
+    """Prints what was not checked and why, and how many findings there are of each kind."""
+    for why in dict.fromkeys(one["why"] for one in skipped):
+        _write(f"not checked: {', '.join(one['check'] for one in skipped if one['why'] == why)} ({why})")
+    counts = [f"{sum(one.status == status for one in findings)} {status}" for status in (OK, WARN, FAIL)]
+    _write(f"{', '.join(counts)}; exit code {code}")
+
+
+def as_json(findings: Sequence[Finding], skipped: Sequence[Mapping[str, str]], code: int) -> dict[str, object]:
+    """The object that --json prints; `schema_version` changes when a key is removed or changes its meaning."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": worst(findings),
+        "exit_code": code,
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "not_checked": list(skipped),
+    }
+
+
+def _write(*lines: str) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()

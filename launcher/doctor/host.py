@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _BFLOAT16 = ("amx_bf16", "avx512_bf16")
@@ -36,8 +36,8 @@ _CUDA = "CUDA 12"
 _MUCH_OF_A_GPU = 0.1
 
 
+@check("the CPU's instructions and the policy for it")
 def processor(context: Context) -> Iterator[Finding]:
-    """Checks the CPU for what TensorFlow's wheels need, and names the dtype policy that suits it."""
     told = _fields(context, "proc/cpuinfo")
     flags, model = told.get("flags", "").split(), told.get("model name") or platform.machine()
     if flags and platform.machine() == "x86_64" and "avx" not in flags:
@@ -51,8 +51,8 @@ def processor(context: Context) -> Iterator[Finding]:
     yield ok(f"{model}, {policy}")
 
 
+@check("threads against cores and the container's quota")
 def cores(context: Context) -> Iterator[Finding]:
-    """Checks the cores that this process may use against the threads that TensorFlow will start."""
     there, quota = os.cpu_count() or 1, cpu_quota(context)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     usable = allowed if quota is None else min(float(allowed), quota)
@@ -118,8 +118,8 @@ def _fields(context: Context, path: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
+@check("memory that is free within the container's limit")
 def memory(context: Context) -> Iterator[Finding]:
-    """Checks the memory that is available, within the container's limit and the shell's."""
     told = _fields(context, "proc/meminfo")
     if "MemTotal" not in told or "MemAvailable" not in told:
         yield warn("/proc/meminfo does not say", "mount /proc in the container")
@@ -168,8 +168,8 @@ def _reclaimable(context: Context, folder: str) -> int:
     return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
 
 
+@check("limits on files, processes, file size, locked memory")
 def open_files(context: Context) -> Iterator[Finding]:
-    """Checks the limits on open files, processes, file size and locked memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     seen = f"{_count(soft)} may be open at once (ulimit -n; {_count(hard)} at most)"
     few = soft != resource.RLIM_INFINITY and soft < _FEW_FILES
@@ -200,8 +200,8 @@ def _count(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
 
 
+@check("/dev/shm, for NCCL")
 def shared_memory(context: Context) -> Iterator[Finding]:
-    """Checks /dev/shm, through which NCCL connects GPUs that cannot reach each other directly."""
     gpus = len(list((context.root / "dev").glob("nvidia[0-9]*")))
     try:
         system = os.statvfs(context.root / "dev/shm")
@@ -221,8 +221,8 @@ def shared_memory(context: Context) -> Iterator[Finding]:
         yield ok(f"{seen}; only NCCL between several GPUs would need more")
 
 
+@check("NVIDIA's driver, and GPU memory that others hold")
 def driver(context: Context) -> Iterator[Finding]:
-    """Checks the NVIDIA driver's version, and the GPU memory that other programs hold."""
     program = shutil.which("nvidia-smi", path=context.environ.get("PATH"))
     there = sorted(path.name for path in (context.root / "dev").glob("nvidia[0-9]*"))
     if program is None and not there:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import launcher
-from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.machine import installation
 
 # All of them bring files of the one module `tensorflow`.
@@ -51,9 +51,8 @@ _EXTRA = re.compile(r"""extra == ["']([\w-]+)["']""")
 class Requirements:
     """The requirements of Launcher, which setup.py declares.
 
-    Attributes:
-      pythons: a specifier such as ">=3.10".
-      lines: requirements in the form of installed metadata: those of an extra have it in their marker.
+    `pythons` is a specifier such as ">=3.10"; `lines` are as installed metadata has them: those of an extra name it in
+    their marker.
     """
 
     pythons: str
@@ -80,9 +79,7 @@ class Requirements:
 
 @functools.cache
 def requirements() -> Requirements:
-    """Launcher's requirements, of a checkout's setup.py or else the installed distribution; Skip where neither is
-    there.
-    """
+    """Launcher's requirements, of a checkout's setup.py or its installation; Skip where neither is there."""
     if _SETUP.is_file() and _SETUP.with_name("pyproject.toml").is_file():
         return _of_setup(_SETUP)
     try:
@@ -212,8 +209,8 @@ def facts() -> dict[str, str]:
     return found
 
 
+@check("version and platform that TensorFlow has wheels for")
 def python(context: Context) -> Iterator[Finding]:
-    """Checks whether TensorFlow has wheels for this Python."""
     version = platform.python_version()
     seen = f"{version}, {platform.python_implementation()}, {platform.system()} on {platform.machine()}"
     pythons = requirements().pythons
@@ -227,8 +224,8 @@ def python(context: Context) -> Iterator[Finding]:
         yield ok(seen)
 
 
+@check("one distribution that brings TensorFlow, not none or two")
 def tensorflow_package(context: Context) -> Iterator[Finding]:
-    """Checks that one distribution brings the module `tensorflow`."""
     yield from tensorflow_findings(installed())
 
 
@@ -253,8 +250,8 @@ def tensorflow_findings(found: InstalledPackages) -> Iterator[Finding]:
         yield ok(seen)
 
 
+@check("missing, old, doubled or conflicting packages")
 def packages(context: Context) -> Iterator[Finding]:
-    """Checks for packages that are missing, too old, doubled or in conflict."""
     yield from package_findings(installed())
 
 

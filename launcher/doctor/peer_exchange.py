@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import socket
 import threading
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher.doctor import packages
-from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_RETRY, UsageError
 from launcher.machine import ports
 from launcher.machine.cluster import Cluster
@@ -223,8 +224,8 @@ class _Exchanging:
         }
 
 
+@check("TF_CONFIG, Slurm, Kubernetes, Cloud TPU")
 def cluster(context: Context) -> Iterator[Finding]:
-    """Checks the cluster that TF_CONFIG, Slurm, Kubernetes or Cloud TPU describe."""
     found = context.cluster_or_error
     if isinstance(found, UsageError):
         yield fail(str(found), "correct the variables, or unset them to train alone")
@@ -232,23 +233,24 @@ def cluster(context: Context) -> Iterator[Finding]:
         yield ok(found.description)
 
 
+@check("this worker's port is free, the others' answer", waits_for="waiting for the other workers' doctors")
 def peers(context: Context) -> Iterator[Finding]:
-    """Checks whether the port of this worker is free, and which other workers answer on theirs."""
-    yield from peer_findings(context.once(exchanged))
+    yield from peer_findings(exchanged(context))
 
 
+@check("clocks of the other workers")
 def clock(context: Context) -> Iterator[Finding]:
-    """Checks how far the clocks of the other workers are from this one's."""
-    yield clock_finding(context.once(exchanged))
+    yield clock_finding(exchanged(context))
 
 
+@check("versions of the other workers")
 def agreement(context: Context) -> Iterator[Finding]:
-    """Checks whether all workers have the same versions."""
-    yield agreement_finding(context.once(exchanged))
+    yield agreement_finding(exchanged(context))
 
 
+@functools.cache
 def exchanged(context: Context) -> Exchange:
-    """Exchanges versions with the workers of the context's cluster; Skip where there are no others."""
+    """Exchanges versions with the workers of the context's cluster, once; Skip where there are no others."""
     if context.cluster.num_workers == 1:
         raise Skip("one process, no peers")
     return exchange(context.cluster, facts=packages.facts(), wait_seconds=context.wait_seconds)

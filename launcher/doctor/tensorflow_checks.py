@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from launcher.doctor import child
 from launcher.doctor import packages as packages_lib
-from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_FAILED, UsageError
 from launcher.machine import installation
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILITY
@@ -16,8 +16,8 @@ _UNKNOWN_FLAG = "Unknown flag in XLA_FLAGS"
 _ONEDNN = "oneDNN custom operations are on"
 
 
+@check("TensorFlow and Keras 3 start", waits_for="starting TensorFlow in a process of its own")
 def tensorflow(context: Context) -> Iterator[Finding]:
-    """Checks that TensorFlow and Keras can be imported."""
     anew = installation.tensorflow_command()
     answer = context.tensorflow.answers.get("import")
     if answer is None:
@@ -50,8 +50,8 @@ def _crash(outcome: child.ChildResult) -> Finding:
     return fail(seen, fix, exit_code=EXIT_FAILED)
 
 
+@check("CUDA, cuDNN, NCCL, oneDNN of TensorFlow")
 def build(context: Context) -> Iterator[Finding]:
-    """Names CUDA, cuDNN, NCCL and oneDNN that TensorFlow was built with."""
     answer = context.says("build")
     values = answer.values
     onednn = "oneDNN on" if _ONEDNN in context.tensorflow.log else "oneDNN not mentioned in the log"
@@ -64,8 +64,8 @@ def build(context: Context) -> Iterator[Finding]:
     yield ok(f"for CUDA {cuda}, cuDNN {cudnn}, {nccl}, {onednn}")
 
 
+@check("GPUs and TPUs, and the policy for each")
 def devices(context: Context) -> Iterator[Finding]:
-    """Checks which devices TensorFlow sees, and names the policy that suits each."""
     answer = context.says("devices")
     if answer.error:
         yield fail(answer.error, "see nvidia-smi, and whether driver and CUDA libraries fit")
@@ -113,8 +113,8 @@ def _no_gpus(context: Context, *, quiet: bool) -> Iterator[Finding]:
         yield ok("CPU only")
 
 
+@check("memory growth, TF32, a product on each GPU")
 def gpus(context: Context) -> Iterator[Finding]:
-    """Checks that GPUs can be set up as for training: memory growth, TF32, a product on each."""
     answer = context.says("gpus") if context.says("devices").values.get("gpus") else None
     if answer is None:
         raise Skip("no GPU")
@@ -129,8 +129,8 @@ def gpus(context: Context) -> Iterator[Finding]:
     yield ok(f"each multiplies rightly; {growth} (gpu.memory_growth), {tf32} (gpu.tf32)")
 
 
+@check("XLA compiles a function")
 def xla(context: Context) -> Iterator[Finding]:
-    """Checks that XLA compiles for the first device."""
     answer = context.says("xla")
     if answer.error:
         yield warn(f"does not compile: {answer.error}", "leave train.jit_compile = False; look at XLA_FLAGS")
@@ -138,8 +138,8 @@ def xla(context: Context) -> Iterator[Finding]:
         yield ok(f"compiles and runs a function in {answer.values['seconds']:.1f} s")
 
 
+@check("--gin_file loads")
 def recipe(context: Context) -> Iterator[Finding]:
-    """Checks that the recipe can be loaded."""
     _need_recipe(context)
     answer = context.says("recipe")
     if answer.problem:
@@ -148,8 +148,8 @@ def recipe(context: Context) -> Iterator[Finding]:
         yield ok(f"{', '.join(context.gin_files)} loads; train.precision = {answer.values['precision']!r}")
 
 
+@check("the recipe's data set is prepared")
 def data(context: Context) -> Iterator[Finding]:
-    """Checks that the recipe's data set is prepared."""
     _need_recipe(context)
     answer = context.says("data")
     if answer.problem:
@@ -164,8 +164,8 @@ def _need_recipe(context: Context) -> None:
         raise Skip("no --gin_file")
 
 
+@check("the strategy that a training would take")
 def strategy(context: Context) -> Iterator[Finding]:
-    """Names the strategy and the policy that a training would take."""
     if isinstance(context.cluster_or_error, UsageError):
         raise Skip("the cluster is not known")
     answer = context.says("plan")

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from launcher.doctor.check import FAIL, WARN, Context, Finding, fail, ok, warn
+from launcher.doctor.check import FAIL, WARN, Context, Finding, check, fail, ok, warn
 
 _TRUE = ("1", "true")
 
@@ -75,8 +75,8 @@ _MISTAKES: tuple[tuple[str, Callable[[str], bool], str, str, str], ...] = (
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
+@check("environment variables and keras.json that get in the way")
 def variables(context: Context) -> Iterator[Finding]:
-    """Checks environment variables and keras.json."""
     findings = [*_mistakes(context.environ), *_proxies(context), *_keras_json(context.environ)]
     yield from findings or [ok("none that gets in the way")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.doctor import examination, findings_report
+from launcher.doctor import examination
 from launcher.doctor.check import Context
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.modes import DoctorRequest
@@ -16,7 +16,7 @@ def run(request: DoctorRequest) -> int:
     if request.doctor_wait <= 0:
         raise UsageError(f"--doctor_wait={request.doctor_wait:g}: must be more than 0 seconds")
     if request.dry_run:
-        findings_report.plan({check.name: check.looks_at for check in checks})
+        examination.plan(checks)
         return EXIT_DONE
     context = Context(
         environ=os.environ,
@@ -28,4 +28,4 @@ def run(request: DoctorRequest) -> int:
         tpu=request.tpu,
         wait_seconds=request.doctor_wait,
     )
-    return examination.run(checks, context, as_json=request.json)
+    return examination.run(checks, context, in_json=request.json)

@@ -4,6 +4,12 @@ Each returns an `Optimizer`, to be built under the strategy scope that it was ca
 argument is out of range. Those named here decay no biases and normalisation parameters unless the recipe says so. Those
 of Keras, such as `@keras.optimizers.RMSprop`, have Keras's own arguments, defaults and weight decay; the learning rate
 may also be one of `launcher.optimizers.schedules`.
+
+Args:
+  learning_rate: a number or a schedule.
+  beta_1, beta_2: decay rates of the moments.
+  nesterov: whether to look ahead.
+  exclude_from_decay: regular expressions; weights whose path matches one are not decayed.
 """
 
 from __future__ import annotations
@@ -44,9 +50,7 @@ def momentum(
     Args:
       learning_rate: a number or a schedule. The velocity holds updates already multiplied by it.
       momentum: decay rate of the velocity; 0 for plain descent.
-      nesterov: whether to look ahead.
       weight_decay: L2 coefficient.
-      exclude_from_decay: regular expressions; weights whose path matches one are not decayed.
     """
     _checked("momentum", _RATE, momentum=momentum)
     return Optimizer(
@@ -69,8 +73,6 @@ def adam(
     """Adam (Kingma & Ba 2015, arXiv 1412.6980) without weight decay.
 
     Args:
-      learning_rate: a number or a schedule.
-      beta_1, beta_2: decay rates of the moments.
       epsilon: added to the root of the second moment before its bias correction, "epsilon hat" in the paper.
     """
     moments = _moments("adam", beta_1, beta_2, epsilon)
@@ -90,11 +92,8 @@ def adamw(
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101), scaled by the learning rate.
 
     Args:
-      learning_rate: a number or a schedule.
-      beta_1, beta_2: decay rates of the moments.
       epsilon: as in `adam`.
       weight_decay: part of a weight, times the learning rate, that each step takes away.
-      exclude_from_decay: regular expressions; weights whose path matches one are not decayed.
     """
     moments = _moments("adamw", beta_1, beta_2, epsilon)
     return Optimizer(
@@ -119,8 +118,6 @@ def lamb(
     """LAMB for very large batches, see `launcher.optimizers.methods.LAMB`.
 
     Args:
-      learning_rate: a number or a schedule.
-      beta_1, beta_2: decay rates of the moments.
       epsilon: added to the root of the bias-corrected second moment.
       weight_decay: decay inside the trust ratio.
       exclude_from_decay: regular expressions; weights whose path matches one get no decay and no trust ratio.
@@ -147,7 +144,6 @@ def adafactor(
       clip_threshold: the largest root mean square of an update, before the learning rate.
       weight_decay: part of a weight, times the learning rate, that each step takes away; of the weight before the
         step, whose size the update is relative to as well.
-      exclude_from_decay: regular expressions; weights whose path matches one are not decayed.
     """
     settings = _checked("adafactor", _RATE, decay=decay)
     settings |= _checked("adafactor", _POSITIVE, clip_threshold=clip_threshold)
@@ -168,9 +164,7 @@ def lars(
     """LARS for very large batches, see `launcher.optimizers.methods.LARS`.
 
     Args:
-      learning_rate: a number or a schedule.
       momentum: decay rate of the velocity.
-      nesterov: whether to look ahead.
       eeta: trust coefficient.
       epsilon: added to the denominator of the trust ratio.
       weight_decay: decay inside the trust ratio.

@@ -36,14 +36,12 @@ class _Method(keras.optimizers.Optimizer):
         self.exclude = tuple(exclude)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the slots of every variable."""
         if not self.built:
             super().build(variables)
             self._included = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
             self._make_slots(variables)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         own = {name: getattr(self, name) for name in (*self.defaults, "layer_decay", "exclude")}
         return {**super().get_config(), **own}
 
@@ -66,7 +64,6 @@ class LAMB(_Method):
         self._first, self._second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable | Part, learning_rate: tf.Tensor) -> None:
-        """Updates one variable and its moments."""
         index = self._get_variable_index(variable)
         first, second = self._first[index], self._second[index]
         weight = tf.convert_to_tensor(variable)
@@ -107,7 +104,6 @@ class LARS(_Method):
         self._velocities = self.add_optimizer_variables(variables, "velocity")
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable | Part, learning_rate: tf.Tensor) -> None:
-        """Updates one variable and its velocity."""
         index = self._get_variable_index(variable)
         velocity = self._velocities[index]
         weight = tf.convert_to_tensor(variable)
@@ -163,7 +159,6 @@ class Adafactor(_Method):
         ]
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
-        """Updates one variable and its moments."""
         index = self._get_variable_index(variable)
         moments = self._moments[index]
         weight = tf.convert_to_tensor(variable)

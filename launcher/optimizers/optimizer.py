@@ -50,8 +50,9 @@ class Optimizer:
         He et al. 2016 and PyTorch's SGD). Must be said when weight_decay is not 0.
       exclude_from_decay: regular expressions searched for in variables' paths; a match is not decayed. None for
         `NO_DECAY`, or for nothing where the Keras optimizer's own weight decay is kept.
-      settable_rate: whether the learning rate may be set while training, see `set_learning_rate`. It is the Keras
-        optimizer's own then, a number, and part of a checkpoint.
+      settable_rate: whether the learning rate may be set while training, as Keras's callbacks do, by
+        `keras_optimizer.learning_rate = rate` on every worker. It is that optimizer's own then, a number, and part of a
+        checkpoint.
 
     Attributes:
       parts: of each variable that `build` was given, the part that a replica updates; None of one that each updates as
@@ -113,7 +114,6 @@ class Optimizer:
 
         Args:
           variables: what `apply` will update, in its order.
-          total_steps: length of the run, for the schedule.
           rate_multipliers: what multiplies the learning rate of each variable, and with it all that the optimizer does
             by the rate: decoupled weight decay is multiplied, too. None for 1 everywhere.
           shards: replicas among which the slots are shared out; 1 for all slots on every replica. The optimizer must be
@@ -193,22 +193,6 @@ class Optimizer:
         slots = {variable.name: variable for variable in self._keras.variables}
         return [(slots[f"{weight.path.replace('/', '_')}_momentum"], weight) for weight in self._updated]
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Sets the rate of the steps that follow, on every replica of this process; outside of the step.
-
-        Every worker must set the same. `keras_optimizer.learning_rate = rate`, as Keras's callbacks write it, is the
-        same. A rate that was set is part of a checkpoint. One below 0, or an optimizer made without `settable_rate`, is
-        a UsageError.
-        """
-        if self._rate is None:
-            raise UsageError(
-                f"{self._keras.name}: its learning rate cannot be set while training, because it is a schedule or the "
-                "optimizer was made without settable_rate=True"
-            )
-        if not (math.isfinite(rate) and rate >= 0.0):
-            raise UsageError(f"learning_rate = {rate}: must be a finite number, 0 or more")
-        self._rate.assign(rate)
-
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
         """The rate of one step, float32 scalar, which `rate_multipliers` may multiply for some variables.
 
@@ -237,6 +221,8 @@ class Optimizer:
         """
         new: list[tf.Tensor] = []
         common_rate = self.learning_rate(step) if rate is None else rate
+        # Keras's own SGD with momentum, and not a subclass that may do more.
+        has_momentum_alone = type(self._keras) is keras.optimizers.SGD and bool(self._keras.momentum)
         if isinstance(self._keras, keras.optimizers.Nadam):
             self._advance_nadam(self._keras)
         for index, (gradient, whole, part, coefficient, multiplier) in enumerate(
@@ -252,7 +238,7 @@ class Optimizer:
                     self._keras.assign_sub(variable, own_rate * decay)
                 else:
                     gradient += decay
-            if part is None and _has_momentum_alone(self._keras) and whole.dtype == "float32":
+            if part is None and has_momentum_alone and whole.dtype == "float32":
                 self._move(self._keras, index, gradient, own_rate)
             else:
                 self._keras.update_step(gradient, variable, own_rate)
@@ -296,11 +282,6 @@ class Optimizer:
             )
         if self._keras.built:
             raise UsageError(f"optimizer {self._keras.name!r} has been built for other variables: make a new one")
-
-
-def _has_momentum_alone(keras_optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether it is Keras's own SGD with momentum, and not a subclass that may do more."""
-    return type(keras_optimizer) is keras.optimizers.SGD and bool(keras_optimizer.momentum)
 
 
 def _check_plain(keras_optimizer: keras.optimizers.Optimizer) -> None:

@@ -38,16 +38,11 @@ _ELEMENT_WISE = (
 
 
 class Part:
-    """A replica's part of a weight along one dimension, which a Keras optimizer takes for a variable.
+    """A replica's part of a weight along one dimension, which a Keras optimizer takes for a variable; of as many parts
+    as there are replicas, with the shape of a part.
 
     It holds nothing itself. What `taken` returns has the value of the replica's part while one step is traced, and
     takes what the optimizer assigns.
-
-    Attributes:
-      whole: the weight.
-      axis: the dimension that is divided.
-      count: parts, one for each replica.
-      shape: of a part.
     """
 
     trainable = True
@@ -85,15 +80,12 @@ class Part:
         return tf.zeros(self.shape, self.dtype) if self._value is None else self._value
 
     def assign(self, value: tf.Tensor) -> None:
-        """As a variable's."""
         self._value = tf.cast(value, self.dtype)
 
     def assign_add(self, delta: tf.Tensor) -> None:
-        """As a variable's."""
         self.assign(self.value + tf.cast(delta, self.dtype))
 
     def assign_sub(self, delta: tf.Tensor) -> None:
-        """As a variable's."""
         self.assign(self.value - tf.cast(delta, self.dtype))
 
 

@@ -4,6 +4,13 @@ Every schedule here is `warm-up, then a shape`. During the first `warmup` steps 
 2017, arXiv 1706.02677): `peak * (step + 1) / warmup`, so that no step is spent on a rate of zero. The shape then
 follows `progress = (step - warmup) / (horizon - warmup)`, which runs from 0 to 1, and stays at its end. The horizon is
 the length of the run unless `decay_steps` is bound. An argument that is out of range is a UsageError.
+
+Args:
+  peak: learning rate after the warm-up.
+  warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
+  warmup_fraction: linear warm-up as a part of the horizon.
+  final: learning rate at the horizon.
+  decay_steps: the horizon; None for the run's length.
 """
 
 from __future__ import annotations
@@ -26,8 +33,6 @@ def constant(*, peak: float = gin.REQUIRED, warmup_steps: int = 0, warmup_fracti
     """The same rate after the warm-up.
 
     Args:
-      peak: learning rate after the warm-up.
-      warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
       warmup_fraction: linear warm-up as a part of the run.
     """
     return _warmed("constant", lambda progress: tf.ones_like(progress) * peak, peak, warmup_steps, warmup_fraction)
@@ -42,15 +47,7 @@ def cosine(
     final: float = 0.0,
     decay_steps: int | None = None,
 ) -> Schedule:
-    """Half a cosine from `peak` to `final` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts).
-
-    Args:
-      peak: learning rate after the warm-up.
-      warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
-      warmup_fraction: linear warm-up as a part of the horizon.
-      final: learning rate at the horizon.
-      decay_steps: the horizon; None for the run's length.
-    """
+    """Half a cosine from `peak` to `final` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)."""
 
     def shape(progress: tf.Tensor) -> tf.Tensor:
         return final + (peak - final) * 0.5 * (1.0 + tf.cos(math.pi * progress))
@@ -67,15 +64,7 @@ def linear(
     final: float = 0.0,
     decay_steps: int | None = None,
 ) -> Schedule:
-    """A straight line from `peak` to `final`.
-
-    Args:
-      peak: learning rate after the warm-up.
-      warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
-      warmup_fraction: linear warm-up as a part of the horizon.
-      final: learning rate at the horizon.
-      decay_steps: the horizon; None for the run's length.
-    """
+    """A straight line from `peak` to `final`."""
 
     def shape(progress: tf.Tensor) -> tf.Tensor:
         return peak + (final - peak) * progress
@@ -111,7 +100,6 @@ def inverse_square_root(
 
     @as_written
     def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
-        del total_steps
         number = tf.cast(step, tf.float32) + 1.0
         return highest * tf.minimum(number / warmup_steps, tf.sqrt(warmup_steps / number))
 
@@ -131,12 +119,8 @@ def step_decay(
     """The rate is multiplied by `factor` at each boundary, as in He et al. 2016 (arXiv 1512.03385).
 
     Args:
-      peak: learning rate after the warm-up.
       boundaries: ascending; all whole numbers of steps (>= 1), or all parts of the horizon (between 0 and 1).
       factor: what each boundary multiplies the rate by.
-      warmup_steps: steps of linear warm-up. Bind it or `warmup_fraction`.
-      warmup_fraction: linear warm-up as a part of the horizon.
-      decay_steps: the horizon; None for the run's length.
     """
     _checked("step_decay", peak, warmup_steps, warmup_fraction, decay_steps=decay_steps)
     if not 0.0 < factor <= 1.0:

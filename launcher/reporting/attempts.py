@@ -78,9 +78,9 @@ class AttemptsFile:
 
     def saved(self, step: int) -> None:
         """The checkpoint of `step` is on the disk."""
-        record = {"is": _SAVED, "attempt": self._name, "time": time.time(), "step": int(step)}
         with contextlib.suppress(OSError):
-            strict_json.append(self._path, record)
+            saved = {"is": _SAVED, "attempt": self._name, "time": time.time(), "step": int(step)}
+            strict_json.append(self._path, saved)
 
     def end(self, step: int, ended_by: str) -> None:
         """The attempt ends after `step` steps: "done", "preempted" or "failed: ..."."""
@@ -166,12 +166,12 @@ class _Attempt:
 
 def has_begun(model_dir: str) -> bool:
     """Whether an attempt of the run has come as far as training, with all its input there."""
-    return any(record["is"] == _BEGIN for record in _lines(Path(model_dir, FILE_NAME)))
+    return any(record["is"] == _BEGIN for record in _lines(model_dir))
 
 
 def last_saved(model_dir: str) -> int | None:
     """The last step of which a checkpoint is known to have been there; None where none is known."""
-    found = [record for record in _lines(Path(model_dir, FILE_NAME)) if isinstance(record.get("step"), int)]
+    found = [record for record in _lines(model_dir) if isinstance(record.get("step"), int)]
     # One that began after a first step had restored it.
     steps = [one["step"] for one in found if one["is"] == _SAVED or (one["is"] == _BEGIN and one["step"])]
     return steps[-1] if steps else None
@@ -253,7 +253,7 @@ def _shown(
 
 def _attempts(model_dir: str) -> list[_Attempt]:
     found: dict[str, _Attempt] = {}
-    for record in _records(Path(model_dir, FILE_NAME)):
+    for record in filter(_is_whole, _lines(model_dir)):
         name = record["attempt"]
         while "step" not in record and f"{name}{_AGAIN}" in found:  # the supervisor knows of no rewinds
             name += _AGAIN
@@ -268,14 +268,10 @@ def _attempts(model_dir: str) -> list[_Attempt]:
     return list(found.values())
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    return filter(_is_whole, _lines(path))
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(model_dir: str) -> Iterator[dict[str, Any]]:
     """What stands in the lines that are whole: objects that say what they are."""
     try:
-        lines = regular_file.read(path).splitlines()
+        lines = regular_file.read(Path(model_dir, FILE_NAME)).splitlines()
     except (OSError, regular_file.UnfitError):
         return
     for line in lines:

@@ -68,9 +68,7 @@ def rich_console(stream: TextIO) -> Any:
 
 
 def live_line(console: Any, *, transient: bool = False) -> Any:
-    """Returns a started `rich.live.Live` on a `rich_console`, whose line moves only when it is updated; if `transient`,
-    the line goes away when it is stopped.
-    """
+    """A started `rich.live.Live` on a `rich_console` that moves only when updated; `transient`: goes when stopped."""
     from rich.live import Live
 
     line = Live(console=console, auto_refresh=False, transient=transient)

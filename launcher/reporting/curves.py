@@ -60,14 +60,8 @@ def of_run(folder: RunFolder) -> Charts:
     panels: list[dict[str, Any]] = []
     constant: dict[str, float] = {}
     for name in names:
-        series: list[dict[str, Any]] = [
-            {
-                "label": split,
-                "group": split,
-                "y": column,
-                "kind": "points" if split == "eval" else "line",
-                "color": _SPLITS.index(split),
-            }
+        series = [
+            _series(split, split, column, split, _SPLITS.index(split))
             for split, events in splits.items()
             if (column := values(folder, events, name))
         ]
@@ -101,13 +95,9 @@ def of_runs(folders: Sequence[RunFolder], labels: Sequence[str]) -> Charts:
             groups[group] = axes(folder, events)
             for name in ordered((name for event in events for name in event), folder.best_metric):
                 column = values(folder, events, name)
-                if not column:
-                    continue
-                names.append(name)
-                kind = "points" if split == "eval" else "line"
-                by_name.setdefault((name, split), []).append(
-                    {"label": label, "group": group, "y": column, "kind": kind, "color": index}
-                )
+                if column:
+                    names.append(name)
+                    by_name.setdefault((name, split), []).append(_series(label, group, column, split, index))
     metric = next((folder.best_metric for folder in folders if folder.best_metric), None)
     panels = []
     for name in ordered(names, metric):
@@ -120,6 +110,11 @@ def of_runs(folders: Sequence[RunFolder], labels: Sequence[str]) -> Charts:
             heading = f"{title(name)}, {'evaluation' if split == 'eval' else 'training'}" if both else title(name)
             panels.append({"title": heading, "series": series, **ending})
     return Charts(groups=groups, panels={"curves": panels})
+
+
+def _series(label: str, group: str, column: list[float | None], split: str, color: int) -> dict[str, Any]:
+    kind = "points" if split == "eval" else "line"
+    return {"label": label, "group": group, "y": column, "kind": kind, "color": color}
 
 
 def title(name: str) -> str:

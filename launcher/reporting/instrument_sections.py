@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.reporting import page, run_folder
 from launcher.reporting.curves import Charts
 from launcher.reporting.page import Section
-from launcher.reporting.run_folder import RunFolder
 from launcher.reporting.units import bytes_text, step_text
 
 _16_BITS = ("float16", "bfloat16")
@@ -20,11 +19,8 @@ _EXPONENTS = (-40, 20)
 _WORST_LAYERS = 4
 
 
-def precision(folder: RunFolder) -> Section | None:
+def precision(found: Mapping[str, Any]) -> Section:
     """What 16 bits do to the gradients: the advice, shares lost by loss scale, where the exponents lie, the lint."""
-    found = folder.results.get(run_folder.PRECISION)
-    if not found:
-        return None
     parts = [page.paragraph(line) for line in found.get("verdict", [])]
     charts = _precision_charts(found)
     parts += [page.panels(place) for place in charts.panels]
@@ -35,11 +31,8 @@ def precision(folder: RunFolder) -> Section | None:
     return Section("Precision", "\n".join(parts), charts)
 
 
-def verify(folder: RunFolder) -> Section | None:
+def verify(found: Mapping[str, Any]) -> Section:
     """The same training on other topologies, compared."""
-    found = folder.results.get(run_folder.VERIFY)
-    if not found:
-        return None
     topologies = [one for one in found.get("topologies", []) if isinstance(one, Mapping)]
     names = list(dict.fromkeys(name for one in topologies for name in one.get("deviations", {})))
     rows = [["Topology", "Verdict", *(name.replace("_", " ") for name in names), "Time"]]
@@ -52,11 +45,8 @@ def verify(folder: RunFolder) -> Section | None:
     return Section("Verify", body + "".join(map(page.paragraph, reasons)))
 
 
-def drill(folder: RunFolder) -> Section | None:
+def drill(found: Mapping[str, Any]) -> Section:
     """A fault that was caused on purpose, and how the job survived it."""
-    found = folder.results.get(run_folder.DRILL)
-    if not found:
-        return None
     passed = bool(found.get("passed"))
     step = found.get("fault_step")
     where = "never happened" if step is None else f"worker {found.get('worker')}, step {step:,}"
@@ -76,11 +66,8 @@ def drill(folder: RunFolder) -> Section | None:
     return Section("Drill", _verdict(said, passed) + page.facts(rows) + _list(found.get("failures", [])))
 
 
-def preflight(folder: RunFolder) -> Section | None:
+def preflight(found: Mapping[str, Any]) -> Section:
     """Whether the step fits TPUs and GPUs, and how fast it can be there."""
-    found = folder.results.get(run_folder.PREFLIGHT)
-    if not found:
-        return None
     cases = [one for one in found.get("cases", []) if isinstance(one, Mapping)]
     heading = ["Where", "Batch", "A replica", "Verdict", "Memory needed", "Of it", "Step", "Bound by", "MFU"]
     rows = [[*heading, "Examples/s"], *map(_preflight_row, cases)]
@@ -93,16 +80,15 @@ def preflight(folder: RunFolder) -> Section | None:
         told = [str(one["refusal"])] if one.get("refusal") else []
         told += list(one.get("advice", []))
         if told:
-            body += f"<h3>{html.escape(_case_name(one))}</h3>{_list(told)}"
+            changes = ", ".join(map(str, one.get("changes", [])))
+            name = f"{one.get('accelerator_type')}{changes and f' with {changes}'}"
+            body += f"<h3>{html.escape(name)}</h3>{_list(told)}"
     recipe = ", ".join(found.get("recipe", []))
     return Section("Preflight", page.paragraph(f"Compiled for these: {recipe}") + body)
 
 
-def doctor(folder: RunFolder) -> Section | None:
+def doctor(found: Mapping[str, Any]) -> Section:
     """What was found of the machine; what is well is folded away."""
-    found = folder.results.get(run_folder.DOCTOR)
-    if not found:
-        return None
     findings = [one for one in found.get("findings", []) if isinstance(one, Mapping)]
     counts = Counter(one.get("status") for one in findings)
     said = ", ".join(f"{counts[name]} {name}" for name in ("fail", "warn", "ok") if counts[name])
@@ -120,7 +106,13 @@ def doctor(folder: RunFolder) -> Section | None:
     return Section("Doctor", body)
 
 
-SECTIONS = (drill, precision, verify, preflight, doctor)
+SECTIONS: dict[str, Callable[[Mapping[str, Any]], Section]] = {
+    run_folder.DRILL: drill,
+    run_folder.PRECISION: precision,
+    run_folder.VERIFY: verify,
+    run_folder.PREFLIGHT: preflight,
+    run_folder.DOCTOR: doctor,
+}
 
 
 def _precision_charts(found: Mapping[str, Any]) -> Charts:
@@ -129,17 +121,13 @@ def _precision_charts(found: Mapping[str, Any]) -> Charts:
     if not gradients or not sweep:
         return Charts()
     scale = found.get("loss_scale", {})
-    marks = [
-        {"value": math.log2(value), "label": label, "color": color}
-        for value, label, color in ((scale.get("now"), "now", "muted"), (scale.get("recommended"), "best", "bad"))
-        if value
-    ]
+    scales = ((scale.get("now"), "now", "muted"), (scale.get("recommended"), "best", "bad"))
     named = (("flushed", "flushed to zero"), ("subnormal", "subnormal"), ("above", "above 65504"))
     lost = {
         "title": "Gradients that float16 loses, % of those not zero, by loss scale",
         "x": "power of two",
         "ticks": [0, 0.01, 0.1, 1, 10, 100],
-        "marks": marks,
+        "marks": _marks(*((math.log2(value), label, color) for value, label, color in scales if value)),
         "series": [
             {"label": label, "group": "sweep", "kind": "line", "y": [_round(100 * row[name]) for row in sweep]}
             for name, label in named
@@ -162,24 +150,21 @@ def _precision_charts(found: Mapping[str, Any]) -> Charts:
         exponents = [float(place) for place in range(min(*counts, _FLUSH - 3), max(*counts, _LARGEST) + 2)]
         whole = sum(counts.values())
         groups[f"exponents {index}"] = {"power of two": exponents}
-        limits = ((_FLUSH, "2^-25", "bad"), (_NORMAL, "2^-14", "warn"), (_LARGEST, "65504", "bad"))
+        shares = [_round(100 * counts[int(exponent)] / whole) or None for exponent in exponents]
         panels.append(
             {
                 "title": f"Exponents of {title}, %",
                 "x": "power of two",
                 "range": _EXPONENTS,  # the same for all, so that layers can be compared
-                "marks": [{"value": value, "label": label, "color": color} for value, label, color in limits],
-                "series": [
-                    {
-                        "label": "share",
-                        "group": f"exponents {index}",
-                        "kind": "bars",
-                        "y": [_round(100 * counts[int(exponent)] / whole) or None for exponent in exponents],
-                    }
-                ],
+                "marks": _marks((_FLUSH, "2^-25", "bad"), (_NORMAL, "2^-14", "warn"), (_LARGEST, "65504", "bad")),
+                "series": [{"label": "share", "group": f"exponents {index}", "kind": "bars", "y": shares}],
             }
         )
     return Charts(groups=groups, panels={"precision": panels})
+
+
+def _marks(*marks: tuple[float, str, str]) -> list[dict[str, Any]]:
+    return [{"value": value, "label": label, "color": color} for value, label, color in marks]
 
 
 def _lint(findings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -213,11 +198,6 @@ def _preflight_row(one: Mapping[str, Any]) -> list[str]:
         "" if mfu is None else f"{mfu:.1%}",
         "" if rate is None else f"{rate:,.0f}",
     ]
-
-
-def _case_name(one: Mapping[str, Any]) -> str:
-    changes = ", ".join(map(str, one.get("changes", [])))
-    return f"{one.get('accelerator_type')}{changes and f' with {changes}'}"
 
 
 def _deviation(found: Mapping[str, Any] | None) -> str:

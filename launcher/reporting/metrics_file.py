@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ class MetricsFile:
             MetricsWriteError: The file cannot be rewritten; it is as it was.
         """
         self.close()
-        try:
+        if not self._path.exists():
+            return 0
+        with _refusals_told(self._path):
             content = self._path.read_bytes()
             lines = content.split(b"\n")
             last: dict[Any, int] = {} if evaluated else {"eval": step - 1}
@@ -95,10 +98,6 @@ class MetricsFile:
                 if not content.startswith(whole):
                     raise
                 _cut(self._path, len(whole))  # needs no room on the disk
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise _write_error(self._path, error) from error
         return sum(line != b"" for line in lines) - len(kept)
 
     def flush(self) -> None:
@@ -107,12 +106,10 @@ class MetricsFile:
         Raises:
             MetricsWriteError: The disk refused; events that wait still do.
         """
-        try:
+        with _refusals_told(self._path):
             self._write_waiting()
             if self._descriptor is not None:
                 os.fsync(self._descriptor)
-        except OSError as error:
-            raise _write_error(self._path, error) from error
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -120,14 +117,10 @@ class MetricsFile:
             self._descriptor = None
 
     def append(self, split: str, event: Mapping[str, Any]) -> None:
-        """Writes an event of a split, and those that wait; MetricsWriteError where the disk refuses, and all of them
-        wait.
-        """
+        """Writes an event, and those that wait; MetricsWriteError where the disk refuses, and all of them wait."""
         self._waiting.append(f"{strict_json.dumps(_ordered(split, event, self._clock()))}\n".encode())
-        try:
+        with _refusals_told(self._path):
             self._write_waiting()
-        except OSError as error:
-            raise _write_error(self._path, error) from error
 
     def _write_waiting(self) -> None:
         while self._waiting:
@@ -195,8 +188,12 @@ def _parse(line: str | bytes) -> dict[str, Any] | None:
     return event if is_whole and isinstance(event.get("time", 0), int | float) else None
 
 
-def _write_error(path: Path, error: OSError) -> MetricsWriteError:
-    return MetricsWriteError(
-        f"Could not write {path}: {error.strerror or error}.",
-        "Make room or allow writing there, then run the same command again: it goes on from the last checkpoint.",
-    )
+@contextlib.contextmanager
+def _refusals_told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MetricsWriteError(
+            f"Could not write {path}: {error.strerror or error}.",
+            "Make room or allow writing there, then run the same command again: it goes on from the last checkpoint.",
+        ) from error

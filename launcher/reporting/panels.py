@@ -36,9 +36,7 @@ def plan_groups(plan: Mapping[str, str]) -> list[Rows]:
 
 
 class ProgressText:
-    """Words a training event: step, loss, the task's metrics, speed, loss scale when it is not 1, time to go by a
-    clock.
-    """
+    """Words a training event: step, loss, metrics, speed, loss scale when it is not 1, time to go by a clock."""
 
     def __init__(self, total_steps: int, clock: Callable[[], float]):
         self.total_steps = total_steps

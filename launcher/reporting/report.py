@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import launcher
 from launcher.errors import UsageError
@@ -70,7 +70,10 @@ def write_result(model_dir: str | Path, name: str, content: str) -> str:
 
 def make_page(folder: RunFolder) -> str:
     """The page on a folder."""
-    made = [_made(make, folder) for make in (*sections.SECTIONS, *instrument_sections.SECTIONS, sections.plan)]
+    instruments = [(make, folder.results.get(name)) for name, make in instrument_sections.SECTIONS.items()]
+    made = [_made(make, folder) for make in sections.SECTIONS]
+    made += [_made(make, folder, found) for make, found in instruments if found]
+    made.append(_made(sections.plan, folder))
     return page(
         folder.name,
         header=_made(sections.header, folder) or f"<h1>{html.escape(folder.name)}</h1>",
@@ -79,10 +82,10 @@ def make_page(folder: RunFolder) -> str:
     )
 
 
-def _made(make: Callable[[RunFolder], _T | None], folder: RunFolder) -> _T | None:
+def _made(make: Callable[[Any], _T | None], folder: RunFolder, found: Any = None) -> _T | None:
     """A part of the page; None, and a warning, where a file is not as this version writes it: it must end no run."""
     try:
-        return make(folder)
+        return make(found or folder)
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         _logger.warning(

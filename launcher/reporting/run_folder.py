@@ -95,14 +95,12 @@ class AttemptRecord:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """All that a report says of a run.
+    """All that a report says of a run, from the files in its folder.
 
     Attributes:
-      path: absolute.
       record: as it began; None for a folder of an older version, or of a mode that does not train.
       summary: of the last attempt that could write one; empty without.
       status: completed, preempted, failed, running, or unfinished: begun, and neither ended nor known to run.
-      events: of metrics.jsonl.
       attempts: in order; empty where only one is known of.
       config: the bindings of config.gin.
       results: what other modes, drills and evaluations wrote there, by file name.

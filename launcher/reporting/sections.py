@@ -69,17 +69,14 @@ def spikes(folder: RunFolder) -> Section | None:
     events = folder.of_split("spike")
     if not events:
         return None
-    rows = [["Step", "What", "Done"]]
+    rows = []
     for event in events:
         done = _DONE.get(str(event.get("action")), "")
         if left_out := event.get("left_out"):
             first, last = left_out
             done = f"gone back to step {event['step']:,}, batches {first:,} to {last:,} left out"
         rows.append([page.show(event.get("spike_step", event["step"])), str(event.get("what", "")), done])
-    shown = page.grid([rows[0], *rows[1:11]])
-    if len(rows) > 11:
-        shown += page.details(f"{len(rows) - 11} more", page.grid([rows[0], *rows[11:]]))
-    return Section("Spikes", shown)
+    return Section("Spikes", _first_ten(["Step", "What", "Done"], rows, "more"))
 
 
 def evaluations(folder: RunFolder) -> Section | None:
@@ -92,11 +89,7 @@ def evaluations(folder: RunFolder) -> Section | None:
         [*(event.get(name) for name in names), "best" if event is best and len(events) > 1 else ""]
         for event in reversed(events)
     ]
-    heading = [*(title(name) for name in names), ""]
-    shown = page.grid([heading, *rows[:10]])
-    if len(rows) > 10:
-        shown += page.details(f"{len(rows) - 10} earlier ones", page.grid([heading, *rows[10:]]))
-    return Section("Evaluations", shown)
+    return Section("Evaluations", _first_ten([*(title(name) for name in names), ""], rows, "earlier ones"))
 
 
 def samples(folder: RunFolder) -> Section | None:
@@ -138,7 +131,11 @@ def where_the_time_went(folder: RunFolder) -> Section | None:
     """Seconds over all attempts where they are known, else of the last process."""
     goodput = folder.summary.get("goodput")
     seconds = goodput if isinstance(goodput, Mapping) else folder.summary.get("seconds") or {}
-    parts = {_part(name): value for name, value in seconds.items() if name != "total" and _is_number(value)}
+    parts = {
+        _PARTS.get(name, name.replace("_", " ")): value
+        for name, value in seconds.items()
+        if name != "total" and _is_number(value)
+    }
     share = folder.summary.get("goodput_share")
     whole = attempts_file.wall_seconds(folder.summary) if share else seconds.get("total")
     if _is_number(whole) and whole > sum(parts.values()):
@@ -183,6 +180,13 @@ def plan(folder: RunFolder) -> Section | None:
 
 
 SECTIONS = (curves, spikes, evaluations, samples, attempts, where_the_time_went, workers, changes)
+
+
+def _first_ten(heading: Sequence[str], rows: Sequence[Sequence[Any]], others: str) -> str:
+    """A table of the first ten rows, and the others once they are asked for."""
+    shown = page.grid([heading, *rows[:10]])
+    rest = page.grid([heading, *rows[10:]])
+    return shown + page.details(f"{len(rows) - 10} {others}", rest) if len(rows) > 10 else shown
 
 
 def _figure(row: Sequence[str]) -> str:
@@ -245,10 +249,6 @@ def _date(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-
-
-def _part(name: str) -> str:
-    return _PARTS.get(name, name.replace("_", " "))
 
 
 def _is_number(value: Any) -> bool:

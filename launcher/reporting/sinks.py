@@ -23,7 +23,6 @@ class RunStart:
     """A run, as its sinks are told of it before its first event.
 
     Attributes:
-      model_dir: the run's folder.
       plan: what the run resolved to, by name.
       config: text of the operative gin configuration.
       step: the step that it goes on from; 0 for a new run.

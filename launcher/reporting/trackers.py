@@ -1,9 +1,16 @@
-"""Sinks of two experiment trackers, each an extra of its own that is imported when a run starts."""
+"""Sinks of other programs: two experiment trackers, extras that are imported when a run starts, and Prometheus.
+
+For Prometheus the newest numbers stand, in version 0.0.4 of its text exposition, on a port of the loopback interface. A
+sidecar or an agent on the same host scrapes it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import http.server
 import importlib
+import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,8 @@ from launcher.errors import UsageError
 from launcher.machine import installation
 from launcher.reporting import strict_json
 from launcher.reporting.sinks import RunStart, Sink
+
+_LOOPBACK = "127.0.0.1"
 
 
 @gin.configurable
@@ -106,3 +115,56 @@ def _imported(package: str) -> Any:
 
 def _numbers(split: str, event: Mapping[str, Any]) -> dict[str, float]:
     return {f"{split}/{name}": strict_json.number(value) for name, value in event.items() if name != "step"}
+
+
+class Prometheus(Sink):
+    """Serves `launcher_train_loss`, `launcher_eval_accuracy` and so on at http://127.0.0.1:PORT/metrics.
+
+    The port is 1 to 65535, or 0 for any that is free; UsageError where it cannot be had.
+    """
+
+    def __init__(self, port: int):
+        self._values: dict[str, float] = {}
+        self._server = _serve(port, self.text)
+        self.port = self._server.server_address[1]
+
+    def started(self, run: RunStart) -> None:
+        self._values = {"launcher_step": run.step, "launcher_total_steps": run.total_steps}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def text(self) -> str:
+        """All numbers, a gauge each."""
+        return "".join(f"# TYPE {name} gauge\n{name} {value!r}\n" for name, value in self._values.items())
+
+    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+        values = {**self._values, "launcher_step": float(event["step"])}
+        for name, value in event.items():
+            values[re.sub(r"\W", "_", f"launcher_{split}_{name}")] = strict_json.number(value)
+        self._values = values  # at once: the server's thread reads it
+
+
+def _serve(port: int, text: Any) -> http.server.ThreadingHTTPServer:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = self.path.partition("?")[0] == "/metrics"
+            content = (text() if found else "the numbers are at /metrics\n").encode()
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    try:
+        server = http.server.ThreadingHTTPServer((_LOOPBACK, port), Handler)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or "a port is a number from 0 to 65535"
+        raise UsageError(f"--metrics_port={port}: {why}; choose another port") from None
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server

@@ -37,8 +37,8 @@ def describe(
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     lines = resolved.describe()
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
-    if overrides := layer_policies.in_effect(model, resolved.recipe.precision_overrides):
-        lines["layer policies"] = layer_policies.describe(overrides)
+    if overrides := layer_policies.describe(model, resolved.recipe.precision_overrides):
+        lines["layer policies"] = overrides
     lines |= layer_settings.describe(resolved, model)
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]

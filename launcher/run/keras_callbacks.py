@@ -24,7 +24,7 @@ from launcher.run.session import Session
 from launcher.run.starting_point import StartingPoint
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import folded, metric_results
-from launcher.tasks.callbacks import answers
+from launcher.tasks.keras_model import answers
 
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _STATE, _KIND = "callbacks", "kind of callback"

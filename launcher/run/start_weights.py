@@ -161,7 +161,7 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
     layers: dict[Chain, Layer] = {}
     taken: dict[str, object] = {}
     for item in layer_patterns.weights(model):
-        variable, holder = item.thing, holders[id(item.thing)]
+        variable, holder = item.layer, holders[id(item.layer)]
         name = unique_name(item.path, taken)
         taken[name] = variable
         *around, key = (item.place if numbered else name.removeprefix(f"{model.name}/")).split("/")

@@ -21,9 +21,9 @@ from launcher.machine import accelerators, farewell, gce, tpu
 from launcher.model_dir import lease
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
-from launcher.reporting.prometheus import Prometheus
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
+from launcher.reporting.trackers import Prometheus
 from launcher.run import assets, description, session, start_weights, starting_point
 from launcher.run.actions import (
     Action,

@@ -24,6 +24,7 @@ from launcher.serving import checkpoints_of, weights
 from launcher.serving.weights import Weights
 
 MODEL_FILE, WEIGHTS_FILE = "model.keras", "model.weights.h5"
+_WHICH = ("best", "last", "averaged")
 
 _ABOUT = "launcher.json"  # a member of model.keras, which Keras does not look at: whose weights it holds
 
@@ -92,7 +93,8 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
     Raises:
       UsageError: there is no such run, or no such weights in it, or its recipe cannot be read here or needs `trust`.
     """
-    weights.check_which(which)
+    if which not in _WHICH:
+        raise UsageError(f"which = {which!r}: must be one of {', '.join(map(repr, _WHICH))}")
     if not os.path.isdir(model_dir):
         raise UsageError(f"launcher.load: there is no folder {model_dir}")
     if keras.backend.backend() != "tensorflow":

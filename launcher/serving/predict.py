@@ -57,9 +57,7 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
 
 
 def open_records(path: str | None, task: Any) -> Inputs:
-    """The records that `--input` means for a task; UsageError where they cannot be read, or the task does not answer
-    such.
-    """
+    """The records that `--input` means for a task; UsageError where it cannot read or answer them."""
     if path is not None and not is_pattern(path):
         check_readable(path)
     if path is not None and path.endswith(ARRAY_SUFFIXES):

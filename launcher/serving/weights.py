@@ -10,21 +10,12 @@ import keras
 import numpy as np
 
 from launcher.checkpoints import CheckpointStore
-from launcher.errors import UsageError
 from launcher.step.state import AVERAGES, MODEL, average_of, weight_names
-
-WHICH = ("best", "last", "averaged")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Weights of a run.
-
-    Attributes:
-      step: of the checkpoint that they are from.
-      averaged: whether they are the moving averages.
-      arrays: by their names in the checkpoint.
-    """
+    """Weights of a run, by their names in the checkpoint of a step; `averaged`: they are the moving averages."""
 
     step: int
     averaged: bool
@@ -71,9 +62,3 @@ def in_place(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> Iterator[N
         yield
     finally:
         put(model, own)
-
-
-def check_which(which: str) -> None:
-    """Raises UsageError unless `which` is one of `WHICH`."""
-    if which not in WHICH:
-        raise UsageError(f"which = {which!r}: must be one of {', '.join(map(repr, WHICH))}")

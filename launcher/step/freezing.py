@@ -11,8 +11,7 @@ from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.reporting.units import first
 from launcher.step import layer_patterns
-from launcher.step.layer_patterns import Item
-from launcher.step.layers import walk
+from launcher.step.layers import Placed, walk
 
 FREEZE, RATES = "train.freeze", "train.rate_multipliers"
 
@@ -40,7 +39,7 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
     """
     if not patterns:
         return
-    frozen = {id(item.thing) for item, _ in _named(FREEZE, dict.fromkeys(patterns, True), model)}
+    frozen = {id(item.layer) for item, _ in _named(FREEZE, dict.fromkeys(patterns, True), model)}
     for layer, *_ in walk(model):
         if id(layer) in frozen or (layer.weights and all(id(weight) in frozen for weight in layer.weights)):
             layer.trainable = False
@@ -58,7 +57,7 @@ def rate_multipliers(model: keras.Model, multipliers: Mapping[str, float]) -> li
     Raises:
       UsageError: a pattern names nothing that is trained, or two give one weight different factors.
     """
-    chosen = {id(item.thing): by for item, by in _named(RATES, multipliers, model)} if multipliers else {}
+    chosen = {id(item.layer): by for item, by in _named(RATES, multipliers, model)} if multipliers else {}
     trained = model.trainable_variables
     idle = set(multipliers) - {chosen.get(id(variable)) for variable in trained}
     if idle:
@@ -71,7 +70,7 @@ def describe(model: keras.Model, patterns: Sequence[str], multipliers: Mapping[s
     lines = {}
     if patterns:
         trained = {id(variable) for variable in model.trainable_variables}
-        frozen = [item.place for item in layer_patterns.weights(model) if id(item.thing) not in trained]
+        frozen = [item.place for item in layer_patterns.weights(model) if id(item.layer) not in trained]
         lines["frozen"] = f"{len(frozen)} of {len(model.weights)} weights are not trained: {first(frozen)}"
     if multipliers:
         pairs = list(zip(model.trainable_variables, rate_multipliers(model, multipliers), strict=True))
@@ -82,6 +81,6 @@ def describe(model: keras.Model, patterns: Sequence[str], multipliers: Mapping[s
     return lines
 
 
-def _named(binding: str, patterns: Mapping[str, object], model: keras.Model) -> list[tuple[Item, str]]:
-    items = [*layer_patterns.layers(walk(model)), *layer_patterns.weights(model)]
+def _named(binding: str, patterns: Mapping[str, object], model: keras.Model) -> list[tuple[Placed, str]]:
+    items = [*walk(model), *layer_patterns.weights(model)]
     return list(layer_patterns.named(binding, patterns, items, what=f"layer or weight of {model.name}"))

@@ -84,9 +84,7 @@ def to_wire(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
 
 @as_written
 def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[tf.Tensor]:
-    """Sums each of this replica's tensors, of static shapes, over all replicas in its own dtype, one collective a
-    bucket.
-    """
+    """Sums this replica's tensors, of static shapes, over all replicas in their dtypes, one collective a bucket."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return list(tensors)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -12,42 +12,16 @@ from launcher.errors import UsageError, advice
 from launcher.step.layers import Placed, owners
 
 
-class Item(NamedTuple):
-    """A layer or a weight that a pattern may name.
-
-    Attributes:
-      thing: which.
-      path: as Keras has it.
-      place: the names of the layers around it and its own, without that of the model. It differs from the path in a
-        functional model inside of another one, whose layers Keras gives paths as if they were outside.
-      around: the layers that it is a part of, the outermost first.
-    """
-
-    thing: keras.layers.Layer | keras.Variable
-    path: str
-    place: str
-    around: tuple[keras.layers.Layer, ...]
-
-
-def layers(placed: Iterable[Placed]) -> list[Item]:
-    """The layers as items."""
-    return [Item(one.layer, one.path, one.place, one.around) for one in placed]
-
-
-def weights(model: keras.Model) -> list[Item]:
-    """The weights of a model, trained or not, in its order."""
+def weights(model: keras.Model) -> list[Placed]:
+    """The weights of a model, trained or not, in its order, each in the place of a layer inside of the one it is of."""
     found = owners(model, lambda layer: layer.weights)
-    items = []
-    for variable in model.weights:
-        owner = found[id(variable)]
-        place = f"{owner.place}/{variable.name}" if owner.around else variable.name
-        items.append(Item(variable, variable.path, place, (*owner.around, owner.layer)))
-    return items
+    pairs = [(variable, found[id(variable)]) for variable in model.weights]
+    return [Placed(variable, variable.path, (*owner.around, owner.layer)) for variable, owner in pairs]
 
 
 def named(
-    binding: str, patterns: Mapping[str, Any], items: Sequence[Item], *, what: str, value: str = "values"
-) -> Iterator[tuple[Item, str]]:
+    binding: str, patterns: Mapping[str, Any], items: Sequence[Placed], *, what: str, value: str = "values"
+) -> Iterator[tuple[Placed, str]]:
     """The items that patterns name, each with its pattern, in the order of the items.
 
     Args:
@@ -69,24 +43,24 @@ def named(
         for pattern in matching:
             unused.pop(pattern, None)
         inherited = next((chosen[id(one)] for one in reversed(item.around) if chosen.get(id(one))), None)
-        chosen[id(item.thing)] = matching[0] if matching else inherited
+        chosen[id(item.layer)] = matching[0] if matching else inherited
     for pattern in unused:
         paths = {path for item in items for path in (item.path, item.place)}
         inside = any(re.fullmatch(f".*/({pattern})", path) for path in paths)
         hint = f"; did you mean {f'.*/{pattern}'!r}?" if inside else advice(pattern, paths)
         raise UsageError(f"{binding}: {pattern!r} matches the whole path of no {what}{hint}")
     for item in items:
-        if (by := chosen[id(item.thing)]) is not None:
+        if (by := chosen[id(item.layer)]) is not None:
             yield item, by
 
 
-def _matching(binding: str, item: Item, patterns: Mapping[str, Any], value: str) -> list[str]:
+def _matching(binding: str, item: Placed, patterns: Mapping[str, Any], value: str) -> list[str]:
     exact = [path for path in (item.path, item.place) if path in patterns]
     if exact:
         return exact[:1]
     found = [one for one in patterns if re.fullmatch(one, item.path) or re.fullmatch(one, item.place)]
     if len({str(patterns[one]) for one in found}) > 1:
-        kind = "layer" if isinstance(item.thing, keras.layers.Layer) else "weight"
+        kind = "layer" if isinstance(item.layer, keras.layers.Layer) else "weight"
         raise UsageError(
             f"{binding}: {kind} {item.path} is named by {' and by '.join(map(repr, found))}, with different {value}"
         )

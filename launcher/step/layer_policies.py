@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -20,7 +19,6 @@ from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError, advice
 from launcher.reporting.units import first
 from launcher.step import layer_patterns
-from launcher.step.layer_patterns import Item
 from launcher.step.layers import Placed, walk
 from launcher.step.precision import POLICIES
 
@@ -28,14 +26,6 @@ BINDING = "train.precision_overrides"
 # Leans on TensorFlow: operations name a mismatch of dtypes in these words. Noticed by
 # tests/step/test_layer_policies.py. Then: take the new words; without them the message is TensorFlow's.
 _MISMATCH = re.compile(r"\b(b?float\d+|half)\b.*\b(does not match|was expected|but is a)\b|expected to be a \w+ tensor")
-
-
-class Override(NamedTuple):
-    """A layer, by Keras's path, that does not follow the run's policy; the pattern named it, or a layer around it."""
-
-    path: str
-    policy: str
-    pattern: str
 
 
 def check(overrides: Mapping[str, str]) -> None:
@@ -58,16 +48,16 @@ def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
       UsageError: a pattern names no layer, two give one layer different policies, or the layer's weights have a dtype
         of their own.
     """
-    for item, override in _named(model, overrides):
-        layer = item.thing
+    for item, pattern in _named(model, overrides):
+        layer, policy = item.layer, overrides[pattern]
         if layer.variable_dtype != "float32":
             raise UsageError(
-                f"{BINDING}[{override.pattern!r}] names {item.path}, whose weights the model made "
-                f"{layer.variable_dtype}; make the layer with dtype={override.policy!r} instead"
+                f"{BINDING}[{pattern!r}] names {item.path}, whose weights the model made "
+                f"{layer.variable_dtype}; make the layer with dtype={policy!r} instead"
             )
         # Leans on Keras: a built layer reads `dtype_policy` at every call. Noticed by
         # tests/step/test_layer_policies.py. Then: set it before `build`, or clone the layer.
-        layer.dtype_policy = override.policy
+        layer.dtype_policy = policy
 
 
 def follow_run(model: keras.Model, policy: str) -> str | None:
@@ -126,11 +116,6 @@ def _making_outputs(model: keras.Model) -> list[keras.layers.Layer]:
     ]
 
 
-def in_effect(model: keras.Model, overrides: Mapping[str, str]) -> list[Override]:
-    """The layers that the patterns name, in the order of the model; for errors, see `apply`."""
-    return [override for _, override in _named(model, overrides)]
-
-
 def policies(model: keras.Model) -> dict[str, str]:
     """The policy of every layer, at any depth, by its path: those of the run, of overrides, and the model's own."""
     return {found.path: found.layer.dtype_policy.name for found in _layers(model)}
@@ -155,21 +140,18 @@ def explained(overrides: Mapping[str, str]) -> Iterator[None]:
         ) from error
 
 
-def describe(overrides: list[Override]) -> str:
-    """What is in effect, as a person reads it: the outermost layers of each policy."""
+def describe(model: keras.Model, overrides: Mapping[str, str]) -> str:
+    """What is in effect, as a person reads it: the outermost layers of each policy, "" for none; as `apply`."""
     by_policy: dict[str, list[str]] = {}
-    for override in overrides:
-        paths = by_policy.setdefault(override.policy, [])
-        if not any(override.path.startswith(f"{path}/") for path in paths):
-            paths.append(override.path)
+    for item, pattern in _named(model, overrides):
+        paths = by_policy.setdefault(overrides[pattern], [])
+        if not any(item.path.startswith(f"{path}/") for path in paths):
+            paths.append(item.path)
     return "; ".join(f"{policy} in {first(paths)}" for policy, paths in by_policy.items())
 
 
-def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Item, Override]]:
-    items = layer_patterns.layers(_layers(model))
-    of = f"layer of {model.name}"
-    for item, pattern in layer_patterns.named(BINDING, overrides, items, what=of, value="policies"):
-        yield item, Override(path=item.path, policy=overrides[pattern], pattern=pattern)
+def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Placed, str]]:
+    return layer_patterns.named(BINDING, overrides, _layers(model), what=f"layer of {model.name}", value="policies")
 
 
 def _layers(model: keras.Model) -> list[Placed]:

@@ -14,16 +14,16 @@ import keras
 
 
 class Placed(NamedTuple):
-    """A layer and its place in the model.
+    """A layer, or a weight, and its place in the model.
 
     Attributes:
       layer: found here first; a layer that is shared has no other place.
-      path: as Keras has it. What has nothing to build, such as an activation, is given no path by Keras: it stands
-        beside those that have.
+      path: as Keras has it, also of a functional model inside of another one: as if its layers were outside. What has
+        nothing to build, such as an activation, is given no path by Keras: it stands beside those that have.
       around: the layers that it is a part of, the outermost first: the model.
     """
 
-    layer: keras.layers.Layer
+    layer: keras.layers.Layer | keras.Variable
     path: str
     around: tuple[keras.layers.Layer, ...]
 

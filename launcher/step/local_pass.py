@@ -89,9 +89,7 @@ class LocalPass:
             self._forward_backward = tf.function(self._differentiate, autograph=False)
 
     def __call__(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
-        """The sums over all microbatches of this replica's part of the global batch, its random numbers those after so
-        many steps.
-        """
+        """The sums over all microbatches of this replica's part of the global batch; `step` is for random numbers."""
         before = _values(self.counts)
         return self._counted(self._accumulate(batch, scale, step), before)
 

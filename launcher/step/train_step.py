@@ -19,10 +19,10 @@ import tensorflow as tf
 from launcher.data.pipeline import Batch
 from launcher.optimizers import Optimizer
 from launcher.step import gradients, overflow
-from launcher.step.counters import Counters
 from launcher.step.local_pass import LocalPass, LocalSums, OwnTime, Watch, num_replicas
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale
+from launcher.step.state import Counters
 from launcher.step.step_config import StepConfig
 from launcher.step.updates import Change, Trained, update
 from launcher.tasks.base import Task

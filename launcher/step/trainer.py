@@ -16,11 +16,10 @@ from launcher.machine import farewell
 from launcher.optimizers import Optimizer
 from launcher.reporting.units import first
 from launcher.step import flops, initial_values, moving_statistics, overflow, summation
-from launcher.step.counters import Counters
 from launcher.step.local_pass import OwnTime, Watch
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale
-from launcher.step.state import State
+from launcher.step.state import Counters, State
 from launcher.step.step_config import StepConfig
 from launcher.step.train_step import ReplicaStep
 from launcher.step.workers import Workers
@@ -203,9 +202,7 @@ class Trainer:
         return flops.Flops(*(one / local_replicas for one in found)) if found and found.hardware else None
 
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
-        """Takes `num_steps` steps of `batches()`, looping on the device; fetching their records waits for the steps to
-        end.
-        """
+        """Takes `num_steps` steps on the device; fetching their records waits for the steps to end."""
         first_step, self.loop_steps = self.step + 1, num_steps
         table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy().astype(np.float64)
         columns = _columns((*self.replica_step.report_names, "waited"), table)

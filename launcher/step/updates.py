@@ -16,8 +16,8 @@ import tensorflow as tf
 from launcher.optimizers import Optimizer
 from launcher.optimizers.parts import Part
 from launcher.step import gradients, overflow
-from launcher.step.counters import Counters
 from launcher.step.moving_average import MovingAverage
+from launcher.step.state import Counters
 from launcher.step.step_config import StepConfig
 
 

@@ -286,9 +286,7 @@ def open_data(task: Task) -> Data:
 def loss_sums(
     task: Task, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
 ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-    """Calls the task's loss() while a step is traced; UsageError unless it returns float32 sums (loss, weight,
-    metrics).
-    """
+    """Calls the task's loss() while a step is traced; UsageError unless it returns float32 sums."""
     outputs = call_converted(task.loss, model, batch, training)
     return checked_sums(outputs, batch, where=defined_at(task.loss), vectors=task.results is not None)
 

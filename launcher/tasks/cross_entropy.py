@@ -75,12 +75,7 @@ def _closed(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tu
 
 
 class Head(NamedTuple):
-    """What makes logits of features.
-
-    Attributes:
-      matrix: [vocab_size, width].
-      bias: [vocab_size], or None.
-    """
+    """What makes logits of features: a matrix [vocab_size, width], and a bias [vocab_size] or None."""
 
     matrix: tf.Tensor
     bias: tf.Tensor | None = None

@@ -31,7 +31,7 @@ from launcher.errors.user_code import defined_at
 from launcher.machine import xla
 from launcher.machine.as_written import as_written
 from launcher.optimizers import Optimizer
-from launcher.tasks import callbacks, keras_metrics
+from launcher.tasks import keras_metrics
 from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_private import keras_losses_of
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
@@ -44,6 +44,18 @@ _REPLACED = {
     "test_step": "the launcher's evaluation takes its place",
     "compute_loss": "it would take a mean over one replica's part of a batch",
 }
+# By name, as some of them need packages that may be missing.
+_CALLBACKS_REPLACED = {
+    "ModelCheckpoint": "bind train.checkpoint_every; the best is kept, and model.keras is written at the end",
+    "OrbaxCheckpoint": "bind train.checkpoint_every",
+    "BackupAndRestore": "the same command goes on where the run stopped",
+    "TensorBoard": "the run writes events for TensorBoard to its folder by itself",
+    "ProgbarLogger": "the run shows its progress by itself; train.log_every says how often",
+    "SwapEMAWeights": "bind train.ema_decay",
+    "TerminateOnNaN": "bind train.max_skips_at_floor; steps that are not finite are skipped",
+    "RemoteMonitor": "send what metrics.jsonl says, or use a LambdaCallback",
+}
+_NEVER_CALLED = ("on_test_batch_begin", "on_test_batch_end", "on_predict_batch_begin", "on_predict_batch_end")
 _REDUCTIONS = ("sum_over_batch_size", "mean")
 
 
@@ -108,7 +120,7 @@ class KerasTask(Task):
 
     def check(self) -> None:
         """Raises UsageError when a callback cannot work."""
-        callbacks.check(self.callbacks())
+        _check_callbacks(self.callbacks())
 
     def callbacks(self) -> Sequence[keras.callbacks.Callback]:
         """Those of this run."""
@@ -117,9 +129,7 @@ class KerasTask(Task):
         return tuple(self._callbacks)
 
     def model(self) -> keras.Model:
-        """What `build` returns, compiled and with no step of its own, with all its variables, its loss and its metrics
-        built.
-        """
+        """What `build` returns, compiled and without a step of its own, its variables, loss and metrics built."""
         model = self._build()
         _check(model, defined_at(self._build))
         where, structures = defined_at(self._build), self._opened()[1]
@@ -170,10 +180,6 @@ class KerasTask(Task):
                 f"works neither with train.microbatches > 1 (it is {microbatches}) nor under XLA on several replicas"
             )
 
-    @property
-    def _takes_whole_batches(self) -> bool:
-        return bool(self._of_batch) or any(fold.whole for fold in self._folds)
-
     def _packed(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         structures = self._opened()[1]
         keys = batch.keys() - {WEIGHT}
@@ -210,7 +216,8 @@ class KerasTask(Task):
             return each_tensor(part, lambda one: one[: tf.maximum(tf.cast(num_real, tf.int32), 1)])
 
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
-        if self._has_own_losses and not compiled and not (training and _has_statistics(model)):
+        has_statistics = any("moving_mean" in one.path for one in model.weights)
+        if self._has_own_losses and not compiled and not (training and has_statistics):
             x = rows(x)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)
@@ -237,7 +244,8 @@ class KerasTask(Task):
             extra = tf.add_n([tf.cast(one, tf.float32) for one in own]) if own else 0.0
             loss = (tf.cast(total, tf.float32) - extra) * float(over.shape.num_elements()) + weight * extra
         context, num_rows = tf.distribute.get_replica_context(), num_real
-        if self._takes_whole_batches and context is not None and context.num_replicas_in_sync > 1:
+        takes_whole_batches = bool(self._of_batch) or any(fold.whole for fold in self._folds)
+        if takes_whole_batches and context is not None and context.num_replicas_in_sync > 1:
             parts = keras_metrics.of_all_replicas(*together, needs_x=keras_metrics.is_overridden(model))
             whole, logs = keras_metrics.updated(model, initial, parts)
             is_first = tf.equal(context.replica_id_in_sync_group, 0)
@@ -287,8 +295,10 @@ class KerasTask(Task):
         for name, number in numbers.items():
             if name in self._of_batch:
                 named[name] = float(sums[_OF_BATCH + name] / sums[_OF_BATCH])
+            elif number.ndim:
+                named |= {f"{name}_{index}": float(part) for index, part in enumerate(number.flat)}
             elif name != "loss":  # its own mean, which knows nothing of the other replicas
-                named.update(_numbered(name, number))
+                named[name] = float(number)
         return named
 
 
@@ -301,16 +311,6 @@ def _refused(what: str) -> Iterator[None]:
         # Keras says first in which layer it was.
         line = next((line for line in lines if not line.startswith("Exception encountered")), type(error).__name__)
         raise UsageError(f"{what}: {line}") from error
-
-
-def _has_statistics(model: keras.Model) -> bool:
-    return any("moving_mean" in one.path for one in model.weights)
-
-
-def _numbered(name: str, numbers: np.ndarray) -> dict[str, float]:
-    if not numbers.ndim:
-        return {name: float(numbers)}
-    return {f"{name}_{index}": float(number) for index, number in enumerate(numbers.flat)}
 
 
 def is_function(source: Any) -> bool:
@@ -356,3 +356,27 @@ def _check_reductions(model: keras.Model, where: str) -> None:
                 f"{where}: loss {loss.name!r} has reduction={reduction!r}, which depends on how a batch is divided; "
                 f"leave it at {_REDUCTIONS[0]!r}"
             )
+
+
+def _check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raises UsageError for what is no callback, has a counterpart here, or waits for what does not happen."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UsageError(f"callbacks: {callback!r} is not a keras.callbacks.Callback")
+        for known, instead in _CALLBACKS_REPLACED.items():
+            if any(base.__name__ == known for base in type(callback).__mro__):
+                raise UsageError(f"callbacks: {name} is left out: {instead}")
+        for hook in _NEVER_CALLED:
+            if answers(callback, hook):
+                raise UsageError(f"callbacks: {name}.{hook} would never be called: evaluation runs on the device")
+
+
+def answers(callback: keras.callbacks.Callback, hook: str) -> bool:
+    """Whether a callback does something at an event, by its class or, as a LambdaCallback, by itself."""
+    inherited = getattr(type(callback), hook) is getattr(keras.callbacks.Callback, hook)
+    # A LambdaCallback sets those that it was not given, too.
+    given = hook in vars(callback) and not isinstance(callback, keras.callbacks.LambdaCallback)
+    if isinstance(callback, keras.callbacks.LambdaCallback):
+        given = getattr(vars(callback).get(hook), "__module__", "").split(".")[0] not in ("keras", "")
+    return given or not inherited

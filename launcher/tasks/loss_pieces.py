@@ -25,9 +25,7 @@ LANES = 128
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Pieces of one loss: of the tokens, and within each piece of them, of the vocabulary; 1 for all of a token's
-    logits at once.
-    """
+    """Pieces of the tokens, and within each piece, of the vocabulary; 1 for all of a token's logits at once."""
 
     tokens: int = 1
     vocabulary: int = 1
@@ -69,9 +67,7 @@ class LossPieces:
         return Split(tokens=rows, vocabulary=min(count, vocab_size))
 
     def describe(self, tokens: int, vocab_size: int, width: int, *, has_features: bool) -> str:
-        """What the plan says of `split`; `has_features`: the model gives features and the matrix that makes logits of
-        them.
-        """
+        """What the plan says of `split`; `has_features`: the model gives these, and a matrix for logits of them."""
         split = self.split(tokens, vocab_size, width)
         why = f"the logits of a microbatch are {bytes_text(tokens * vocab_size * 4)}"
         if self.pieces != "auto":

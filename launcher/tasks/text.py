@@ -55,9 +55,6 @@ def model_sums(
     Args:
       model: called with the batch, gives logits. One that has `output_matrix()`, see
         `models.token_model.TokenModel`, and takes `logits=False` to give features instead, may be asked for these.
-      batch: with "weight".
-      targets, label_smoothing: see `token_sums`.
-      training: see `Task.loss`.
 
     Raises:
       UsageError: the recipe asks for pieces of a model that gives logits only.

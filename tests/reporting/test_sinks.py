@@ -15,11 +15,10 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.main import main
-from launcher.reporting.prometheus import Prometheus
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.sinks import RunStart, Sink
 from launcher.reporting.summary import Stopwatch, make_summary
-from launcher.reporting.trackers import MlflowSink, WandbSink
+from launcher.reporting.trackers import MlflowSink, Prometheus, WandbSink
 
 CONFIG = """\
 # Parameters for train:
