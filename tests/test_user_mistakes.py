@@ -209,7 +209,10 @@ def test_the_line_is_as_short_in_graphs_within_graphs(mistake, where, wine):
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize(("flags", "weight"), [([], 1), (["--replicas=2", "--gin_param=train.microbatches=2"], 4)])
+MEANS = [([], 1), (["--replicas=2", "--gin_param=train.microbatches=2"], 4)]
+
+
+@pytest.mark.parametrize(("flags", "weight"), repeated_but(MEANS[1:], MEANS))
 def test_a_mean_that_only_the_first_step_shows_is_refused_after_it(flags, weight, wine):
     code, told, _ = wine({SUMS: SUMS.replace("sum", "mean")}, *flags)
     assert code == 64

@@ -249,7 +249,7 @@ def tokens(length, seed):
 
 @pytest.mark.parametrize(
     ("kind", "rematerialize"),
-    repeated_but([("language_model", True), ("transformer", False)], itertools.product(MODELS, [False, True])),
+    repeated_but([("language_model", True)], itertools.product(MODELS, [False, True])),
 )
 def test_a_model_has_the_same_loss_and_gradients_in_both_forms(kind, rematerialize):
     keras.utils.set_random_seed(0)

@@ -81,6 +81,7 @@ def test_gpus_and_tpus_stand_in_one_table(preflight):
     assert {"v5e peak flops", "t4 network"} <= {line.split("  ")[0] for line in done.out.splitlines()}
 
 
+@pytest.mark.nightly  # test_preflight.py has it for a TPU
 @pytest.mark.heavy
 def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(preflight):
     recipe = (

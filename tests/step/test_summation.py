@@ -171,9 +171,7 @@ RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    "recipe", repeated_but(["experiment_lstm.gin", "lm_1b_gpu.gin", "resnet_gpu.gin", "transformer_cpu.gin"], RECIPES)
-)
+@pytest.mark.parametrize("recipe", repeated_but(["lm_1b_gpu.gin", "resnet_gpu.gin"], RECIPES))
 def test_no_sum_of_any_recipes_step_depends_on_when_its_parts_are_ready(recipe):
     small = [binding for prefix, those in SMALL.items() if recipe.startswith(prefix) for binding in those]
     everywhere = ("train.strategy = 'one_device'", "train.jit_compile = False", "train.global_batch_size = 2")

@@ -160,10 +160,13 @@ def of_launcher(build, train, validation, folder, replicas=2, **arguments):
     return launcher.fit(build, train, validation, model_dir=str(folder), **settings | arguments).history
 
 
+SAID_BY_OTHERS = ("add_loss", "add_loss alone", "weights in training")
+
+
 @pytest.mark.parametrize(
     ("name", "replicas"),
     repeated_but(
-        [("add_loss", 1), *((name, 2) for name in CASES if name not in ("add_loss", "add_loss alone"))],
+        [("add_loss", 1), *((name, 2) for name in CASES if name not in SAID_BY_OTHERS)],
         [(name, replicas) for name in CASES for replicas in (1, 2)],
     ),
 )
