@@ -231,7 +231,8 @@ def assert_as_undisturbed(run, disturbed: Path, *flags: str) -> None:
 EVALUATIONS = [(10, 10, True), (20, 20, False)]
 
 
-@pytest.mark.parametrize(("step", "evaluate_every", "evaluate_ema"), repeated_but([(10, 10, True)], EVALUATIONS))
+@pytest.mark.nightly  # so it is for a worker of two, below
+@pytest.mark.parametrize(("step", "evaluate_every", "evaluate_ema"), EVALUATIONS)
 def test_sigterm_between_the_batches_of_an_evaluation_saves_and_the_evaluation_is_made_again(
     start_launcher, run_launcher, tmp_path, step, evaluate_every, evaluate_ema
 ):

@@ -199,8 +199,8 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
     assert found == set(RECIPES) - {"resnet_cpu"}
 
 
-# Images and text. The nightly cases have every set, topology and seed, and resumptions; test_recipes.py makes a plan of
-# each recipe, and test_tfds_text.py reads sets of text. XLA would double the time.
+# Of one set by default. The nightly cases have every set, topology and seed, and resumptions; test_recipes.py makes a
+# plan of each recipe, and test_tfds_text.py reads sets of text. XLA would double the time.
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("recipe", "topology", "seed", "more"),
@@ -209,7 +209,7 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
         pytest.param("resnet_gpu", ONE, 7, "", marks=pytest.mark.nightly),
         pytest.param("resnet_tpu", MIRRORED, 0, "", marks=pytest.mark.nightly),
         pytest.param("resnet_cpu", MIRRORED, 7, "resume", marks=pytest.mark.nightly),
-        ("transformer_base_wmt", MIRRORED, 0, ""),
+        pytest.param("transformer_base_wmt", MIRRORED, 0, "", marks=pytest.mark.nightly),
         pytest.param("transformer_big_wmt", MIRRORED, 7, "", marks=pytest.mark.nightly),
         pytest.param("transformer_tpu", ONE, 0, "", marks=pytest.mark.nightly),
         pytest.param("lm_gpu", ONE, 0, "resume", marks=pytest.mark.nightly),

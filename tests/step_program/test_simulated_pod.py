@@ -96,7 +96,8 @@ def test_averages_of_weights_and_factored_moments_move_as_in_the_trainer(text_fo
     assert_same_training(pod, expected)
 
 
-@pytest.mark.parametrize(("over", "replicas"), repeated_but([("local", 2)], [("global", 1), ("local", 2)]))
+@pytest.mark.nightly  # what is reduced for it, test_compiled_keras_models.py finds in compiled programs
+@pytest.mark.parametrize(("over", "replicas"), [("global", 1), ("local", 2)])
 def test_batch_norm_on_a_pod_is_over_the_whole_batch_or_that_of_each_replica(over, replicas, run_launcher, tmp_path):
     recipe, params = of_images("two_convolutions.group_size = None", f"train.batch_norm = '{over}'")
     pod = pods.run(pods.export(tmp_path, recipe, params, replicas=2, steps=STEPS), run_launcher)
