@@ -111,6 +111,8 @@ def test_four_workers_interrupted_go_on_as_two_and_as_one_with_the_same_losses(
             np.testing.assert_allclose(state[key], value, rtol=0, atol=1e-5, err_msg=f"{key} on {name}")
 
 
+# In one process, test_shard_optimizer.py has other numbers of parts, and test_from_chief.py workers that share it out.
+@pytest.mark.nightly
 @pytest.mark.heavy
 def test_two_workers_killed_with_their_state_shared_out_go_on_on_other_topologies_and_without_sharing(
     start_launcher, free_ports, recipe, tmp_path

@@ -148,6 +148,7 @@ def stays(condition, seconds: float) -> bool:
     return True
 
 
+@pytest.mark.nightly
 @pytest.mark.heavy
 def test_k2_k3_workers_of_keras_wait_for_ever_after_an_overflow_on_one_and_cannot_fit(
     start_launcher, free_ports, tmp_path, beside
@@ -224,6 +225,7 @@ CLIPPING = {
 }
 
 
+@pytest.mark.nightly  # of ours, test_clipping.py
 @pytest.mark.parametrize("setting", CLIPPING)
 def test_k4_keras_clips_the_shares_of_replicas_and_ours_the_mean(setting, beside):
     x = np.array([[[6.0, 0.0], [-5.0, 8.0]]], np.float32)  # the mean is (0.5, 4)
@@ -248,6 +250,7 @@ def test_k4_keras_clips_the_shares_of_replicas_and_ours_the_mean(setting, beside
 # ---------------------------------------------------------------------------------------- K5: accumulation of gradients
 
 
+@pytest.mark.nightly
 def test_k5_keras_cannot_accumulate_gradients_on_replicas_and_ours_can(beside):
     x = np.array([[[6.0, 0.0], [-5.0, 8.0]]] * 2, np.float32)
     said = "trained"
@@ -285,6 +288,7 @@ def keras_scale_steps(optimizer, variable):
     return lambda count, value: steps(tf.constant(count), tf.constant(value, tf.float32))
 
 
+@pytest.mark.nightly  # of ours, test_precision.py
 def test_k6_the_scale_of_keras_reaches_infinity_and_nought_and_ours_its_bounds(beside):
     def fresh():
         variable = keras.Variable([1.0], name="weight")
@@ -331,6 +335,7 @@ def normalised(features: int) -> keras.Model:
     return keras.Sequential([keras.Input((features,)), norm, keras.layers.Dense(1, name="line")])
 
 
+@pytest.mark.nightly  # of ours, test_moving_statistics.py
 def test_k7_moving_statistics_drift_apart_under_keras_and_are_averaged_by_ours(beside):
     x = np.array([[[0.0], [8.0]]] * 3, np.float32)
     moving = keras_fit(x, lambda: keras.optimizers.SGD(0.0), model=normalised).layers[0].moving_mean
@@ -352,6 +357,7 @@ def test_k7_moving_statistics_drift_apart_under_keras_and_are_averaged_by_ours(b
 # ----------------------------------------------------------------------------------- K8: the same masks on all replicas
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layer", [keras.layers.Dropout, keras.layers.GaussianNoise, keras.layers.SpatialDropout1D])
 def test_k8_random_layers_of_keras_draw_the_same_on_every_replica(layer, beside):
     strategy = mirrored()
@@ -375,6 +381,7 @@ def test_k8_dropout_of_ours_differs_between_replicas_and_steps():
 # ------------------------------------------------------ K9: 32 bits on the wire, inside a conditional; ours 16, outside
 
 
+@pytest.mark.nightly  # of ours, test_collectives.py
 def test_k9_keras_reduces_float32_inside_a_conditional_and_ours_float16_outside(beside):
     x = np.ones((1, 2, 5), np.float32)
     keras.config.set_dtype_policy("mixed_float16")

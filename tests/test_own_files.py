@@ -9,9 +9,10 @@ import json
 import shutil
 from pathlib import Path
 
+import forked
 import numpy as np
-import psutil
 import pytest
+from cases import repeated_but
 from own_files import CLASSES, EACH, encoded, example, examples, write_array_records, write_folders, write_tfrecords
 
 from launcher import main as entry
@@ -157,6 +158,7 @@ def test_a_record_whose_label_is_out_of_range_is_named_when_it_is_met(refused, t
     assert f"1 image cannot be used: record 33 of {tmp_path}/own/0.tfrecord (its label is 9, and 3 classes" in message
 
 
+@pytest.mark.nightly  # which rows a worker reads is of no format: test_pipeline.py and test_topologies.py
 @pytest.mark.heavy
 def test_two_workers_train_on_records_as_one_does(flags, run_launcher, run_workers, tmp_path):
     pattern = write_tfrecords(tmp_path / "own", examples(first_label=1))
@@ -209,7 +211,8 @@ def tfrecords(root: Path, changed: bool) -> str:
 SOURCES = {"class folders": (folder, ()), "TFRecords": (tfrecords, OF_RECORDS)}
 
 
-@pytest.mark.parametrize("source", SOURCES)
+# That records are the same as before or others, test_identity.py tells.
+@pytest.mark.parametrize("source", repeated_but(["class folders"], SOURCES))
 def test_a_run_goes_on_with_other_data_only_where_that_is_bound(attempt, tmp_path, source):
     write, bindings = SOURCES[source]
     assert attempt(write(tmp_path / "own", False), *bindings, "train.steps = 4")[0] == 0
@@ -236,7 +239,7 @@ def test_a_run_whose_checkpoint_does_not_say_what_its_data_was_goes_on_and_says_
     assert code == 0 and "the checkpoint does not record its training data; going on with what is there" in printed
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", repeated_but(["TFRecords"], SOURCES))
 def test_data_that_a_run_has_found_before_may_come_back(attempt, tmp_path, source):
     write, bindings = SOURCES[source]
     name, root, away = write(tmp_path / "own", False), tmp_path / "own", tmp_path / "away"
@@ -269,10 +272,12 @@ def test_a_job_waits_for_its_data_and_ends_as_one_that_nobody_touched(flags, sta
     steps = "train.steps = 400"
     run = ("--mode=train", *flags(folder(tmp_path / "own", False), "train.steps_per_loop = 1", steps))
     assert run_launcher(*run, "--model_dir=undisturbed").returncode == 0
-    job = start_launcher("--workers=1", *run, module="launcher.launch", fresh=True)
+    job = start_launcher("--workers=1", *run, module="launcher.launch")
     job.wait_until(lambda: (tmp_path / "out/checkpoints/step_00000008").exists())
     (tmp_path / "own").rename(tmp_path / "away")
-    next(one for one in psutil.Process(job.process.pid).children() if "launcher.main" in one.cmdline()).kill()
+    # The worker alone has a child, its nursery.
+    (worker,) = (one for one in forked.children(job.process.pid) if one.children())
+    worker.kill()
     job.wait_until(lambda: "This run has found it before" in job.stdout)
     (tmp_path / "away").rename(tmp_path / "own")
     assert job.wait().returncode == 0, job.stdout
@@ -282,6 +287,7 @@ def test_a_job_waits_for_its_data_and_ends_as_one_that_nobody_touched(flags, sta
 PROGRAM = """
 import keras
 import launcher
+import forked
 import numpy as np
 
 

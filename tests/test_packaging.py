@@ -228,7 +228,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
             [f"tf-launcher[text] @ git+https://example.com/l.git@{COMMIT}"],
         ),
         ({"url": "https://example.com/l.whl", "archive_info": {}}, ["tf-launcher[text] @ https://example.com/l.whl"]),
-        ({"url": "file:///gone/l.whl", "archive_info": {}}, None),
+        pytest.param({"url": "file:///gone/l.whl", "archive_info": {}}, None, marks=pytest.mark.nightly),
         (None, None),
     ],
 )

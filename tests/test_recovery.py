@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import signal
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
+from cases import repeated_but
 from places import PYTHONPATH, SMALL_DIGITS
-from running import is_worker
 
 from launcher import main as entry
 from launcher.checkpoints import CheckpointStore, find_damage
@@ -151,6 +152,7 @@ def test_sigterm_ends_the_step_saves_and_exits_42(start_launcher, tmp_path):
     assert_preempted(started.wait(), tmp_path / "run")
 
 
+@pytest.mark.nightly  # test_elastic_resume.py stops four workers by one
 @pytest.mark.heavy
 def test_sigterm_to_one_worker_stops_all_at_the_same_saved_step(start_launcher, free_ports, tmp_path):
     hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
@@ -225,7 +227,12 @@ def assert_as_undisturbed(run, disturbed: Path, *flags: str) -> None:
     assert best[0] == best[1]
 
 
-@pytest.mark.parametrize(("step", "evaluate_every", "evaluate_ema"), [(10, 10, True), (20, 20, False)])
+# In the run, of averages; and at its end, of the weights themselves.
+EVALUATIONS = [(10, 10, True), (20, 20, False)]
+
+
+@pytest.mark.nightly  # so it is for a worker of two, below
+@pytest.mark.parametrize(("step", "evaluate_every", "evaluate_ema"), EVALUATIONS)
 def test_sigterm_between_the_batches_of_an_evaluation_saves_and_the_evaluation_is_made_again(
     start_launcher, run_launcher, tmp_path, step, evaluate_every, evaluate_ema
 ):
@@ -243,7 +250,9 @@ def test_sigterm_between_the_batches_of_an_evaluation_saves_and_the_evaluation_i
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("evaluate_ema", "shard"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("evaluate_ema", "shard"), repeated_but([(True, True)], itertools.product([False, True], repeat=2))
+)
 def test_sigterm_while_nobody_looks_at_it_saves_what_an_evaluation_began_with(
     start_launcher, run_launcher, tmp_path, evaluate_ema, shard
 ):
@@ -257,15 +266,14 @@ def test_sigterm_while_nobody_looks_at_it_saves_what_an_evaluation_began_with(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize("shard", repeated_but([True], [False, True]))
 def test_sigterm_to_a_worker_for_which_the_others_wait_saves_on_all(start_launcher, run_launcher, tmp_path, shard):
     more = ("slowed.HeldBatches.worker = 1", f"train.shard_optimizer = {shard}")
     flags, run = (f"--gin_file={held_recipe(tmp_path, *more)}", "--workers=2"), tmp_path / "run"
-    as_job = {"module": "launcher.launch", "fresh": True}
+    as_job = {"module": "launcher.launch"}
     started = start_launcher(*flags, "--gin_param=slowed.HeldBatches.first = 4", f"--model_dir={run}", **HELD, **as_job)
     started.wait_until((tmp_path / "go.held").exists)
-    (worker,) = (child for child in psutil.Process(started.process.pid).children() if is_worker(child, 1))
-    worker.send_signal(signal.SIGTERM)
+    os.kill(int((tmp_path / "go.held").read_text()), signal.SIGTERM)
     assert started.wait().returncode == 42, started.stdout
     assert CheckpointStore(str(run / "checkpoints")).latest() == 10
 

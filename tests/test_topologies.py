@@ -56,6 +56,7 @@ def test_every_topology_trains_to_the_weights_of_one_replica(one_replica, replic
     assert_same_run(losses, state, one_replica)
 
 
+@pytest.mark.nightly  # test_elastic_resume.py compares two workers with one replica
 @pytest.mark.heavy
 def test_two_worker_processes_train_to_the_weights_of_one_replica(one_replica, run_workers, tmp_path):
     bindings = [f"--gin_param={binding}" for binding in (*PARAMS, *RESNET, "train.log_every = 1")]

@@ -64,6 +64,8 @@ def assert_same_run(found, expected):
         np.testing.assert_allclose(state[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
+# Of language modelling, test_text_models_training.py has topologies.
+@pytest.mark.parametrize("recipe", repeated_but(["translation"], RECIPES), indirect=True, scope="module")
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "pieces"),
     [
@@ -87,6 +89,7 @@ def test_every_topology_and_any_pieces_of_the_loss_train_and_evaluate_as_one_rep
 
 
 # Of a translation, test_assets.py trains two workers.
+@pytest.mark.nightly
 @pytest.mark.heavy
 @pytest.mark.parametrize("recipe", repeated_but(["language_modelling"], RECIPES), indirect=True, scope="module")
 def test_two_worker_processes_train_to_the_weights_of_one_replica(recipe, one_replica, run_workers, tmp_path):

@@ -11,6 +11,7 @@ import sys
 
 import gin
 import pytest
+from cases import repeated_but
 from test_documentation import code_block
 
 from launcher import main as entry
@@ -208,30 +209,32 @@ def test_the_line_is_as_short_in_graphs_within_graphs(mistake, where, wine):
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize(("flags", "weight"), [([], 1), (["--replicas=2", "--gin_param=train.microbatches=2"], 4)])
+MEANS = [([], 1), (["--replicas=2", "--gin_param=train.microbatches=2"], 4)]
+
+
+@pytest.mark.parametrize(("flags", "weight"), repeated_but(MEANS[1:], MEANS))
 def test_a_mean_that_only_the_first_step_shows_is_refused_after_it(flags, weight, wine):
     code, told, _ = wine({SUMS: SUMS.replace("sum", "mean")}, *flags)
     assert code == 64
     assert told.startswith(f"error: {IN_LOSS}loss() returned weight {weight} for 32 examples: return sums, not means")
 
 
-@pytest.mark.parametrize(
-    "weights",
-    {
-        "small": "[0.25] * 142",
-        "adding up to 1": "[1 / 32] * 142",
-        "large": "[1e6] * 142",
-        "mostly 0": "[index % 32 == 0 for index in range(142)]",
-    }.items(),
-    ids=lambda item: item[0],
-)
+WEIGHTS = {
+    "small": "[0.25] * 142",
+    "adding up to 1": "[1 / 32] * 142",
+    "large": "[1e6] * 142",
+    "mostly 0": "[index % 32 == 0 for index in range(142)]",
+}
+
+
+@pytest.mark.parametrize("weights", repeated_but(["adding up to 1"], WEIGHTS))
 def test_weights_of_the_users_own_are_no_means(weights, wine):
-    own = f'"weight": {weights[1]}, "features": features[kept]'
+    own = f'"weight": {WEIGHTS[weights]}, "features": features[kept]'
     code, told, _ = wine({'"features": features[kept]': own}, "--gin_param=train.steps = 2")
     assert (code, told) == (0, "")
 
 
-@pytest.mark.parametrize("flags", [[], ["--replicas=2"]])
+@pytest.mark.parametrize("flags", repeated_but([["--replicas=2"]], [[], ["--replicas=2"]]))
 def test_a_label_without_an_output_is_told_in_one_line(flags, wine):
     code, told, _ = wine({"Dense(3, ": "Dense(2, "}, *flags)
     assert code == 64
@@ -239,7 +242,7 @@ def test_a_label_without_an_output_is_told_in_one_line(flags, wine):
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("flags", [[], ["--replicas=2"]])
+@pytest.mark.parametrize("flags", repeated_but([["--replicas=2"]], [[], ["--replicas=2"]]))
 def test_a_number_in_the_data_that_is_not_finite_is_named_by_its_example(flags, wine):
     spoiled = STANDARDISED + "        features[17, 3] = float('nan')  # the 14th of those kept for training\n"
     code, _, told = wine({STANDARDISED: spoiled}, "--gin_param=train.steps = 6", *flags)

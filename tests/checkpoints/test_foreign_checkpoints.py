@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved import assert_same_bits, environment, state_of
+from saved import assert_same_bits, state_of
 
 from launcher.checkpoints import CheckpointReadError, CheckpointStore, find_damage, manifest
 from launcher.errors import UsageError
@@ -247,11 +245,12 @@ except CheckpointReadError as error:
 """
 
 
-def test_no_memory_is_taken_for_a_tensor_that_is_not_there(directory: Path) -> None:
+def test_no_memory_is_taken_for_a_tensor_that_is_not_there(
+    directory: Path, tmp_path: Path, run_launcher: Callable[..., Any]
+) -> None:
     folder = Path(CheckpointStore(str(directory)).save(1, state_of(1, 2)))
     whole = json.loads((folder / "manifest.json").read_text())
     sealed(folder, tensor({"shape": [2**40], "dtype": "float32"})(whole))
-    ended = subprocess.run(
-        [sys.executable, "-c", CLAIMS, str(directory)], env=environment(), capture_output=True, text=True, check=True
-    )
+    (tmp_path / "claims.py").write_text(CLAIMS)
+    ended = run_launcher(str(directory), module="claims")
     assert "holds step as {'shape': [], 'dtype': 'int64'}" in ended.stdout

@@ -10,12 +10,14 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from saved import assert_same_bits, environment, hidden, state_of
+from places import PYTHONPATH
+from saved import assert_same_bits, hidden, state_of
 
 from launcher.checkpoints import CheckpointStore, CheckpointWriteError
 from launcher.errors import EXIT_RETRY
@@ -77,8 +79,9 @@ def test_a_disk_without_inodes_is_not_told_by_the_bytes_that_are_free(disk: Path
     assert_refused(store, directory, caught.value, "No space left on device")
 
 
-def test_a_file_size_limit_loses_nothing_that_was_saved(directory: Path) -> None:
-    message = subprocess.check_output([sys.executable, __file__, str(directory)], env=environment(), text=True)
+def test_a_file_size_limit_loses_nothing_that_was_saved(directory: Path, run_launcher: Callable[..., Any]) -> None:
+    program = {"module": "test_full_disk", "cwd": Path(__file__).parent, "env": {"PYTHONPATH": PYTHONPATH}}
+    message = run_launcher(str(directory), **program).stdout
     assert_refused(CheckpointStore(str(directory)), directory, CheckpointWriteError(message), "File too large")
 
 

@@ -61,6 +61,7 @@ def test_a_kill_between_any_two_changes_of_the_disk_loses_nothing(directory: Pat
     assert kills > 10
 
 
+@pytest.mark.nightly  # at every single change of the disk, above
 def test_kills_at_random_moments_lose_nothing(directory: Path, writers: Writers) -> None:
     """The writer is killed while files of every kind are being written; the newest checkpoint is always whole."""
     generator = random.Random(0)

@@ -152,6 +152,7 @@ def test_bindings_that_make_no_data_are_refused(bindings, words):
 # -------------------------------------------------------------------------------------------------- the real thing
 
 
+@pytest.mark.nightly
 @pytest.mark.heavy
 def test_fashion_mnist_is_what_the_catalog_says():
     data = image_data(name="fashion_mnist")

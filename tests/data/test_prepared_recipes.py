@@ -199,8 +199,8 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
     assert found == set(RECIPES) - {"resnet_cpu"}
 
 
-# Every set, topology and seed; images and text on two topologies and resumed. XLA would double the time. The nightly
-# recipes read a set that another one reads here, and test_recipes.py makes a plan of each.
+# Of one set by default. The nightly cases have every set, topology and seed, and resumptions; test_recipes.py makes a
+# plan of each recipe, and test_tfds_text.py reads sets of text. XLA would double the time.
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("recipe", "topology", "seed", "more"),
@@ -208,12 +208,12 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
         ("resnet_multiworker", WORKERS, 0, "compare"),
         pytest.param("resnet_gpu", ONE, 7, "", marks=pytest.mark.nightly),
         pytest.param("resnet_tpu", MIRRORED, 0, "", marks=pytest.mark.nightly),
-        ("resnet_cpu", MIRRORED, 7, "resume"),
-        ("transformer_base_wmt", MIRRORED, 0, ""),
+        pytest.param("resnet_cpu", MIRRORED, 7, "resume", marks=pytest.mark.nightly),
+        pytest.param("transformer_base_wmt", MIRRORED, 0, "", marks=pytest.mark.nightly),
         pytest.param("transformer_big_wmt", MIRRORED, 7, "", marks=pytest.mark.nightly),
         pytest.param("transformer_tpu", ONE, 0, "", marks=pytest.mark.nightly),
         pytest.param("lm_gpu", ONE, 0, "resume", marks=pytest.mark.nightly),
-        ("lm_tpu", MIRRORED, 7, "compare"),
+        pytest.param("lm_tpu", MIRRORED, 7, "compare", marks=pytest.mark.nightly),
         pytest.param("lm_long_tpu", ONE, 0, "", marks=pytest.mark.nightly),
         pytest.param("lm_long_gpu", MIRRORED, 7, "", marks=pytest.mark.nightly),
         pytest.param("lm_1b_gpu", MIRRORED, 0, "resume", marks=pytest.mark.nightly),

@@ -90,7 +90,7 @@ def test_parts_of_splits_may_be_bound(photos, streamed):
 @pytest.mark.parametrize(
     ("hosts", "replicas", "streamed"),
     repeated_but(
-        [(1, 1, False), (2, 2, False), (1, 4, True), (3, 1, True)],
+        [(2, 2, False), (3, 1, True)],
         [(*topology, streamed) for topology in [*TOPOLOGIES, (3, 1)] for streamed in (False, True)],
     ),
 )
@@ -173,7 +173,7 @@ def test_a_photo_is_augmented_anew_every_epoch(undisturbed, augmentation):
 @pytest.mark.parametrize(
     ("hosts", "replicas", "augmentation"),
     repeated_but(
-        [(2, 2, "small"), (1, 4, "imagenet")],
+        [(2, 2, "small")],
         [(2, 2, "small"), (1, 4, "imagenet"), (2, 1, "imagenet"), (4, 1, "imagenet")],
     ),
 )
@@ -210,7 +210,7 @@ def test_the_order_of_a_stream_is_the_runs_whatever_tensorflows_global_seed_is(p
     assert_same(batches, undisturbed["imagenet"][:12])
 
 
-@pytest.mark.parametrize("seed", [0, 2**31 - 1])
+@pytest.mark.parametrize("seed", repeated_but([0], [0, 2**31 - 1]))
 def test_a_seed_that_is_zero_to_tensorflow_shuffles_a_stream(photos, seed):
     tf.random.set_seed(seed)
     batches = global_batches(

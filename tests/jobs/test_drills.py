@@ -45,7 +45,7 @@ def assert_passed(job, finished, record, *, restarts=1):
     ("kind", "rank", "what"),
     [
         ("kill", 1, "was killed by SIGKILL"),
-        ("exception", 1, "ended with exit code 75: OSError"),
+        pytest.param("exception", 1, "ended with exit code 75: OSError", marks=pytest.mark.nightly),
         ("disk_full", 0, "ended with exit code 75: CheckpointWriteError"),
     ],
 )

@@ -12,6 +12,7 @@ import sys
 
 import psutil
 import pytest
+from cases import repeated_but
 from launched import LaunchedJob, fault
 
 pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
@@ -27,7 +28,7 @@ def wait_for_training(job, workers=2):
 HANGING = [fault("read_next_batch", rank=0), fault("read_next_batch", rank=1)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", repeated_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
 def test_a_signal_ends_workers_that_do_not_handle_it_and_the_job_says_so(launch, number):
     job = launch(faults=HANGING)
     wait_for_training(job)

@@ -156,10 +156,14 @@ def stop_client(job, servers, tmp_path):
     ("lose", "said"),
     [
         (kill_client, "the connection to 127.0.0.2 ended"),
-        (kill_session, "the connection to 127.0.0.2 ended"),
+        pytest.param(kill_session, "the connection to 127.0.0.2 ended", marks=pytest.mark.nightly),
         (kill_agent, "the connection to 127.0.0.2 ended"),
         pytest.param(stop_agent, "nothing was heard from 127.0.0.2 for 8 s", marks=pytest.mark.heavy),
-        pytest.param(stop_client, "nothing was heard from 127.0.0.2 for 8 s", marks=pytest.mark.heavy),
+        pytest.param(
+            stop_client,
+            "nothing was heard from 127.0.0.2 for 8 s",
+            marks=[pytest.mark.heavy, pytest.mark.nightly],
+        ),
     ],
 )
 def test_a_host_that_is_lost_is_named_and_the_job_goes_on_without_what_ran_there(launch_on, tmp_path, lose, said):

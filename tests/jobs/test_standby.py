@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 
 import psutil
 import pytest
+from cases import repeated_but
 from launched import fault
 from places import PYTHONPATH, SMALL_DIGITS
-from running import is_running, is_worker
+from running import is_running
 
 from launcher import launch as entry
 from launcher import main
@@ -95,7 +97,8 @@ def test_spares_are_for_workers_of_this_host(capsys, backend):
 
 
 @pytest.mark.heavy
-def test_a_training_goes_on_in_spares_and_ends_bitwise_as_one_that_nobody_touched(start_launcher, tmp_path):
+@pytest.mark.parametrize("workers", repeated_but([1], [1, 2]))
+def test_a_training_goes_on_in_spares_and_ends_bitwise_as_one_that_nobody_touched(start_launcher, tmp_path, workers):
     go, recipe = tmp_path / "go", tmp_path / "held.gin"
     bindings = {
         "image_classification.data": "@slowed.HeldBatches()", "slowed.HeldBatches.data": "@image_data()",
@@ -106,18 +109,20 @@ def test_a_training_goes_on_in_spares_and_ends_bitwise_as_one_that_nobody_touche
     recipe.write_text("\n".join(["import slowed_digits", f"include '{SMALL_DIGITS}'", *lines]))
     given = (f"--gin_file={recipe}", "--mode=train")
 
-    flags = ("--workers=2", "--standby", *given, f"--model_dir={tmp_path / 'killed'}")
+    flags = (f"--workers={workers}", "--standby", *given, f"--model_dir={tmp_path / 'killed'}")
     killed = start_launcher(*flags, module="launcher.launch", env={"PYTHONPATH": PYTHONPATH}, fresh=True)
-    killed.wait_until(lambda: READY in killed.stdout, 240)
+    ready = READY.replace("2 spare", f"{workers} spare")
+    held = tmp_path / "go.held"
+    killed.wait_until(lambda: ready in killed.stdout and held.exists(), 240)
     waiting = standing(killed)
-    (victim, *_) = (child for child in psutil.Process(killed.process.pid).children() if is_worker(child, 1))
-    victim.kill()
+    os.kill(int(held.read_text()), signal.SIGKILL)
     go.touch()
     assert killed.wait(240).returncode == 0, killed.stdout
-    assert "--standby: spare processes became worker(s) 0, 1\n" in killed.stdout
-    assert "worker 1 was killed by SIGKILL" in killed.stdout
+    became = ", ".join(map(str, range(workers)))
+    assert f"--standby: spare processes became worker(s) {became}\n" in killed.stdout
+    assert re.search(r"worker \d was killed by SIGKILL", killed.stdout)
     assert not any(map(is_running, waiting))
-    undisturbed = ("--replicas=2", *given, f"--model_dir={tmp_path / 'undisturbed'}")
+    undisturbed = (f"--replicas={workers}", *given, f"--model_dir={tmp_path / 'undisturbed'}")
     assert main.main(["launcher", *undisturbed]) == 0
     assert files.all_steps(tmp_path / "killed")[-1] == 20
     assert files.difference(tmp_path / "undisturbed", tmp_path / "killed") == ""

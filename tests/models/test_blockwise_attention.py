@@ -134,7 +134,7 @@ def long_case():
 @pytest.mark.parametrize(
     ("jit_compile", "dtype"),
     repeated_but(
-        [*((False, dtype) for dtype in TOLERANCES), (True, "float32"), (True, "bfloat16")],
+        [(False, "float64"), (False, "float16"), (True, "bfloat16")],
         itertools.product([False, True], TOLERANCES),
     ),
 )
@@ -249,7 +249,7 @@ def tokens(length, seed):
 
 @pytest.mark.parametrize(
     ("kind", "rematerialize"),
-    repeated_but([("language_model", True), ("transformer", False)], itertools.product(MODELS, [False, True])),
+    repeated_but([("language_model", True)], itertools.product(MODELS, [False, True])),
 )
 def test_a_model_has_the_same_loss_and_gradients_in_both_forms(kind, rematerialize):
     keras.utils.set_random_seed(0)

@@ -28,10 +28,11 @@ def images(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("depth", "parameters"),  # as published by torchvision for its weights
-    [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)],
-)
+# As published by torchvision for its weights.
+PARAMETERS = [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)]
+
+
+@pytest.mark.parametrize(("depth", "parameters"), repeated_but([(34, 21_797_672), (50, 25_557_032)], PARAMETERS))
 def test_imagenet_parameters_are_the_published_ones(depth, parameters, monkeypatch):
     # How many there are does not depend on their values, and to draw them takes longer than all the rest.
     zeros = keras.initializers.Zeros()
@@ -39,7 +40,10 @@ def test_imagenet_parameters_are_the_published_ones(depth, parameters, monkeypat
     assert num_trainable(resnet(image_shape=(224, 224, 3), num_classes=1000, depth=depth)) == parameters
 
 
-@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
+CIFAR = [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)]
+
+
+@pytest.mark.parametrize(("depth", "millions"), repeated_but([(20, 0.27), (32, 0.46)], CIFAR))
 def test_cifar_parameters_are_the_published_ones(depth, millions):  # He et al. 2015, table 6
     assert round(num_trainable(resnet(image_shape=(32, 32, 3), num_classes=10, depth=depth)) / 1e6, 2) == millions
 
@@ -201,6 +205,7 @@ def step(model, x, labels):
     return loss, tape.gradient(loss, [weight.value for weight in model.trainable_weights])
 
 
+@pytest.mark.nightly  # test_topologies.py trains it on two replicas
 def test_four_replicas_with_one_group_each_equal_one_replica_with_four_groups():
     if len(tf.config.list_logical_devices("CPU")) < 4:
         pytest.skip("needs logical CPU devices, configured before TensorFlow starts")

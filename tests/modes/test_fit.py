@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 
 import launcher
 from launcher.errors import UsageError
@@ -123,7 +124,8 @@ def two():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
 
 
-@pytest.mark.parametrize("name", CASES)
+# Of metrics and of class weights, test_keras_metrics.py.
+@pytest.mark.parametrize("name", repeated_but([*CASES][1:4], CASES))
 def test_it_trains_as_keras_does_on_one_device(name, two, tmp_path):
     build, data, arguments = CASES[name]
     expected, validation = of_keras(build, data, **arguments)
@@ -159,9 +161,10 @@ def of_keras_in_parts(build, parts, batch_size=16):
     return [variable.numpy() for variable in model.weights]
 
 
-@pytest.mark.parametrize(
-    ("settings", "parts"), [({}, 2), ({"jit_compile": True}, 2), ({"jit_compile": True, "microbatches": 2}, 4)]
-)
+LOCAL = [({}, 2), ({"jit_compile": True}, 2), ({"jit_compile": True, "microbatches": 2}, 4)]
+
+
+@pytest.mark.parametrize(("settings", "parts"), repeated_but(LOCAL[2:], LOCAL))
 def test_local_batch_norm_is_that_of_keras_on_each_part_of_the_batch(settings, parts, two, tmp_path):
     settings = {"batch_norm": "local", "batch_size": 16, "shuffle": False, "strategy": two, **settings}
     found = launcher.fit(scored, (X, LABEL), model_dir=str(tmp_path), **settings).model

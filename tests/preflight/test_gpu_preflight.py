@@ -7,6 +7,7 @@ import sys
 
 import keras
 import pytest
+from cases import repeated_but
 from convolutions import two_convolutions
 from places import ROOT
 from toy_step import dense_step
@@ -53,7 +54,10 @@ def test_a_step_that_fits_is_reported_with_memory_bounds_and_kernels(preflight):
         assert words in done.out
 
 
-@pytest.mark.parametrize(("tf32", "engine"), [(True, "Tensor Cores in TF32"), (False, "CUDA cores")])
+@pytest.mark.parametrize(
+    ("tf32", "engine"),
+    repeated_but([(True, "Tensor Cores in TF32")], [(True, "Tensor Cores in TF32"), (False, "CUDA cores")]),
+)
 def test_float32_is_multiplied_by_what_the_recipe_allows(preflight, tf32, engine):
     done = preflight(
         "--gpu_type=h100:2", JIT, "--gin_param=train.precision = 'float32'", f"--gin_param=gpu.tf32 = {tf32}"
@@ -82,6 +86,7 @@ def test_gpus_and_tpus_stand_in_one_table(preflight):
     assert {"v5e peak flops", "t4 network"} <= {line.split("  ")[0] for line in done.out.splitlines()}
 
 
+@pytest.mark.nightly  # test_preflight.py has it for a TPU
 @pytest.mark.heavy
 def test_a_batch_that_does_not_fit_is_refused_and_the_suggestion_then_fits(preflight):
     recipe = (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import text_run
 from building import build_session
+from cases import repeated_but
 
 from launcher.tasks.translation import Translation
 
@@ -67,7 +68,10 @@ def test_what_is_scored_is_what_the_model_writes_right_or_wrong(folder):
     assert "smooth:exp" in perfect.notes[0], "the signature of sacrebleu"
 
 
-@pytest.mark.parametrize(("decode", "during", "last"), [("always", 5, 5), ("end", 0, 5), ("never", 0, 0)])
+DECODED = [("always", 5, 5), ("end", 0, 5), ("never", 0, 0)]
+
+
+@pytest.mark.parametrize(("decode", "during", "last"), repeated_but([("end", 0, 5)], DECODED))
 def test_when_and_how_many_are_decoded_is_bound(folder, decode, during, last):
     folder, _ = folder
     params = ("translation.beam_size = 1", "translation.decode_examples = 5", f"translation.decode = '{decode}'")

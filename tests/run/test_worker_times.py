@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from cases import repeated_but
 from places import PYTHONPATH, SMALL_DIGITS
 
 from launcher.run.worker_times import SlowWorkerWatch
@@ -21,7 +22,7 @@ def observe(times, notes):
     return watch
 
 
-@pytest.mark.parametrize("workers", [2, 3, 16])
+@pytest.mark.parametrize("workers", repeated_but([2], [2, 3, 16]))
 def test_chance_names_nobody(workers):
     notes: list[str] = []
     times = np.random.default_rng(1).lognormal(-3.0, 0.5, [20_000, workers])

@@ -102,26 +102,21 @@ def test_what_load_refuses(copied, tmp_path):
             launcher.load(*arguments)
 
 
-LOADS = """
-import sys
-import launcher
-from launcher.errors import UsageError
-try:
-    print("loaded", launcher.load(sys.argv[1], trust=sys.argv[2:] == ["trust"]).name)
-except UsageError as error:
-    print(error)
-"""
+@pytest.fixture
+def loaded_elsewhere(copied, run_launcher):
+    """loaded_elsewhere(*arguments): what a process prints that loads the copy from another directory."""
 
+    def run(*arguments):
+        options = {"module": "loads_folder", "cwd": copied.parent, "env": {"PYTHONPATH": PYTHONPATH}}
+        done = run_launcher(str(copied), *arguments, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-def loaded_elsewhere(folder, *arguments):
-    """What a program prints that loads a folder, in a directory of its own."""
-    environ = {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", LOADS, str(folder), *arguments]
-    return subprocess.run(command, cwd=folder.parent, env=environ, capture_output=True, text=True, check=True).stdout
+    return run
 
 
 @pytest.mark.parametrize("model_file", ["none", "of another step", "cut short"])
-def test_python_that_came_with_a_folder_is_run_only_where_it_is_trusted(copied, model_file):
+def test_python_that_came_with_a_folder_is_run_only_where_it_is_trusted(copied, loaded_elsewhere, model_file):
     path = copied / "model.keras"
     if model_file == "of another step":
         with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate"):
@@ -133,10 +128,10 @@ def test_python_that_came_with_a_folder_is_run_only_where_it_is_trusted(copied, 
     (copied / "beside.py").write_text(f"import pathlib; pathlib.Path({str(copied.parent / 'ran')!r}).touch()")
     config = (copied / "config.gin").read_text()
     (copied / "config.gin").write_text(f"import beside\n{config}")
-    printed = loaded_elsewhere(copied)
+    printed = loaded_elsewhere()
     assert f"config.gin line 1: import beside: {copied}/beside.py lies in {copied}" in printed
     assert "trust=True" in printed and not (copied.parent / "ran").exists()
-    assert "loaded" in loaded_elsewhere(copied, "trust")
+    assert "loaded" in loaded_elsewhere("trust")
     assert (copied.parent / "ran").exists()
 
 
@@ -165,12 +160,12 @@ def test_a_model_file_that_unpacks_to_far_more_than_it_has_is_not_unpacked(copie
         launcher.load(str(copied))
 
 
-def test_a_pipe_in_a_folder_is_not_waited_for(copied):
+def test_a_pipe_in_a_folder_is_not_waited_for(copied, loaded_elsewhere):
     (copied / "model.keras").unlink()
     os.mkfifo(copied / "model.keras")
     (copied / "assets").mkdir(exist_ok=True)
     os.mkfifo(copied / "assets/vocabulary.json")
-    assert "loaded" in loaded_elsewhere(copied)
+    assert "loaded" in loaded_elsewhere()
 
 
 UNSAVABLE = """

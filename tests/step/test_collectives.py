@@ -113,7 +113,9 @@ def assert_as_planned(found: list[Collective], expected: Counter, devices: int, 
         assert collective.loops == loops, collective.path
 
 
-@pytest.mark.parametrize("setting", ["as it is", "float16 in small buckets", "microbatches"])
+@pytest.mark.parametrize(
+    "setting", repeated_but(["microbatches"], ["as it is", "float16 in small buckets", "microbatches"])
+)
 def test_one_device_sends_nothing(setting):
     assert in_training(session(1, **SETTINGS[setting])) == []
 
@@ -123,7 +125,9 @@ def mirrored(setting):
     return session(2, **SETTINGS[setting])
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting", repeated_but(["as it is", "float16 in small buckets", "microbatches", "all that is gated"], SETTINGS)
+)
 def test_mirrored_replicas_add_up_each_bucket_once_on_one_device(setting):
     made = mirrored(setting)
     found = in_training(made)
@@ -131,7 +135,7 @@ def test_mirrored_replicas_add_up_each_bucket_once_on_one_device(setting):
     assert_as_planned(found, planned(made), devices=1)
 
 
-@pytest.mark.parametrize("setting", repeated_but(BETWEEN_DEVICES, SETTINGS))
+@pytest.mark.parametrize("setting", repeated_but(["bfloat16 wire", "compiled"], SETTINGS))
 def test_mirrored_replicas_join_one_ring_a_bucket_as_on_gpus(setting):
     ring = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # TensorFlow's own choice of reduction
     made = session(2, on=ring, **SETTINGS[setting])
@@ -140,15 +144,21 @@ def test_mirrored_replicas_join_one_ring_a_bucket_as_on_gpus(setting):
     assert_as_planned(found, planned(made), devices=2)
 
 
+FEW = ("float16 in small buckets", "all that is gated")
+
+
 @pytest.mark.heavy
-def test_workers_join_one_ring_a_bucket(run_workers, tmp_path):
+@pytest.mark.parametrize(
+    "settings", [FEW, pytest.param(BETWEEN_DEVICES, marks=pytest.mark.nightly)], ids=["few", "all"]
+)
+def test_workers_join_one_ring_a_bucket(run_workers, tmp_path, settings):
     given = {"module": "collectives_run", "env": {"PYTHONPATH": PYTHONPATH}, "timeout": 180}
-    workers = run_workers(2, f"{tmp_path}/answer", **given)
+    workers = run_workers(2, f"{tmp_path}/answer", *settings, **given)
     assert [worker.returncode for worker in workers] == [0, 0], workers[0].stderr + workers[1].stderr
     answers = [json.loads(Path(tmp_path, f"answer.{rank}.json").read_text()) for rank in range(2)]
     for answer in answers:
         assert answer["trained"] == {"replicas": 2, "finite": [1.0, 1.0]}
-        for setting in BETWEEN_DEVICES:
+        for setting in settings:
             found = [Collective(**fields) for fields in answer[setting]["found"]]
             assert all(collective.op.startswith("CollectiveReduce") for collective in found)
             assert_as_planned(found, Counter(map(tuple, answer[setting]["planned"])), devices=1)
@@ -156,7 +166,7 @@ def test_workers_join_one_ring_a_bucket(run_workers, tmp_path):
         assert_as_planned(found, Counter({("float32", 2 + METRICS): 1}), devices=1)
 
     def without_devices(answer):
-        return {setting: [{**one, "device": ""} for one in answer[setting]["found"]] for setting in BETWEEN_DEVICES}
+        return {setting: [{**one, "device": ""} for one in answer[setting]["found"]] for setting in settings}
 
     assert without_devices(answers[0]) == without_devices(answers[1])  # the same, in the same order: no deadlock
 

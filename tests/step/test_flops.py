@@ -95,9 +95,9 @@ def test_the_gradient_of_a_loop_turns_as_often_as_the_loop():
 @pytest.mark.parametrize(
     ("bindings", "again"),
     [
-        ((), 0),
-        (("train.rematerialize = True",), LAYERS * FORWARD),
-        (("train.attention = 'blocks'",), LAYERS * SCORES),
+        pytest.param((), 0, marks=pytest.mark.nightly),
+        pytest.param(("train.rematerialize = True",), LAYERS * FORWARD, marks=pytest.mark.nightly),
+        pytest.param(("train.attention = 'blocks'",), LAYERS * SCORES, marks=pytest.mark.nightly),
         (
             ("train.attention = 'blocks'", "train.rematerialize = True", "train.microbatches = 2"),
             LAYERS * (FORWARD + SCORES),

@@ -94,8 +94,13 @@ def task_of(first, loss=first_output):
     return GivenTask(linear_batches(np.random.default_rng(0).normal(size=(4, BATCH, FEATURES))), model_of(first), loss)
 
 
-@pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
-@pytest.mark.parametrize("name", MODELS)
+BY_DEFAULT = ("frozen normalisation", "ours, synchronized", "a count", "loop", "branch", "functions", "only read")
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    repeated_but([(name, 2) for name in BY_DEFAULT], [(name, replicas) for name in MODELS for replicas in (1, 2)]),
+)
 def test_a_statistic_is_what_a_training_forward_pass_assigns(name, replicas):
     first, expected = MODELS[name]
     made = build(task_of(first), replicas)

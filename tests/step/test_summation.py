@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from building import build_session
+from cases import repeated_but
 from places import ROOT
 from small_run import GivenTask, assert_replicas_equal, build, train
 
@@ -138,9 +139,15 @@ def session(model, *topology, **recipe):
     return build(GivenTask(arrays, model, loss), *topology, optimizer=adam, clip_global_norm=1.0, seed=1, **recipe)
 
 
-@pytest.mark.parametrize("model", [side_by_side, many_added, recurrent])
+TOPOLOGIES = [(1, 1, False), (1, 2, False), (3, 1, False), (3, 2, True)]
+
+
 @pytest.mark.parametrize(
-    ("replicas", "microbatches", "jit_compile"), [(1, 1, False), (1, 2, False), (3, 1, False), (3, 2, True)]
+    ("model", "replicas", "microbatches", "jit_compile"),
+    repeated_but(
+        [(recurrent, 1, 2, False), (many_added, 3, 1, False), (side_by_side, 3, 2, True)],
+        [(model, *where) for model in (side_by_side, many_added, recurrent) for where in TOPOLOGIES],
+    ),
 )
 def test_no_sum_of_a_step_depends_on_when_its_parts_are_ready(model, replicas, microbatches, jit_compile):
     made = session(model, replicas, microbatches, jit_compile=jit_compile)
@@ -164,7 +171,7 @@ RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", repeated_but(["lm_1b_gpu.gin", "resnet_gpu.gin"], RECIPES))
 def test_no_sum_of_any_recipes_step_depends_on_when_its_parts_are_ready(recipe):
     small = [binding for prefix, those in SMALL.items() if recipe.startswith(prefix) for binding in those]
     everywhere = ("train.strategy = 'one_device'", "train.jit_compile = False", "train.global_batch_size = 2")

@@ -171,7 +171,7 @@ def train_from_the_start(replicas, microbatches, scenario, **recipe):
 SCENARIOS = ["ones", "padding", "a replica and a microbatch of only padding", "fractions", "a step of only padding"]
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(1, 1), (4, 1), (1, 4), (2, 2)], TOPOLOGIES))
+@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(4, 1), (2, 2)], TOPOLOGIES))
 def test_five_steps_equal_numpy_whatever_the_weights_of_the_examples(replicas, microbatches):
     for scenario in SCENARIOS:
         made, records = train_from_the_start(replicas, microbatches, scenario)
@@ -212,7 +212,7 @@ SCALES = {
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "scale"),
     repeated_but(
-        [(1, 2, "3"), (4, 1, "2^-10"), (4, 1, "dynamic")],
+        [(1, 2, "3"), (4, 1, "dynamic")],
         [(*topology, scale) for topology in [(1, 2), (4, 1)] for scale in SCALES],
     ),
 )
@@ -224,7 +224,7 @@ def test_a_loss_scale_leaves_the_update_as_it_is(replicas, microbatches, scale):
         np.testing.assert_array_equal(records.loss_scale, 2.0 ** np.array([23, 23, 24, 24, 24]))
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 40])
+@pytest.mark.parametrize("bucket_bytes", repeated_but([1], [1, 40]))
 def test_the_size_of_the_buckets_changes_no_bit(bucket_bytes):
     small = built(2, 2, "fractions", bucket_bytes=bucket_bytes)
     large, records = train_from_the_start(2, 2, "fractions")
@@ -274,7 +274,7 @@ def test_microbatches_add_up_in_float32_under_mixed_float16():
     np.testing.assert_array_equal(made.model.weights[0].numpy(), [[2051 / 4]])
 
 
-@pytest.mark.parametrize("per_example", [0.01, 30.0])
+@pytest.mark.parametrize("per_example", repeated_but([30.0], [0.01, 30.0]))
 def test_the_nominal_weight_of_an_example_cancels_out(per_example):
     task = GivenTask(batches("fractions"), network, cross_entropy)
     task.nominal_weight_per_example = per_example
@@ -282,7 +282,7 @@ def test_the_nominal_weight_of_an_example_cancels_out(per_example):
     assert_equals_numpy(made, train(made), "fractions")
 
 
-@pytest.mark.parametrize("replicas", repeated_but([1, 4], [1, 2, 4]))
+@pytest.mark.parametrize("replicas", repeated_but([4], [1, 2, 4]))
 def test_an_evaluation_is_the_mean_over_the_weight_that_is_there(replicas):
     made = built(replicas, 1, "a replica and a microbatch of only padding")
     given = batches("a replica and a microbatch of only padding")
@@ -299,7 +299,7 @@ def test_an_evaluation_is_the_mean_over_the_weight_that_is_there(replicas):
 # --------------------------------------------------------------------------------------------- variables of other kinds
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(1, 1), (2, 2)], [(1, 1), (2, 2), (4, 1)]))
+@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(2, 2)], [(1, 1), (2, 2), (4, 1)]))
 def test_a_variable_that_the_loss_does_not_reach_stays_and_disturbs_nothing(replicas, microbatches):
     def model():
         inputs = keras.Input((2,))
@@ -402,7 +402,7 @@ def of_the_first_output(model, batch, training):
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "make"),
     repeated_but(
-        [(1, 1, "lamb"), (2, 1, "momentum"), (2, 2, "adamw")],
+        [(1, 1, "lamb"), (2, 2, "adamw")],
         [(*topology, make) for topology in [(1, 1), (2, 1), (1, 2), (2, 2)] for make in ("adamw", "lamb", "momentum")],
     ),
 )
@@ -449,7 +449,7 @@ def adaptive_session(replicas, microbatches):
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "padding"),
     repeated_but(
-        [(1, 1, np.nan), (2, 1, 0.0), (2, 2, np.nan), (2, 2, np.inf)],
+        [(2, 1, 0.0), (2, 2, np.nan), (2, 2, np.inf)],
         [(*topology, padding) for topology in [(1, 1), (2, 1), (2, 2)] for padding in (0.0, np.nan, np.inf)],
     ),
 )

@@ -77,7 +77,8 @@ def language_model_on_one_replica(text_folder):
     return trained(*language_model(text_folder, ADAMW))
 
 
-@pytest.mark.parametrize("replicas", repeated_but([4], [2, 4, 8]))
+@pytest.mark.nightly  # the next test has it with another optimizer
+@pytest.mark.parametrize("replicas", [2, 4, 8])
 def test_a_transformer_on_a_pod_trains_to_the_weights_of_the_trainer(
     replicas, language_model_on_one_replica, text_folder, run_launcher, tmp_path
 ):
@@ -95,6 +96,7 @@ def test_averages_of_weights_and_factored_moments_move_as_in_the_trainer(text_fo
     assert_same_training(pod, expected)
 
 
+@pytest.mark.nightly  # what is reduced for it, test_compiled_keras_models.py finds in compiled programs
 @pytest.mark.parametrize(("over", "replicas"), [("global", 1), ("local", 2)])
 def test_batch_norm_on_a_pod_is_over_the_whole_batch_or_that_of_each_replica(over, replicas, run_launcher, tmp_path):
     recipe, params = of_images("two_convolutions.group_size = None", f"train.batch_norm = '{over}'")

@@ -92,7 +92,7 @@ def in_evaluation(made) -> list[graph_walk.Collective]:
 
 def main() -> None:
     answer, strategy = {}, None
-    for name in BETWEEN_DEVICES:
+    for name in sys.argv[2:]:
         made = session(None, environ=os.environ, on=strategy, **SETTINGS[name])
         strategy = made.strategy
         found = [dataclasses.asdict(collective) for collective in in_training(made)]

@@ -308,6 +308,7 @@ def train():
         if asked_to_stop():
             mark(f"stop{step}")  # before the collective, so that after it all know
         collective(step)
+        time.sleep(0.005)  # or an endless run of one worker takes a core
         stopping = marked(f"stop{step}")
         step += 1
         progress.report(phase="train", step=step)

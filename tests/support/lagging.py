@@ -1,4 +1,6 @@
-"""A task whose worker 1, once it has nothing more to do, stays until there is a file "go" in $LAGGING_FOLDER."""
+"""A task whose worker 1, once it has nothing more to do, stays until there is a file "go" in $LAGGING_FOLDER.
+
+It leaves its TF_CONFIG there, as a file of that name."""
 
 from __future__ import annotations
 
@@ -38,3 +40,4 @@ def _stay() -> None:
 
 if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
     atexit.register(_stay)
+    Path(os.environ["LAGGING_FOLDER"], "TF_CONFIG").write_text(os.environ["TF_CONFIG"])

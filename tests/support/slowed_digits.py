@@ -63,7 +63,8 @@ class Batches:
 
 @gin.configurable(module="slowed")
 class HeldBatches:
-    """Another data set, whose batches after the first few come when there is a file; FILE.held once they are held.
+    """Another data set, whose batches after the first few come when there is a file; FILE.held, with the number
+    of a process that waits, once they are held.
 
     Those of training, or of the evaluation instead, on all workers or on one.
     """
@@ -88,7 +89,11 @@ class HeldBatches:
 
         def wait() -> np.int32:
             while next(numbers) >= self._first and not os.path.exists(self._file):
-                Path(f"{self._file}.held").touch()
+                held = Path(f"{self._file}.held")
+                if not held.exists():
+                    mine = Path(f"{held}.{os.getpid()}")
+                    mine.write_text(str(os.getpid()))
+                    mine.rename(held)
                 time.sleep(0.01)
             return np.int32(0)
 

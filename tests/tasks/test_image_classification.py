@@ -167,6 +167,7 @@ def _trained(replicas: int, microbatches: int):
     return records.loss / records.weight, made.trainer.state.snapshot()
 
 
+@pytest.mark.nightly  # that its batches are, test_mix.py has
 def test_training_on_mixed_images_is_the_same_on_every_topology():
     losses, state = _trained(1, 1)
     other_losses, other_state = _trained(2, 2)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import replicated
 import tensorflow as tf
+from cases import repeated_but
 
 from launcher.data.distributed import distribute_batches
 from launcher.data.text.corpus import TextCorpus
@@ -53,7 +54,7 @@ def batches(made, stand_in: made_up_tpu.StandIn) -> Any:
     return iter(distribute_batches(made.strategy, stand_in.batches, global_batch_size=made.plan.eval_batch_size))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", repeated_but(["transformer_tpu.gin", "resnet_tpu.gin"], RECIPES))
 def test_an_evaluation_is_one_program_with_one_reduction(recipe, monkeypatch):
     monkeypatch.setattr(TextCorpus, "bytes_per_token", 4.0)  # of text that is not here
     with made_up_tpu.strategy(REPLICAS) as strategy:
@@ -66,7 +67,7 @@ def test_an_evaluation_is_one_program_with_one_reduction(recipe, monkeypatch):
     assert replicated.loops_around(found) == {("While.body",)}
 
 
-@pytest.mark.parametrize("decoding", ["beam search", "greedy translation"])
+@pytest.mark.parametrize("decoding", repeated_but(["beam search"], ["beam search", "greedy translation"]))
 def test_translations_to_be_judged_are_written_by_one_program_without_reductions(decoding):
     with made_up_tpu.strategy(REPLICAS) as strategy:
         made = built(strategy, *ANSWERS[decoding])
