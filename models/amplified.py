@@ -40,9 +40,6 @@ def amplified_mlp(
         A functional model from images, float32 [batch, height, width, channels], to logits, float32
         [batch, num_classes], under any dtype policy; the hidden layers `dense1`, `dense2`, ... compute in the policy's
         dtype.
-
-    Raises:
-        ValueError: An image shape, number of classes or units that cannot be.
     """
     check_images(image_shape, num_classes)
     if not units or min(units) < 1:

@@ -33,12 +33,6 @@ def lstm_language_model(
         width: Of the embeddings and of each layer's state.
         dropout: Share dropped of the embeddings and of each layer's outputs; never of what passes from token to token.
         tie_head: Whether the matrix of embeddings is also that of the softmax.
-
-    Returns:
-        A built model, see `LstmLanguageModel`.
-
-    Raises:
-        ValueError: Sizes or shares that cannot be.
     """
     at_least(vocab_size=(vocab_size, 4), layers=(layers, 1), width=(width, 1))
     check_share(dropout=dropout)

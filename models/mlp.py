@@ -33,9 +33,6 @@ def mlp(
         A functional model from images, float32 [batch, height, width, channels], to logits, float32
         [batch, num_classes], under any dtype policy; the hidden layers `dense1`, `dense2`, ... compute in the policy's
         dtype.
-
-    Raises:
-        ValueError: An image shape, number of classes, units, layers or an activation that cannot be.
     """
     check_images(image_shape, num_classes)
     at_least(units=(units, 1), layers=(layers, 0))

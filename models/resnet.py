@@ -75,9 +75,6 @@ def resnet(
     Returns:
         A functional model from images, float32 [batch, height, width, channels], to logits, float32
         [batch, num_classes], under any dtype policy; the layers between compute in the policy's dtype.
-
-    Raises:
-        ValueError: Unknown depth or stem, or an image shape, number of classes or normalisation that cannot be.
     """
     architecture = _ARCHITECTURES.get(depth)
     if architecture is None:

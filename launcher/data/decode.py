@@ -20,16 +20,13 @@ Window = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 class ImageDecoder:
     """Decodes JPEG or PNG to uint8 images of one shape.
 
-    Args:
-      image_shape: (height, width, channels) of what comes out.
-      fraction: how much of the largest centred window `centre` keeps in each direction: 1 for sets of small images;
-        0.875 (224 of 256 pixels, as in Krizhevsky et al. 2012) for photographs of any size.
-      scaled: False if the encoded images have `image_shape` already.
+    Of the largest centred window, `centre` keeps a fraction in each direction: 1 for sets of small images; 0.875 (224
+    of 256 pixels, as in Krizhevsky et al. 2012) for photographs of any size.
     """
 
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, int, int]  # of what comes out: height, width, channels
     fraction: float
-    scaled: bool
+    scaled: bool  # False if the encoded images have `image_shape` already
 
     def centre(self, encoded: tf.Tensor) -> tf.Tensor:
         """The middle of an image (string []) as uint8 `image_shape`."""

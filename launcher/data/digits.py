@@ -29,9 +29,6 @@ def load() -> tuple[Arrays, Arrays]:
     Returns:
       Twice {"image": uint8 [n, 8, 8, 1] with values 0 to 16, "label": int32 [n]}: 1,437 and 360 examples. There is no
       official split; this one is stratified and always the same.
-
-    Raises:
-      UsageError: scikit-learn is not installed.
     """
     check()
     from sklearn.datasets import load_digits

@@ -139,9 +139,6 @@ def folder_images(
       train_split, eval_split: folders in DIR instead of the usual ones.
       eval_share: how much to hold out where there is no folder to evaluate on: 0.1 by default; 0 for none.
       channels: of the images that come out: 3, or 1 for grey.
-
-    Raises:
-      UsageError: there is no such folder, or its classes are not what training needs.
     """
     root = path if files.is_remote(path) else os.path.abspath(os.path.expanduser(path))
     train_root, eval_root = _roots(root, train_split, eval_split)

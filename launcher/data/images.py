@@ -194,9 +194,6 @@ def image_data(
         them with probability 1/2. See `launcher.data.mix.Mix`.
       mean, std: of each channel, of pixels scaled to [0, 1], instead of the set's; that of own files is ImageNet's.
       memory_limit_bytes: a set that decodes to more is read from disk as it is needed.
-
-    Raises:
-      UsageError: an unknown name or augmentation, or arguments that do not fit the data set.
     """
     mix = None if mixup is None and cutmix is None else Mix(mixup=mixup, cutmix=cutmix)
     augment.check(augmentation)

@@ -162,9 +162,6 @@ class DatasetData:
       validation: batches of any size, or None.
       steps_per_epoch: batches of an epoch; None for those of the dataset, which are counted if it cannot tell.
       validation_steps: batches of `validation` to evaluate on; None for all.
-
-    Raises:
-      UsageError: there are no batches, or no end of them.
     """
 
     name = "tf.data"
@@ -281,9 +278,6 @@ def make_data(
     Args:
       train, validation: both datasets, or both arrays, see `DatasetData` and `as_arrays`.
       shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
-
-    Raises:
-      UsageError: they are something else, or contradict each other.
     """
     if isinstance(train, tf.data.Dataset):
         if validation is not None and not isinstance(validation, tf.data.Dataset):

@@ -37,9 +37,6 @@ class Mix:
         None for none.
       cutmix: alpha of cutmix (Yun et al. 2019, arXiv:1905.04899): a rectangle of the image is replaced by the
         partner's. With both, each example gets the one or the other with probability 1/2.
-
-    Raises:
-      UsageError: neither is given, or an alpha is not in (0, 100].
     """
 
     mixup: float | None = None

@@ -29,12 +29,9 @@ class LeftOut:
 
     Batches count from 1, as steps do: without any left out, step n trains on batch n. What is left out behind a step
     changes nothing for the steps up to it, so a run may leave out more as it goes on.
-
-    Attributes:
-      ranges: first and last batch of each range, ascending, with batches between them.
     """
 
-    ranges: tuple[tuple[int, int], ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()  # first and last batch of each, ascending, with batches between them
 
     def with_ranges(self, more: Iterable[Iterable[int]]) -> LeftOut:
         """These and others, each a first and a last batch."""

@@ -133,9 +133,6 @@ def record_images(
       eval_files: pattern of files to evaluate on.
       eval_share: how much to hold out where there are none: 0.1 by default; 0 for none.
       channels: of the images that come out: 3, or 1 for grey.
-
-    Raises:
-      UsageError: no files, damaged ones, or records that are no labelled images.
     """
     if format not in FORMATS:
         raise UsageError(f"record_images.format = {format!r} is unknown{advice(format, FORMATS)}")

@@ -22,17 +22,11 @@ _UNIT = 128  # what a block's length is a multiple of, unless it is the whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """How an attention layer computes its outputs; those of both forms are equal up to rounding.
+    """How an attention layer computes its outputs; those of both forms are equal up to rounding."""
 
-    Attributes:
-        requested: "plain", "blocks", or "auto" for what suits the shapes.
-        accelerator: "cpu", "gpu" or "tpu".
-        compiling: Tells while a model is called whether XLA compiles that.
-    """
-
-    requested: str = "plain"
-    accelerator: str = "cpu"
-    compiling: Callable[[], bool] = bool  # False
+    requested: str = "plain"  # or "blocks", or "auto" for what suits the shapes
+    accelerator: str = "cpu"  # or "gpu", or "tpu"
+    compiling: Callable[[], bool] = bool  # tells while a model is called whether XLA compiles that
 
     def blocks(self, *, batch: Any, queries: Any, keys: Any, heads: int, causal: bool = False) -> Blocks | None:
         """The blocks for scores [batch, heads, queries, keys]; None for all at once.

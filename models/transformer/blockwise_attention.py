@@ -25,22 +25,15 @@ _FAR_BELOW = -1e30  # of any float32 score; its exponential is 0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """How the scores of attention are divided.
-
-    Attributes:
-        batch, queries, keys: Sizes of the whole.
-        rows: Rows of the batch that are taken at once, a divisor of `batch`.
-        query_block, key_block: Positions of a block. The last one may be padded.
-        causal: Whether blocks that lie above the diagonal are left out.
-    """
+    """How the scores of attention, [batch, heads, queries, keys], are divided. The last block may be padded."""
 
     batch: int
     queries: int
     keys: int
-    rows: int
-    query_block: int
+    rows: int  # of the batch that are taken at once, a divisor of it
+    query_block: int  # positions
     key_block: int
-    causal: bool = False
+    causal: bool = False  # blocks that lie above the diagonal are left out
 
     @property
     def query_blocks(self) -> int:
@@ -151,10 +144,7 @@ def product(one: tf.Tensor, other: tf.Tensor, *, compiling: bool, **transposed: 
 class _Turn:
     """What the turns of the forward and of the backward loop share: both compute the scores of a block.
 
-    Args:
-        visible, blocks, rate, seed, compiling: As for `attend_in_blocks`.
-        shared: Query heads a key head.
-        sums: Dtype of sums.
+    A key head has `shared` query heads. All else is as for `attend_in_blocks`.
     """
 
     def __init__(

@@ -66,12 +66,6 @@ def language_model(
         smeared_keys: Whether attention mixes each key with the one before, which makes small models copy sooner.
         max_length: Longest row in tokens; a longer one is refused.
         rematerialize: Compute the inside of each block again in the backward pass instead of keeping it.
-
-    Returns:
-        A built model, see `LanguageModel`.
-
-    Raises:
-        ValueError: Sizes, shares or names that cannot be.
     """
     one_of("norm", norm, tuple(NORMALIZATIONS))
     one_of("activation", activation, ("swiglu", "gelu", "relu"))

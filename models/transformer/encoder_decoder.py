@@ -58,12 +58,6 @@ def transformer(
         share_embeddings: One matrix for source, target and the softmax (the paper, section 3.4), or three.
         max_length: Longest row, source or target, in tokens; a longer one is refused.
         rematerialize: Compute the inside of each block again in the backward pass instead of keeping it.
-
-    Returns:
-        A built model, see `EncoderDecoder`.
-
-    Raises:
-        ValueError: Sizes, shares or names that cannot be.
     """
     at_least(vocab_size=(vocab_size, 4), layers=(layers, 1), width=(width, 2), hidden=(hidden, 1))
     at_least(heads=(heads, 1), max_length=(max_length, 1))

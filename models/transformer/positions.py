@@ -62,16 +62,11 @@ class Visibility:
 
     Nothing of the size queries x keys is held: attention in blocks makes it block by block. It is no tuple, since
     Keras refuses nested arguments in which tensors and other values are mixed.
-
-    Attributes:
-        query_segments: Integers [batch, queries]; 0 is padding, which sees and shows nothing.
-        key_segments: Integers [batch, keys].
-        causal: Whether a query sees no key that stands later in the row. Both lengths are equal then.
     """
 
-    query_segments: tf.Tensor
-    key_segments: tf.Tensor
-    causal: bool = False
+    query_segments: tf.Tensor  # integers [batch, queries]; 0 is padding, which sees and shows nothing
+    key_segments: tf.Tensor  # integers [batch, keys]
+    causal: bool = False  # a query sees no key that stands later in the row; both lengths are equal then
 
     def allowed(self) -> tf.Tensor:
         """The same as bool [batch, queries, keys]: where a query may look."""

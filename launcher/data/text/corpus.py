@@ -46,9 +46,6 @@ class TextCorpus(TextRows[str]):
       eval_context: tokens that a held-out piece repeats from the piece before it, to read and not to predict: more of
         them give every prediction more to go by, and take longer.
       memory_limit_bytes: rows that take more stay on disk.
-
-    Raises:
-      UsageError: an unknown name, or arguments that do not fit.
     """
 
     def __init__(

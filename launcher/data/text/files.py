@@ -26,9 +26,6 @@ class FilePairs:
     Args:
       source_file, target_file: to train on: line n of one translates line n of the other.
       eval_source_file, eval_target_file: held out; None for none.
-
-    Raises:
-      UsageError: only one file of two is given.
     """
 
     name = "files"
@@ -46,10 +43,7 @@ class FilePairs:
                 "file_pairs.eval_source_file and file_pairs.eval_target_file belong together, got "
                 f"{eval_source_file!r} and {eval_target_file!r}"
             )
-        self._train = _path(source_file), _path(target_file)
-        self._held_out = (
-            (_path(eval_source_file), _path(eval_target_file)) if eval_source_file and eval_target_file else ()
-        )
+        self._train, self._held_out = _paths(source_file, target_file), _paths(eval_source_file, eval_target_file)
 
     def check(self) -> None:
         """Raises UsageError for a file that is not there."""
@@ -74,9 +68,6 @@ class FileCorpus:
       train_file: to train on.
       eval_file: held out; None for none.
       documents: "line" if each line is a document, "file" if the whole file is one.
-
-    Raises:
-      UsageError: another value of `documents`.
     """
 
     name = "files"
@@ -84,20 +75,19 @@ class FileCorpus:
     def __init__(self, *, train_file: str = gin.REQUIRED, eval_file: str | None = None, documents: str = "line"):
         if documents not in DOCUMENTS:
             raise UsageError(f"file_corpus.documents = {documents!r} must be {' or '.join(map(repr, DOCUMENTS))}")
-        self._train = _path(train_file)
-        self._held_out = [_path(eval_file)] if eval_file else []
+        self._train, self._held_out = _paths(train_file), _paths(eval_file)
         self._documents = documents
 
     def check(self) -> None:
         """Raises UsageError for a file that is not there."""
-        _check("text_corpus", self._train, *self._held_out)
+        _check("text_corpus", *self._train, *self._held_out)
 
     def digest(self) -> str:
         self.check()
-        return storage.digest(content_digest(self._train, *self._held_out), self._documents)
+        return storage.digest(content_digest(*self._train, *self._held_out), self._documents)
 
     def train(self) -> Iterator[str]:
-        return self._texts(self._train)
+        return self._texts(*self._train)
 
     def held_out(self) -> Iterator[str]:
         return self._texts(*self._held_out)
@@ -108,8 +98,8 @@ class FileCorpus:
             yield from filter(None, lines if self._documents == "line" else ["\n".join(lines)])
 
 
-def _path(name: str) -> Path:
-    return Path(os.path.expanduser(name))
+def _paths(*names: str | None) -> list[Path]:
+    return [Path(os.path.expanduser(name)) for name in names if name]
 
 
 def _check(binding: str, *paths: Path) -> None:

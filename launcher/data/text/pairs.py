@@ -53,9 +53,6 @@ class TextPairs(TextRows[Pair]):
       packed: several pairs share a row.
       row_length: tokens of a packed row, if more than `max_length`.
       memory_limit_bytes: rows that take more stay on disk.
-
-    Raises:
-      UsageError: an unknown name, or arguments that do not fit.
     """
 
     def __init__(

@@ -31,9 +31,6 @@ class PatternTexts(abc.ABC, Generic[Item]):
       pattern: of the files, such as "~/texts/*".
       eval_files: pattern of files to evaluate on.
       eval_share: how much of their texts to hold out instead; 0.1 by default, 0 for none.
-
-    Raises:
-      UsageError: a share that cannot be, or one beside files to evaluate on.
     """
 
     pattern: str

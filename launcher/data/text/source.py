@@ -55,9 +55,6 @@ def chosen(
       source: bound in place of a name.
       kinds: what makes a source, by its name or by "PREFIX:".
       known: examples of whole names, for advice.
-
-    Raises:
-      UsageError: neither is bound, or nothing has this name.
     """
     if name is None:
         if source is None:

@@ -53,11 +53,7 @@ def file_name(name: str) -> str:
 
 
 def stored_bytes(path: Path, make: Callable[[], bytes]) -> bytes:
-    """The content of `path`, made and put there if it is missing.
-
-    Raises:
-      UsageError: the folder cannot be written.
-    """
+    """The content of `path`, made and put there if it is missing."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return path.read_bytes()
     content = make()
@@ -68,11 +64,7 @@ def stored_bytes(path: Path, make: Callable[[], bytes]) -> bytes:
 
 
 def stored_rows(path: Path, make: Callable[[], Built]) -> Built:
-    """The arrays in folder `path`, memory-mapped, and facts about them; made, none of them empty, if they are missing.
-
-    Raises:
-      UsageError: the folder cannot be written.
-    """
+    """The arrays in folder `path`, memory-mapped, and facts about them; made, none of them empty, if missing."""
     if not path.is_dir():
         arrays, facts = make()
         with place_for(path) as partial:
