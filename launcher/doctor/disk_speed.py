@@ -36,7 +36,9 @@ def model_dir(context: Context) -> Iterator[Finding]:
         seen = str(error).partition("; choose")[0]
         yield fail(seen, "choose another --model_dir, or mend the rights of that folder")
         return
-    folder = _nearest_folder(name)
+    folder = os.path.abspath(name)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
     shown = f"{name} in {folder}" if folder != os.path.abspath(name) else name
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".doctor-") as file:
@@ -67,13 +69,6 @@ def folder_of(context: Context) -> str:
     if context.gin_files:
         return default_model_dir(context.gin_files)
     raise Skip("neither --model_dir nor --gin_file is given")
-
-
-def _nearest_folder(name: str) -> str:
-    folder = os.path.abspath(name)
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    return folder
 
 
 def _write(file: BinaryIO) -> tuple[int, float]:

@@ -91,10 +91,7 @@ def chosen(names: Sequence[str]) -> tuple[Check, ...]:
 def examine(
     checks: Iterable[Check], context: Context, show: Callable[[Finding], None] | None = None
 ) -> tuple[list[Finding], list[dict[str, str]]]:
-    """Runs checks in order; one that breaks does not stop the others.
-
-    Args:
-      show: called with each finding.
+    """Runs checks in order; one that breaks does not stop the others. Each finding is given to `show`, too.
 
     Returns:
       The findings; and of checks that had nothing to look at, "check" and "why".

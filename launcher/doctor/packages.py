@@ -180,23 +180,20 @@ def fits(version: str, specifier: str) -> bool:
 
 def installed() -> InstalledPackages:
     """The packages that this Python would import, in the order of its path."""
-    return InstalledPackages(_read())
+    return InstalledPackages(
+        InstalledPackage(
+            name=_canonical(name),
+            version=distribution.version,
+            folder=str(distribution.locate_file("")),
+            requires=tuple(distribution.requires or ()),
+        )
+        for distribution in importlib.metadata.distributions()
+        if (name := distribution.metadata["Name"])  # a folder that a broken installation left behind has none
+    )
 
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
-
-
-def _read() -> Iterator[InstalledPackage]:
-    for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:  # a folder that a broken installation left behind has none
-            yield InstalledPackage(
-                name=_canonical(name),
-                version=distribution.version,
-                folder=str(distribution.locate_file("")),
-                requires=tuple(distribution.requires or ()),
-            )
 
 
 def facts() -> dict[str, str]:

@@ -197,15 +197,20 @@ def _register_keras(of: type[keras.optimizers.Optimizer]) -> None:
 
 
 def _register_all_of_keras() -> None:
+    """Makes Keras's optimizers, schedules and losses known to gin by Keras's names: `@keras.losses.Huber()`."""
     optimizers = keras.optimizers
     for name, found in vars(optimizers).items():
         is_one = inspect.isclass(found) and issubclass(found, optimizers.Optimizer) and name == found.__name__
         # Those that apply gradients in a manner of their own are wrappers around others.
         if is_one and found is not optimizers.Optimizer and found.apply is optimizers.Optimizer.apply:
             _register_keras(found)
-    for name, found in vars(optimizers.schedules).items():
-        if inspect.isclass(found) and found is not optimizers.schedules.LearningRateSchedule:
-            gin.external_configurable(found, name, module="keras.optimizers.schedules")
+    for module, namespace, base in (
+        ("keras.optimizers.schedules", optimizers.schedules, optimizers.schedules.LearningRateSchedule),
+        ("keras.losses", keras.losses, keras.losses.Loss),
+    ):
+        for name, found in vars(namespace).items():
+            if inspect.isclass(found) and issubclass(found, base) and name == found.__name__ != base.__name__:
+                gin.external_configurable(found, name, module=module)
 
 
 _register_all_of_keras()

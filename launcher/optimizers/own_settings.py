@@ -31,8 +31,7 @@ def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
     """The coefficient by which a built optimizer would decay each of its variables, times the learning rate; 0 for
     none.
 
-    Raises:
-      UsageError: it decays in a manner of its own.
+    UsageError of one that decays in a manner of its own.
     """
     if not decays(optimizer):
         return [0.0 for _ in variables]

@@ -126,9 +126,8 @@ def takes_norms(optimizer: keras.optimizers.Optimizer) -> bool:
 def check_shardable(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuses, by UsageError, to share out the state of an optimizer that is not known to do with parts of a weight."""
     kind = type(optimizer)
-    if kind in [getattr(keras.optimizers, name, None) for name in _ELEMENT_WISE]:
-        return
-    if getattr(kind, "element_wise", False) or takes_norms(optimizer):
+    known = kind in [getattr(keras.optimizers, name, None) for name in _ELEMENT_WISE]
+    if known or getattr(kind, "element_wise", False) or takes_norms(optimizer):
         return
     raise UsageError(
         f"train.shard_optimizer = True: {kind.__name__} {optimizer.name!r} is not known to update each element of a "

@@ -103,8 +103,7 @@ class MetricsFile:
     def flush(self) -> None:
         """Waits until the events are on the disk: before a checkpoint commits, so that none before it can be lost.
 
-        Raises:
-            MetricsWriteError: The disk refused; events that wait still do.
+        MetricsWriteError where the disk refuses, and events that wait still do.
         """
         with _refusals_told(self._path):
             self._write_waiting()

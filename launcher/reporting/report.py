@@ -26,11 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 def write_report(model_dir: str | Path, *, running: bool = False) -> Path:
-    """Writes DIR/report.html from the files in DIR, of which any may be missing, atomically, and returns its path.
-
-    Raises:
-        OSError: The page cannot be written.
-    """
+    """Writes DIR/report.html from the files in DIR, of which any may be missing, atomically, and returns its path."""
     folder = run_folder.read(model_dir, running=running)
     folder.path.mkdir(parents=True, exist_ok=True)
     strict_json.replace_file(folder.path / FILE_NAME, make_page(folder))
@@ -50,11 +46,7 @@ def refresh(model_dir: str | Path) -> None:
 def write_result(model_dir: str | Path, name: str, content: str) -> str:
     """Writes what another mode found, as JSON, into a folder, and that folder's page with it.
 
-    Returns:
-        The paths of both, for people.
-
-    Raises:
-        UsageError: They cannot be written.
+    Returns the paths of both, for people; UsageError where they cannot be written.
     """
     folder = Path(model_dir)
     try:

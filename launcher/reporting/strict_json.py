@@ -63,11 +63,7 @@ def replace_file(path: Path, content: str) -> None:
 
 
 def write(path: Path, record: Mapping[str, Any], *, indent: int = 2) -> None:
-    """Writes a record as a whole file, atomically, in a folder that is made if it is missing.
-
-    Raises:
-        OSError: The disk refuses it.
-    """
+    """Writes a record as a whole file, atomically, in a folder that is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, f"{dumps(record, indent=indent)}\n")
 
@@ -75,8 +71,7 @@ def write(path: Path, record: Mapping[str, Any], *, indent: int = 2) -> None:
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Appends a record as one line to a file of lines, in one write; half a line that a crash has left is ended first.
 
-    Raises:
-        OSError: The disk refuses it; nothing of it is in the file.
+    OSError where the disk refuses it: nothing of it is in the file then.
     """
     line = f"{dumps(record)}\n".encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)

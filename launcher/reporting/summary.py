@@ -74,11 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def write_summary(model_dir: str, summary: Mapping[str, Any]) -> None:
-    """Writes DIR/summary.json atomically; a value that is NaN or infinite is null and named under "non_finite".
-
-    Raises:
-        SummaryWriteError: The directory cannot be made or written; an older summary is as it was.
-    """
+    """Writes DIR/summary.json atomically; SummaryWriteError where that cannot be, and an older one is as it was."""
     path = Path(model_dir, FILE_NAME)
     try:
         strict_json.write(path, summary)

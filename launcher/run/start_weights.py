@@ -19,7 +19,7 @@ from launcher.errors import UsageError
 from launcher.reporting.units import first
 from launcher.run.layer_pairs import Chain, Layer, counted_base, pair
 from launcher.run.start_comparison import ALLOW, BINDING, Allowance, Comparison, Own, names_of
-from launcher.step import layer_patterns
+from launcher.step import layers
 from launcher.step.layers import Placed, owners, walk
 from launcher.step.state import unique_name
 
@@ -160,7 +160,7 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
     own: list[Own] = []
     layers: dict[Chain, Layer] = {}
     taken: dict[str, object] = {}
-    for item in layer_patterns.weights(model):
+    for item in layers.weights(model):
         variable, holder = item.layer, holders[id(item.layer)]
         name = unique_name(item.path, taken)
         taken[name] = variable

@@ -23,10 +23,8 @@ def trained(
     """Builds the session with the weights of the best checkpoint, else of the newest, and returns both.
 
     The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the
-    checkpoints, so that no data set is needed.
-
-    Raises:
-      UsageError: no checkpoint, or one of another recipe; several workers, or replicas where they are not allowed.
+    checkpoints, so that no data set is needed. UsageError where there is no checkpoint, or one of another recipe, and
+    for several workers, or replicas where they are not allowed.
     """
     if plan.cluster.num_workers > 1 or (plan.strategy.num_replicas > 1 and not replicas_allowed):
         where = "in one process" if replicas_allowed else "in one process on one device"

@@ -10,7 +10,7 @@ import keras
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.reporting.units import first
-from launcher.step import layer_patterns
+from launcher.step import layers
 from launcher.step.layers import Placed, walk
 
 FREEZE, RATES = "train.freeze", "train.rate_multipliers"
@@ -29,13 +29,11 @@ def check(patterns: Sequence[str], multipliers: Mapping[str, float]) -> None:
 
 
 def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
-    """Takes what the patterns name, see `layer_patterns.named`, out of training; before the optimizer is made.
+    """Takes what the patterns name, see `layers.named`, out of training; before the optimizer is made.
 
     A layer whose weights are all named is frozen as a whole, as by Keras's `layer.trainable = False`: a
-    BatchNormalization then uses its moving statistics and leaves them as they are.
-
-    Raises:
-      UsageError: a pattern names nothing, or nothing is left to train.
+    BatchNormalization then uses its moving statistics and leaves them as they are. UsageError where a pattern names
+    nothing, or nothing is left to train.
     """
     if not patterns:
         return
@@ -51,7 +49,7 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
 
 
 def rate_multipliers(model: keras.Model, multipliers: Mapping[str, float]) -> list[float]:
-    """What multiplies the learning rate of each trained weight by pattern, see `layer_patterns.named`, in the order of
+    """What multiplies the learning rate of each trained weight by pattern, see `layers.named`, in the order of
     `model.trainable_variables`.
 
     Raises:
@@ -70,7 +68,7 @@ def describe(model: keras.Model, patterns: Sequence[str], multipliers: Mapping[s
     lines = {}
     if patterns:
         trained = {id(variable) for variable in model.trainable_variables}
-        frozen = [item.place for item in layer_patterns.weights(model) if id(item.layer) not in trained]
+        frozen = [item.place for item in layers.weights(model) if id(item.layer) not in trained]
         lines["frozen"] = f"{len(frozen)} of {len(model.weights)} weights are not trained: {first(frozen)}"
     if multipliers:
         pairs = list(zip(model.trainable_variables, rate_multipliers(model, multipliers), strict=True))
@@ -82,5 +80,5 @@ def describe(model: keras.Model, patterns: Sequence[str], multipliers: Mapping[s
 
 
 def _named(binding: str, patterns: Mapping[str, object], model: keras.Model) -> list[tuple[Placed, str]]:
-    items = [*walk(model), *layer_patterns.weights(model)]
-    return list(layer_patterns.named(binding, patterns, items, what=f"layer or weight of {model.name}"))
+    items = [*walk(model), *layers.weights(model)]
+    return list(layers.named(binding, patterns, items, what=f"layer or weight of {model.name}"))

@@ -18,7 +18,7 @@ import tensorflow as tf
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError, advice
 from launcher.reporting.units import first
-from launcher.step import layer_patterns
+from launcher.step import layers
 from launcher.step.layers import Placed, walk
 from launcher.step.precision import POLICIES
 
@@ -42,7 +42,7 @@ def check(overrides: Mapping[str, str]) -> None:
 
 
 def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
-    """Gives the layers of a built model their policies by pattern, see `layer_patterns.named`; weights stay float32.
+    """Gives the layers of a built model their policies by pattern, see `layers.named`; weights stay float32.
 
     Raises:
       UsageError: a pattern names no layer, two give one layer different policies, or the layer's weights have a dtype
@@ -116,11 +116,6 @@ def _making_outputs(model: keras.Model) -> list[keras.layers.Layer]:
     ]
 
 
-def policies(model: keras.Model) -> dict[str, str]:
-    """The policy of every layer, at any depth, by its path: those of the run, of overrides, and the model's own."""
-    return {found.path: found.layer.dtype_policy.name for found in _layers(model)}
-
-
 @contextlib.contextmanager
 def explained(overrides: Mapping[str, str]) -> Iterator[None]:
     """Around the tracing of a step: turns TensorFlow's refusal to mix dtypes into what the overrides brought about.
@@ -151,7 +146,7 @@ def describe(model: keras.Model, overrides: Mapping[str, str]) -> str:
 
 
 def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Placed, str]]:
-    return layer_patterns.named(BINDING, overrides, _layers(model), what=f"layer of {model.name}", value="policies")
+    return layers.named(BINDING, overrides, _layers(model), what=f"layer of {model.name}", value="policies")
 
 
 def _layers(model: keras.Model) -> list[Placed]:

@@ -144,8 +144,7 @@ class FixedLossScale:
 def resolve_loss_scale(requested: Any, policy: str) -> LossScale:
     """The loss scale of a run: "auto" is dynamic under mixed_float16 and none otherwise.
 
-    Raises:
-      UsageError: it is neither "auto" nor "none" nor an object as `@DynamicLossScale()` gives it.
+    UsageError where it is neither "auto" nor "none" nor an object as `@DynamicLossScale()` gives it.
     """
     if requested == "auto":
         return DynamicLossScale() if policy == "mixed_float16" else FixedLossScale(scale=1.0)

@@ -338,16 +338,6 @@ def _check(model: Any, where: str) -> None:
             )
 
 
-def _register_losses() -> None:
-    """Makes Keras's losses known to gin by the names that Keras gives them: `@keras.losses.Huber()`."""
-    for name, loss in vars(keras.losses).items():
-        if inspect.isclass(loss) and issubclass(loss, keras.losses.Loss) and name == loss.__name__ != "Loss":
-            gin.external_configurable(loss, name, module="keras.losses")
-
-
-_register_losses()
-
-
 def _check_reductions(model: keras.Model, where: str) -> None:
     for loss in keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", _REDUCTIONS[0])

@@ -26,10 +26,7 @@ def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator
     """Has Keras compute a loss as on one device, with these as the model's own, also inside a stateless scope.
 
     Of each loss that Keras reduces itself it takes 1/replicas, for a sum over equal parts of a batch. Here a part's
-    mean is weighted by its examples.
-
-    Raises:
-      TrainingError: this Keras has other names for it.
+    mean is weighted by its examples. TrainingError where this Keras has other names for it.
     """
     module = sys.modules[keras.losses.Loss.__module__]
     missing = [name for name in _SCALES if not hasattr(module, name)]

@@ -198,7 +198,7 @@ def test_what_keras_refuses_is_a_message():
 
 
 def test_recipes_bind_keras_losses_by_name():
-    importlib.import_module("launcher.tasks.keras_model")
+    importlib.import_module("launcher.optimizers.builders")
     with bound("keras.losses.Huber.delta = 2.0"):
         loss = gin.get_configurable("keras.losses.Huber")()
     assert type(loss) is keras.losses.Huber

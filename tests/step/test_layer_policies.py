@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_run import GivenTask, assert_replicas_equal, build, train
+from small_run import GivenTask, assert_replicas_equal, build, policies_of, train
 
 from launcher.errors import UsageError
 from launcher.run.description import describe
@@ -118,7 +118,7 @@ def test_parts_of_a_subclassed_model_change_alone_or_with_the_layer_around_them(
         ".*/decoder_block1/feed_forward": "mixed_float16",
     }
     made = session("transformer", "mixed_bfloat16", overrides)
-    found = layer_policies.policies(made.model)
+    found = policies_of(made.model)
     assert found["transformer/encoder_block1/attention/query"] == "float32"
     assert found["transformer/encoder_block1/feed_forward"] == "float32"
     assert found["transformer/encoder_block1/feed_forward/up"] == "mixed_bfloat16"
@@ -164,7 +164,7 @@ def own_task() -> GivenTask:
 def test_layers_inside_layers_of_ones_own_are_found_by_attribute() -> None:
     overrides = {"mixing": "float32", "nested": "mixed_float16", "mixing/attention/query": "mixed_bfloat16"}
     made = build(own_task(), 2, precision="mixed_bfloat16", precision_overrides=overrides)
-    found = layer_policies.policies(made.model)
+    found = policies_of(made.model)
     assert found["own"] == "mixed_bfloat16"
     assert found["mixing/attention/key"] == found["mixing/both"] == "float32"
     assert found["mixing/attention/query"] == "mixed_bfloat16"
@@ -247,7 +247,7 @@ def loaded_task(make):
 def test_layers_of_a_saved_model_follow_the_policy_of_the_run_but_for_the_output(saved, was, run):
     file = saved(was)
     made = build(loaded_task(lambda: keras.saving.load_model(file)), precision=run)
-    found = layer_policies.policies(made.model)
+    found = policies_of(made.model)
     assert {path: found[path] for path in ("first", "norm", "head")} == dict.fromkeys(("first", "norm", "head"), run)
     assert found["softmax"] == "float32"
     assert "layers that a saved model brought in " + was in made.notes[0]
@@ -257,7 +257,7 @@ def test_layers_of_a_saved_model_follow_the_policy_of_the_run_but_for_the_output
 def test_a_saved_base_in_16_bits_computes_in_float32_where_the_run_does(saved):
     file = saved("mixed_float16")
     made = build(loaded_task(lambda: keras.saving.load_model(file)), precision="float32")
-    assert set(layer_policies.policies(made.model).values()) == {"float32"}
+    assert set(policies_of(made.model).values()) == {"float32"}
 
 
 def test_layers_that_code_gave_a_policy_keep_it_beside_a_saved_base(saved):
@@ -271,7 +271,7 @@ def test_layers_that_code_gave_a_policy_keep_it_beside_a_saved_base(saved):
         return keras.Model(inputs, keras.layers.Dense(2, name="out", dtype="float32")(hidden))
 
     made = build(loaded_task(make), precision="mixed_bfloat16")
-    found = layer_policies.policies(made.model)
+    found = policies_of(made.model)
     assert found["between"] == found["out"] == "float32"
     assert found["first"] == found["norm"] == found["plain"] == "mixed_bfloat16"
     assert "3 layers" not in made.notes[0] and "2 layers" in made.notes[0]
@@ -281,4 +281,4 @@ def test_an_override_says_the_last_word_on_a_loaded_layer(saved):
     file = saved("float32")
     task = loaded_task(lambda: keras.saving.load_model(file))
     made = build(task, precision="mixed_bfloat16", precision_overrides={"base/norm": "float32"})
-    assert layer_policies.policies(made.model)["norm"] == "float32"
+    assert policies_of(made.model)["norm"] == "float32"

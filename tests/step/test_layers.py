@@ -7,10 +7,10 @@ import json
 import keras
 import numpy as np
 import pytest
+from small_run import policies_of
 
 from launcher import main
 from launcher.config import gin_bindings
-from launcher.step import layer_policies
 from launcher.step.layers import owners, walk
 from launcher.step.regularization import Penalty
 from launcher.verify import control
@@ -99,7 +99,7 @@ def test_a_weight_that_two_layers_share_belongs_to_the_first():
 def test_policies_taps_and_dropout_find_the_same_layers():
     model = blocks()
     inside = {f"shared/{name}" for name in INSIDE}
-    assert inside <= set(layer_policies.policies(model))
+    assert inside <= set(policies_of(model))
     assert inside - {"shared/inner"} <= set(gradient_taps.named_leaves(model))
     control.turn_off_dropout(model)
     rates = [one.layer.rate for one in walk(model) if isinstance(one.layer, keras.layers.Dropout)]

@@ -16,6 +16,7 @@ from launcher.machine import strategy as strategy_lib
 from launcher.run import session
 from launcher.run.loading import Machine
 from launcher.run.programs import FitCall
+from launcher.step import layer_policies
 
 Batch = dict[str, tf.Tensor]
 
@@ -173,3 +174,8 @@ def dropout_masks(made: session.Session, steps: int) -> np.ndarray:
         made.trainer.train(batches, 1)
         tables.append(np.array([weight.numpy() for weight in made.model.weights]))
     return np.diff(tables, axis=0) * made.plan.recipe.global_batch_size
+
+
+def policies_of(model):
+    """The dtype policy of every layer that computes in floating point, by its path."""
+    return {found.path: found.layer.dtype_policy.name for found in layer_policies._layers(model)}
