@@ -25,6 +25,7 @@ def code_block(containing: str) -> str:
     return next(block for block in blocks if containing in block)
 
 
+@pytest.mark.nightly  # test_user_mistakes.py trains it too
 def test_bring_your_own_task_trains_on_two_replicas_as_shown(run_launcher, tmp_path):
     module, recipe = code_block("class Wine"), code_block("train.task = @Wine()")
     assert len(module.splitlines()) + len(recipe.splitlines()) < 50

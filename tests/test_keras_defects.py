@@ -84,15 +84,8 @@ def ours_fit(x, model=linear_model, microbatches=1, **recipe):
 # ---------------------------------------------------------------------------- K1: finite on replica 0, so it is applied
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        pytest.param((0,), marks=pytest.mark.nightly),
-        pytest.param((1,), marks=pytest.mark.nightly),
-        (3,),
-        pytest.param((0, 1, 2, 3), marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly  # of ours, test_train_step_properties.py
+@pytest.mark.parametrize("bad", [(0,), (1,), (3,), (0, 1, 2, 3)])
 def test_k1_an_overflow_on_any_replica_but_the_first_poisons_keras_and_not_ours(bad, beside):
     x = rows([[], list(bad), []], 4)
     model = keras_fit(x, lambda: keras.optimizers.SGD(1.0), policy="mixed_float16")

@@ -89,6 +89,7 @@ def test_replicas_of_a_run_stay_bitwise_equal_in_every_policy(policy):
             np.testing.assert_array_equal(copy, copies[0], err_msg=variable.path)
 
 
+@pytest.mark.nightly  # test_train_step_state.py has its statistics
 def test_synchronised_norm_on_replicas_is_local_norm_on_the_global_batch():
     whole = (*TWO_CONVOLUTIONS, "two_convolutions.group_size = None")
     losses, state, _ = curve_and_state(1, params=whole, steps=8)

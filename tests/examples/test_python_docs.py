@@ -61,6 +61,7 @@ def test_a_python_without_its_sources_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.heavy
+@pytest.mark.nightly  # of the whole library what is asserted of a small one
 def test_this_pythons_library_gives_two_parts_that_share_no_docstring(docs):
     train, held_out = docs._modules
     packages = [{name.split(".")[0].lstrip("_") for name in part} for part in (train, held_out)]

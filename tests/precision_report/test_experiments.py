@@ -16,6 +16,7 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
+@pytest.mark.nightly  # a result of an experiment, not of Launcher
 def test_without_a_scale_the_underflowing_network_learns_less_and_with_one_as_much_as_float32():
     import loss_scales
 
