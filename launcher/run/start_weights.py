@@ -158,7 +158,7 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
     holders = owners(model, lambda layer: layer.weights)
     numbers = {id(v): key for placed in walk(model) for key, v in _numbers(placed) if id(v) in holders}
     own: list[Own] = []
-    layers: dict[Chain, Layer] = {}
+    by_chain: dict[Chain, Layer] = {}
     taken: dict[str, object] = {}
     for item in layers.weights(model):
         variable, holder = item.layer, holders[id(item.layer)]
@@ -169,9 +169,9 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
         key = numbers.get(id(variable), key) if numbered else key
         own.append(Own(variable, (item.path, item.place), chain, key))
         base = counted_base(chain[-1], type(holder.layer).__name__) if chain else None
-        shapes = layers[chain].shapes if chain in layers else {}
-        layers[chain] = Layer(chain, base, {**shapes, key: tuple(variable.shape)})
-    return own, list(layers.values())
+        shapes = by_chain[chain].shapes if chain in by_chain else {}
+        by_chain[chain] = Layer(chain, base, {**shapes, key: tuple(variable.shape)})
+    return own, list(by_chain.values())
 
 
 def _numbers(placed: Placed) -> Iterable[tuple[str, keras.Variable]]:
