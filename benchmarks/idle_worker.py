@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 
-from launcher.supervised.progress import Progress
+from launcher.worker.progress import Progress
 
 progress = Progress(os.environ)
 for step in itertools.count():

@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from launcher.data import digits
+from launcher.data.images import digits
 
 HIDDEN = 32
 SCALE = 2.0**10

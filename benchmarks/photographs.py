@@ -74,8 +74,8 @@ def make_up(folder: Path, count: int) -> None:
 
 def compare(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     """Medians and ranges of all rounds."""
-    from launcher.data.folder_images import folder_images
-    from launcher.data.record_images import record_images
+    from launcher.data.images.folder_images import folder_images
+    from launcher.data.images.record_images import record_images
 
     sources = {
         "files": (launcher(folder_images(str(folder / "files"), eval_share=0)), plain_files(folder / "files")),
@@ -107,7 +107,7 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, object]:
 
 def launcher(source: object):
     """Launcher's batches, as a run on one device has them."""
-    from launcher.data.images import image_data
+    from launcher.data.images.image_data import image_data
     from launcher.data.pipeline import Shard
 
     data = image_data(source=source, image_size=SIZE, augmentation="imagenet")

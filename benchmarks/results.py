@@ -38,7 +38,7 @@ PARTS: dict[str, list[list[str]]] = {
         ["wire.py", "--workers=2", "--gbits=1", "--gbits=10", "--rounds=2"],
         ["wire.py", "--workers=3", "--gbits=1", "--rounds=1"],
         ["wire.py", "--workers=4", "--gbits=1", "--gbits=10", "--rounds=1"],
-        ["wire.py", "--model=resnet", "--gbits=1", "--gbits=10", "--wire_dtype=float32",
+        ["wire.py", "--model=resnet", "--gbits=1", "--gbits=10", "--reduce_dtype=float32",
          "--bucket_mib=4", "--bucket_mib=16", "--bucket_mib=64", "--rounds=1"],
     ],
     "growth": [
@@ -241,7 +241,7 @@ def _wire(part: Mapping[str, Any]) -> str:
             "|---" * 9 + "|",
         ]
         lines += [
-            f"| {row['gbits']:g} Gbit/s, {row['wire_dtype']} | {row['bucket_mib'] or 'default'} | "
+            f"| {row['gbits']:g} Gbit/s, {row['reduce_dtype']} | {row['bucket_mib'] or 'default'} | "
             f"{row['seconds']['median']:.3f} | {row['sent_mb']} | {row['sending_seconds']:.3f} | "
             f"{_range(row['rate_ratio'])} | {row['collective_seconds']['median']:.3f} | "
             f"{row['beside_backward']['median']:.0%} | {row['backward_seconds']['median']:.3f} |"

@@ -1,7 +1,7 @@
-"""Steps a second of workers with a slow network between them, by wire dtype. Needs root, ip and tc (Linux).
+"""Steps a second of workers with a slow network between them, by reduce dtype. Needs root, ip and tc (Linux).
 
     sudo python benchmarks/wire.py --workers=4 --gbits=1 --gbits=10
-    sudo python benchmarks/wire.py --model=resnet --wire_dtype=float32 --bucket_mib=4 --bucket_mib=64 --gbits=1
+    sudo python benchmarks/wire.py --model=resnet --reduce_dtype=float32 --bucket_mib=4 --bucket_mib=64 --gbits=1
 
 Each worker has a network namespace of its own, joined by a bridge; what it sends is held to that rate. The model "mlp"
 has 20 million weights and takes hardly any arithmetic; "resnet" is a ResNet-50 on 8 images of 64 pixels a worker. Runs
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     """One run: of a rate, a dtype and a size of bucket."""
 
     gbits: float
-    wire_dtype: str
+    reduce_dtype: str
     bucket_mib: int | None
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", choices=_MODELS, default="mlp")
     parser.add_argument("--gbits", action="append", type=float, help="that each worker can send a second; may repeat")
-    parser.add_argument("--wire_dtype", action="append", help="may repeat; default float32, bfloat16, float16")
+    parser.add_argument("--reduce_dtype", action="append", help="may repeat; default float32, bfloat16, float16")
     parser.add_argument("--bucket_mib", action="append", type=int, help="may repeat; default what the recipe takes")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="after those that warm up, without those in the trace")
@@ -88,7 +88,7 @@ def main() -> None:
 
 def compare(options: argparse.Namespace) -> dict[str, object]:
     """Seconds of a step, bytes that it sends, what the trace shows, and ratios, of each case."""
-    dtypes = options.wire_dtype or ["float32", "bfloat16", "float16"]
+    dtypes = options.reduce_dtype or ["float32", "bfloat16", "float16"]
     cases = [Case(*one) for one in itertools.product(options.gbits or [1.0], dtypes, options.bucket_mib or [None])]
     found: dict[Case, list[Found]] = {case: [] for case in cases}
     with network(options.workers):
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace, case: Case) -> Found:
         f"train.global_batch_size = {examples * options.workers}",
         f"train.steps = {steps}",
         "train.log_every = 1",
-        f"train.wire_dtype = '{case.wire_dtype}'",
+        f"train.reduce_dtype = '{case.reduce_dtype}'",
         f"train.bucket_bytes = {case.bucket_mib * 2**20 if case.bucket_mib else None}",
     ]
     command = [sys.executable, "-m", "launcher.main", f"--gin_file={recipe}", "--mode=train"]

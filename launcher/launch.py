@@ -11,7 +11,7 @@ stops making progress is named, and all go on from the last checkpoint.
 
 from __future__ import annotations
 
-from launcher.supervised import preemption
+from launcher.worker import preemption
 
 if __name__ == "__main__":  # before the imports below, which take a third of a second
     preemption.leave_at_once()

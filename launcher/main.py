@@ -21,10 +21,10 @@ from absl import flags
 from launcher import modes
 from launcher.config import gin_files
 from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, failures, user_code
-from launcher.machine import compile_cache, farewell, installation
+from launcher.machine import compile_cache, exit_barrier, installation
 from launcher.machine.tensorflow_import import require_tensorflow
 from launcher.reporting import summary
-from launcher.supervised import drill, preemption, progress
+from launcher.worker import drill, preemption, progress
 
 _ENDING = f"Exit codes: {'; '.join(f'{code} {says}' for code, says in EXIT_CODES.items())}."
 
@@ -110,7 +110,7 @@ def _recipe_list() -> str:
 def command() -> NoReturn:
     """The program `launcher`: as `python -m launcher.main`, which finds modules in the working directory, too."""
     sys.path.insert(0, os.getcwd())
-    farewell.run_program(_main_and_end)
+    exit_barrier.run_program(_main_and_end)
 
 
 def _main_and_end() -> int:
@@ -121,4 +121,4 @@ def _main_and_end() -> int:
 
 
 if __name__ == "__main__":
-    farewell.run_program(_main_and_end)
+    exit_barrier.run_program(_main_and_end)

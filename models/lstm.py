@@ -23,7 +23,7 @@ def lstm_language_model(
     layers: int = 2,
     width: int = 512,
     dropout: float = 0.1,
-    tie_head: bool = True,
+    tie_embeddings: bool = True,
 ) -> LstmLanguageModel:
     """Builds a language model of LSTM layers, as Zaremba et al. 2014 (arXiv 1409.2329): dropout between layers only.
 
@@ -32,11 +32,13 @@ def lstm_language_model(
         layers: LSTM layers.
         width: Of the embeddings and of each layer's state.
         dropout: Share dropped of the embeddings and of each layer's outputs; never of what passes from token to token.
-        tie_head: Whether the matrix of embeddings is also that of the softmax.
+        tie_embeddings: Whether the matrix of embeddings is also that of the softmax.
     """
     at_least(vocab_size=(vocab_size, 4), layers=(layers, 1), width=(width, 1))
     check_share(dropout=dropout)
-    return LstmLanguageModel.make(vocab_size=vocab_size, layers=layers, width=width, dropout=dropout, tie_head=tie_head)
+    return LstmLanguageModel.make(
+        vocab_size=vocab_size, layers=layers, width=width, dropout=dropout, tie_embeddings=tie_embeddings
+    )
 
 
 @keras.saving.register_keras_serializable(package="models")
@@ -46,7 +48,7 @@ class LstmLanguageModel(TokenModel):
     The state starts as zeros at the first token of each segment. Any length will do.
     """
 
-    def __init__(self, *, vocab_size: int, layers: int, width: int, dropout: float, tie_head: bool) -> None:
+    def __init__(self, *, vocab_size: int, layers: int, width: int, dropout: float, tie_embeddings: bool) -> None:
         super().__init__(name="lstm_language_model")
         self._width = width
         self.embedding = Embedding(vocab_size=vocab_size, width=width, name="embedding")
@@ -54,7 +56,7 @@ class LstmLanguageModel(TokenModel):
         numbers = range(1, layers + 1)
         self.lstms = [Lstm(width=width, name=f"lstm{number}") for number in numbers]
         self.dropouts = [Dropout(dropout, name=f"dropout{number}") for number in numbers]
-        if not tie_head:
+        if not tie_embeddings:
             self.head = projection(vocab_size, dtype="float32", name="head")
 
     def call(self, batch: dict[str, tf.Tensor], training: bool = False, logits: bool = True) -> tf.Tensor:

@@ -21,7 +21,7 @@ from places import SMALL_DIGITS
 from launcher import main as entry
 from launcher import modes
 from launcher.errors import PeerError
-from launcher.supervised.progress import ERROR_FILE, read_error
+from launcher.worker.progress import ERROR_FILE, read_error
 
 pytestmark = pytest.mark.slow
 
@@ -209,7 +209,7 @@ def test_loss_that_stays_non_finite_at_the_floor_ends_the_run_with_70(capsys, tm
         [
             "launcher", "--model_dir=out", *SMALL, "--gin_param=train.steps = 40",
             "--gin_param=train.loss_scale = @FixedLossScale()", "--gin_param=FixedLossScale.scale = 1e38",
-            "--gin_param=train.precision = 'mixed_float16'", "--gin_param=train.max_skips_at_floor = 5",
+            "--gin_param=train.precision = 'mixed_float16'", "--gin_param=train.max_consecutive_overflows = 5",
         ]
     )  # fmt: skip
     assert code == 70

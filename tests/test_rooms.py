@@ -57,7 +57,7 @@ def test_models_import_nothing_of_launcher():
     assert files and [path for path in files if set(imported(path)) - {"models"}] == []
 
 
-@pytest.mark.parametrize("name", ["jobs", "supervised", "launch"])
+@pytest.mark.parametrize("name", ["jobs", "worker", "launch"])
 def test_what_supervises_never_imports_tensorflow(name):
     text = "".join(path.read_text(encoding="utf-8") for path in FILES if room(path) == name)
     assert not re.search(r"^\s*(import|from) (tensorflow|keras)\b", text, re.MULTILINE)

@@ -43,7 +43,7 @@ def recipe(request, tmp_path_factory):
 def curve_and_state(recipe, replicas=1, microbatches=1, pieces=1):
     file, bindings, _ = recipe
     # In pieces, against whole logits; computed again, against kept.
-    settings = [f"train.microbatches = {microbatches}", f"train.loss_pieces = {pieces}"]
+    settings = [f"train.microbatches = {microbatches}", f"train.loss_chunks = {pieces}"]
     settings += [f"train.rematerialize = {pieces > 1}"]
     made = build_session(file, [*bindings, *settings], replicas)
     made.plan.data.check()
@@ -94,7 +94,7 @@ def test_every_topology_and_any_pieces_of_the_loss_train_and_evaluate_as_one_rep
 @pytest.mark.parametrize("recipe", repeated_but(["language_modelling"], RECIPES), indirect=True, scope="module")
 def test_two_worker_processes_train_to_the_weights_of_one_replica(recipe, one_replica, run_workers, tmp_path):
     file, bindings, folder = recipe
-    settings = ("train.loss_pieces = 3", "train.rematerialize = True")
+    settings = ("train.loss_chunks = 3", "train.rematerialize = True")
     params = [f"--gin_param={binding}" for binding in (*bindings, *settings)]
     workers = run_workers(
         2, f"--gin_file={file}", "--mode=train", f"--data_dir={folder}/data", f"--model_dir={tmp_path}/run", *params

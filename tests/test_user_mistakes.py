@@ -261,7 +261,10 @@ def test_a_loss_that_the_model_makes_infinite_is_not_blamed_on_the_data(wine):
 
 def test_an_error_of_ours_keeps_its_traceback(wine, monkeypatch):
     # Called from our step with what it does not take: a lambda would be a frame of this file, which is a user's.
-    monkeypatch.setattr("launcher.step.train_step.gradients.judge", functools.partial(gradients.judge, nonesuch=1))
+    monkeypatch.setattr(
+        "launcher.step.train_step.gradients.unscale_and_check",
+        functools.partial(gradients.unscale_and_check, nonesuch=1),
+    )
     code, told, _ = wine({})
     assert code == 70
     assert told.startswith("Traceback (most recent call last):")

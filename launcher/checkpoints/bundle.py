@@ -17,7 +17,7 @@ from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, wr
 from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
 from launcher.checkpoints.manifest import FORMAT, MANIFEST, STATE, checksum, described, folder_name, sha256_of
 from launcher.machine.host_arrays import shared_tensor
-from launcher.supervised import drill
+from launcher.worker import drill
 
 
 def write_checkpoint(

@@ -17,7 +17,8 @@ RENAMED: Mapping[str, str] = {
     "train.start_which": "StartFrom.which",
     "train.start_averaged": "StartFrom.averaged",
     "train.start_optimizer": "StartFrom.optimizer",
-    "train.start_allow": "StartFrom.allow",
+    "train.start_allow": "StartFrom.allow_missing",
+    "StartFrom.allow": "StartFrom.allow_missing",
     "train.checkpoint_every_minutes": "Checkpoints.every_minutes",
     "train.keep_checkpoints": "Checkpoints.keep",
     "train.keep_checkpoint_every_hours": "Checkpoints.keep_every_hours",
@@ -25,6 +26,18 @@ RENAMED: Mapping[str, str] = {
     "train.on_checkpoint_error": "Checkpoints.on_error",
     "train.on_changed_data": "Checkpoints.on_changed_data",
     "train.save_model": "Checkpoints.save_model",
+    "train.wire_dtype": "train.reduce_dtype",
+    "train.loss_pieces": "train.loss_chunks",
+    "train.leave_out": "train.skip_batches",
+    "train.max_skips_at_floor": "train.max_consecutive_overflows",
+    "Spikes.leave_out": "Spikes.skip_batches",
+    "Spikes.most": "Spikes.max_rewinds",
+    "DynamicLossScale.floor": "DynamicLossScale.min_scale",
+    "DynamicLossScale.ceiling": "DynamicLossScale.max_scale",
+    "lars.eeta": "lars.trust_coefficient",
+    "language_modelling.continuation_length": "language_modelling.max_new_tokens",
+    "language_model.tie_head": "language_model.tie_embeddings",
+    "lstm_language_model.tie_head": "lstm_language_model.tie_embeddings",
 }
 
 _SPLITS = ("train_split", "eval_split")
@@ -82,11 +95,14 @@ def renamed(statements: Sequence[Binding | Import]) -> list[Binding | Import]:
 
 
 def grouped(settings: Mapping[str, Any], groups: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """Keyword arguments for `train` in which those with old names are in the groups; these say what makes each."""
+    """Keyword arguments for `train` by their names of now, in groups; these say what makes each."""
     kept = {name: value for name, value in settings.items() if f"train.{name}" not in RENAMED}
     group_of = {make.__name__: name for name, make in groups.items()}
     for name in settings.keys() - kept.keys():
         selector, _, arg = RENAMED[f"train.{name}"].partition(".")
-        group = group_of[selector]
-        kept[group] = {**kept.get(group, {}), arg: settings[name]}
+        if selector == "train":
+            kept[arg] = settings[name]
+        else:
+            group = group_of[selector]
+            kept[group] = {**kept.get(group, {}), arg: settings[name]}
     return kept

@@ -26,7 +26,7 @@ class Facts:
         return None not in self.image_shape
 
 
-# No official split: `launcher.data.digits` holds out a fixed, stratified fifth.
+# No official split: `launcher.data.images.digits` holds out a fixed, stratified fifth.
 DIGITS = Facts(
     image_shape=(8, 8, 1),
     num_classes=10,

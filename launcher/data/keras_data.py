@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from launcher.data.pipeline import ArrayExamples, Batch, Data, RandomAccessData, Shard, weighted
 from launcher.errors import UsageError
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 
 _PARTS = ("x", "y", "sample_weight")
 
@@ -213,9 +213,9 @@ class DatasetData:
 def _as_dicts(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
-    return dataset.map(as_written(lambda *element: flatten(element if len(element) > 1 else element[0]))).with_options(
-        options
-    )
+    return dataset.map(
+        no_autograph(lambda *element: flatten(element if len(element) > 1 else element[0]))
+    ).with_options(options)
 
 
 def _num_batches(dataset: tf.data.Dataset, role: str, argument: str) -> int:
@@ -245,20 +245,20 @@ def _of_replicas(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
     """The parts of this host's replicas of each global batch, in turn."""
     size = shard.per_replica_batch_size
 
-    @as_written
+    @no_autograph
     def part(batch: Batch, replica: tf.Tensor) -> Batch:
         rows = _rows(batch)
         place = replica * size + tf.range(size, dtype=tf.int64)
         taken = {key: tf.gather(value, place % rows) for key, value in batch.items()}
         return weighted(taken, size, tf.cast(place < rows, tf.float32))
 
-    @as_written
+    @no_autograph
     def parts(batch: Batch) -> tf.data.Dataset:
         replicas = tf.data.Dataset.range(shard.first_replica, shard.first_replica + shard.local_replicas)
-        return replicas.map(as_written(lambda replica: part(batch, replica)))
+        return replicas.map(no_autograph(lambda replica: part(batch, replica)))
 
     if shard.local_replicas == 1:
-        found = batches.map(as_written(lambda batch: part(batch, tf.constant(shard.first_replica, tf.int64))))
+        found = batches.map(no_autograph(lambda batch: part(batch, tf.constant(shard.first_replica, tf.int64))))
     else:
         found = batches.flat_map(parts)
     return found.prefetch(tf.data.AUTOTUNE)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from launcher.data.philox import philox, split_words
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 
 # The default of 4 in tf.random.experimental.index_shuffle is too few: over 60,000 positions, consecutive epochs are
 # visibly correlated (chi-square of their differences 3,000 a degree of freedom). From 12 on, with seeds that are
@@ -58,18 +58,18 @@ class LeftOut:
             return batches
         starts, ends = (tf.constant(column, tf.int64) for column in zip(*ranges, strict=True))
 
-        @as_written
+        @no_autograph
         def is_kept(place: tf.Tensor, _: object) -> tf.Tensor:
             number = first + place // parts
             return ~tf.reduce_any((number >= starts) & (number <= ends))
 
-        return batches.enumerate().filter(is_kept).map(as_written(lambda _, element: element))
+        return batches.enumerate().filter(is_kept).map(no_autograph(lambda _, element: element))
 
 
 ALL_IN = LeftOut()
 
 
-@as_written
+@no_autograph
 def shuffled(position: tf.Tensor, *, seed: int, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     """The epoch and the example at each position of the training stream.
 
@@ -96,7 +96,7 @@ def shuffled(position: tf.Tensor, *, seed: int, size: int) -> tuple[tf.Tensor, t
     return epoch, tf.ensure_shape(index, position.shape)
 
 
-@as_written
+@no_autograph
 def example_seeds(*, seed: int, epoch: tf.Tensor | int, index: tf.Tensor) -> tf.Tensor:
     """A seed pair for each example, for augmentation: it changes with the run's seed, the epoch and the example only.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -23,7 +23,7 @@ _LOW_32 = 0xFFFFFFFF
 Words = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 
 
-@as_written
+@no_autograph
 def philox(key: tuple[tf.Tensor, tf.Tensor], counter: Words) -> Words:
     """Philox 4x32-10: four words, uniform and independent over keys and counters.
 
@@ -57,7 +57,7 @@ def _rounds(k0: tf.Tensor, k1: tf.Tensor, c0: tf.Tensor, c1: tf.Tensor, c2: tf.T
     return c0, c1, c2, c3
 
 
-@as_written
+@no_autograph
 def split_words(value: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
     """The low and the high 32 bits of an int64 as uint64; a negative number counts as its two's complement."""
     if isinstance(value, int):
@@ -66,7 +66,7 @@ def split_words(value: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
     return unsigned & tf.constant(_LOW_32, tf.uint64), tf.bitwise.right_shift(unsigned, tf.constant(32, tf.uint64))
 
 
-@as_written
+@no_autograph
 def uniform(seeds: tf.Tensor, count: int, *, purpose: int) -> tf.Tensor:
     """Uniform numbers for each of a batch of seed pairs.
 

@@ -21,18 +21,18 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from launcher.data.mix import partner_positions
+from launcher.data.images.mix import partner_positions
 from launcher.data.order import example_seeds, shuffled
 from launcher.data.text import storage
 from launcher.errors import UsageError
-from launcher.machine.as_written import as_written, call_converted
 from launcher.machine.host_arrays import copied_tensor
+from launcher.machine.no_autograph import call_converted, no_autograph
 
 Batch = dict[str, tf.Tensor]
 Augment = Callable[[Batch, tf.Tensor], Batch]
 """(batch, seeds int32 [n, 2]: one pair an example) -> batch; stateless."""
 Mixing = Callable[[Batch, Batch, tf.Tensor], Batch]
-"""(batch, the partner of each example, seeds int32 [n, 2]) -> batch; stateless; see `launcher.data.mix.Mix`."""
+"""(batch, the partner of each example, seeds int32 [n, 2]) -> batch; stateless; see `launcher.data.images.mix.Mix`."""
 
 WEIGHT = "weight"
 
@@ -174,7 +174,7 @@ class ArrayExamples:
             *(array[:: -(-array.nbytes // _DIGESTED_BYTES) or 1] for array in self._arrays.values()),
         )
 
-    @as_written
+    @no_autograph
     def fetch(self, indices: tf.Tensor) -> Batch:
         if not self._tensors:
             # Made once and captured by reference: as constants of the graph they would be limited to 2 GB. Not made
@@ -269,7 +269,7 @@ class RandomAccessData:
                 batch = call_converted(self.augment, batch, seeds)
             return self._finished(batch), seeds
 
-        @as_written
+        @no_autograph
         def batch_at(element: tf.Tensor) -> Batch:
             if self.whole_epochs:
                 position, real = _positions_of_epochs(shard, element, size)
@@ -293,7 +293,7 @@ class RandomAccessData:
         _check_can_run(self.evaluation, shard)
         examples, size = self.evaluation, len(self.evaluation)
 
-        @as_written
+        @no_autograph
         def batch_at(element: tf.Tensor) -> Batch:
             position = _positions(shard, element)
             real = position < size
@@ -316,7 +316,7 @@ def _check_can_run(examples: Examples, shard: Shard) -> None:
         )
 
 
-@as_written
+@no_autograph
 def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:
     """Positions [b] in the global stream of the host's batch number `element` (int64 [])."""
     size = shard.per_replica_batch_size
@@ -324,7 +324,7 @@ def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:
     return step * shard.global_batch_size + replica * size + tf.range(size, dtype=tf.int64)
 
 
-@as_written
+@no_autograph
 def _positions_of_epochs(shard: Shard, element: tf.Tensor, num_examples: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Positions int64 [b] of a batch of padded epochs, and float32 [b], 0 for padding."""
     size, whole = shard.per_replica_batch_size, shard.global_batch_size
@@ -335,7 +335,7 @@ def _positions_of_epochs(shard: Shard, element: tf.Tensor, num_examples: int) ->
     return epoch * num_examples + first + rows % there, tf.cast(rows < there, tf.float32)
 
 
-@as_written
+@no_autograph
 def weighted(batch: Batch, size: int, mask: tf.Tensor | None = None) -> Batch:
     """A batch of static shapes with "weight", float32 [size]: its own or 1, times the mask, 0 for padding."""
     weight = tf.ones([size]) if mask is None else mask

@@ -16,7 +16,7 @@ from launcher.data.catalog import TFDS, Facts
 from launcher.errors import MissingInputError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from launcher.data.decode import ImageDecoder
+    from launcher.data.images.decode import ImageDecoder
 
 
 def data_dir() -> str:
@@ -207,8 +207,8 @@ def skip_decoding() -> dict[str, Any]:
 
 
 def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarray]:
-    """Reads a split into memory in the order of its files, see `launcher.data.decode.in_memory`."""
-    from launcher.data.decode import in_memory  # late: with TensorFlow
+    """Reads a split into memory in the order of its files, see `launcher.data.images.decode.in_memory`."""
+    from launcher.data.images.decode import in_memory  # late: with TensorFlow
 
     count = num_examples(builder, split)
     examples = builder.as_dataset(split=split, decoders=skip_decoding(), read_config=read_config())

@@ -32,7 +32,7 @@ class LauncherError(Exception):
     exit_code = EXIT_FAILED
 
     # Leans on TensorFlow: AutoGraph passes an error with this attribute on as it is, without a stack around it. Noticed
-    # by tests/machine/test_as_written.py. Then: users see "in user code:" around a message; find the new attribute.
+    # by tests/machine/test_no_autograph.py. Then: users see "in user code:" around a message; find the new attribute.
     ag_pass_through = True
 
 

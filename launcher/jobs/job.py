@@ -15,8 +15,8 @@ from launcher.jobs.policy import Outcome, Trouble
 from launcher.machine.peers import START_TIMEOUT
 from launcher.model_dir import lease
 from launcher.reporting.attempts import ATTEMPT
-from launcher.supervised import progress
-from launcher.supervised.progress import ErrorRecord, Report
+from launcher.worker import progress
+from launcher.worker.progress import ErrorRecord, Report
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 

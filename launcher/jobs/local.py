@@ -21,8 +21,8 @@ from launcher.jobs.standby import Spare
 from launcher.machine import child_process
 from launcher.machine.cluster import tf_config, without_peers
 from launcher.machine.ports import free_ports
-from launcher.supervised import progress
-from launcher.supervised.progress import ErrorRecord, Report
+from launcher.worker import progress
+from launcher.worker.progress import ErrorRecord, Report
 
 _CHUNK_BYTES = 65536
 _TURN_SECONDS = 0.005

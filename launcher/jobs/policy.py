@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
-from launcher.supervised.progress import ErrorRecord
+from launcher.worker.progress import ErrorRecord
 
 # What TensorFlow raises in the survivors when another worker has gone. Its coordination service ends those that do not
 # get that far with a bare exit(1).

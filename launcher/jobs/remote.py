@@ -16,7 +16,7 @@ from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Trouble, WorkerState, find_cause
 from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts, first_of
 from launcher.machine.cluster import elastic, tf_config
-from launcher.supervised.progress import ErrorRecord, Report
+from launcher.worker.progress import ErrorRecord, Report
 
 _TURN_SECONDS = 0.05
 # When workers fail as they do when another is gone, a host that is silent for this long is the likely cause. Shorter

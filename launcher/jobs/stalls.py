@@ -8,7 +8,7 @@ import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from launcher.supervised.progress import Report
+from launcher.worker.progress import Report
 
 # A program is being built or read, and nothing can be said of how long that takes.
 _LONG_PHASES = ("startup", "compile")
@@ -50,7 +50,7 @@ class Stall:
     silent: tuple[int, ...] = ()
 
 
-class StallWatch:
+class StallDetector:
     """Watches the reports of one attempt.
 
     Workers train in step, so one that stops stops all; the job stalls when no worker has reported anything new for
@@ -91,7 +91,7 @@ class StallWatch:
         return max(_SHORTEST_SECONDS, _MEDIANS * statistics.median(self._intervals))
 
 
-class FrozenWatch:
+class FreezeDetector:
     """Notices a worker that a signal has stopped, and that nobody lets go on: its peers need longer to miss it."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from launcher.machine import child_process, farewell
+from launcher.machine import child_process, exit_barrier
 from launcher.reporting.attempts import ATTEMPT
-from launcher.supervised import drill, progress
+from launcher.worker import drill, progress
 
 _MAIN = "launcher.main"
 _LATE = frozenset(
@@ -124,5 +124,5 @@ def _main(ready: int, module: str, arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    farewell.register()
+    exit_barrier.register()
     sys.exit(_main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

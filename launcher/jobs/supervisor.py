@@ -19,12 +19,12 @@ from launcher.jobs.job import outcomes as outcomes_of
 from launcher.jobs.job_folder import JobFolder
 from launcher.jobs.output import JobConsole
 from launcher.jobs.policy import Decision, Outcome, Restarts, Trouble, Verdict, WorkerState, find_cause, judge
-from launcher.jobs.stalls import AwakeClock, Frame, FrozenWatch, Stall, StallWatch, find_stuck, parse_stacks
+from launcher.jobs.stalls import AwakeClock, Frame, FreezeDetector, Stall, StallDetector, find_stuck, parse_stacks
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.reporting.attempts import PREEMPTED, Beginning
-from launcher.supervised import progress
-from launcher.supervised.preemption import REPEAT_SECONDS
+from launcher.worker import progress
+from launcher.worker.preemption import REPEAT_SECONDS
 
 if TYPE_CHECKING:
     from launcher.jobs.drill.fault import Drill
@@ -156,10 +156,10 @@ class Supervisor:
     def _watch(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
         """Turns until the attempt is over, one way or the other."""
         clock = AwakeClock(time.monotonic())
-        watch = StallWatch(
+        watch = StallDetector(
             timeout_seconds=self._job.stall_timeout_seconds, start_timeout_seconds=self._job.start_timeout_seconds
         )
-        frozen = FrozenWatch()
+        frozen = FreezeDetector()
         has_passed_on = False
         while True:
             self._turn(workers)

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from launcher.errors import PeerError, PortTakenError, UsageError
 from launcher.machine import ports
 from launcher.machine.cluster import Cluster
-from launcher.supervised import preemption
-from launcher.supervised.progress import Progress
+from launcher.worker import preemption
+from launcher.worker.progress import Progress
 
 START_TIMEOUT = "LAUNCHER_START_TIMEOUT"
 

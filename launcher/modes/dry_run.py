@@ -11,9 +11,10 @@ from launcher.modes import Request, commands
 from launcher.modes.plan import resolve
 from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
-from launcher.run import layer_settings, session, start_weights
+from launcher.run import layer_settings, session
 from launcher.run.description import describe
 from launcher.run.plan import RunPlan
+from launcher.run.start import start_weights
 from launcher.step_program import lowering
 
 

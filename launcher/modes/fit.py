@@ -17,7 +17,7 @@ from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.errors import UsageError, advice, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
-from launcher.machine.farewell import chief_last
+from launcher.machine.exit_barrier import chief_last
 from launcher.modes import Request
 from launcher.modes.train import train_on
 from launcher.run import programs
@@ -76,7 +76,7 @@ def fit(
       model_dir: where all that the run writes goes; runs/fit unless said.
       strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`.
       replicas: as `--replicas`.
-      callbacks: see `launcher.run.keras_callbacks`.
+      callbacks: see `launcher.run.actions.keras_callbacks`.
       class_weight, shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
       **settings: what a recipe binds as `train.…`, such as `checkpoint_every=1000`; what it binds as `Clipping.…`,
         `StartFrom.…` or `Checkpoints.…` in a dict, such as `clipping={"global_norm": 1.0}`.

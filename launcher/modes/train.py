@@ -13,7 +13,7 @@ from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import compile_cache
-from launcher.machine.farewell import chief_last
+from launcher.machine.exit_barrier import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, Request, TrainRequest, commands
 from launcher.modes.plan import make_machine, resolve

@@ -156,7 +156,7 @@ def lars(
     learning_rate: float | Schedule = gin.REQUIRED,
     momentum: float = 0.9,
     nesterov: bool = False,
-    eeta: float = 0.001,
+    trust_coefficient: float = 0.001,
     epsilon: float = 0.0,
     weight_decay: float = 1e-4,
     exclude_from_decay: Sequence[str] = NO_DECAY,
@@ -165,12 +165,14 @@ def lars(
 
     Args:
       momentum: decay rate of the velocity.
-      eeta: trust coefficient.
+      trust_coefficient: trust coefficient.
       epsilon: added to the denominator of the trust ratio.
       weight_decay: decay inside the trust ratio.
       exclude_from_decay: regular expressions; weights whose path matches one get no decay and no trust ratio.
     """
-    settings = _checked("lars", _RATE, momentum=momentum) | _checked("lars", _NOT_NEGATIVE, eeta=eeta, epsilon=epsilon)
+    settings = _checked("lars", _RATE, momentum=momentum) | _checked(
+        "lars", _NOT_NEGATIVE, trust_coefficient=trust_coefficient, epsilon=epsilon
+    )
     return _decays_itself("lars", LARS, learning_rate, weight_decay, exclude_from_decay, nesterov=nesterov, **settings)
 
 

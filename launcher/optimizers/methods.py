@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from launcher.optimizers.parts import Part, norms
+from launcher.optimizers.weight_shards import WeightShard, norms
 
 
 class _Method(keras.optimizers.Optimizer):
@@ -57,13 +57,15 @@ class LAMB(_Method):
     `keras.optimizers.Lamb` differs: it decays outside the ratio and cannot exclude variables from it.
     """
 
-    takes_norms_of_parts = True
+    takes_norms_of_shards = True
     defaults: ClassVar = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6}
 
     def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
         self._first, self._second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
 
-    def update_step(self, gradient: tf.Tensor, variable: keras.Variable | Part, learning_rate: tf.Tensor) -> None:
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor
+    ) -> None:
         index = self._get_variable_index(variable)
         first, second = self._first[index], self._second[index]
         weight = tf.convert_to_tensor(variable)
@@ -86,24 +88,26 @@ class LAMB(_Method):
 class LARS(_Method):
     """Layer-wise adaptive rate scaling (You et al. 2017, arXiv 1708.03888, algorithm 1).
 
-        trust = eeta |w| / (|g| + layer_decay |w| + epsilon)
+        trust = trust_coefficient |w| / (|g| + layer_decay |w| + epsilon)
         v = momentum v + learning_rate * trust * (g + layer_decay w)
         w = w - v
 
     The velocity holds updates already multiplied by the learning rate, as in the paper and in MLPerf's reference for
     TensorFlow; PyTorch's form, which multiplies afterwards, differs whenever the rate changes. The trust ratio is 1
     where |w| or |g| is 0. With Nesterov, `w = w - (momentum v + learning_rate * trust * (g + layer_decay w))`. Excluded
-    variables get neither decay nor the ratio. `eeta` is eta in the paper.
+    variables get neither decay nor the ratio. `trust_coefficient` is eta in the paper.
     """
 
-    takes_norms_of_parts = True
-    defaults: ClassVar = {"momentum": 0.9, "nesterov": False, "eeta": 0.001, "epsilon": 0.0}
+    takes_norms_of_shards = True
+    defaults: ClassVar = {"momentum": 0.9, "nesterov": False, "trust_coefficient": 0.001, "epsilon": 0.0}
     learning_rate_by_default = 0.1
 
     def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
         self._velocities = self.add_optimizer_variables(variables, "velocity")
 
-    def update_step(self, gradient: tf.Tensor, variable: keras.Variable | Part, learning_rate: tf.Tensor) -> None:
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor
+    ) -> None:
         index = self._get_variable_index(variable)
         velocity = self._velocities[index]
         weight = tf.convert_to_tensor(variable)
@@ -112,7 +116,7 @@ class LARS(_Method):
         if self._included[index]:
             weight_norm, gradient_norm = norms(variable, weight, gradient)
             denominator = gradient_norm + self.layer_decay * weight_norm + self.epsilon
-            trust = self.eeta * tf.math.divide_no_nan(weight_norm, denominator)
+            trust = self.trust_coefficient * tf.math.divide_no_nan(weight_norm, denominator)
             rate *= _trust_ratio(weight_norm, gradient_norm, trust)
             gradient += self.layer_decay * weight
         step = rate * gradient

@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
-from launcher.machine.as_written import as_written, call_converted
+from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.optimizers import own_settings
-from launcher.optimizers.parts import Part, check_shardable, part_of, takes_norms
 from launcher.optimizers.schedules import Schedule
+from launcher.optimizers.weight_shards import WeightShard, check_shardable, shard_of, takes_norms
 
 # Biases and normalisation parameters, by the end of their path.
 NO_DECAY = (r"bias$", r"gamma$", r"beta$")
@@ -55,9 +55,9 @@ class Optimizer:
         checkpoint.
 
     Attributes:
-      parts: of each variable that `build` was given, the part that a replica updates; None of one that each updates as
-        a whole.
-      slot_parts: slots of which a replica holds a part, each with the part of the variable.
+      shards: of each variable that `build` was given, the shard that a replica updates; None where each updates the
+        whole.
+      slot_shards: slots of which a replica holds a shard, each with the shard of the variable.
 
     Raises:
       UsageError: an argument is out of range, or the Keras optimizer relies on what `apply_gradients` does.
@@ -100,8 +100,8 @@ class Optimizer:
         self._decays: list[float] = []
         self._multipliers: list[float] = []
         self._total_steps = 0
-        self.parts: list[Part | None] = []
-        self.slot_parts: list[tuple[keras.Variable, Part]] = []
+        self.shards: list[WeightShard | None] = []
+        self.slot_shards: list[tuple[keras.Variable, WeightShard]] = []
 
     def build(
         self,
@@ -130,7 +130,7 @@ class Optimizer:
                     "gradients are reduced already"
                 )
         self._updated = list(variables)
-        self.parts = [part_of(variable, shards) for variable in variables]
+        self.shards = [shard_of(variable, shards) for variable in variables]
         self._build_keras()
         self._decays = [
             0.0 if any(re.search(pattern, variable.path) for pattern in self._exclude) else self._weight_decay or own
@@ -143,22 +143,22 @@ class Optimizer:
             raise UsageError(f"{self._keras.name}: the schedule must return a scalar, got shape {rate.shape}")
 
     def check_shardable(self) -> None:
-        """Raises UsageError where the state cannot be shared out; see `launcher.optimizers.parts`."""
+        """Raises UsageError where the state cannot be shared out; see `launcher.optimizers.weight_shards`."""
         check_shardable(self._keras)
 
     @property
-    def reduces_parts(self) -> bool:
-        """Whether `apply` reduces over the replicas where variables are in parts, and cannot stand in a conditional."""
+    def reduces_shards(self) -> bool:
+        """Whether `apply` reduces over the replicas where variables are sharded, and cannot stand in a conditional."""
         return takes_norms(self._keras)
 
     def _build_keras(self) -> None:
-        if not any(self.parts):
+        if not any(self.shards):
             self._keras.build(self._updated)
             return
         keras_add = self._keras.add_variable_from_reference
 
         def add(reference_variable: object, name: str = "var", initializer: object = "zeros") -> keras.Variable:
-            if not isinstance(reference_variable, Part):
+            if not isinstance(reference_variable, WeightShard):
                 return keras_add(reference_variable, name=name, initializer=initializer)
             slot = self._keras.add_variable(
                 shape=reference_variable.shape,
@@ -167,11 +167,11 @@ class Optimizer:
                 # Keras's own name for it, so that checkpoints are the same with whole slots.
                 name=f"{reference_variable.path.replace('/', '_')}_{name}",
             )
-            self.slot_parts.append((slot, reference_variable))
+            self.slot_shards.append((slot, reference_variable))
             return slot
 
         self._keras.add_variable_from_reference = add
-        self._keras.build([part or variable for part, variable in zip(self.parts, self._updated, strict=True)])
+        self._keras.build([shard or variable for shard, variable in zip(self.shards, self._updated, strict=True)])
         del self._keras.add_variable_from_reference
 
     @property
@@ -206,18 +206,18 @@ class Optimizer:
     def apply(
         self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor, rate: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """Updates this replica's weights; in replica context, also inside `tf.cond` unless it `reduces_parts`.
+        """Updates this replica's weights; in replica context, also inside `tf.cond` unless it `reduces_shards`.
 
         Args:
           gradients: one for each variable given to `build`; reduced, unscaled and clipped float32 tensors, equal on
-            every replica; of a variable with a part in `parts`, this replica's part of it. None leaves the variable
+            every replica; of a variable with a shard in `shards`, this replica's shard of it. None leaves the variable
             and its slots alone, as Keras does: no update and no decay.
           step: as in `learning_rate`.
           rate: what `learning_rate` returned for it, if that is known: a conditional would compute it once more.
 
         Returns:
-          The new value of this replica's part of each variable that has parts and a gradient, in their order. Those
-          variables are not changed: that is for the caller, with the parts of all replicas.
+          The new value of this replica's shard of each variable that has shards and a gradient, in their order. Those
+          variables are not changed: that is for the caller, with the shards of all replicas.
         """
         new: list[tf.Tensor] = []
         common_rate = self.learning_rate(step) if rate is None else rate
@@ -225,12 +225,12 @@ class Optimizer:
         has_momentum_alone = type(self._keras) is keras.optimizers.SGD and bool(self._keras.momentum)
         if isinstance(self._keras, keras.optimizers.Nadam):
             self._advance_nadam(self._keras)
-        for index, (gradient, whole, part, coefficient, multiplier) in enumerate(
-            zip(gradients, self._updated, self.parts, self._decays, self._multipliers, strict=True)
+        for index, (gradient, whole, shard, coefficient, multiplier) in enumerate(
+            zip(gradients, self._updated, self.shards, self._decays, self._multipliers, strict=True)
         ):
             if gradient is None:
                 continue
-            variable = whole if part is None else part.taken()
+            variable = whole if shard is None else shard.taken()
             own_rate = common_rate if multiplier == 1.0 else common_rate * multiplier
             if coefficient:
                 decay = coefficient * tf.convert_to_tensor(variable)
@@ -238,11 +238,11 @@ class Optimizer:
                     self._keras.assign_sub(variable, own_rate * decay)
                 else:
                     gradient += decay
-            if part is None and has_momentum_alone and whole.dtype == "float32":
+            if shard is None and has_momentum_alone and whole.dtype == "float32":
                 self._move(self._keras, index, gradient, own_rate)
             else:
                 self._keras.update_step(gradient, variable, own_rate)
-            if part is not None:
+            if shard is not None:
                 new.append(variable.value)
             elif whole.constraint is not None:
                 self._keras.assign(whole, call_converted(whole.constraint, tf.convert_to_tensor(whole)))
@@ -339,4 +339,4 @@ def _as_schedule(learning_rate: float | Schedule) -> Schedule:
         return learning_rate
     if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
         raise UsageError(f"learning_rate = {learning_rate}: must be a finite number, 0 or more")
-    return as_written(lambda step, total_steps: tf.constant(learning_rate, tf.float32))
+    return no_autograph(lambda step, total_steps: tf.constant(learning_rate, tf.float32))

@@ -22,7 +22,7 @@ import gin
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 
 # (step float32 [], total_steps) -> learning rate float32 []
 Schedule = Callable[[tf.Tensor, int], tf.Tensor]
@@ -98,7 +98,7 @@ def inverse_square_root(
     assert peak is not None
     highest = _checked("inverse_square_root", peak, warmup_steps)
 
-    @as_written
+    @no_autograph
     def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
         number = tf.cast(step, tf.float32) + 1.0
         return highest * tf.minimum(number / warmup_steps, tf.sqrt(warmup_steps / number))
@@ -127,7 +127,7 @@ def step_decay(
         raise UsageError(f"step_decay.factor = {factor}: must be more than 0 and at most 1")
     are_steps = _are_steps(boundaries)
 
-    @as_written
+    @no_autograph
     def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
         horizon = decay_steps or total_steps
         # From the step with a boundary's number on, counted from 0, the rate is the lower one.
@@ -151,7 +151,7 @@ def _warmed(
     """The schedule of this name: warm-up, and a shape of the progress after it."""
     _checked(name, peak, warmup_steps, warmup_fraction, final, decay_steps)
 
-    @as_written
+    @no_autograph
     def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
         horizon = decay_steps or total_steps
         warmup = _warmup(horizon, warmup_steps, warmup_fraction)

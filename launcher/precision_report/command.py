@@ -15,8 +15,9 @@ from launcher.precision_report.examine import examine
 from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.reporting import report, run_folder, strict_json
 from launcher.reporting.console import make_console
-from launcher.run import loading, session, starting_point
+from launcher.run import loading, session
 from launcher.run.plan import RunPlan
+from launcher.run.start import starting_point
 from launcher.step import precision
 
 
@@ -57,7 +58,7 @@ def run(
         "replicas": f"{resolved.strategy.num_replicas} on {resolved.strategy.accelerator}",
         "batch": f"{resolved.recipe.global_batch_size}, of which {resolved.microbatch_size} at a time on each replica",
         "calibration": f"{settings.batches} batches",
-        "wire dtype": resolved.wire_dtype.name,
+        "reduce dtype": resolved.reduce_dtype.name,
     }
     console.plan(lines)
     if dry_run:
@@ -94,5 +95,5 @@ def _under(policy: str, resolved: RunPlan) -> RunPlan:
         policy=policy,
         policy_why="precision_report",
         loss_scale=precision.resolve_loss_scale(recipe.loss_scale, policy),
-        wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
+        reduce_dtype=precision.resolve_reduce_dtype(recipe.reduce_dtype, policy),
     )

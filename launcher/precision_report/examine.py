@@ -16,7 +16,7 @@ from launcher.precision_report.probe import Probe, Probed
 from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.step import wire_error
+from launcher.step import reduce_error
 from launcher.watch import float16_losses
 from launcher.watch.float16_losses import Gradient, Overflow, ScaleVerdict
 
@@ -34,7 +34,7 @@ class PassError(NamedTuple):
 
 
 class WireCost(NamedTuple):
-    """What reducing the gradients costs and loses, predicted; see `launcher.step.wire_error`."""
+    """What reducing the gradients costs and loses, predicted; see `launcher.step.reduce_error`."""
 
     dtype: str
     replicas: int
@@ -131,8 +131,8 @@ def _gradients(probe: Probe, found: Sequence[Probed], plan: RunPlan) -> list[Gra
                 gradients.append(Gradient(**of, counts=counts[index], maxima=maxima[:, index]))
     parts = plan.strategy.num_replicas * plan.microbatches
     for index, weight in enumerate(probe.weights):
-        if parts > 1 or weight.dtype != plan.wire_dtype.name:
-            of = {"path": weight.path, "kind": "wire", "dtype": plan.wire_dtype.name}
+        if parts > 1 or weight.dtype != plan.reduce_dtype.name:
+            of = {"path": weight.path, "kind": "wire", "dtype": plan.reduce_dtype.name}
             # What the other microbatches add is not known, but at most as much each.
             largest = max(float(one.wire_maxima[index]) for one in found) * plan.microbatches
             counts = _total([one.wire_counts[index] for one in found])
@@ -158,7 +158,7 @@ def _wire(probe: Probe, own: int, others: Sequence[int]) -> list[WireCost]:
     found = []
     for replicas in sorted({own, *others}):
         for dtype in ("float16", "bfloat16", "float32"):
-            payload = wire_error.payload_bytes(probe.weight_sizes, dtype)
-            error = wire_error.predicted_error(dtype, replicas)
-            found.append(WireCost(dtype, replicas, error, payload, wire_error.ring_bytes(payload, replicas)))
+            payload = reduce_error.payload_bytes(probe.weight_sizes, dtype)
+            error = reduce_error.predicted_error(dtype, replicas)
+            found.append(WireCost(dtype, replicas, error, payload, reduce_error.ring_bytes(payload, replicas)))
     return found

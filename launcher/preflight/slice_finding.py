@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from launcher.config import gin_used
 from launcher.errors import UsageError
-from launcher.optimizers.parts import bytes_of
+from launcher.optimizers.weight_shards import bytes_of
 from launcher.preflight import advice, roofline
 from launcher.preflight.compiled import Compilation, hbm, hlo
 from launcher.preflight.compiled.costs import Costs
@@ -197,7 +197,7 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
         steps=plan.total_steps,
         model_flops=model.flops.model if model.flops else None,
     )
-    gradient_bytes = model.trained_parameters * plan.wire_dtype.size if plan.recipe.shard_optimizer else 0
+    gradient_bytes = model.trained_parameters * plan.reduce_dtype.size if plan.recipe.shard_optimizer else 0
     return dataclasses.replace(
         found,
         costs=costs,

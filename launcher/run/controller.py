@@ -16,12 +16,12 @@ from launcher.checkpoints import HOST, Best, Saver
 from launcher.errors import Preempted, TrainingError, UsageError, advice
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
-from launcher.run.actions import Action, Event
-from launcher.run.early_stopping import is_better
+from launcher.run.actions.base import Action, Event
+from launcher.run.actions.early_stopping import is_better
+from launcher.run.actions.spikes import SkippedSteps
 from launcher.run.loop import Loop
 from launcher.run.session import Session
-from launcher.run.spikes import SkippedSteps
-from launcher.run.starting_point import EVALUATION_DUE, LEFT_OUT
+from launcher.run.start.starting_point import EVALUATION_DUE, LEFT_OUT
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import Task, folded, metric_results
@@ -65,7 +65,12 @@ class Controller:
         self._diagnosis = Diagnosis(session.trainer, plan.data)
         self._actions = (
             *actions,
-            SkippedSteps(session.trainer, self._diagnosis, most_at_floor=recipe.max_skips_at_floor, note=reporter.note),
+            SkippedSteps(
+                session.trainer,
+                self._diagnosis,
+                max_consecutive_overflows=recipe.max_consecutive_overflows,
+                note=reporter.note,
+            ),
         )
         self._stop_requested = stop_requested
         self._evaluation_due = evaluation_due

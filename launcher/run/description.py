@@ -14,7 +14,7 @@ from launcher.config import gin_bindings
 from launcher.reporting.run_folder import LOW_IS_BEST, Change, RunRecord
 from launcher.run import layer_settings
 from launcher.run.plan import RunPlan
-from launcher.step import freezing, layer_policies, wire_error
+from launcher.step import freezing, layer_policies, reduce_error
 from launcher.step.moving_statistics import is_moving
 
 
@@ -43,7 +43,7 @@ def describe(
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
-    lines["wire"] = wire_error.describe(sent, resolved.wire_dtype.name, moving, resolved.strategy.num_replicas)
+    lines["wire"] = reduce_error.describe(sent, resolved.reduce_dtype.name, moving, resolved.strategy.num_replicas)
     more = resolved.recipe.task.notes(model, resolved.strategy.accelerator)
     for number, note in enumerate((*gin_bindings.notes(), *resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note

@@ -12,11 +12,11 @@ import tensorflow as tf
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Batch, Shard
 from launcher.errors import UsageError
-from launcher.machine.as_written import call_converted
+from launcher.machine.no_autograph import call_converted
 from launcher.run.loop import Loop
 from launcher.run.plan import RunPlan
 from launcher.step import gradients, summation
-from launcher.tasks import loss_pieces as pieces
+from launcher.tasks import loss_chunks as pieces
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results
 
 
@@ -28,7 +28,7 @@ class Evaluator:
         self._task: Task = plan.recipe.task
         self._data = plan.data
         self._global_batch_size = plan.eval_batch_size
-        self._loss_pieces = plan.loss_pieces
+        self._loss_pieces = plan.loss_chunks
         self._metric_names: tuple[str, ...] = ()
         self._metric_sizes: list[int] = []
         self._forward = _compiled(self._sums, plan)

@@ -14,7 +14,7 @@ import keras
 from launcher.data.batch_spec import SpecifiesBatches
 from launcher.errors import UsageError
 from launcher.machine import xla
-from launcher.optimizers.parts import bytes_of, part_of
+from launcher.optimizers.weight_shards import bytes_of, shard_of
 from launcher.reporting.units import bytes_text
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
@@ -51,7 +51,7 @@ def describe(plan: RunPlan, model: keras.Model) -> dict[str, str]:
     if held := _shared_state(plan, model):
         lines["optimizer state"] = held
     if shape := plan.recipe.task.logits_shape:
-        lines["loss"] = text.describe_loss(plan.loss_pieces, model, plan.microbatch_size, shape)
+        lines["loss"] = text.describe_loss(plan.loss_chunks, model, plan.microbatch_size, shape)
     return lines
 
 
@@ -170,7 +170,7 @@ def _shared_state(plan: RunPlan, model: keras.Model) -> str:
     replicas = plan.strategy.num_replicas
     if replicas == 1:
         return "train.shard_optimizer = True: one replica holds all of it"
-    parts = [(variable, part_of(variable, replicas)) for variable in model.trainable_variables]
+    parts = [(variable, shard_of(variable, replicas)) for variable in model.trainable_variables]
     whole = bytes_of([variable for variable, _ in parts])
     held = bytes_of([variable if part is None else part for variable, part in parts])
     divided = bytes_of([variable for variable, part in parts if part is not None])

@@ -26,7 +26,7 @@ from launcher.tasks.base import open_data
 def import_builtins() -> None:
     """Makes the names that recipes may bind known to gin."""
     for name in (
-        "launcher.data.images",
+        "launcher.data.images.image_data",
         "launcher.data.text.corpus",
         "launcher.data.text.pairs",
         "launcher.precision_report.settings",
@@ -159,7 +159,7 @@ class Machine:
             policy=policy,
             policy_why=why,
             loss_scale=precision.resolve_loss_scale(recipe.loss_scale, "mixed_float16" if in_float16 else policy),
-            wire_dtype=precision.resolve_wire_dtype(recipe.wire_dtype, policy),
+            reduce_dtype=precision.resolve_reduce_dtype(recipe.reduce_dtype, policy),
             total_steps=recipe.total_steps(data),
             eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,
             seed=recipe.seed if self.seed is None else self.seed,

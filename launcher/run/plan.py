@@ -12,8 +12,8 @@ from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.reporting.units import plural
 from launcher.run.recipe import Recipe
-from launcher.step import gradients, precision, wire_error
-from launcher.tasks.loss_pieces import LossPieces
+from launcher.step import gradients, precision, reduce_error
+from launcher.tasks.loss_chunks import LossChunks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class RunPlan:
     Attributes:
       data: the task's data, opened once.
       policy, policy_why: dtype policy, and the reason it was chosen.
-      wire_dtype: dtype gradients are reduced in.
+      reduce_dtype: dtype gradients are reduced in.
       eval_batch_size: examples of one evaluation batch over all replicas.
       seed: base of all random numbers.
       deterministic: whether two runs on one topology must be bitwise equal.
@@ -41,7 +41,7 @@ class RunPlan:
     policy: str
     policy_why: str
     loss_scale: precision.LossScale
-    wire_dtype: tf.DType
+    reduce_dtype: tf.DType
     total_steps: int
     eval_batch_size: int
     seed: int
@@ -73,8 +73,8 @@ class RunPlan:
         return self.recipe.jit_compile and self.strategy.accelerator != "tpu"
 
     @property
-    def loss_pieces(self) -> LossPieces:
-        return LossPieces(pieces=self.recipe.loss_pieces, accelerator=self.strategy.accelerator)
+    def loss_chunks(self) -> LossChunks:
+        return LossChunks(pieces=self.recipe.loss_chunks, accelerator=self.strategy.accelerator)
 
     @property
     def bucket_bytes(self) -> int:
@@ -86,7 +86,7 @@ class RunPlan:
     def notes(self) -> tuple[str, ...]:
         """What a person should know before the run: of the devices, and of dtypes that lose or gain nothing."""
         notes = [*self.strategy.notes]
-        if warning := wire_error.warning(self.wire_dtype.name, self.strategy.num_replicas):
+        if warning := reduce_error.warning(self.reduce_dtype.name, self.strategy.num_replicas):
             notes.append(warning)
         if self.strategy.accelerator == "tpu" and self.policy != "mixed_bfloat16":
             notes.append(

@@ -16,9 +16,9 @@ from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.reporting import trackers  # noqa: F401  (recipes bind its sinks)
 from launcher.reporting.sinks import Sink
-from launcher.run.early_stopping import EarlyStopping
-from launcher.run.spikes import Spikes
-from launcher.run.start_weights import StartFrom
+from launcher.run.actions.early_stopping import EarlyStopping
+from launcher.run.actions.spikes import Spikes
+from launcher.run.start.start_weights import StartFrom
 from launcher.step import freezing, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
@@ -111,14 +111,14 @@ class Recipe:
       sinks: where events go besides the console, metrics.jsonl and TensorBoard: `[@WandbSink()]`, `[@MlflowSink()]` or
         your own; see `launcher.reporting.sinks.Sink`.
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
-      wire_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
+      reduce_dtype: dtype gradients are reduced in: "auto", "float16", "bfloat16" or "float32".
       bucket_bytes: upper bound on one gradient collective; None for 16 MiB, and on a TPU for each gradient by itself,
         as the compiler merges them there.
       clipping: bounds of gradients; see `launcher.step.clipping.Clipping`.
       shard_optimizer: share the optimizer's state out over the replicas: each keeps the state of its part of every
         large weight, updates that part, and all put the parts together. Trains to the same weights.
       penalty: penalty on weights by layer type, `@penalty()`, or None.
-      start: the weights it starts with; see `launcher.run.start_weights.StartFrom`.
+      start: the weights it starts with; see `launcher.run.start.start_weights.StartFrom`.
       freeze: regular expressions on whole paths of layers and weights that are not trained, such as ('base/.*',); see
         `launcher.step.freezing.freeze`.
       rate_multipliers: what multiplies the learning rate of layers and weights, by a regular expression on their whole
@@ -127,16 +127,16 @@ class Recipe:
         no average.
       evaluate_ema: evaluate the averaged weights, when there are any.
       jit_compile: compile each replica's forward and backward pass with XLA.
-      loss_pieces: pieces that a loss over a vocabulary is computed in, one after another, instead of from whole logits:
+      loss_chunks: pieces that a loss over a vocabulary is computed in, one after another, instead of from whole logits:
         of the vocabulary on a TPU, of the tokens elsewhere. 1 for whole logits; "auto" for pieces where the logits of a
         microbatch are more than 256 MiB (4 GiB on a GPU) and the model can give features instead.
       spikes: what is done about spikes of loss or gradient norm, `@Spikes()`, or None; see
-        `launcher.run.spikes.Spikes`.
+        `launcher.run.actions.spikes.Spikes`.
       early_stopping: `@EarlyStopping()` to end a run that no longer gets better, or None; see
-        `launcher.run.early_stopping.EarlyStopping`.
-      leave_out: first and last batch of each range that is not trained on, such as [(120, 122)]. Batches count from 1,
-        as steps do; the batches that follow move up.
-      max_skips_at_floor: consecutive non-finite steps, at a scale that can fall no further, that end the run.
+        `launcher.run.actions.early_stopping.EarlyStopping`.
+      skip_batches: first and last batch of each range that is not trained on, such as [(120, 122)]. Batches count from
+        1, as steps do; the batches that follow move up.
+      max_consecutive_overflows: consecutive non-finite steps, at a scale that can fall no further, that end the run.
       seed: base of all random numbers, unless `--seed` is given.
       log_every: steps between log events.
       evaluate_every: steps between evaluations; 0 for only at the end.
@@ -165,7 +165,7 @@ class Recipe:
     precision_watch: PrecisionWatch | None = None
     sinks: Sequence[Any] = ()
     loss_scale: Any = "auto"
-    wire_dtype: str = "auto"
+    reduce_dtype: str = "auto"
     bucket_bytes: int | None = None
     clipping: Clipping = dataclasses.field(default_factory=Clipping)
     shard_optimizer: bool = False
@@ -176,11 +176,11 @@ class Recipe:
     ema_decay: float | None = None
     evaluate_ema: bool = True
     jit_compile: bool = False
-    loss_pieces: int | Literal["auto"] = "auto"
+    loss_chunks: int | Literal["auto"] = "auto"
     spikes: Spikes | None = None
     early_stopping: EarlyStopping | None = None
-    leave_out: Sequence[Sequence[int]] = ()
-    max_skips_at_floor: int = 20
+    skip_batches: Sequence[Sequence[int]] = ()
+    max_consecutive_overflows: int = 20
     seed: int = 0
     log_every: int = 10
     evaluate_every: int = 0
@@ -199,15 +199,15 @@ class Recipe:
             raise UsageError(
                 f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
             )
-        check_least("train", self, global_batch_size=1, log_every=1, max_skips_at_floor=1)
-        for name in ("steps_per_loop", "microbatches", "loss_pieces"):
+        check_least("train", self, global_batch_size=1, log_every=1, max_consecutive_overflows=1)
+        for name in ("steps_per_loop", "microbatches", "loss_chunks"):
             if getattr(self, name) != "auto":
                 check_least("train", self, **{name: 1})
         if self.rematerialize not in (True, False, None, "auto"):
             raise UsageError(f"train.rematerialize = {self.rematerialize!r}: must be True, False, 'auto' or None")
-        if self.loss_pieces != "auto" and task.logits_shape is None:
+        if self.loss_chunks != "auto" and task.logits_shape is None:
             raise UsageError(
-                f"train.loss_pieces = {self.loss_pieces}: {type(self.task).__name__} has no loss over a vocabulary, as "
+                f"train.loss_chunks = {self.loss_chunks}: {type(self.task).__name__} has no loss over a vocabulary, as "
                 "the tasks of text have; leave it out"
             )
         _check_not_negative("train", self, "evaluate_every", "checkpoint_every")
@@ -223,11 +223,11 @@ class Recipe:
                 raise UsageError(
                     f"train.sinks: {sink!r} is not a launcher.reporting.sinks.Sink; bind objects, as in [@WandbSink()]"
                 )
-        for one in self.leave_out:
+        for one in self.skip_batches:
             if len(one) != 2 or not 1 <= one[0] <= one[1]:
                 raise UsageError(
-                    f"train.leave_out: {one!r} is not a first and a last batch, counted from 1; bind ranges, such as "
-                    "[(120, 122)]"
+                    f"train.skip_batches: {one!r} is not a first and a last batch, counted from 1; bind ranges, such "
+                    "as [(120, 122)]"
                 )
         spikes, keep = self.spikes, self.checkpoints.keep
         if spikes is not None and spikes.action == "rewind" and spikes.rewind_checkpoints > keep:

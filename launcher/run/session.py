@@ -79,7 +79,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         rate_multipliers=freezing.rate_multipliers(model, recipe.rate_multipliers),
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
-        left_out=ALL_IN.with_ranges(recipe.leave_out),
+        left_out=ALL_IN.with_ranges(recipe.skip_batches),
     )
     evaluator = Evaluator(strategy, model, plan)
     return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, notes=tuple(notes))
@@ -169,16 +169,16 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
         global_batch_size=recipe.global_batch_size,
         microbatches=plan.microbatches,
         nominal_weight=recipe.global_batch_size * per_example,
-        wire_dtype=plan.wire_dtype,
+        reduce_dtype=plan.reduce_dtype,
         bucket_bytes=plan.bucket_bytes,
         clipping=_clipping(recipe.clipping, optimizer),
         ema_decay=recipe.ema_decay,
         penalty=recipe.penalty,
         jit_compile=plan.jit_compile,
-        loss_pieces=plan.loss_pieces,
+        loss_chunks=plan.loss_chunks,
         compiled=plan.jit_compile or plan.strategy.accelerator == "tpu",
         seed=plan.seed,
-        selects=plan.strategy.accelerator == "tpu" or (recipe.shard_optimizer and optimizer.reduces_parts),
+        selects=plan.strategy.accelerator == "tpu" or (recipe.shard_optimizer and optimizer.reduces_shards),
         shards=plan.strategy.num_replicas if recipe.shard_optimizer else 1,
         has_limits=recipe.spikes is not None and recipe.spikes.action == "skip",
     )

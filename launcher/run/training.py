@@ -17,15 +17,15 @@ from launcher.checkpoints import DATA, Best, CheckpointStore, Saver
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
-from launcher.machine import accelerators, farewell, gce, tpu
+from launcher.machine import accelerators, exit_barrier, gce, tpu
 from launcher.model_dir import lease
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.reporting.trackers import Prometheus
-from launcher.run import assets, description, session, start_weights, starting_point
-from launcher.run.actions import (
+from launcher.run import description, session
+from launcher.run.actions.base import (
     Action,
     DrillFault,
     LastEvents,
@@ -36,20 +36,21 @@ from launcher.run.actions import (
     SealCompileCache,
     TellSupervisor,
 )
+from launcher.run.actions.early_stopping import StopEarly
+from launcher.run.actions.keras_callbacks import KerasCallbacks
+from launcher.run.actions.profile import ProfiledSteps, ProfileSteps
+from launcher.run.actions.spikes import Rewind, SpikeDetector
+from launcher.run.actions.worker_times import WorkerTimes
 from launcher.run.controller import Controller
-from launcher.run.early_stopping import StopEarly
 from launcher.run.input_faults import check_checkpoints, damage_named, input_was_there
-from launcher.run.keras_callbacks import KerasCallbacks
 from launcher.run.plan import RunPlan
-from launcher.run.profile import ProfiledSteps, ProfileSteps
 from launcher.run.session import Session
-from launcher.run.spikes import Rewind, SpikeWatch
-from launcher.run.starting_point import StartingPoint
-from launcher.run.worker_times import WorkerTimes
+from launcher.run.start import assets, start_weights, starting_point
+from launcher.run.start.starting_point import StartingPoint
 from launcher.step import layer_policies
-from launcher.supervised import progress
-from launcher.supervised.preemption import StopRequest
-from launcher.supervised.progress import Progress
+from launcher.worker import progress
+from launcher.worker.preemption import StopRequest
+from launcher.worker.progress import Progress
 
 _SUMMARY_SECONDS = 3.0  # at most, of a process that is about to end whatever its main thread does
 
@@ -273,7 +274,7 @@ class _Run:
             actions.append(callbacks)
         if recipe.spikes is not None:
             actions.append(
-                SpikeWatch(
+                SpikeDetector(
                     recipe.spikes,
                     built.trainer,
                     rewinds=start.rewinds,
@@ -369,7 +370,7 @@ class _Run:
             return None
         why = underway.controller.leave(seconds)
         if why is not None and underway.controller.has_trained:
-            farewell.await_chief(self._plan.cluster)
+            exit_barrier.await_chief(self._plan.cluster)
             summarising = threading.Thread(target=self._summarise, args=(EXIT_PREEMPTED, why, True), daemon=True)
             summarising.start()
             summarising.join(_SUMMARY_SECONDS)

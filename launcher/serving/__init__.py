@@ -6,8 +6,9 @@ import os
 
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
-from launcher.run import assets, session
+from launcher.run import session
 from launcher.run.plan import RunPlan
+from launcher.run.start import assets
 from launcher.serving import weights
 from launcher.serving.weights import Weights
 

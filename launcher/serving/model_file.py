@@ -17,9 +17,10 @@ from launcher.config import gin_bindings
 from launcher.errors import UsageError, user_code
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve as resolve_cluster
-from launcher.run import assets, loading, session
+from launcher.run import loading, session
 from launcher.run.plan import policy_of
 from launcher.run.recipe import Recipe
+from launcher.run.start import assets
 from launcher.serving import checkpoints_of, weights
 from launcher.serving.weights import Weights
 

@@ -1,4 +1,4 @@
-"""Clipping of gradients that are reduced, unscaled and judged: once, the same on every replica.
+"""Clipping of gradients that are reduced, unscaled and checked: once, the same on every replica.
 
 Clipping before the reduction, as Keras's `clipnorm` does, clips each replica's share and sums what is left: another
 function on every topology.
@@ -13,7 +13,7 @@ import gin
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 
 # Weights this small are clipped as if they had this norm, so that zero-initialised ones can move (Brock et al. 2021).
 _SMALLEST_WEIGHT_NORM = 1e-3
@@ -56,7 +56,7 @@ class Clipping:
         """Whether more of a gradient must be known than each element and the norm of all."""
         return self.layer_norm is not None or self.adaptive is not None
 
-    @as_written
+    @no_autograph
     def apply(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The float32 gradients of the mean loss, bounded; `norm` is their global norm, `weights` what they change."""
         if self.global_norm is not None:

@@ -1,9 +1,9 @@
 """From one replica's scaled gradients to the ones every replica applies.
 
-    cast to wire dtype -> bucket -> reduce (SUM) -> float32 -> unscale and weight -> judge
+    cast to reduce dtype -> bucket -> reduce (SUM) -> float32 -> unscale and weight -> check
 
 Everything here runs in replica context. There is one collective a bucket, and one of a single number where each replica
-squares another part for the norm, none of them inside a conditional, and one judgement after all of them, so replicas
+squares another part for the norm, none of them inside a conditional, and one check after all of them, so replicas
 can neither disagree nor wait for each other.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 
 # A bucket waits for the last of its gradients, and the last bucket for the end of the backward pass: of 64 MiB, it
 # would be a third of a ResNet-50. Each bucket costs a few rounds over the network, too: see `benchmarks/wire.py`.
@@ -26,7 +26,7 @@ TPU_BUCKET_BYTES = 1
 _SMALL = 4096
 
 
-class Judged(NamedTuple):
+class Checked(NamedTuple):
     """Gradients ready to be applied, and the verdict on them.
 
     Attributes:
@@ -44,7 +44,7 @@ class Judged(NamedTuple):
     applied: tf.Tensor
 
 
-@as_written
+@no_autograph
 def dense(gradient: tf.Tensor | tf.IndexedSlices, shape: tf.TensorShape) -> tf.Tensor:
     """The gradient by a variable of this shape as one float32 tensor: bfloat16 IndexedSlices cannot be reduced, and
     sums need duplicates added. One that a Python function has made has no static shape of its own.
@@ -76,13 +76,13 @@ def plan_buckets(sizes: Sequence[int], dtypes: Sequence[tf.DType], bucket_bytes:
     return buckets
 
 
-@as_written
-def to_wire(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+@no_autograph
+def to_reduce_dtype(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
     """Gradients in the dtype that they are reduced in; on one replica too, so that the topology changes no result."""
     return [tf.cast(gradient, dtype) for gradient in gradients]
 
 
-@as_written
+@no_autograph
 def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[tf.Tensor]:
     """Sums this replica's tensors, of static shapes, over all replicas in their dtypes, one collective a bucket."""
     context = tf.distribute.get_replica_context()
@@ -104,7 +104,7 @@ def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCK
     return reduced
 
 
-@as_written
+@no_autograph
 def gather(
     parts: Sequence[tf.Tensor], axes: Sequence[int], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES
 ) -> list[tf.Tensor]:
@@ -142,39 +142,39 @@ def _side_by_side(stacked: tf.Tensor, axis: int) -> tf.Tensor:
     )
 
 
-@as_written
-def judge(
+@no_autograph
+def unscale_and_check(
     reduced: Sequence[tf.Tensor],
     *,
     scale: tf.Tensor,
     nominal_weight: float,
     true_weight: tf.Tensor,
-    parts: Collection[int] = (),
+    shards: Collection[int] = (),
     divides: bool = False,
-) -> Judged:
+) -> Checked:
     """Unscales reduced gradients, corrects them to the true weight and tests them once.
 
     Args:
-      reduced: gradients of `scale * sum(losses) / nominal_weight`, summed over replicas, in the wire dtype.
+      reduced: gradients of `scale * sum(losses) / nominal_weight`, summed over replicas, in the reduce dtype.
       scale: float32 scalar, the loss scale they were computed with.
       nominal_weight: the static weight the loss was divided by before differentiation.
       true_weight: float32 scalar, sum of the real examples' weights over all replicas.
-      parts: places of those of which each replica has another part; the norm is that of the wholes.
+      shards: places of those of which each replica has another part; the norm is that of the wholes.
       divides: whether each replica squares a share of what all of them have, too: less to read, and one number to wait
         for.
     """
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
     gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
-    norm = _norm(gradients, reduced, factor, parts, divides)
+    norm = _norm(gradients, reduced, factor, shards, divides)
     finite, empty = tf.math.is_finite(norm), tf.equal(true_weight, 0.0)
-    return Judged(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)))
+    return Checked(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)))
 
 
 def _norm(
     gradients: Sequence[tf.Tensor],
     reduced: Sequence[tf.Tensor],
     factor: tf.Tensor,
-    parts: Collection[int],
+    shards: Collection[int],
     divides: bool,
 ) -> tf.Tensor:
     """The global norm of `gradients`; what a replica squares alone is summed by one small reduction.
@@ -188,12 +188,12 @@ def _norm(
         joined = [tf.concat(vectors, axis=0) * factor] if small else []
         return [2 * tf.nn.l2_loss(one) for one in joined + [gradients[index] for index in places if index not in small]]
 
-    wholes, own = [], sums_of_squares(list(parts)) if parts else []
+    wholes, own = [], sums_of_squares(list(shards)) if shards else []
     for index in range(len(gradients)):
-        share, weight = _share(reduced[index]) if divides and index not in parts else (None, 1.0)
+        share, weight = _share(reduced[index]) if divides and index not in shards else (None, 1.0)
         if share is not None:
             own.append(weight * 2 * tf.nn.l2_loss(tf.cast(share, tf.float32) * factor))
-        elif index not in parts:
+        elif index not in shards:
             wholes.append(index)
     squares = sums_of_squares(wholes)
     if own:
@@ -230,10 +230,10 @@ def _is_small(gradient: tf.Tensor) -> bool:
     return gradient.shape.num_elements() <= _SMALL
 
 
-@as_written
-def within(judged: Judged, loss: tf.Tensor, limits: tf.Tensor) -> Judged:
+@no_autograph
+def within(checked: Checked, loss: tf.Tensor, limits: tf.Tensor) -> Checked:
     """Has gradients not applied where the mean loss or their norm is above its limit; `limits` is float32 [2], of the
     loss and of the norm, infinity for none.
     """
-    is_within = tf.logical_and(loss <= limits[0], judged.norm <= limits[1])
-    return judged._replace(applied=tf.logical_and(judged.applied, is_within))
+    is_within = tf.logical_and(loss <= limits[0], checked.norm <= limits[1])
+    return checked._replace(applied=tf.logical_and(checked.applied, is_within))

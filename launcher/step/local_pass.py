@@ -17,11 +17,11 @@ import tensorflow as tf
 from launcher.data.pipeline import Batch
 from launcher.errors import UsageError
 from launcher.machine import xla
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 from launcher.step import gradients
 from launcher.step.moving_statistics import is_moving, seed_states
 from launcher.step.step_config import StepConfig
-from launcher.tasks import loss_pieces
+from launcher.tasks import loss_chunks
 from launcher.tasks.base import Task, loss_sums
 
 Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
@@ -167,7 +167,7 @@ class LocalPass:
             for variable in variables:
                 tape.watch(variable)
             sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
-            with xla.compiling(self._config.compiled), loss_pieces.using(self._config.loss_pieces):
+            with xla.compiling(self._config.compiled), loss_chunks.using(self._config.loss_chunks):
                 loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
             if self._model.losses and not self._task.adds_losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.
@@ -199,7 +199,7 @@ class LocalPass:
             tuple(metrics[name] for name in self.metric_names),
         )
 
-    @as_written
+    @no_autograph
     def _set_seeds(self, step: tf.Tensor, microbatch: tf.Tensor | int) -> None:
         """Gives every seed generator a state of (seed, step, first example of this part of the global batch)."""
         if not self._seeds:
@@ -219,7 +219,7 @@ class LocalPass:
             variable.value.assign(tf.cast(states[index], variable.value.dtype))
 
 
-@as_written
+@no_autograph
 def num_replicas() -> int:
     """Over which the step is reduced."""
     return tf.distribute.get_replica_context().num_replicas_in_sync

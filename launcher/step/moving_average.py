@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from launcher.machine.as_written import as_written
-from launcher.optimizers.parts import Part, part_of
+from launcher.machine.no_autograph import no_autograph
+from launcher.optimizers.weight_shards import WeightShard, shard_of
 from launcher.step import gradients
 from launcher.step.workers import on_replicas
 
@@ -25,16 +25,16 @@ class MovingAverage:
     def __init__(self, variables: Sequence[keras.Variable], decay: float | None, shards: int = 1):
         self._decay = decay
         self._sources = list(variables) if decay is not None else []
-        self._parts = [part_of(source, shards) for source in self._sources]
+        self._shards = [shard_of(source, shards) for source in self._sources]
         self._averages: list[tf.Variable] = []
 
     def build(self) -> None:
-        """Makes the averages, equal to the weights, those of `parts` zero; under the strategy's scope."""
-        for source, part in zip(self._sources, self._parts, strict=True):
+        """Makes the averages, equal to the weights, those of `shards` zero; under the strategy's scope."""
+        for source, shard in zip(self._sources, self._shards, strict=True):
             self._averages.append(
                 # Assigned by every replica to its own copy, as the weights are.
                 tf.Variable(
-                    tf.cast(source.value, tf.float32) if part is None else tf.zeros(part.shape),
+                    tf.cast(source.value, tf.float32) if shard is None else tf.zeros(shard.shape),
                     trainable=False,
                     name="ema",
                     aggregation=tf.VariableAggregation.NONE,
@@ -47,19 +47,19 @@ class MovingAverage:
         return list(zip(self._sources, self._averages, strict=True))
 
     @property
-    def parts(self) -> list[tuple[tf.Variable, Part]]:
-        """The averages of which a replica holds a part, each with the part of the weight."""
-        return [(mine, part) for mine, part in zip(self._averages, self._parts, strict=True) if part is not None]
+    def shards(self) -> list[tuple[tf.Variable, WeightShard]]:
+        """The averages of which a replica holds a shard, each with the shard of the weight."""
+        return [(mine, shard) for mine, shard in zip(self._averages, self._shards, strict=True) if shard is not None]
 
-    @as_written
+    @no_autograph
     def update(self, updates: tf.Tensor) -> None:
         """Moves the averages towards the weights, after so many `updates`; replica context, legal in a conditional."""
         if self._decay is None:
             return
         count = tf.cast(updates, tf.float32)
         decay = tf.minimum(tf.constant(self._decay, tf.float32), (1.0 + count) / (10.0 + count))
-        for source, part, average in zip(self._sources, self._parts, self._averages, strict=True):
-            weight = source if part is None else part.taken()
+        for source, shard, average in zip(self._sources, self._shards, self._averages, strict=True):
+            weight = source if shard is None else shard.taken()
             average.assign_add((tf.cast(weight.value, tf.float32) - average) * (1.0 - decay))
 
     @contextlib.contextmanager
@@ -87,11 +87,11 @@ class MovingAverage:
         return on_replicas(strategy, self._swap)
 
     def _swap(self) -> None:
-        for source, part, average in zip(self._sources, self._parts, self._averages, strict=True):
+        for source, shard, average in zip(self._sources, self._shards, self._averages, strict=True):
             # A weight of fewer bits comes back as it was; one of more bits, as float32 holds it.
             # Both are read before either is written: tf.cast to a variable's own dtype would give the variable itself.
             weight, averaged = tf.cast(tf.identity(source.value), tf.float32), tf.identity(average)
-            if part is not None:
-                weight, (averaged,) = part.of(weight), gradients.gather([averaged], [part.axis])
+            if shard is not None:
+                weight, (averaged,) = shard.of(weight), gradients.gather([averaged], [shard.axis])
             source.value.assign(tf.cast(averaged, source.value.dtype))
             average.assign(weight)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from launcher.data.batch_spec import BatchSpec
-from launcher.machine.as_written import call_converted
+from launcher.machine.no_autograph import call_converted
 from launcher.tasks.base import Task
 
 # What does not change a variable that it is given. Any other operation is taken to change it.

@@ -7,26 +7,26 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 from launcher.reporting.units import first
 
 # Whole numbers below 2^24 are exact in float32, in which everything in a step's report travels.
 _FLAGS_A_SCALAR = 24
 
 
-@as_written
+@no_autograph
 def flags(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """float32 [len(tensors)]: 1 where a tensor holds a value that is not finite."""
     return tf.stack([1.0 - tf.cast(tf.reduce_all(tf.math.is_finite(tensor)), tf.float32) for tensor in tensors])
 
 
-@as_written
+@no_autograph
 def num_scalars(num_gradients: int) -> int:
     """How many scalars `pack` makes."""
     return -(-num_gradients // _FLAGS_A_SCALAR)
 
 
-@as_written
+@no_autograph
 def pack(flags: tf.Tensor) -> tf.Tensor:
     """Flags float32 [n], 0 or 1, as whole numbers float32 [num_scalars(n)]; bit i of number j is flag 24 j + i."""
     count = num_scalars(flags.shape[0])

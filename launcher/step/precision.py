@@ -1,7 +1,7 @@
 """Numeric policy of a run: compute dtype, and the loss scale as a pure function of what was judged.
 
 A loss scale here is a small frozen object that never touches a variable: `initial()` gives the state and `update(state,
-finite)` the next one. Every replica evaluates the same function on the same reduced judgement, so all replicas agree
+finite)` the next one. Every replica evaluates the same function on the same reduced check, so all replicas agree
 without another collective (Keras's own decides on replica 0 before the reduction, which is how it goes wrong).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 
@@ -70,8 +70,8 @@ class DynamicLossScale:
       growth_interval: finite steps before the scale grows (2000 in Micikevicius et al. 2017's released code).
       backoff_factor: the scale is multiplied by this on overflow.
       hysteresis: overflows before the scale falls.
-      floor: smallest scale.
-      ceiling: largest scale (2**24 as in Apex: above, float32 sums of scaled losses lose exactness).
+      min_scale: smallest scale.
+      max_scale: largest scale (2**24 as in Apex: above, float32 sums of scaled losses lose exactness).
     """
 
     initial_scale: float = 2.0**15
@@ -79,12 +79,12 @@ class DynamicLossScale:
     growth_interval: int = 2000
     backoff_factor: float = 0.5
     hysteresis: int = 1
-    floor: float = 1.0
-    ceiling: float = 2.0**24
+    min_scale: float = 1.0
+    max_scale: float = 2.0**24
 
     def __post_init__(self) -> None:
-        bounded = 0 < self.floor <= self.initial_scale <= self.ceiling
-        self._check(bounded, "0 < floor <= initial_scale <= ceiling", "floor", "initial_scale", "ceiling")
+        bounded = 0 < self.min_scale <= self.initial_scale <= self.max_scale
+        self._check(bounded, "0 < min_scale <= initial_scale <= max_scale", "min_scale", "initial_scale", "max_scale")
         moves = self.growth_factor >= 1 and 0 < self.backoff_factor < 1
         self._check(moves, "growth_factor >= 1 and 0 < backoff_factor < 1", "growth_factor", "backoff_factor")
         counts = self.growth_interval >= 1 and self.hysteresis >= 1
@@ -98,15 +98,15 @@ class DynamicLossScale:
     def initial(self) -> ScaleState:
         return _state(self.initial_scale, self.hysteresis)
 
-    @as_written
+    @no_autograph
     def update(self, state: ScaleState, finite: tf.Tensor) -> ScaleState:
         finite_steps = tf.where(finite, state.finite_steps + 1, 0)
         grows = finite_steps >= self.growth_interval
         hysteresis_left = tf.where(finite, state.hysteresis_left, tf.maximum(state.hysteresis_left - 1, 0))
         falls = tf.logical_and(tf.logical_not(finite), hysteresis_left <= 0)
-        grown = tf.minimum(state.scale * self.growth_factor, self.ceiling)
-        fallen = tf.maximum(state.scale * self.backoff_factor, self.floor)
-        at_floor = tf.logical_and(tf.logical_not(finite), state.scale <= self.floor)
+        grown = tf.minimum(state.scale * self.growth_factor, self.max_scale)
+        fallen = tf.maximum(state.scale * self.backoff_factor, self.min_scale)
+        at_floor = tf.logical_and(tf.logical_not(finite), state.scale <= self.min_scale)
         return ScaleState(
             scale=tf.where(grows, grown, tf.where(falls, fallen, state.scale)),
             finite_steps=tf.where(grows, 0, finite_steps),
@@ -133,7 +133,7 @@ class FixedLossScale:
     def initial(self) -> ScaleState:
         return _state(self.scale, 0)
 
-    @as_written
+    @no_autograph
     def update(self, state: ScaleState, finite: tf.Tensor) -> ScaleState:
         return state._replace(
             finite_steps=tf.where(finite, state.finite_steps + 1, 0),
@@ -180,14 +180,14 @@ def could_have_left(loss_scale: LossScale, state: ScaleState, skipped_steps: int
         return True
     fallen = state.scale < np.float32(loss_scale.initial_scale) or state.hysteresis_left < loss_scale.hysteresis
     return bool(
-        np.float32(loss_scale.floor) <= state.scale <= np.float32(loss_scale.ceiling)
+        np.float32(loss_scale.min_scale) <= state.scale <= np.float32(loss_scale.max_scale)
         and state.hysteresis_left <= loss_scale.hysteresis
         and state.finite_steps < loss_scale.growth_interval
         and (skipped_steps > 0 or not fallen)
     )
 
 
-def resolve_wire_dtype(requested: str, policy: str) -> tf.DType:
+def resolve_reduce_dtype(requested: str, policy: str) -> tf.DType:
     """The dtype gradients travel in: "auto" is float16 under mixed_float16 and float32 otherwise.
 
     float16 keeps three more bits of mantissa than bfloat16 and its narrow range is what the loss scale is for; bfloat16
@@ -196,5 +196,5 @@ def resolve_wire_dtype(requested: str, policy: str) -> tf.DType:
     if requested == "auto":
         requested = "float16" if policy == "mixed_float16" else "float32"
     if requested not in ("float16", "bfloat16", "float32"):
-        raise UsageError(f"train.wire_dtype = {requested!r}: expected 'auto', 'float16', 'bfloat16' or 'float32'")
+        raise UsageError(f"train.reduce_dtype = {requested!r}: expected 'auto', 'float16', 'bfloat16' or 'float32'")
     return tf.dtypes.as_dtype(requested)

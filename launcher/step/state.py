@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.machine.as_written import call_converted
+from launcher.machine.no_autograph import call_converted
 from launcher.optimizers import Optimizer
-from launcher.optimizers.parts import Part
+from launcher.optimizers.weight_shards import WeightShard
 from launcher.step import precision
-from launcher.step.gradients import Judged
+from launcher.step.gradients import Checked
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
 from launcher.step.workers import Workers, on_replicas
@@ -53,7 +53,7 @@ class Counters:
             limits=variable(tf.fill([2], math.inf), "limits") if has_limits else None,
         )
 
-    def advance(self, loss_scale: LossScale, judged: Judged, scale: tf.Tensor) -> None:
+    def advance(self, loss_scale: LossScale, judged: Checked, scale: tf.Tensor) -> None:
         """Counts a step and moves the loss scale, whose value in this step was `scale`; in replica context."""
         before = ScaleState(scale, *(tf.convert_to_tensor(variable) for variable in self.scale[1:]))
         after = call_converted(loss_scale.update, before, judged.finite)
@@ -66,7 +66,7 @@ class Counters:
 
 
 class State:
-    """All that a resumed run needs of a trainer; the copies in parts of weights get their first values here.
+    """All that a resumed run needs of a trainer; the copies in shards of weights get their first values here.
 
     Attributes:
       scaling: what a checkpoint says of the loss scale, whose state is another one's where any of this differs.
@@ -86,14 +86,14 @@ class State:
         self._strategy, self._workers, self._loss_scale = strategy, workers, loss_scale
         self._model, self._optimizer, self._ema, self._counters = model, optimizer, ema, counters
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
-        self._parts = {id(held): part for held, part in [*optimizer.slot_parts, *ema.parts]}
-        self._replicas = _local_replicas(strategy) if self._parts else []
+        self._shards = {id(held): shard for held, shard in [*optimizer.slot_shards, *ema.shards]}
+        self._replicas = _local_replicas(strategy) if self._shards else []
         self._gather = on_replicas(strategy, _stack_of_replicas)
         for slot, weight in optimizer.copies():
-            if self.part_of(slot) is not None:  # which Keras could not copy
+            if self.shard_of(slot) is not None:  # which Keras could not copy
                 self._put(slot, weight.numpy())
-        for average, part in ema.parts:
-            self._put(average, part.whole.numpy().astype(np.float32))
+        for average, shard in ema.shards:
+            self._put(average, shard.whole.numpy().astype(np.float32))
 
     def variables(self) -> dict[str, tf.Variable | keras.Variable]:
         """Everything a resumed run needs, by the name it has in a checkpoint."""
@@ -123,7 +123,7 @@ class State:
         }
 
     def initial_loss_scale(self) -> dict[str, np.ndarray]:
-        """The part of a snapshot that is the state of the loss scale, as a run starts with it."""
+        """The shard of a snapshot that is the state of the loss scale, as a run starts with it."""
         state = self._loss_scale.initial()
         return {f"{_SCALE}{name}": np.array(value) for name, value in zip(state._fields, state, strict=True)}
 
@@ -136,19 +136,19 @@ class State:
         """Shape and dtype of every array of a snapshot, by name."""
         found = {}
         for name, variable in self.variables().items():
-            part = self.part_of(variable)
-            shape = variable.shape if part is None else part.whole.shape
+            shard = self.shard_of(variable)
+            shape = variable.shape if shard is None else shard.whole.shape
             found[name] = tuple(shape), tf.dtypes.as_dtype(variable.dtype).name
         return found
 
-    def part_of(self, variable: tf.Variable | keras.Variable) -> Part | None:
-        """Of which part of a weight a replica's copy of the variable is the state; None where all copies are equal."""
-        return self._parts.get(id(variable))
+    def shard_of(self, variable: tf.Variable | keras.Variable) -> WeightShard | None:
+        """Of which shard of a weight a replica's copy of the variable is the state; None where all copies are equal."""
+        return self._shards.get(id(variable))
 
     @property
     def snapshots_together(self) -> bool:
-        """Whether all workers have to call `snapshot` together, because each holds a part of the state."""
-        return bool(self._parts) and self._workers.are_several
+        """Whether all workers have to call `snapshot` together, because each holds a shard of the state."""
+        return bool(self._shards) and self._workers.are_several
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """The state as host arrays, copied: training may go on while they are written.
@@ -158,28 +158,28 @@ class State:
         return {name: self._whole(variable) for name, variable in self.variables().items()}
 
     def _whole(self, variable: tf.Variable | keras.Variable) -> np.ndarray:
-        part = self.part_of(variable)
-        if part is None:
+        shard = self.shard_of(variable)
+        if shard is None:
             value = variable.value if isinstance(variable, keras.Variable) else variable
             # The tensor shares the variable's memory, of which `numpy` makes the one copy.
             return np.asarray(tf.convert_to_tensor(value).numpy())
         copies = self._copies(variable)
         if not self._workers.are_several:
-            return np.concatenate([one.numpy() for one in copies], part.axis)
+            return np.concatenate([one.numpy() for one in copies], shard.axis)
         first = self._replicas[0]
         mine = self._strategy.experimental_distribute_values_from_function(
             lambda context: copies[context.replica_id_in_sync_group - first].read_value()
         )
         stacked = self._strategy.experimental_local_results(self._gather(mine))[0].numpy()
-        return np.concatenate(list(stacked), part.axis)
+        return np.concatenate(list(stacked), shard.axis)
 
     def _put(self, variable: tf.Variable | keras.Variable, value: np.ndarray) -> None:
-        part = self.part_of(variable)
-        if part is None:
+        shard = self.shard_of(variable)
+        if shard is None:
             variable.assign(value)
             return
         for replica, one in zip(self._replicas, self._copies(variable), strict=True):
-            one.assign(part.of_replica(value, replica))
+            one.assign(shard.of_replica(value, replica))
 
     def _copies(self, variable: tf.Variable | keras.Variable) -> Sequence[tf.Variable]:
         """The copies of this worker's replicas."""
@@ -203,7 +203,7 @@ class State:
         return state | dict(slots)
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Puts a snapshot, or a part of one, whose names and shapes fit, into every replica's variables."""
+        """Puts a snapshot, or a shard of one, whose names and shapes fit, into every replica's variables."""
         variables = self.variables()
         for name, value in state.items():
             self._put(variables[name], value)

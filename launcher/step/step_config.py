@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
-from launcher.tasks.loss_pieces import WHOLE, LossPieces
+from launcher.tasks.loss_chunks import WHOLE, LossChunks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,14 +19,14 @@ class StepConfig:
       global_batch_size: examples of one step over all replicas and microbatches.
       microbatches: parts a replica's batch is split in; gradients add up in float32.
       nominal_weight: static weight the loss is divided by before differentiation; the true one follows the reduction.
-      wire_dtype: dtype gradients are reduced in, on one replica too, so that the topology does not change the result.
+      reduce_dtype: dtype gradients are reduced in, on one replica too, so that the topology does not change the result.
       bucket_bytes: upper bound on the payload of one collective.
       clipping: how the unscaled mean gradient is bounded.
       penalty: penalty on weights by layer type, or None.
       ema_decay: decay of the moving average of weights and moving statistics, or None for no average.
       jit_compile: compile the replica-local forward and backward pass with XLA.
       compiled: whether XLA compiles that pass: by `jit_compile`, or because a TPU runs nothing else.
-      loss_pieces: whether a loss over a vocabulary is computed in pieces.
+      loss_chunks: whether a loss over a vocabulary is computed in pieces.
       seed: base of all random numbers drawn inside the model.
       selects: whether `tf.where` keeps what a skipped step must not change, instead of `tf.cond`: on a TPU, where both
         branches of a conditional are computed, and where the update has collectives of its own.
@@ -37,21 +37,21 @@ class StepConfig:
     global_batch_size: int
     microbatches: int
     nominal_weight: float
-    wire_dtype: tf.DType
+    reduce_dtype: tf.DType
     bucket_bytes: int
     clipping: Clipping
     ema_decay: float | None
     penalty: Penalty | None = None
     jit_compile: bool
     compiled: bool = False
-    loss_pieces: LossPieces = WHOLE
+    loss_chunks: LossChunks = WHOLE
     seed: int
     selects: bool = False
     shards: int = 1
     has_limits: bool = False
 
     @property
-    def judges_parts(self) -> bool:
+    def checks_shards(self) -> bool:
         """Whether a replica judges and clips its part alone of a gradient whose weight it updates a part of.
 
         Of a sum that is used as a whole nowhere, a TPU's compiler reduces each replica's part alone.

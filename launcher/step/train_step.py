@@ -1,7 +1,7 @@
-"""One replica's training step: microbatches, one reduction, one judgement, a gated update.
+"""One replica's training step: microbatches, one reduction, one check, a gated update.
 
     loss sum -> / nominal weight -> * scale -> differentiate -> add up microbatches in float32
-    -> reduce -> judge -> update weights, slots and moving statistics, or nothing at all
+    -> reduce -> unscale and check -> update weights, slots and moving statistics, or nothing at all
 
 The step runs in replica context. Its collectives are those of `gradients.reduce_sum`; where the optimizer's state is
 sharded, of `gradients.gather` and of norms over the shards; and of synchronised normalisation. All stand outside every
@@ -124,13 +124,13 @@ class ReplicaStep:
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
         local = self._timed_pass(batch, scale, step)
         trained = self._trained()
-        wire = gradients.to_wire([local.gradients[one.number] for one in trained], config.wire_dtype)
+        wire = gradients.to_reduce_dtype([local.gradients[one.number] for one in trained], config.reduce_dtype)
         sums = self._reduce(local._replace(gradients=wire, counts=[], watched=[]))
-        judged = self._judge(sums, trained, scale)
+        checked = self._unscale_and_check(sums, trained, scale)
         learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
         change = Change(
             trained=trained,
-            judged=judged,
+            checked=checked,
             num_weights=len(self._weights),
             moving=list(zip(self._pass.moving, sums.moving, strict=True)),
             num_microbatches=num_replicas() * config.microbatches,
@@ -142,14 +142,14 @@ class ReplicaStep:
             config=config,
         )
         non_finite = update(change)
-        self._count(local.counts, judged.applied)
-        counters.advance(self._loss_scale, judged, scale)
+        self._count(local.counts, checked.applied)
+        counters.advance(self._loss_scale, checked, scale)
         return StepReport(
             loss=sums.loss,
             weight=sums.weight,
             metrics=sums.metrics,
-            gradient_norm=judged.norm,
-            finite=tf.cast(judged.applied, tf.float32),
+            gradient_norm=checked.norm,
+            finite=tf.cast(checked.applied, tf.float32),
             loss_scale=scale,
             learning_rate=learning_rate,
             non_finite=tuple(tf.unstack(non_finite)),
@@ -162,7 +162,7 @@ class ReplicaStep:
 
     def _trained(self) -> list[Trained]:
         """The weights that the loss depends on, once the pass is traced."""
-        weights = zip(self._weights, self._optimizer.parts, strict=True)
+        weights = zip(self._weights, self._optimizer.shards, strict=True)
         return [Trained(index, *pair) for index, pair in enumerate(weights) if index not in self.unused]
 
     def _reduce(self, local: LocalSums) -> LocalSums:
@@ -170,22 +170,22 @@ class ReplicaStep:
         sums = gradients.reduce_sum(tf.nest.flatten(local), bucket_bytes=self._config.bucket_bytes)
         return tf.nest.pack_sequence_as(local, sums)
 
-    def _judge(self, sums: LocalSums, trained: Sequence[Trained], scale: tf.Tensor) -> gradients.Judged:
+    def _unscale_and_check(self, sums: LocalSums, trained: Sequence[Trained], scale: tf.Tensor) -> gradients.Checked:
         """The verdict on the reduced gradients of `trained`, and on the mean loss where it has a limit."""
         config, limits = self._config, self._counters.limits
-        in_parts = [place for place, one in enumerate(trained) if config.judges_parts and one.part]
+        in_shards = [place for place, one in enumerate(trained) if config.checks_shards and one.shard]
         pairs = zip(trained, sums.gradients, strict=True)
-        judged = gradients.judge(
-            [one.part.of(total) if config.judges_parts and one.part else total for one, total in pairs],
+        checked = gradients.unscale_and_check(
+            [one.shard.of(total) if config.checks_shards and one.shard else total for one, total in pairs],
             scale=scale,
             nominal_weight=config.nominal_weight,
             true_weight=sums.weight,
-            parts=in_parts,
+            shards=in_shards,
             divides=config.selects,
         )
         if limits is None:
-            return judged
-        return gradients.within(judged, tf.math.divide_no_nan(sums.loss, sums.weight), tf.convert_to_tensor(limits))
+            return checked
+        return gradients.within(checked, tf.math.divide_no_nan(sums.loss, sums.weight), tf.convert_to_tensor(limits))
 
     def _count(self, gained: Sequence[tf.Tensor], applied: tf.Tensor) -> None:
         """Counts once a step what was counted once a microbatch, and a skipped step not at all."""
@@ -219,7 +219,7 @@ class ReplicaStep:
         """
         counters = self._counters
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
-        sent = gradients.to_wire(self._pass(batch, scale, step).gradients, self._config.wire_dtype)
+        sent = gradients.to_reduce_dtype(self._pass(batch, scale, step).gradients, self._config.reduce_dtype)
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         mine = tf.one_hot(replica, num_replicas())[:, None] * overflow.flags(sent)[None, :]
         (rows,) = gradients.reduce_sum([mine])

@@ -12,7 +12,7 @@ import tensorflow as tf
 from launcher.data.distributed import distribute_batches
 from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Data
-from launcher.machine import farewell
+from launcher.machine import exit_barrier
 from launcher.optimizers import Optimizer
 from launcher.reporting.units import first
 from launcher.step import flops, initial_values, moving_statistics, overflow, summation
@@ -170,7 +170,7 @@ class Trainer:
             start_step=self.step if start_step is None else start_step,
             left_out=self.left_out,
         )
-        return farewell.keep(iter(batches))
+        return exit_barrier.keep(iter(batches))
 
     @property
     def notes(self) -> list[str]:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from launcher.optimizers import Optimizer
-from launcher.optimizers.parts import Part
+from launcher.optimizers.weight_shards import WeightShard
 from launcher.step import gradients, overflow
 from launcher.step.moving_average import MovingAverage
 from launcher.step.state import Counters
@@ -27,12 +27,12 @@ class Trained(NamedTuple):
     Attributes:
       number: its position among all trained weights.
       weight: the variable.
-      part: what a replica updates of it; None where each replica updates all of it.
+      shard: what a replica updates of it; None where each replica updates all of it.
     """
 
     number: int
     weight: keras.Variable
-    part: Part | None
+    shard: WeightShard | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Change:
 
     Attributes:
       trained: the weights to update.
-      judged: their gradients and the verdict; of a weight with a part, that of the part if `config.judges_parts`.
+      checked: their gradients and the verdict; of a weight with a shard, that of the shard if `config.checks_shards`.
       num_weights: all trained weights, also those that the loss does not depend on.
       moving: each moving statistic, and what it gained in all microbatches of all replicas together.
       num_microbatches: of all replicas together.
@@ -51,7 +51,7 @@ class Change:
     """
 
     trained: Sequence[Trained]
-    judged: gradients.Judged
+    checked: gradients.Checked
     num_weights: int
     moving: Sequence[tuple[keras.Variable, tf.Tensor]]
     num_microbatches: int
@@ -63,32 +63,32 @@ class Change:
     config: StepConfig
 
     @property
-    def parts(self) -> dict[int, Part]:
-        """What this replica updates a part of, by the position of the weight."""
-        return {index: part for index, _, part in self.trained if part is not None}
+    def shards(self) -> dict[int, WeightShard]:
+        """What this replica updates a shard of, by the position of the weight."""
+        return {index: shard for index, _, shard in self.trained if shard is not None}
 
     def update_weights(self) -> list[tf.Tensor]:
-        """Clips the gradients and applies the optimizer; returns the new values of `parts`, which are not assigned."""
+        """Clips the gradients and applies the optimizer; returns the new values of `shards`, which are not assigned."""
         weights = [tf.cast(one.weight.value, tf.float32) for one in self.trained]
-        clipped = self.config.clipping.apply(self.judged.gradients, self.judged.norm, weights)
+        clipped = self.config.clipping.apply(self.checked.gradients, self.checked.norm, weights)
         by_index = self._by_index(clipped)
-        if not self.config.judges_parts:
-            by_index |= {index: part.of(by_index[index]) for index, part in self.parts.items()}
+        if not self.config.checks_shards:
+            by_index |= {index: shard.of(by_index[index]) for index, shard in self.shards.items()}
         of_all = [by_index.get(index) for index in range(self.num_weights)]
         return self.optimizer.apply(of_all, tf.cast(self.step, tf.float32), self.learning_rate)
 
-    def present_parts(self) -> list[tf.Tensor]:
-        """The values of `parts` as they are."""
-        return [part.taken().value for part in self.parts.values()]
+    def present_shards(self) -> list[tf.Tensor]:
+        """The values of `shards` as they are."""
+        return [shard.taken().value for shard in self.shards.values()]
 
     def put_together(self, new: Sequence[tf.Tensor]) -> None:
-        """Assigns the weights of `parts`, of which every replica has a new part, after a collective."""
-        if not self.parts:
+        """Assigns the weights of `shards`, of which every replica has a new shard, after a collective."""
+        if not self.shards:
             return
-        axes = [part.axis for part in self.parts.values()]
+        axes = [shard.axis for shard in self.shards.values()]
         whole = gradients.gather(new, axes, bucket_bytes=self.config.bucket_bytes)
-        for part, value in zip(self.parts.values(), whole, strict=True):
-            part.whole.value.assign(value)
+        for shard, value in zip(self.shards.values(), whole, strict=True):
+            shard.whole.value.assign(value)
 
     def move_averages(self) -> None:
         """Moves the moving statistics, and the averages of weights and statistics."""
@@ -102,7 +102,7 @@ class Change:
 
     def flags(self) -> tf.Tensor:
         """Which weights' gradients are not finite, as `overflow.pack` tells."""
-        by_index = self._by_index(self.judged.gradients)
+        by_index = self._by_index(self.checked.gradients)
         return overflow.pack(overflow.flags([by_index.get(i, tf.zeros([])) for i in range(self.num_weights)]))
 
     def no_flags(self) -> tf.Tensor:
@@ -120,7 +120,7 @@ def update(change: Change) -> tf.Tensor:
     """
     if change.config.selects:
         return _masked(change)
-    return _conditional_in_parts(change) if change.parts else _conditional(change)
+    return _conditional_in_shards(change) if change.shards else _conditional(change)
 
 
 def _conditional(change: Change) -> tf.Tensor:
@@ -133,16 +133,16 @@ def _conditional(change: Change) -> tf.Tensor:
         return tf.identity(no_flags)
 
     # Flags are looked at only where nothing is applied, so that a finite step pays nothing for them.
-    return tf.cond(change.judged.applied, make, change.flags)
+    return tf.cond(change.checked.applied, make, change.flags)
 
 
-def _conditional_in_parts(change: Change) -> tf.Tensor:
-    """The same where a replica updates parts: they are put together between two conditionals, also as they were."""
+def _conditional_in_shards(change: Change) -> tf.Tensor:
+    """The same where a replica updates shards: they are put together between two conditionals, also as they were."""
     no_flags = change.no_flags()
     flags, *new = tf.cond(
-        change.judged.applied,
+        change.checked.applied,
         lambda: [no_flags, *change.update_weights()],
-        lambda: [change.flags(), *change.present_parts()],
+        lambda: [change.flags(), *change.present_shards()],
     )
     change.put_together(new)
 
@@ -150,21 +150,21 @@ def _conditional_in_parts(change: Change) -> tf.Tensor:
         change.move_averages()
         return tf.constant(True)
 
-    tf.cond(change.judged.applied, move, lambda: tf.constant(False))
+    tf.cond(change.checked.applied, move, lambda: tf.constant(False))
     return flags
 
 
 def _masked(change: Change) -> tf.Tensor:
     """For a TPU, which computes both branches, and for an update with collectives: made, and then taken back."""
     no_flags = change.no_flags()
-    updated = [one.weight.value for one in change.trained if one.part is None]
+    updated = [one.weight.value for one in change.trained if one.shard is None]
     updated += [variable.value for variable in change.optimizer.variables]
-    present = change.present_parts()
-    with _kept_if(change.judged.applied, updated):
+    present = change.present_shards()
+    with _kept_if(change.checked.applied, updated):
         new = change.update_weights()
-    change.put_together([tf.where(change.judged.applied, *pair) for pair in zip(new, present, strict=True)])
+    change.put_together([tf.where(change.checked.applied, *pair) for pair in zip(new, present, strict=True)])
     moved = [*(variable.value for variable, _ in change.moving), *(average for _, average in change.ema.variables)]
-    with _kept_if(change.judged.applied, moved):
+    with _kept_if(change.checked.applied, moved):
         change.move_averages()
     return no_flags
 

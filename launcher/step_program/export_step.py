@@ -25,8 +25,9 @@ import launcher
 from launcher.checkpoints import CheckpointStore
 from launcher.config import gin_used
 from launcher.errors import UsageError
-from launcher.run import session, starting_point
+from launcher.run import session
 from launcher.run.plan import RunPlan
+from launcher.run.start import starting_point
 from launcher.step_program import jax_parts, lowering, pod_module, runner
 from launcher.step_program.lowering import Lowered
 
@@ -119,7 +120,7 @@ def _write(folder: Path, lowered: Lowered, batches: dict[str, np.ndarray]) -> No
         "global_batch_size": plan.recipe.global_batch_size,
         "step": lowered.session.trainer.step,
         "policy": plan.policy,
-        "wire_dtype": plan.wire_dtype.name,
+        "reduce_dtype": plan.reduce_dtype.name,
         "seed": plan.seed,
         "arguments": [dataclasses.asdict(argument) for argument in program.arguments],
         "results": [dataclasses.asdict(result) for result in program.results],

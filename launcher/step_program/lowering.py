@@ -78,7 +78,7 @@ def build(plan: RunPlan, num_replicas: int) -> Session:
     Takes the memory of the recipe's variables, needs no data, no accelerator, and touches no device but the CPU.
 
     Args:
-      plan: of any strategy; its policy, wire dtype and seed are taken as they are.
+      plan: of any strategy; its policy, reduce dtype and seed are taken as they are.
       num_replicas: among which the recipe's global batch is divided.
 
     Raises:

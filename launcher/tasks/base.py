@@ -16,7 +16,7 @@ import tensorflow as tf
 from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.errors import UsageError, nearest
 from launcher.errors.user_code import defined_at
-from launcher.machine.as_written import as_written, call_converted
+from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.optimizers import Optimizer
 
 Assets = Mapping[str, bytes]
@@ -33,7 +33,7 @@ class Task:
       nominal_weight_per_example: about how much weight one example carries, e.g. the tokens of a sentence. It only
         keeps scaled gradients near the middle of their range; the true weight is what the mean is taken over.
       logits_shape: (tokens of an example, size of the vocabulary) of a loss that can be computed in pieces: see
-        `launcher.tasks.loss_pieces`.
+        `launcher.tasks.loss_chunks`.
       evaluation_metrics: names that every evaluation has beyond the names that training has.
       adds_losses: whether loss() gives what layers add to the model's losses, too; else the step does in training.
       statistics_over_global_batch: True for a model whose `keras.layers.BatchNormalization` is to see what it would see
@@ -93,7 +93,7 @@ class Task:
         return means
 
     def callbacks(self) -> Sequence[keras.callbacks.Callback]:
-        """Keras callbacks, called at the ends of epochs; see `launcher.run.keras_callbacks`."""
+        """Keras callbacks, called at the ends of epochs; see `launcher.run.actions.keras_callbacks`."""
         return ()
 
     def assets(self) -> Assets:
@@ -291,7 +291,7 @@ def loss_sums(
     return checked_sums(outputs, batch, where=defined_at(task.loss), vectors=task.results is not None)
 
 
-@as_written
+@no_autograph
 def checked_sums(
     outputs: Any, batch: Mapping[str, tf.Tensor], *, where: str, vectors: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:

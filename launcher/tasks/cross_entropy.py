@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from launcher.machine import xla
-from launcher.tasks.loss_pieces import LANES, Split
+from launcher.tasks.loss_chunks import LANES, Split
 
 COMPUTED_AGAIN = "computed_again"
 """Name scope of what the backward pass computes again, here and in `models.transformer`: no part of a model's FLOPs."""

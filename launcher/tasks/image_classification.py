@@ -9,9 +9,9 @@ import gin
 import keras
 import tensorflow as tf
 
-from launcher.data.images import ImageData
+from launcher.data.images.image_data import ImageData
 from launcher.errors import UsageError
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 from launcher.reporting.sinks import PICTURE
 from launcher.tasks.base import Served, Task, check_builder
 
@@ -51,7 +51,7 @@ class ImageClassification(Task):
     def model(self) -> keras.Model:
         return self._model(image_shape=self._data.image_shape, num_classes=self._data.num_classes)
 
-    @as_written
+    @no_autograph
     def loss(
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
@@ -79,7 +79,7 @@ class ImageClassification(Task):
         if decode is None:
             return None
 
-        @as_written
+        @no_autograph
         def serve(image: tf.Tensor) -> dict[str, tf.Tensor]:
             probabilities = self.classify(model, {"image": decode(image)})
             return {"probabilities": probabilities, "class": tf.argmax(probabilities, axis=-1)}
@@ -96,7 +96,7 @@ class ImageClassification(Task):
     def class_names(self) -> Sequence[str]:
         return getattr(self._data, "class_names", ())
 
-    @as_written
+    @no_autograph
     def classify(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
         """Probabilities of the classes, float32 [b, classes]."""
         return tf.nn.softmax(tf.cast(model(batch["image"], training=False), tf.float32))

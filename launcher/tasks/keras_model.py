@@ -29,7 +29,7 @@ from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
 from launcher.machine import xla
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer
 from launcher.tasks import keras_metrics
 from launcher.tasks.base import Task, check_builder
@@ -52,7 +52,7 @@ _CALLBACKS_REPLACED = {
     "TensorBoard": "the run writes events for TensorBoard to its folder by itself",
     "ProgbarLogger": "the run shows its progress by itself; train.log_every says how often",
     "SwapEMAWeights": "bind train.ema_decay",
-    "TerminateOnNaN": "bind train.max_skips_at_floor; steps that are not finite are skipped",
+    "TerminateOnNaN": "bind train.max_consecutive_overflows; steps that are not finite are skipped",
     "RemoteMonitor": "send what metrics.jsonl says, or use a LambdaCallback",
 }
 _NEVER_CALLED = ("on_test_batch_begin", "on_test_batch_end", "on_predict_batch_begin", "on_predict_batch_end")
@@ -69,7 +69,7 @@ class KerasTask(Task):
       validation: the same, or None.
       class_weight: weight of each class in training, as in Keras's fit.
       shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
-      callbacks: Keras callbacks, see `launcher.run.keras_callbacks`; or a function that returns them.
+      callbacks: Keras callbacks, see `launcher.run.actions.keras_callbacks`; or a function that returns them.
     """
 
     # Of batch normalisation: the reference is one device, which sees the whole batch.
@@ -202,7 +202,7 @@ class KerasTask(Task):
             found = found.inner_optimizer
         return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
 
-    @as_written
+    @no_autograph
     def loss(
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:

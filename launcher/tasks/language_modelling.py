@@ -15,7 +15,7 @@ from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import greedy, sample, without
 from launcher.errors import UsageError
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 from launcher.tasks.base import Served, check_builder
 from launcher.tasks.text import Sums, TextTask, model_sums, rows_of
 
@@ -32,7 +32,7 @@ class LanguageModelling(TextTask):
       data: running text, `@text_corpus()`.
       model: builder called with `vocab_size`, a reference such as `@language_model`.
       label_smoothing: share of the target spread evenly over all tokens in training, in [0, 1).
-      continuation_length: most tokens that --mode=predict writes after a line; fewer than `text_corpus.length`.
+      max_new_tokens: most tokens that --mode=predict writes after a line; fewer than `text_corpus.length`.
       temperature: of sampling; 0 for the likeliest token each time.
       top_p: the share of probability that sampling keeps to, in (0, 1].
       sampling_seed: what --mode=predict draws depends on it, the lines, the weights and the number of replicas, each of
@@ -45,7 +45,7 @@ class LanguageModelling(TextTask):
         data: TextCorpus = gin.REQUIRED,
         model: Callable[..., keras.Model] = gin.REQUIRED,
         label_smoothing: float = 0.0,
-        continuation_length: int = 64,
+        max_new_tokens: int = 64,
         temperature: float = 0.8,
         top_p: float = 0.95,
         sampling_seed: int = 0,
@@ -53,9 +53,9 @@ class LanguageModelling(TextTask):
         check_builder("language_modelling.model", model, "@language_model")
         if not 0 <= label_smoothing < 1:
             raise UsageError(f"language_modelling.label_smoothing = {label_smoothing}: must be in [0, 1)")
-        if not 1 <= continuation_length < data.length:
+        if not 1 <= max_new_tokens < data.length:
             raise UsageError(
-                f"language_modelling.continuation_length = {continuation_length}: must be from 1 to "
+                f"language_modelling.max_new_tokens = {max_new_tokens}: must be from 1 to "
                 f"text_corpus.length - 1 = {data.length - 1}"
             )
         if not 0 <= temperature < math.inf:
@@ -64,7 +64,7 @@ class LanguageModelling(TextTask):
             raise UsageError(f"language_modelling.top_p = {top_p}: must be in (0, 1]")
         super().__init__(data, model, "text_corpus.vocab_size")
         self._label_smoothing = label_smoothing
-        self._continuation_length = continuation_length
+        self._max_new_tokens = max_new_tokens
         self._temperature = temperature
         self._top_p = top_p
         self._sampling_seed = sampling_seed
@@ -72,7 +72,7 @@ class LanguageModelling(TextTask):
         self.logits_shape = (data.length, data.vocab_size)
         self.evaluation_metrics = ("bits_per_byte", "perplexity")
 
-    @as_written
+    @no_autograph
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
         loss, weight, metrics = model_sums(
             model,
@@ -90,15 +90,15 @@ class LanguageModelling(TextTask):
         # A model that is lost may be so by more than a float holds.
         return {**means, "perplexity": math.exp(means["loss"]) if means["loss"] < 700 else math.inf}
 
-    @as_written
+    @no_autograph
     def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
         """The rest of "prompt" [b, length] and how it goes on: int32 [b, static length], 0 after END."""
         prompt = batch["prompt"]
-        steps = prompt.shape[1] - 1 + self._continuation_length
+        steps = prompt.shape[1] - 1 + self._max_new_tokens
         step = without(model.decode_step, (PADDING, BEGIN, UNKNOWN))
         cache = model.start_decoding(None, rows_of(prompt), steps)
         given = tf.reduce_sum(tf.cast(prompt != PADDING, tf.int32), axis=1) - 1
-        limits = {"max_length": steps, "end": END, "lengths": given + self._continuation_length}
+        limits = {"max_length": steps, "end": END, "lengths": given + self._max_new_tokens}
         if self._temperature == 0:
             return greedy(step, cache, prompt, **limits)
         seed = tf.constant([self._sampling_seed & 0x7FFFFFFF, 0])
@@ -106,9 +106,9 @@ class LanguageModelling(TextTask):
 
     def served(self, model: keras.Model) -> Served:
         """Texts in, the same texts and how they go on out; all draws are those of one seed."""
-        vocabulary, room = GraphVocabulary(self.vocabulary), self._data.length - self._continuation_length
+        vocabulary, room = GraphVocabulary(self.vocabulary), self._data.length - self._max_new_tokens
 
-        @as_written
+        @no_autograph
         def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
             begun = tf.concat([tf.fill([tf.size(text), 1], BEGIN), vocabulary.encode(text)], axis=1)
             prompt = begun[:, -room:].to_tensor(PADDING, shape=[None, room])
@@ -118,7 +118,7 @@ class LanguageModelling(TextTask):
 
     def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
         """Prompts; of a long line only the end, so that the row the model was trained on has room to go on."""
-        room = self._data.length - self._continuation_length
+        room = self._data.length - self._max_new_tokens
         tokens = [[BEGIN, *line][-room:] for line in self.vocabulary.encode(lines)]
         # Few lengths make few programs.
         length = min(room, 1 << (max(map(len, tokens), default=1) - 1).bit_length())

@@ -14,10 +14,10 @@ from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import PADDING, Vocabulary
 from launcher.errors import UsageError
-from launcher.tasks import loss_pieces
+from launcher.tasks import loss_chunks
 from launcher.tasks.base import Assets, Task
 from launcher.tasks.cross_entropy import Head, chunked_sums, token_losses
-from launcher.tasks.loss_pieces import LossPieces
+from launcher.tasks.loss_chunks import LossChunks
 from models.transformer import dimension_notes
 
 VOCABULARY = "vocabulary.model"
@@ -50,7 +50,7 @@ def model_sums(
     training: bool,
     label_smoothing: float = 0.0,
 ) -> Sums:
-    """The same of what a model makes of a batch, in the pieces that `train.loss_pieces` has the loss computed in.
+    """The same of what a model makes of a batch, in the pieces that `train.loss_chunks` has the loss computed in.
 
     Args:
       model: called with the batch, gives logits. One that has `output_matrix()`, see
@@ -59,13 +59,13 @@ def model_sums(
     Raises:
       UsageError: the recipe asks for pieces of a model that gives logits only.
     """
-    pieces, head = loss_pieces.present(), _head(model)
+    pieces, head = loss_chunks.present(), _head(model)
     split = None
     if head is not None and targets.shape.is_fully_defined():
         split = pieces.split(targets.shape.num_elements(), *head.matrix.shape)
     elif pieces.forced:
         raise UsageError(
-            f"train.loss_pieces = {pieces.pieces}: the model gives logits only; it needs output_matrix(), and logits = "
+            f"train.loss_chunks = {pieces.pieces}: the model gives logits only; it needs output_matrix(), and logits = "
             "False among the arguments of its call(). Bind 'auto', or 1 for whole logits"
         )
     if head is None or split is None:
@@ -85,7 +85,7 @@ def model_sums(
     return loss, tf.reduce_sum(weight), {"accuracy": right}
 
 
-def describe_loss(pieces: LossPieces, model: keras.Model, rows: int, logits_shape: tuple[int, int]) -> str:
+def describe_loss(pieces: LossChunks, model: keras.Model, rows: int, logits_shape: tuple[int, int]) -> str:
     """What the plan says of the loss of a microbatch of `rows` examples; for `logits_shape`, see `Task`."""
     # Traced, as only the shape is asked for.
     head = tf.function(lambda: _head(model), autograph=False).get_concrete_function().structured_outputs

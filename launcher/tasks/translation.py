@@ -18,7 +18,7 @@ from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import beam_search, greedy, without
 from launcher.errors import UsageError
 from launcher.machine import installation
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 from launcher.tasks.base import Score, Served, check_builder
 from launcher.tasks.text import Sums, TextTask, model_sums, rows_of
 
@@ -86,7 +86,7 @@ class Translation(TextTask):
         if self._decode != "never":
             _sacrebleu("translation.decode")
 
-    @as_written
+    @no_autograph
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
         return model_sums(
             model,
@@ -105,7 +105,7 @@ class Translation(TextTask):
     def decode_batches(self, shard: Shard) -> tf.data.Dataset:
         return self._data.decode_batches(shard, self._chosen)
 
-    @as_written
+    @no_autograph
     def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
         """Translations int32 [b, max_length] of "source", each up to and with END, then 0."""
         sources = {"source": batch["source"]}
@@ -153,7 +153,7 @@ class Translation(TextTask):
         """Texts in, translations out."""
         vocabulary, length = GraphVocabulary(self.vocabulary), self._data.max_length
 
-        @as_written
+        @no_autograph
         def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
             ends = tf.fill([tf.size(text), 1], END)
             ids = tf.concat([vocabulary.encode(text)[:, : length - 1], ends], axis=1)

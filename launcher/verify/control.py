@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import Batch, Data, Shard
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer
 from launcher.run.session import Session
 from launcher.step.layers import group_size, walk
@@ -82,7 +82,7 @@ def install(built: Session) -> Data:
     """Turns a session, not traced yet, into the control of its recipe; returns what it is to train on."""
     plan = built.plan
     groups = {size for layer, *_ in walk(built.model) if (size := group_size(layer))}
-    _round_once_more(built.trainer.optimizer, roundoff(built.model, plan.wire_dtype), plan.seed)
+    _round_once_more(built.trainer.optimizer, roundoff(built.model, plan.reduce_dtype), plan.seed)
     return cast(Data, _Permuted(plan.data, sorted(groups)))
 
 
@@ -96,7 +96,7 @@ class _Permuted:
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         size = shard.per_replica_batch_size
 
-        @as_written
+        @no_autograph
         def permuted(step: tf.Tensor, batch: Batch) -> Batch:
             order = legal_order(size, self.groups, tf.stack([tf.constant(shard.seed, tf.int64), step]))
             return {name: tf.gather(tensor, order) for name, tensor in batch.items()}
@@ -104,7 +104,7 @@ class _Permuted:
         return self.data.train_batches(shard).enumerate().map(permuted)
 
 
-@as_written
+@no_autograph
 def legal_order(size: int, groups: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
     """A permutation of `size` examples that keeps every group of consecutive ones together.
 
@@ -128,9 +128,9 @@ def _shuffled(rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.gather(rows, order, batch_dims=1)
 
 
-def roundoff(model: keras.Model, wire_dtype: tf.DType) -> float:
+def roundoff(model: keras.Model, reduce_dtype: tf.DType) -> float:
     """Half the distance from 1 to the next number, in the narrowest dtype that a gradient passes through."""
-    dtypes = {wire_dtype.name, *(layer.compute_dtype for layer, *_ in walk(model))}
+    dtypes = {reduce_dtype.name, *(layer.compute_dtype for layer, *_ in walk(model))}
     return max(_UNIT_ROUNDOFF.get(dtype, _FLOAT32) for dtype in dtypes)
 
 
@@ -138,7 +138,7 @@ def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
     """Makes an optimizer change each gradient element by a random share of up to `unit`."""
     apply = optimizer.apply
 
-    @as_written
+    @no_autograph
     def rounded(
         gradients: Sequence[tf.Tensor | None], step: tf.Tensor, rate: tf.Tensor | None = None
     ) -> list[tf.Tensor]:

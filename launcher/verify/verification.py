@@ -68,7 +68,7 @@ class Verification:
         return {
             **lines,
             "batch": str(self.plan.recipe.global_batch_size),
-            "wire dtype": self.plan.wire_dtype.name,
+            "reduce dtype": self.plan.reduce_dtype.name,
             "steps": f"{self.steps} of {self.plan.total_steps:,}",
             "topologies": ", ".join(topology.name for topology in (ONE_REPLICA, *self.topologies)),
             "devices": self._devices,

@@ -19,8 +19,9 @@ import numpy as np  # noqa: E402
 
 from launcher.config import gin_bindings, gin_used  # noqa: E402
 from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
-from launcher.machine import child_process, cluster, farewell  # noqa: E402
-from launcher.run import loading, session, starting_point  # noqa: E402
+from launcher.machine import child_process, cluster, exit_barrier  # noqa: E402
+from launcher.run import loading, session  # noqa: E402
+from launcher.run.start import starting_point  # noqa: E402
 from launcher.verify import control  # noqa: E402
 from launcher.verify.processes import TrainingJob, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     except UsageError as error:
         job.refusal_path(peers.index).write_text(str(error), "utf-8")
         return error.exit_code
-    with farewell.chief_last(peers):
+    with exit_barrier.chief_last(peers):
         record.save(job.record_path(peers.index))
     return EXIT_DONE
 
@@ -90,7 +91,7 @@ def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, s
     """Digests of every local replica's own copies."""
     found: list[dict[str, str]] = [dict(steps) for _ in range(built.plan.strategy.local_replicas)]
     for name, variable in built.trainer.state.variables().items():
-        if built.trainer.state.part_of(variable) is not None:
+        if built.trainer.state.shard_of(variable) is not None:
             continue  # each replica has another part
         value = variable.value if isinstance(variable, keras.Variable) else variable
         copies = built.strategy.experimental_local_results(value)

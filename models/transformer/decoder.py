@@ -36,7 +36,7 @@ def language_model(
     norm: str = "rms",
     activation: str = "swiglu",
     positions: str = "rotary",
-    tie_head: bool = True,
+    tie_embeddings: bool = True,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     smeared_keys: bool = False,
@@ -60,7 +60,7 @@ def language_model(
         norm: "rms" or "layer".
         activation: "swiglu", "gelu" or "relu".
         positions: "rotary", "learned" or "sinusoidal".
-        tie_head: Whether the matrix of embeddings is also that of the softmax.
+        tie_embeddings: Whether the matrix of embeddings is also that of the softmax.
         dropout: Share dropped of embeddings and of what each sublayer adds.
         attention_dropout: Share dropped of the attention weights.
         smeared_keys: Whether attention mixes each key with the one before, which makes small models copy sooner.
@@ -86,7 +86,7 @@ def language_model(
         width=width,
         norm=norm,
         positions=positions,
-        tie_head=tie_head,
+        tie_embeddings=tie_embeddings,
         dropout=dropout,
         max_length=max_length,
         block={
@@ -129,7 +129,7 @@ class LanguageModel(TokenModel):
         width: int,
         norm: str,
         positions: str,
-        tie_head: bool,
+        tie_embeddings: bool,
         dropout: float,
         max_length: int,
         block: dict[str, Any],
@@ -143,7 +143,7 @@ class LanguageModel(TokenModel):
         self.dropout = Dropout(dropout, name="dropout")
         self.blocks = [Block(**block, name=f"block{number}") for number in range(1, layers + 1)]
         self.norm = NORMALIZATIONS[norm](name="norm")
-        if not tie_head:
+        if not tie_embeddings:
             self.head = projection(vocab_size, dtype="float32", name="head")
 
     def attended_lengths(self, batch: Mapping[str, Any]) -> dict[str, tuple[int | None, int | None]]:

@@ -13,7 +13,7 @@ from gin_objects import anything, job, loaded, refusal, warm_schedule, write
 
 from launcher.config import gin_bindings, gin_used
 from launcher.errors import PeerError, UsageError, nearest
-from launcher.run.actions import SaveConfig
+from launcher.run.actions.base import SaveConfig
 
 # ------------------------------------------------------------------------------------------------------------- imports
 

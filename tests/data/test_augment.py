@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.data import augment
+from launcher.data.images import augment
 from launcher.data.order import example_seeds
 from launcher.errors import UsageError
 

@@ -9,7 +9,7 @@ import text_run
 from sources import made
 
 from launcher.data import batch_spec
-from launcher.data.images import image_data
+from launcher.data.images.image_data import image_data
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.pairs import TextPairs

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.data.augment import crop_windows, window_numbers
-from launcher.data.decode import ImageDecoder
+from launcher.data.images.augment import crop_windows, window_numbers
+from launcher.data.images.decode import ImageDecoder
 from launcher.data.order import example_seeds
 
 

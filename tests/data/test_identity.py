@@ -8,8 +8,9 @@ import tensorflow as tf
 from own_files import EACH, encoded, example, examples, write_array_records, write_folders, write_tfrecords
 from sources import made
 
-from launcher.data import folder_images, keras_data, pipeline
-from launcher.data.images import image_data
+from launcher.data import keras_data, pipeline
+from launcher.data.images import folder_images
+from launcher.data.images.image_data import image_data
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.pairs import TextPairs

@@ -9,8 +9,9 @@ import tensorflow as tf
 from assembled import global_batches, joined, shards
 from sources import made
 
-from launcher.data import digits, tfds
-from launcher.data.images import image_data
+from launcher.data import tfds
+from launcher.data.images import digits
+from launcher.data.images.image_data import image_data
 from launcher.data.pipeline import Data
 from launcher.errors import UsageError
 

@@ -10,8 +10,8 @@ from cases import repeated_but
 from sources import made
 from tiny_tfds import PHOTOS_TRAIN
 
-from launcher.data.images import image_data
-from launcher.data.mix import Mix, beta_quantile, cut_boxes, partner_positions
+from launcher.data.images.image_data import image_data
+from launcher.data.images.mix import Mix, beta_quantile, cut_boxes, partner_positions
 from launcher.data.philox import uniform
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 from launcher.errors import UsageError

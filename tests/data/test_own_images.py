@@ -27,10 +27,11 @@ from own_files import (
 from PIL import Image
 from sources import made
 
-from launcher.data import image_header, records
-from launcher.data.folder_images import folder_images
-from launcher.data.image_header import DamagedImageError
-from launcher.data.images import ImageData, image_data
+from launcher.data import records
+from launcher.data.images import image_header
+from launcher.data.images.folder_images import folder_images
+from launcher.data.images.image_data import ImageData, image_data
+from launcher.data.images.image_header import DamagedImageError
 from launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from places import ROOT
 from sources import made
 
 from launcher.data import prepare as prepare_module
-from launcher.data.images import image_data
+from launcher.data.images.image_data import image_data
 from launcher.data.prepare import prepare
 from launcher.errors import LauncherError, PeerError, UsageError
 

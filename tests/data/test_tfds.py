@@ -12,8 +12,8 @@ from tiny_tfds import PHOTOS_TEST, PHOTOS_TRAIN
 
 from launcher.data import catalog, tfds
 from launcher.data.catalog import Facts
-from launcher.data.images import ImageData, image_data
-from launcher.data.stream import num_streams
+from launcher.data.images.image_data import ImageData, image_data
+from launcher.data.images.stream import num_streams
 from launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow

@@ -138,7 +138,7 @@ def test_reports_and_errors_come_with_their_ages(connect):
     head = connect()
     head.hello()
     program = (
-        "import os, threading; from launcher.supervised.progress import Progress, record_error\n"
+        "import os, threading; from launcher.worker.progress import Progress, record_error\n"
         "Progress(os.environ).report(phase='train', step=7); record_error(os.environ, ValueError('bad'), 70)\n"
         + FOREVER
     )

@@ -14,7 +14,7 @@ from places import SMALL_DIGITS
 from launcher import launch as entry
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
-from launcher.supervised import drill, progress
+from launcher.worker import drill, progress
 
 pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
@@ -71,7 +71,7 @@ def test_a_stuck_worker_is_noticed_by_the_stall_timeout_and_where_it_is_stuck_is
     job, finished, record = rehearse("stuck", "--stall_timeout=2", "--drill_worker=0")
     assert_passed(job, finished, record)
     assert record["named"].startswith("worker 0 is stuck: no progress for ")
-    assert "launcher/supervised/drill.py" in record["named"] and "in _never_return" in record["named"]
+    assert "launcher/worker/drill.py" in record["named"] and "in _never_return" in record["named"]
 
 
 def test_a_preempted_job_has_saved_its_last_step_and_runs_again_to_its_end(rehearse):
@@ -183,7 +183,7 @@ def test_a_drill_that_cannot_be_is_refused_before_anything_runs(capsys, tmp_path
 
 def test_without_the_variable_nothing_happens_at_all():
     program = (
-        "import os, signal; from launcher.supervised import drill\n"
+        "import os, signal; from launcher.worker import drill\n"
         "drill.install({}); drill.between_steps(); drill.before_write()\n"
         "assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL\n"
     )

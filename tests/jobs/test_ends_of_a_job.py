@@ -288,7 +288,7 @@ def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job(fake_environ
 
 REPEATS = """
 import os, signal, sys
-from launcher.supervised import preemption
+from launcher.worker import preemption
 stop = preemption.StopRequest()
 with stop.installed():
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):

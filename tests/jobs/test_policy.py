@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.jobs.policy import Decision, Outcome, Restarts, Trouble, WorkerState, find_cause, judge
-from launcher.supervised.progress import ErrorRecord
+from launcher.worker.progress import ErrorRecord
 
 FROZEN = Trouble(state=WorkerState.FROZEN, what="is frozen")
 STUCK = Trouble(state=WorkerState.STUCK, what="is stuck")

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from launcher.supervised import progress
-from launcher.supervised.progress import (
+from launcher.worker import progress
+from launcher.worker.progress import (
     ERROR_FILE,
     PROGRESS_FILE,
     Progress,
@@ -106,7 +106,7 @@ def test_a_run_that_is_done_or_saved_has_no_error(environ, tmp_path, code):
 @pytest.mark.skipif(os.name != "posix", reason="SIGUSR1")
 def test_stacks_of_all_threads_come_out_of_a_process_that_never_returns_to_python(environ):
     program = (
-        "import os, threading; from launcher.supervised.progress import install_stack_dump\n"
+        "import os, threading; from launcher.worker.progress import install_stack_dump\n"
         "def in_a_thread(): threading.Event().wait()\n"
         "install_stack_dump(os.environ)\n"
         "threading.Thread(target=in_a_thread, daemon=True).start()\n"
@@ -135,5 +135,5 @@ def test_stacks_of_all_threads_come_out_of_a_process_that_never_returns_to_pytho
 
 
 def test_it_is_imported_without_tensorflow():
-    program = "import sys, launcher.supervised.progress; sys.exit('tensorflow' in sys.modules)"
+    program = "import sys, launcher.worker.progress; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

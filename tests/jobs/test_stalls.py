@@ -7,8 +7,15 @@ import threading
 
 import pytest
 
-from launcher.jobs.stalls import AwakeClock, FrozenWatch, StallWatch, find_stuck, parse_stacks, place_outside_tensorflow
-from launcher.supervised.progress import Report
+from launcher.jobs.stalls import (
+    AwakeClock,
+    FreezeDetector,
+    StallDetector,
+    find_stuck,
+    parse_stacks,
+    place_outside_tensorflow,
+)
+from launcher.worker.progress import Report
 
 
 def report(count, *, phase="train", step=0, at=0.0):
@@ -16,7 +23,7 @@ def report(count, *, phase="train", step=0, at=0.0):
 
 
 def watch(timeout=None, start=600.0):
-    return StallWatch(timeout_seconds=timeout, start_timeout_seconds=start)
+    return StallDetector(timeout_seconds=timeout, start_timeout_seconds=start)
 
 
 def stalls_between(watched, newest, begin, low, high):
@@ -82,7 +89,7 @@ def test_time_in_which_the_supervisor_slept_counts_as_a_second_at_most():
 
 
 def test_a_worker_that_stays_stopped_is_noticed_and_one_that_goes_on_is_not():
-    frozen = FrozenWatch()
+    frozen = FreezeDetector()
     assert not any(frozen.observe(now, [1]) for now in (0.0, 4.9))
     assert not frozen.observe(5.0, [])
     assert not any(frozen.observe(now, [0, 1]) for now in (6.0, 10.9))

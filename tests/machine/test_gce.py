@@ -14,7 +14,7 @@ from places import SMALL_DIGITS
 
 from launcher.checkpoints import CheckpointStore
 from launcher.machine import gce
-from launcher.supervised.preemption import StopRequest
+from launcher.worker.preemption import StopRequest
 
 DEADLINE_SECONDS = 60
 

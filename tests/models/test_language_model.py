@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 TINY = {"vocab_size": 19, "layers": 2, "width": 16, "heads": 4, "hidden": 24, "max_length": 12}
 KINDS = {
     "llama": {},
-    "grouped": {"kv_heads": 2, "tie_head": False},
+    "grouped": {"kv_heads": 2, "tie_embeddings": False},
     "one_kv_head": {"kv_heads": 1},
     "smeared": {"kv_heads": 2, "smeared_keys": True},
     "gpt2": {"norm": "layer", "activation": "gelu", "positions": "learned"},
@@ -116,10 +116,10 @@ def test_parameters_of_gpt2_and_llama_7b_are_the_published_ones():
             norm="layer", activation="gelu", positions="learned",
         )  # fmt: skip
         llama = language_model(
-            vocab_size=32_000, layers=32, width=4096, heads=32, hidden=11_008, tie_head=False, max_length=2048
+            vocab_size=32_000, layers=32, width=4096, heads=32, hidden=11_008, tie_embeddings=False, max_length=2048
         )
         llama2_70b = language_model(
-            vocab_size=32_000, layers=80, width=8192, heads=64, kv_heads=8, hidden=28_672, tie_head=False
+            vocab_size=32_000, layers=80, width=8192, heads=64, kv_heads=8, hidden=28_672, tie_embeddings=False
         )
     # GPT-2 has 124,439,808 with biases in its attention: 4 * 768 a block.
     assert gpt2.count_params() == 124_439_808 - 12 * 4 * 768
@@ -133,10 +133,10 @@ def test_default_width_of_swiglu_has_the_parameters_of_four_widths():
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("tie_head", [True, False])
-def test_logits_and_weights_are_float32_under_16_bits(policy, tie_head):
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_logits_and_weights_are_float32_under_16_bits(policy, tie_embeddings):
     keras.config.set_dtype_policy(policy)
-    model = language_model(**TINY, tie_head=tie_head)
+    model = language_model(**TINY, tie_embeddings=tie_embeddings)
     logits = model({"tokens": tf.constant(tokens(2, 5))})
     assert logits.dtype == tf.float32
     assert {weight.dtype for weight in model.weights} == {"float32"}

@@ -34,11 +34,11 @@ def test_layer_equals_kerass():
     np.testing.assert_allclose(outputs[0], reference(x)[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("tie_head", [True, False])
-def test_parameters_are_counted(tie_head):
-    model = lstm_language_model(vocab_size=17, layers=3, width=8, tie_head=tie_head)
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_parameters_are_counted(tie_embeddings):
+    model = lstm_language_model(vocab_size=17, layers=3, width=8, tie_embeddings=tie_embeddings)
     assert model.dimensions == {"vocab_size": 17, "width": 8}
-    assert model.count_params() == 17 * 8 * (1 if tie_head else 2) + 3 * (2 * 8 * 32 + 32)
+    assert model.count_params() == 17 * 8 * (1 if tie_embeddings else 2) + 3 * (2 * 8 * 32 + 32)
 
 
 def test_packed_texts_equal_texts_alone():
@@ -57,9 +57,9 @@ def test_packed_texts_equal_texts_alone():
         start += len(text)
 
 
-@pytest.mark.parametrize("tie_head", [True, False])
-def test_decoding_step_by_step_equals_the_forward_pass(tie_head):
-    model, rows = lstm_language_model(**TINY, tie_head=tie_head), tf.constant(tokens(3, 6))
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_decoding_step_by_step_equals_the_forward_pass(tie_embeddings):
+    model, rows = lstm_language_model(**TINY, tie_embeddings=tie_embeddings), tf.constant(tokens(3, 6))
     expected = model({"tokens": rows})
     assert expected.dtype == tf.float32
     cache = model.start_decoding(None, 3, 6)

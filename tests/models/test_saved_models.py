@@ -18,8 +18,8 @@ TOKENS = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
     ("make", "sizes"),
     [
         (transformer, {"heads": 2, "hidden": 16, "norm": "pre", "share_embeddings": False}),
-        (language_model, {"heads": 2, "kv_heads": 1, "positions": "learned", "tie_head": False}),
-        (lstm_language_model, {"tie_head": False}),
+        (language_model, {"heads": 2, "kv_heads": 1, "positions": "learned", "tie_embeddings": False}),
+        (lstm_language_model, {"tie_embeddings": False}),
     ],
 )
 def test_a_saved_model_is_the_same_when_it_is_loaded(make, sizes, policy, tmp_path):

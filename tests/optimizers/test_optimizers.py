@@ -142,7 +142,9 @@ def test_lars_follows_algorithm_1_of_you_et_al_2017(nesterov):
         state["m"] = 0.9 * state["m"] + scaled
         return w - (0.9 * state["m"] + scaled if nesterov else state["m"])
 
-    optimizer = optimizers.lars(learning_rate=falling, nesterov=nesterov, eeta=0.5, epsilon=1e-2, weight_decay=0.3)
+    optimizer = optimizers.lars(
+        learning_rate=falling, nesterov=nesterov, trust_coefficient=0.5, epsilon=1e-2, weight_decay=0.3
+    )
     assert_close(trained(optimizer), oracle(update))
 
 
@@ -180,7 +182,7 @@ MAKERS = {
     "adam": lambda: optimizers.adam(learning_rate=falling),
     "adamw": lambda: optimizers.adamw(learning_rate=falling),
     "lamb": lambda: optimizers.lamb(learning_rate=falling),
-    "lars": lambda: optimizers.lars(learning_rate=falling, eeta=0.1),
+    "lars": lambda: optimizers.lars(learning_rate=falling, trust_coefficient=0.1),
     "a user's Lion": lambda: optimizers.Optimizer(keras.optimizers.Lion(), weight_decay=0.1, decoupled=True),
 }
 
@@ -335,7 +337,7 @@ def test_what_keras_would_do_per_replica_is_refused_with_the_binding_to_use(make
         (lambda: optimizers.adam(learning_rate=0.1, beta_2=1.5), "adam.beta_2 = 1.5"),
         (lambda: optimizers.adam(learning_rate=0.1, epsilon=0.0), "adam.epsilon = 0.0"),
         (lambda: optimizers.lamb(learning_rate=0.1, weight_decay=-1.0), "lamb.weight_decay = -1.0"),
-        (lambda: optimizers.lars(learning_rate=0.1, eeta=-1.0), "lars.eeta = -1.0"),
+        (lambda: optimizers.lars(learning_rate=0.1, trust_coefficient=-1.0), "lars.trust_coefficient = -1.0"),
         (lambda: optimizers.adamw(learning_rate=0.1, exclude_from_decay="bias$"), "must be a list"),
         (lambda: optimizers.lars(learning_rate=0.1, exclude_from_decay=["("]), "no regular expression"),
         (lambda: optimizers.Optimizer(keras.optimizers.SGD(), weight_decay=0.1), "decoupled=True"),
@@ -375,7 +377,9 @@ def test_a_schedule_that_is_no_scalar_is_refused():
         optimizer.build(make_variables(), TOTAL_STEPS)
 
 
-@pytest.mark.parametrize("optimizer", [LAMB(exclude=["bias$"], layer_decay=0.2), LARS(nesterov=True, eeta=0.5)])
+@pytest.mark.parametrize(
+    "optimizer", [LAMB(exclude=["bias$"], layer_decay=0.2), LARS(nesterov=True, trust_coefficient=0.5)]
+)
 def test_our_keras_optimizers_can_be_made_again_from_their_configuration(optimizer):
     config = optimizer.get_config()
     assert type(optimizer).from_config(config).get_config() == config

@@ -31,7 +31,7 @@ def test_a_step_that_fits_is_reported_with_memory_bounds_and_kernels(preflight):
     (case,) = done.report["cases"]
     assert (case["verdict"], case["replicas"], case["hosts"]) == ("fits", 2, 1)
     # As a run on such GPUs would be: Tensor Cores, and gradients in 16 bits between them.
-    assert (case["policy"], case["wire_dtype"], case["topology"]) == ("mixed_float16", "float16", "1x1x2")
+    assert (case["policy"], case["reduce_dtype"], case["topology"]) == ("mixed_float16", "float16", "1x1x2")
     parameters = 784 * 256 + 256 + 256 * 10 + 10
     products = 128 * (2 * 784 * 256 + 3 * 256 * 10)
     assert case["costs"]["flops"] == pytest.approx(2 * products, rel=0.01)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 CASE_KEYS = {
     "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
-    "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "wire_dtype", "steps", "parameters",
+    "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "reduce_dtype", "steps", "parameters",
     "compile_seconds", "from_cache", "hbm", "costs", "roofline", "advice", "suggestions", "constants", "unread",
     "forecast", "largest_batch", "computed", "rematerialize",
 }  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import text_run
 
 from launcher.errors import UsageError
-from launcher.run import assets
+from launcher.run.start import assets
 from launcher.tasks.base import Task
 
 

@@ -13,7 +13,7 @@ from launcher.checkpoints import CheckpointStore, CheckpointWriteError, Saver, s
 from launcher.errors import Preempted
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
-from launcher.run.actions import Action
+from launcher.run.actions.base import Action
 from launcher.run.controller import Controller
 from launcher.run.loop import Loop
 

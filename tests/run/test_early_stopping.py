@@ -10,7 +10,7 @@ import pytest
 
 from launcher import main as entry
 from launcher.checkpoints import CheckpointStore
-from launcher.run.early_stopping import EarlyStopping, StopEarly
+from launcher.run.actions.early_stopping import EarlyStopping, StopEarly
 
 pytestmark = pytest.mark.slow
 

@@ -33,7 +33,7 @@ def launch(capsys, tmp_path, monkeypatch):
 def test_a_run_goes_on_with_it_and_without_as_if_it_had_never_changed(launch, tmp_path):
     text_run.write_corpus(tmp_path)
     recipe = (*text_run.corpus_bindings(tmp_path), *DROPPED, "Checkpoints.save_model = 'none'")
-    recipe = (*recipe, "train.loss_pieces = 2", "train.attention = 'blocks'", "train.checkpoint_every = 2")
+    recipe = (*recipe, "train.loss_chunks = 2", "train.attention = 'blocks'", "train.checkpoint_every = 2")
 
     def train(folder, steps, rematerialize):
         flags = ("--mode=train", f"--model_dir={tmp_path}/{folder}", f"train.steps = {steps}")

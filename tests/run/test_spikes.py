@@ -15,7 +15,7 @@ from places import PYTHONPATH
 
 from launcher import main as entry
 from launcher.checkpoints import CheckpointStore
-from launcher.run import spikes
+from launcher.run.actions import spikes
 from launcher.step.trainer import StepRecords
 
 pytestmark = pytest.mark.slow
@@ -104,7 +104,7 @@ def test_a_run_that_goes_back_ends_as_one_whose_data_never_had_the_batches(
 
 
 def test_a_run_whose_recipe_leaves_batches_out_is_one_whose_data_never_had_them(recipe, tmp_path, undisturbed):
-    assert run(recipe, tmp_path / "listed", "train.leave_out = [(26, 28)]", INFINITE) == 0
+    assert run(recipe, tmp_path / "listed", "train.skip_batches = [(26, 28)]", INFINITE) == 0
     assert_same_state(tmp_path / "listed", undisturbed(1))
 
 
@@ -126,7 +126,7 @@ def test_what_was_done_is_in_the_record_of_the_run(recipe, tmp_path, undisturbed
 
 
 def test_it_goes_back_several_checkpoints_and_forgets_those_it_went_over(recipe, tmp_path):
-    back_3 = ("Spikes.rewind_checkpoints = 3", "Spikes.leave_out = 1", "train.evaluate_every = 5")
+    back_3 = ("Spikes.rewind_checkpoints = 3", "Spikes.skip_batches = 1", "train.evaluate_every = 5")
     assert run(recipe, tmp_path / "rewound", *RULE, POISON, *back_3) == 0
     (event,) = events(tmp_path / "rewound", "spike")
     assert (event["step"], event["left_out"]) == (15, [POISONED, POISONED])
@@ -148,8 +148,8 @@ def test_before_the_first_checkpoint_it_goes_back_to_the_start(recipe, tmp_path)
 
 def test_when_it_has_gone_back_often_enough_the_next_spike_ends_the_run(recipe, tmp_path, capsys):
     poison = "poisoned.task.poison = {27: 1e4, 33: 1e4}"
-    assert run(recipe, tmp_path / "run", *RULE, poison, "Spikes.most = 1") == 70
-    assert "after the run has gone back 1 times (Spikes.most = 1)" in capsys.readouterr().err
+    assert run(recipe, tmp_path / "run", *RULE, poison, "Spikes.max_rewinds = 1") == 70
+    assert "after the run has gone back 1 times (Spikes.max_rewinds = 1)" in capsys.readouterr().err
     assert run(recipe, tmp_path / "twice", *RULE, poison) == 0
     # Batch 33 is that of step 30 then, as three are left out before it.
     assert [event["left_out"] for event in events(tmp_path / "twice", "spike")] == [[26, 28], [32, 34]]
@@ -200,7 +200,7 @@ def test_a_spike_is_noted_or_ends_the_run(recipe, tmp_path, capsys):
         (["Spikes.loss_factor = 0.5"], "Spikes.loss_factor = 0.5: must be more than 1"),
         (["Spikes.window = 1"], "Spikes.window = 1: must be 10 or more"),
         (["Spikes.rewind_checkpoints = 6"], "but Checkpoints.keep = 5"),
-        (["train.leave_out = [(5, 3)]"], "(5, 3) is not a first and a last batch"),
+        (["train.skip_batches = [(5, 3)]"], "(5, 3) is not a first and a last batch"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(recipe, tmp_path, texts, message, capsys):
@@ -210,9 +210,9 @@ def test_a_rule_that_cannot_be_is_refused(recipe, tmp_path, texts, message, caps
 
 
 def test_batches_are_not_left_out_after_they_were_trained_on(recipe, tmp_path, capsys):
-    assert run(recipe, tmp_path / "run", "train.leave_out = [(3, 4)]", steps=10) == 0
-    assert run(recipe, tmp_path / "run", "train.leave_out = [(3, 4), (30, 31)]", steps=20) == 0
-    assert run(recipe, tmp_path / "run", "train.leave_out = [(3, 4), (8, 9), (30, 31)]") == 64
+    assert run(recipe, tmp_path / "run", "train.skip_batches = [(3, 4)]", steps=10) == 0
+    assert run(recipe, tmp_path / "run", "train.skip_batches = [(3, 4), (30, 31)]", steps=20) == 0
+    assert run(recipe, tmp_path / "run", "train.skip_batches = [(3, 4), (8, 9), (30, 31)]") == 64
     assert "is at step 20" in capsys.readouterr().err
 
 
@@ -258,10 +258,10 @@ def records(losses: np.ndarray, norms: np.ndarray, first_step: int = 1) -> StepR
     )  # fmt: skip
 
 
-def watch(**rule) -> tuple[spikes.SpikeWatch, list[str]]:
+def watch(**rule) -> tuple[spikes.SpikeDetector, list[str]]:
     notes: list[str] = []
     trainer = types.SimpleNamespace(loss_scale=1.0)
-    made = spikes.SpikeWatch(
+    made = spikes.SpikeDetector(
         spikes.Spikes(**rule), trainer, rewinds=(), note=notes.append, report=lambda event: None, state={}
     )
     return made, notes

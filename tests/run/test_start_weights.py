@@ -23,7 +23,7 @@ from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
-from launcher.run import starting_point
+from launcher.run.start import starting_point
 from models.mlp import mlp
 
 pytestmark = pytest.mark.slow
@@ -160,8 +160,8 @@ def test_names_on_both_sides_are_listed_with_the_nearest(tmp_path):
     message = str(caught.value)
     assert "2 of the model are not there: heads/kernel (nearest: head/kernel), heads/bias" in message
     assert "2 there are not of the model: head/kernel (nearest: heads/kernel)" in message
-    assert "StartFrom.allow = ('heads/.*',)" in message
-    with pytest.raises(UsageError, match=r"StartFrom.allow: 'haed/\.\*' matches the whole name of no weight"):
+    assert "StartFrom.allow_missing = ('heads/.*',)" in message
+    with pytest.raises(UsageError, match=r"StartFrom.allow_missing: 'haed/\.\*' matches the whole name of no weight"):
         started(path, start_allow=("haed/.*",))
     safetensors(tmp_path / "other.safetensors", {"something": np.zeros(3, np.float32)})
     with pytest.raises(UsageError, match=r"no weight of .*other\.safetensors is one of the model's"):
@@ -264,7 +264,7 @@ def test_unmatched_weights_end_a_command_with_one_message_before_anything_is_wri
         assert main.main(["launcher", f"--gin_file={SMALL_DIGITS}", mode, start, folder]) == 64
         out, err = capsys.readouterr()
         assert "logits/kernel float32[32, 10] (logits/0 float32[32, 3] there)" in err
-        assert "StartFrom.allow = ('logits/.*',)" in err
+        assert "StartFrom.allow_missing = ('logits/.*',)" in err
         assert "Traceback" not in out + err
         assert not (tmp_path / "run").exists()
 

@@ -12,7 +12,7 @@ from cases import repeated_but
 from small_run import GivenTask, build, linear_batches, linear_model, negative_sum, train
 
 from launcher.checkpoints import CheckpointStore, manifest
-from launcher.run import starting_point
+from launcher.run.start import starting_point
 from launcher.step.precision import DynamicLossScale, FixedLossScale
 
 STEPS = 4

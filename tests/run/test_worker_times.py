@@ -9,14 +9,14 @@ import pytest
 from cases import repeated_but
 from places import PYTHONPATH, SMALL_DIGITS
 
-from launcher.run.worker_times import SlowWorkerWatch
+from launcher.run.actions.worker_times import StragglerDetector
 
 WINDOWS = 30
 LOG_EVERY = 3
 
 
 def observe(times, notes):
-    watch = SlowWorkerWatch(notes.append)
+    watch = StragglerDetector(notes.append)
     for step, row in enumerate(times, 1):
         watch.observe(np.stack([row, np.zeros_like(row)], axis=1), step)
     return watch

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from building import build_session
 
-from launcher.data import digits
+from launcher.data.images import digits
 from launcher.data.pipeline import Shard
 
 

@@ -16,7 +16,7 @@ from served import run_here
 
 import launcher
 from launcher.checkpoints import CheckpointStore
-from launcher.data import digits
+from launcher.data.images import digits
 from launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from served import FLAGS
 
-from launcher.data import digits
+from launcher.data.images import digits
 
 pytestmark = pytest.mark.slow
 

@@ -102,7 +102,7 @@ def test_the_gradient_of_a_loop_turns_as_often_as_the_loop():
             ("train.attention = 'blocks'", "train.rematerialize = True", "train.microbatches = 2"),
             LAYERS * (FORWARD + SCORES),
         ),
-        (("train.loss_pieces = 4",), 0),
+        (("train.loss_chunks = 4",), 0),
     ],
 )
 def test_what_the_backward_pass_computes_again_is_no_part_of_the_models_flops(tmp_path, bindings, again):

@@ -73,7 +73,7 @@ def test_one_layers_rate_is_multiplied_under_lars_too():
     """In the first step from velocities of zero, an update is proportional to the rate."""
 
     def first_step(**recipe):
-        made = build(task(), optimizer=lambda: lars(learning_rate=0.1, eeta=0.5), **recipe)
+        made = build(task(), optimizer=lambda: lars(learning_rate=0.1, trust_coefficient=0.5), **recipe)
         before = [weight.numpy() for weight in made.model.trainable_variables]
         made.trainer.train(made.trainer.batches(made.plan.data), 1)
         after = made.model.trainable_variables

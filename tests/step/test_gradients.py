@@ -82,7 +82,9 @@ def test_float16_wire_is_judged_by_the_sum_not_by_one_replica():
 
     def judge(value):
         reduced = gradients.reduce_sum([value])
-        return gradients.judge(reduced, scale=tf.constant(1.0), nominal_weight=2.0, true_weight=tf.constant(2.0)).finite
+        return gradients.unscale_and_check(
+            reduced, scale=tf.constant(1.0), nominal_weight=2.0, true_weight=tf.constant(2.0)
+        ).finite
 
     assert on_replicas(values, judge) == [False, False]
 
@@ -94,7 +96,7 @@ def test_one_bad_value_on_any_replica_is_seen_by_all(bad_replica, bad, size):
     values = [tf.constant([1.0] * (size - 1) + [bad if index == bad_replica else 2.0]) for index in range(2)]
 
     def judge(value):
-        return gradients.judge(
+        return gradients.unscale_and_check(
             gradients.reduce_sum([value]), scale=tf.constant(8.0), nominal_weight=2.0, true_weight=tf.constant(2.0)
         ).finite
 
@@ -108,21 +110,21 @@ def test_one_bad_value_on_any_replica_is_seen_by_all(bad_replica, bad, size):
     seed=st.integers(0, 2**16),
 )
 def test_unscaled_gradient_is_the_mean_over_real_examples(scale, weights, seed):
-    """Each replica holds `weight` examples' gradients; the judged one is their mean."""
+    """Each replica holds `weight` examples' gradients; the checked one is their mean."""
     source = np.random.default_rng(seed)
     nominal = 8.0
     per_example = [[source.normal(size=(2, 3)) for _ in range(weight)] for weight in weights]
     wire = [np.sum(examples, axis=0) if examples else np.zeros((2, 3)) for examples in per_example]
-    judged = gradients.judge(
+    checked = gradients.unscale_and_check(
         [tf.constant(np.sum(wire, axis=0) * scale / nominal, tf.float32)],
         scale=tf.constant(scale),
         nominal_weight=nominal,
         true_weight=tf.constant(float(sum(weights))),
     )
     mean = np.sum([example for examples in per_example for example in examples], axis=0) / sum(weights)
-    assert bool(judged.finite)
-    np.testing.assert_allclose(judged.norm, np.linalg.norm(mean), rtol=1e-5)
-    np.testing.assert_allclose(judged.gradients[0], mean, rtol=1e-4, atol=1e-6)
+    assert bool(checked.finite)
+    np.testing.assert_allclose(checked.norm, np.linalg.norm(mean), rtol=1e-5)
+    np.testing.assert_allclose(checked.gradients[0], mean, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("parts", [(), (0, 3), (1, 2)], ids=["none", "two large", "a large and a small"])
@@ -136,7 +138,7 @@ def test_norm_is_numpys_over_small_and_large_gradients_and_their_parts(parts):
     held = [[pair[replica if index in parts else 0] for index, pair in enumerate(halves)] for replica in range(2)]
 
     def judge(values):
-        return gradients.judge(
+        return gradients.unscale_and_check(
             values, scale=tf.constant(4.0), nominal_weight=2.0, true_weight=tf.constant(2.0), parts=parts
         ).norm
 
@@ -165,7 +167,7 @@ def test_norm_of_which_each_replica_squares_a_share_is_numpys_and_sees_every_num
     def norms(values):
         def judge(_):
             arguments = {"scale": tf.constant(4.0), "nominal_weight": 2.0, "true_weight": tf.constant(2.0)}
-            return gradients.judge([tf.constant(value) for value in values], divides=True, **arguments).norm
+            return gradients.unscale_and_check([tf.constant(value) for value in values], divides=True, **arguments).norm
 
         return on_replicas([tf.constant(0.0)] * replicas, judge)
 
@@ -183,7 +185,9 @@ def test_no_norm_is_added_up_in_an_order_that_depends_on_what_else_the_machine_d
 
     def norm():
         values = [tf.ones([100, 100 + number]) for number in range(4)]
-        return gradients.judge(values, scale=tf.constant(1.0), nominal_weight=1.0, true_weight=tf.constant(1.0)).norm
+        return gradients.unscale_and_check(
+            values, scale=tf.constant(1.0), nominal_weight=1.0, true_weight=tf.constant(1.0)
+        ).norm
 
     traced = tf.function(norm, autograph=False).get_concrete_function()
     assert not {operation.type for operation in traced.graph.get_operations()} & {"AddN", "AddV2", "Add"}

@@ -11,7 +11,7 @@ from graph_walk import collectives
 from small_run import GivenTask, build, linear_batches, train
 
 from launcher.checkpoints import CheckpointStore
-from launcher.run import starting_point
+from launcher.run.start import starting_point
 from launcher.step import moving_statistics
 from models.normalization import BatchNormalization
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.step.precision import DynamicLossScale, FixedLossScale, resolve_loss_scale, resolve_wire_dtype
+from launcher.step.precision import DynamicLossScale, FixedLossScale, resolve_loss_scale, resolve_reduce_dtype
 
 
 def scales_of(loss_scale, pattern):
@@ -60,7 +60,7 @@ def patterns():
 @pytest.mark.parametrize("pattern", patterns())
 def test_dynamic_scale_moves_as_grad_scaler_does(pattern):
     ours, _ = scales_of(
-        DynamicLossScale(initial_scale=2.0**12, growth_interval=5, floor=2.0**-60, ceiling=2.0**60), pattern
+        DynamicLossScale(initial_scale=2.0**12, growth_interval=5, min_scale=2.0**-60, max_scale=2.0**60), pattern
     )
     assert ours == grad_scaler(pattern, scale=2.0**12, growth=2.0, backoff=0.5, interval=5)
 
@@ -68,20 +68,21 @@ def test_dynamic_scale_moves_as_grad_scaler_does(pattern):
 @pytest.mark.parametrize("pattern", patterns())
 def test_hysteresis_is_that_of_megatron(pattern):
     ours, _ = scales_of(
-        DynamicLossScale(initial_scale=2.0**12, growth_interval=4, hysteresis=3, floor=1.0, ceiling=2.0**60), pattern
+        DynamicLossScale(initial_scale=2.0**12, growth_interval=4, hysteresis=3, min_scale=1.0, max_scale=2.0**60),
+        pattern,
     )
     assert ours == megatron(pattern, scale=2.0**12, growth=2.0, backoff=0.5, interval=4, hysteresis=3, floor=1.0)
 
 
 def test_scale_stays_between_floor_and_ceiling():
-    down, _ = scales_of(DynamicLossScale(initial_scale=8.0, floor=2.0), [False] * 200)
-    up, _ = scales_of(DynamicLossScale(initial_scale=8.0, ceiling=64.0, growth_interval=1), [True] * 200)
+    down, _ = scales_of(DynamicLossScale(initial_scale=8.0, min_scale=2.0), [False] * 200)
+    up, _ = scales_of(DynamicLossScale(initial_scale=8.0, max_scale=64.0, growth_interval=1), [True] * 200)
     assert min(down) == 2.0
     assert max(up) == 64.0
 
 
 def test_only_consecutive_skips_at_the_floor_are_counted():
-    scale = DynamicLossScale(initial_scale=4.0, floor=1.0)
+    scale = DynamicLossScale(initial_scale=4.0, min_scale=1.0)
     _, state = scales_of(scale, [False] * 5)  # 4 -> 2 -> 1, then three at the floor
     assert int(state.skips_at_floor) == 3
     _, state = scales_of(scale, [False] * 5 + [True])
@@ -101,9 +102,9 @@ def test_auto_scales_float16_only():
 
 
 def test_auto_wire_is_float16_under_mixed_float16_only():
-    assert resolve_wire_dtype("auto", "mixed_float16") == tf.float16
-    assert resolve_wire_dtype("auto", "mixed_bfloat16") == tf.float32
-    assert resolve_wire_dtype("bfloat16", "float32") == tf.bfloat16
+    assert resolve_reduce_dtype("auto", "mixed_float16") == tf.float16
+    assert resolve_reduce_dtype("auto", "mixed_bfloat16") == tf.float32
+    assert resolve_reduce_dtype("bfloat16", "float32") == tf.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_unknown_loss_scale_and_wire_dtype_name_the_choices():
     with pytest.raises(UsageError, match="DynamicLossScale"):
         resolve_loss_scale("dynamic", "float32")
     with pytest.raises(UsageError, match="bfloat16"):
-        resolve_wire_dtype("fp8", "float32")
+        resolve_reduce_dtype("fp8", "float32")
 
 
 @pytest.mark.parametrize("pattern", patterns())
@@ -145,6 +146,6 @@ def test_dynamic_scale_moves_as_the_real_grad_scaler_does(pattern):
         optimizer.zero_grad()
         theirs.append(scaler.get_scale())
     ours, _ = scales_of(
-        DynamicLossScale(initial_scale=2.0**12, growth_interval=5, floor=2.0**-60, ceiling=2.0**60), pattern
+        DynamicLossScale(initial_scale=2.0**12, growth_interval=5, min_scale=2.0**-60, max_scale=2.0**60), pattern
     )
     assert ours == theirs

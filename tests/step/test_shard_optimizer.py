@@ -15,7 +15,7 @@ from small_run import GivenTask, build, copies, train
 
 from launcher import optimizers
 from launcher.errors import UsageError
-from launcher.optimizers.parts import part_of
+from launcher.optimizers.weight_shards import shard_of
 from launcher.run import session
 from launcher.step import gradients, precision
 from launcher.step.diagnosis import Diagnosis
@@ -92,7 +92,7 @@ def run(optimizer, **settings):
 
 def assert_same_bits(optimizer, **settings):
     (records, made), (expected, whole) = (run(optimizer, shard=shard, **settings) for shard in (True, False))
-    assert made.trainer.optimizer.slot_parts, "nothing is shared out, so nothing is compared"
+    assert made.trainer.optimizer.slot_shards, "nothing is shared out, so nothing is compared"
     for field in ("loss", "gradient_norm", "finite", "non_finite", "loss_scale"):
         np.testing.assert_array_equal(getattr(records, field), getattr(expected, field), err_msg=field)
     state, wanted = made.trainer.state.snapshot(), whole.trainer.state.snapshot()
@@ -178,7 +178,7 @@ def test_a_snapshot_goes_on_with_any_number_of_parts_of_which_a_replica_holds_it
             np.testing.assert_array_equal(value, state[name], err_msg=name)
     kernels = [slot for slot in parted.trainer.optimizer.variables if slot.name.endswith("kernel_velocity")]
     assert [tuple(slot.shape) for slot in kernels] == [(33, 16), (16, 35), (35, 35), (35, 32), (32, 4)]
-    slot, part = parted.trainer.optimizer.slot_parts[0]
+    slot, part = parted.trainer.optimizer.slot_shards[0]
     stored = state[f"optimizer/{slot.path}"]
     assert stored.any() and stored.shape == tuple(part.whole.shape)
     np.testing.assert_array_equal(np.concatenate(copies(slot), part.axis), stored)
@@ -266,6 +266,6 @@ def test_parts_that_travel_together_come_out_as_those_that_travel_alone():
 
 def test_small_weights_and_one_replica_have_no_parts():
     kernel, small = (keras.Variable(np.zeros(shape, np.float32)) for shape in ((64, 64), (8, 8)))
-    assert part_of(kernel, 1) is None
-    assert part_of(small, 2) is None
-    assert math.prod(part_of(kernel, 4).shape) == 64 * 64 / 4
+    assert shard_of(kernel, 1) is None
+    assert shard_of(small, 2) is None
+    assert math.prod(shard_of(kernel, 4).shape) == 64 * 64 / 4

@@ -246,30 +246,30 @@ WIRE = {"float16": np.float16, "bfloat16": tf.bfloat16.as_numpy_dtype, "float32"
 
 
 @pytest.mark.parametrize(
-    ("replicas", "wire_dtype"),
+    ("replicas", "reduce_dtype"),
     repeated_but(
         [(1, "float16"), *((2, wire) for wire in WIRE)], [(replicas, wire) for replicas in (1, 2) for wire in WIRE]
     ),
 )
-def test_gradients_are_rounded_to_the_wire_dtype_before_and_by_the_sum(replicas, wire_dtype):
+def test_gradients_are_rounded_to_the_wire_dtype_before_and_by_the_sum(replicas, reduce_dtype):
     """Inputs are small integers and sizes powers of two, so that all but the wire is exact, bit for bit."""
     x = np.random.default_rng(0).integers(-5000, 5000, (1, 4, 5)).astype(np.float32)
     task = GivenTask(linear_batches(x), lambda: linear_model(5), negative_sum)
-    made = build(task, replicas, 1, wire_dtype=wire_dtype, loss_scale=FixedLossScale(scale=8.0))
+    made = build(task, replicas, 1, reduce_dtype=reduce_dtype, loss_scale=FixedLossScale(scale=8.0))
     train(made)
     parts = x[0].reshape(replicas, -1, 5).sum(1) * np.float32(8 / 4)
-    wire = [part.astype(WIRE[wire_dtype]) for part in parts]
-    expected = functools.reduce(lambda one, other: (one + other).astype(WIRE[wire_dtype]), wire)
+    wire = [part.astype(WIRE[reduce_dtype]) for part in parts]
+    expected = functools.reduce(lambda one, other: (one + other).astype(WIRE[reduce_dtype]), wire)
     np.testing.assert_array_equal(made.model.weights[0].numpy()[:, 0], expected.astype(np.float32) / 8)
     exact = x[0].sum(0) / 4
-    assert np.array_equal(expected.astype(np.float32) / 8, exact) == (wire_dtype == "float32")
+    assert np.array_equal(expected.astype(np.float32) / 8, exact) == (reduce_dtype == "float32")
 
 
 def test_microbatches_add_up_in_float32_under_mixed_float16():
     """2048 + 1 + 1 + 1 is 2048 when it is added up in float16, whose next number is 2050."""
     x = np.array([2048.0, 1.0, 1.0, 1.0], np.float32).reshape(1, 4, 1)
     task = GivenTask(linear_batches(x), lambda: linear_model(1), negative_sum)
-    made = build(task, 1, 4, precision="mixed_float16", wire_dtype="float32", loss_scale="none")
+    made = build(task, 1, 4, precision="mixed_float16", reduce_dtype="float32", loss_scale="none")
     train(made)
     np.testing.assert_array_equal(made.model.weights[0].numpy(), [[2051 / 4]])
 

@@ -28,7 +28,7 @@ STEPS = 10
 LAYERS = ("first", "second")
 FEATURES = {"first": 3, "second": 2}
 RATE, DECAY, EPSILON = 0.125, 0.5, 0.01
-SCALE = DynamicLossScale(initial_scale=64.0, growth_interval=2, hysteresis=2, floor=16.0, ceiling=128.0)
+SCALE = DynamicLossScale(initial_scale=64.0, growth_interval=2, hysteresis=2, min_scale=16.0, max_scale=128.0)
 # Replicas, microbatches, examples: one example a part, and two; whole numbers of neither two nor four.
 TOPOLOGIES = repeated_but([[1, 3, 3], [2, 2, 8]], [[1, 1, 1], [1, 3, 3], [2, 1, 2], [2, 2, 8], [3, 1, 3], [4, 1, 4]])
 
@@ -67,9 +67,9 @@ def empty(steps: int, batch: int) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def session(replicas: int, microbatches: int, batch: int, wire_dtype: str = "float32"):
+def session(replicas: int, microbatches: int, batch: int, reduce_dtype: str = "float32"):
     task = GivenTask(empty(1, batch), two_layers, sums)
-    settings = {"optimizer": optimizer, "loss_scale": SCALE, "wire_dtype": wire_dtype, "ema_decay": 0.5}
+    settings = {"optimizer": optimizer, "loss_scale": SCALE, "reduce_dtype": reduce_dtype, "ema_decay": 0.5}
     made = build(task, replicas, microbatches, **settings)
     return made, made.trainer.state.snapshot()
 
@@ -255,7 +255,7 @@ def test_a_scale_too_large_for_the_float16_wire_falls_until_the_sum_fits(topolog
     )
     arrays = empty(STEPS, batch)
     arrays["second"][..., 0] = 2.0 ** np.array(exponents)
-    records, state = run(arrays, topology, wire_dtype="float16")
+    records, state = run(arrays, topology, reduce_dtype="float16")
     rule, taken = Rule(), []
     for step in range(STEPS):
         assert records.loss_scale[step] == rule.scale

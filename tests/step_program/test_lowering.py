@@ -71,7 +71,7 @@ def test_there_is_one_reduction_a_bucket_in_the_wire_dtype_over_all_replicas(pol
     params = (
         *pods.SMALL_CONVOLUTIONS,
         f"train.precision = '{policy}'",
-        f"train.wire_dtype = '{wire}'",
+        f"train.reduce_dtype = '{wire}'",
         f"train.bucket_bytes = {bucket_bytes}",
         f"train.microbatches = {microbatches}",
     )

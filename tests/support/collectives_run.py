@@ -28,7 +28,7 @@ SETTINGS = {
     "small buckets": {"bucket_bytes": 64},
     "float16": {"precision": "mixed_float16"},
     "float16 in small buckets": {"precision": "mixed_float16", "bucket_bytes": 64},
-    "bfloat16 wire": {"wire_dtype": "bfloat16", "bucket_bytes": 64},
+    "bfloat16 wire": {"reduce_dtype": "bfloat16", "bucket_bytes": 64},
     "microbatches": {"microbatches": 2},
     "compiled": {"jit_compile": True, "microbatches": 2},
     "all that is gated": {
@@ -69,7 +69,7 @@ def session(replicas: int | None, make_model=model, **options):
 
 def planned(made) -> Counter:
     """How many collectives of which dtype and size one replica should take part in a step."""
-    wire = made.plan.wire_dtype
+    wire = made.plan.reduce_dtype
     weights = [variable.value.shape.num_elements() for variable in made.model.trainable_variables]
     moving = [variable.value.shape.num_elements() for variable in filter(is_moving, made.trainer.statistics)]
     sizes = [*weights, *moving, *[1] * (2 + METRICS)]

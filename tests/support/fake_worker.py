@@ -31,9 +31,9 @@ from pathlib import Path
 
 from launcher import errors
 from launcher.machine.cluster import resolve
-from launcher.supervised import drill, preemption
-from launcher.supervised.preemption import StopRequest
-from launcher.supervised.progress import Progress, install_stack_dump, record_error
+from launcher.worker import drill, preemption
+from launcher.worker.preemption import StopRequest
+from launcher.worker.progress import Progress, install_stack_dump, record_error
 
 DEFAULTS = {
     "weights": "weights",

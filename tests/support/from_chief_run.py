@@ -15,7 +15,7 @@ import numpy as np
 
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
-from launcher.run.from_chief import FromChief
+from launcher.run.start.from_chief import FromChief
 
 MESSAGE = {"step": 12, "text": "größer"}
 CHUNKS = (4, 64, 2**20)  # a word at a time; across the borders of arrays; all in one

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.images import ImageData
+from launcher.data.images.image_data import ImageData
 from launcher.machine.cluster import resolve
 
 

@@ -59,7 +59,7 @@ def corpus_bindings(folder: Path) -> list[str]:
         "text_corpus.vocab_size = 290",
         "text_corpus.length = 32",
         "text_corpus.eval_context = 0",
-        "language_modelling.continuation_length = 12",
+        "language_modelling.max_new_tokens = 12",
         "language_model.layers = 1",
         "language_model.width = 16",
         "language_model.heads = 2",

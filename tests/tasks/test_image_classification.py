@@ -11,7 +11,7 @@ import tensorflow as tf
 from building import build_session
 from places import SMALL_DIGITS
 
-from launcher.data.images import ImageData, image_data
+from launcher.data.images.image_data import ImageData, image_data
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 from launcher.errors import UsageError
 from launcher.tasks.image_classification import ImageClassification

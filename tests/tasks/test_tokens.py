@@ -102,7 +102,7 @@ def pairs_task(**arguments):
 
 def corpus_task(**arguments):
     return LanguageModelling(data=TextCorpus(Source(), vocab_size=300, length=LENGTH), model=language_model, **{
-        "continuation_length": 2, **arguments
+        "max_new_tokens": 2, **arguments
     })  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def test_a_replica_of_padding_alone_changes_nothing(kind):
         (pairs_task, {"decode": "sometimes"}, "translation.decode = 'sometimes': must be"),
         (pairs_task, {"decode_examples": 0}, "translation.decode_examples = 0"),
         (corpus_task, {"label_smoothing": -0.1}, "language_modelling.label_smoothing = -0.1"),
-        (corpus_task, {"continuation_length": 5}, "from 1 to text_corpus.length - 1 = 4"),
+        (corpus_task, {"max_new_tokens": 5}, "from 1 to text_corpus.length - 1 = 4"),
         (corpus_task, {"temperature": -1.0}, "language_modelling.temperature = -1.0"),
         (corpus_task, {"top_p": 0.0}, "language_modelling.top_p = 0.0"),
     ],

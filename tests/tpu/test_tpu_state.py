@@ -62,7 +62,7 @@ def test_state_that_is_shared_out_is_put_together_in_a_snapshot_and_divided_by_a
     made.trainer.state.restore(changed)
     for name, value in made.trainer.state.snapshot().items():
         np.testing.assert_array_equal(value, changed[name], err_msg=name)
-    (slot, part), *_ = made.trainer.optimizer.slot_parts
+    (slot, part), *_ = made.trainer.optimizer.slot_shards
     assert [copy.shape for copy in small_run.copies(slot)] == [part.shape] * 4
 
 

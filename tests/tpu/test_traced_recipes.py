@@ -53,7 +53,7 @@ def fewer(recipe: str) -> tuple[str, ...]:
 
 def planned(made) -> Counter:
     """Reductions that `gradients.plan_buckets` makes of this model's gradients, statistics and sums, and the norm."""
-    wire = made.plan.wire_dtype
+    wire = made.plan.reduce_dtype
     weights, moving = made.model.trainable_variables, list(filter(is_moving, made.trainer.statistics))
     sizes = [variable.value.shape.num_elements() for variable in (*weights, *moving)]
     sizes += [1] * (2 + len(made.trainer.replica_step.metric_names))
@@ -125,7 +125,7 @@ def test_a_step_whose_optimizer_state_is_shared_out_is_one_program_without_condi
     assert replicated.faults(found) == []
     assert not [one for one in found if set(one.path) & {"If.then_branch", "If.else_branch"}]
     sums = replicated.reductions(found)
-    for _, part in made.trainer.optimizer.slot_parts:  # the gradient, and the parts put together
+    for _, part in made.trainer.optimizer.slot_shards:  # the gradient, and the parts put together
         assert sums["float32", part.whole.value.shape.num_elements()] >= 2, part.path
 
 

@@ -17,7 +17,7 @@ from launcher.reporting.metrics_file import read_events
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run import session
-from launcher.run.actions import SampleGradients
+from launcher.run.actions.base import SampleGradients
 from launcher.run.controller import Controller
 from launcher.step.precision import FixedLossScale
 from launcher.watch.precision_watch import PrecisionWatch, Watch

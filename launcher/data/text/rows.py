@@ -17,7 +17,7 @@ from launcher.data.text import storage, vocabulary
 from launcher.data.text.source import Source
 from launcher.data.text.storage import Arrays, Built
 from launcher.data.text.vocabulary import Vocabulary
-from launcher.machine.as_written import as_written
+from launcher.machine.no_autograph import no_autograph
 
 _FORMAT = 1  # of the stored rows
 _TRAIN, _HELD_OUT = "train.", "held_out."
@@ -159,7 +159,7 @@ class MappedExamples:
     def __len__(self) -> int:
         return self._length
 
-    @as_written
+    @no_autograph
     def fetch(self, indices: tf.Tensor) -> Batch:
         rows = tf.numpy_function(
             lambda chosen: [np.asarray(array[chosen]) for array in self._arrays.values()],

@@ -26,8 +26,8 @@ from launcher.jobs.policy import Verdict
 from launcher.jobs.supervisor import Supervisor
 from launcher.model_dir.lease import Lease
 from launcher.reporting import report, run_folder, strict_json
-from launcher.supervised import drill
-from launcher.supervised.progress import Report
+from launcher.worker import drill
+from launcher.worker.progress import Report
 
 _SIGNALS = {KILL: signal.SIGKILL, CORRUPT: signal.SIGKILL, FREEZE: signal.SIGSTOP}
 _WORDS = {

@@ -9,7 +9,7 @@ from absl import flags
 
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
-from launcher.supervised import drill
+from launcher.worker import drill
 
 KILL, FREEZE, PREEMPT, CORRUPT = "kill", "freeze", "preempt", "corrupt_checkpoint"
 KINDS = (KILL, FREEZE, drill.EXCEPTION, drill.STUCK, PREEMPT, drill.DISK_FULL, CORRUPT)

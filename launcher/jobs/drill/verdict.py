@@ -11,7 +11,7 @@ from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
 from launcher.jobs.drill import files
 from launcher.jobs.drill.plan import CORRUPT, PREEMPT, DrillPlan
 from launcher.reporting.attempts import describe, reckon
-from launcher.supervised import drill
+from launcher.worker import drill
 
 
 @dataclasses.dataclass

@@ -1,0 +1,236 @@
+"""Photographs in class folders: `image_data.name = 'folder:DIR'`.
+
+DIR holds a folder a class, or DIR/train does and DIR/val (or validation, test) holds the same ones to evaluate on.
+Classes count from 0 in the order of their names. Without a folder to evaluate on, a share of the files is held out by a
+hash of their names, which stays the same when files are added.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent import futures
+from typing import Any
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+from launcher.data import files
+from launcher.data.images import encoded, image_header
+from launcher.data.images.encoded import OwnImages
+from launcher.data.images.image_header import DamagedImageError
+from launcher.data.text import storage
+from launcher.errors import MissingInputError, UsageError, advice
+from launcher.errors import listed as choices
+from launcher.machine.no_autograph import no_autograph
+
+_EVALUATION = ("val", "validation", "test")
+
+# Reading headers is waiting for a disk or a network.
+_READERS = 16
+
+# From so many files on, what their headers say is kept in the data directory: to read them takes more than a second.
+_REMEMBERED = 10_000
+
+_END = 32  # bytes
+
+
+class FolderImages:
+    """Image files at paths with slashes from `root` on, and their labels; see `encoded.EncodedImages`."""
+
+    def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | np.ndarray):
+        self._root = root
+        self._paths = list(paths)
+        self._labels = np.asarray(labels, np.int32)
+        self._tensors: tuple[tf.Tensor, tf.Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @no_autograph
+    def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        if self._tensors is None:
+            # For the reasons that ArrayExamples has.
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._tensors = tf.constant(self._paths), tf.constant(self._labels)
+        paths, labels = self._tensors
+        chosen = tf.strings.join([self._root + "/", tf.gather(paths, indices)])
+        image = tf.map_fn(tf.io.read_file, chosen, fn_output_signature=tf.TensorSpec([], tf.string))
+        return {"image": image, "label": tf.gather(labels, indices)}
+
+    def name(self, index: int) -> str:
+        return f"{self._root}/{self._paths[index]}"
+
+    def key(self, index: int) -> str:
+        return self._paths[index]
+
+    def select(self, chosen: np.ndarray) -> FolderImages:
+        return FolderImages(self._root, [self._paths[index] for index in chosen], self._labels[chosen])
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        try:
+            with files.opened(self.name(index)) as file:
+                return image_header.size(file)
+        except (UsageError, DamagedImageError):
+            return None
+
+    def problem(self, index: int) -> str | None:
+        return self._looked_at(index)[0]
+
+    def damaged(self) -> list[str]:
+        """The files that are no whole images, by their first and last bytes."""
+        return self._found["damaged"]
+
+    @functools.cached_property
+    def _found(self) -> dict[str, Any]:
+        """The damaged files, and a digest of the ends of all, in which PNG has a checksum and JPEG its last pixels."""
+        if len(self) < _REMEMBERED:
+            return self._look()
+        path = storage.folder("images") / f"found-{storage.digest(*self._paths, self._versions)}.json"
+        return json.loads(storage.stored_bytes(path, lambda: json.dumps(self._look()).encode()))
+
+    def _look(self) -> dict[str, Any]:
+        damaged, ends = [], hashlib.sha256()
+        with futures.ThreadPoolExecutor(_READERS) as pool:
+            for index, (problem, end) in enumerate(pool.map(self._looked_at, range(len(self)))):
+                ends.update(end)
+                if problem:
+                    damaged.append(f"{self.name(index)} ({problem})")
+        return {"damaged": damaged, "ends": ends.hexdigest()}
+
+    def _looked_at(self, index: int) -> tuple[str | None, bytes]:
+        """What is wrong with a file, if anything, and its last bytes."""
+        try:
+            with files.opened(self.name(index)) as file:
+                image_header.check(file)
+                file.seek(max(int(self._versions[index, 0]) - _END, 0))
+                return None, file.read(_END)
+        except (UsageError, DamagedImageError) as error:
+            return str(error), b""
+
+    def identity(self) -> str:
+        return storage.digest(*self._paths, self._versions[:, 0], self._found["ends"])
+
+    @functools.cached_property
+    def _versions(self) -> np.ndarray:
+        """Size and time of the last change of each file, int64 [n, 2]."""
+        with futures.ThreadPoolExecutor(_READERS) as pool:
+            each = pool.map if files.is_remote(self._root) else map
+            found = each(lambda path: files.version(f"{self._root}/{path}"), self._paths)
+            return np.fromiter(found, np.dtype((np.int64, 2)), len(self))
+
+
+@gin.configurable
+def folder_images(
+    path: str,
+    *,
+    train_split: str | None = None,
+    eval_split: str | None = None,
+    eval_share: float | None = None,
+    channels: int = 3,
+) -> OwnImages:
+    """Images of own files, a folder a class: `image_data.name = 'folder:DIR'`. Lists the folders, reads a few headers.
+
+    Args:
+      path: DIR.
+      train_split, eval_split: folders in DIR instead of the usual ones.
+      eval_share: how much to hold out where there is no folder to evaluate on: 0.1 by default; 0 for none.
+      channels: of the images that come out: 3, or 1 for grey.
+    """
+    root = path if files.is_remote(path) else os.path.abspath(os.path.expanduser(path))
+    train_root, eval_root = _roots(root, train_split, eval_split)
+    classes = _classes(train_root)
+    train, others = _images(train_root, classes)
+    evaluation = None
+    if eval_root is not None:
+        if eval_classes := set(_classes(eval_root)) ^ set(classes):
+            raise UsageError(
+                f"{train_root} and {eval_root} must have the same class folders; only one of them has "
+                f"{choices(eval_classes)}"
+            )
+        evaluation, more = _images(eval_root, classes)
+        others += more
+    first = ", ".join(classes[:3]) + (f" and {len(classes) - 3} more" if len(classes) > 3 else "")
+    return encoded.own_images(
+        train,
+        evaluation,
+        name=f"folder:{path}",
+        num_classes=len(classes),
+        channels=channels,
+        eval_share=eval_share,
+        evaluated_on=os.path.basename(eval_root or ""),
+        class_names=tuple(classes),
+        classes=f"{len(classes)} classes ({first})",
+        others=others,
+    )
+
+
+def _roots(root: str, train_split: str | None, eval_split: str | None) -> tuple[str, str | None]:
+    """The folders of classes to train and to evaluate on."""
+    there = _folders(root)
+    if train_split is None and "train" in there:
+        train_split = "train"
+    if train_split is None:
+        if eval_split is not None:
+            raise UsageError(
+                f"folder_images.eval_split = {eval_split!r} needs folder_images.train_split, a folder in {root}"
+            )
+        return root, None
+    if eval_split is None:
+        eval_split = next((name for name in _EVALUATION if name in there and name != train_split), None)
+    for binding, split in (("train_split", train_split), ("eval_split", eval_split)):
+        if split is not None and split not in there:
+            raise UsageError(f"folder_images.{binding} = {split!r} is no folder in {root}{advice(split, there)}")
+    return f"{root}/{train_split}", eval_split and f"{root}/{eval_split}"
+
+
+def _folders(root: str) -> list[str]:
+    """Names of the folders in a folder, sorted; those that begin with a dot are left out."""
+    is_folder = tf.io.gfile.isdir if files.is_remote(root) else os.path.isdir
+    if not is_folder(root):
+        where = "" if files.is_remote(root) else f" (from {os.getcwd()})"
+        raise MissingInputError(f"image_data.name = 'folder:DIR': there is no folder {root}{where}")
+    if files.is_remote(root):
+        names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
+        found = [name for name in names if tf.io.gfile.isdir(f"{root}/{name}")]
+    else:
+        with os.scandir(root) as entries:
+            found = [entry.name for entry in entries if entry.is_dir()]
+    return sorted(name for name in found if not name.startswith("."))
+
+
+def _classes(root: str) -> list[str]:
+    found = _folders(root)
+    if len(found) < 2:
+        raise (UsageError if found else MissingInputError)(
+            f"{root} needs a folder of images for each class, two or more, and has {choices(found) or 'no folder'}"
+        )
+    return found
+
+
+def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
+    """The images of each class, sorted by name, and how many other files there are."""
+    walk = tf.io.gfile.walk if files.is_remote(root) else functools.partial(os.walk, followlinks=True)
+    paths: list[str] = []
+    labels: list[int] = []
+    others = 0
+    for label, name in enumerate(classes):
+        found = [
+            f"{folder[len(root) + 1 :]}/{file}".replace(os.sep, "/")
+            for folder, _, names in walk(f"{root}/{name}")
+            for file in names
+            if not file.startswith(".")
+        ]
+        images = sorted(path for path in found if path.lower().endswith(image_header.SUFFIXES))
+        if not images:
+            raise UsageError(
+                f"class folder {root}/{name} has no image ({', '.join(image_header.SUFFIXES)}); fill it or remove it"
+            )
+        paths += images
+        labels += [label] * len(images)
+        others += len(found) - len(images)
+    return FolderImages(root, paths, labels), others

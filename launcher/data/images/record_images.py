@@ -1,0 +1,165 @@
+"""Images in the tf.train.Examples of TFRecord or ArrayRecord files: `image_data.name = 'tfrecord:GLOB'`.
+
+Each record has an image's file and its label. Without `eval_files`, a share of the records is held out by a
+hash of their file's name and their number in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+from launcher.data import files
+from launcher.data.images import encoded, image_header
+from launcher.data.images.encoded import OwnImages
+from launcher.data.images.image_header import DamagedImageError
+from launcher.data.records import ArrayRecords, Records, TFRecords
+from launcher.errors import UsageError, advice, listed
+from launcher.machine.no_autograph import no_autograph
+
+FEATURES = {"image": "image/encoded", "label": "image/class/label"}
+"""What everybody's ImageNet shards call them."""
+
+FORMATS: Mapping[str, type[TFRecords] | type[ArrayRecords]] = {"tfrecord": TFRecords, "array_record": ArrayRecords}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RecordImages:
+    """Images of records; see `launcher.data.images.encoded.EncodedImages`."""
+
+    records: Records  # each a `tf.train.Example`
+    features: Mapping[str, str]  # what it calls its "image", a JPEG, PNG, GIF or BMP file, and its "label", one integer
+    first_label: int  # of the first class; labels of batches count from 0
+    num_classes: int
+
+    @property
+    def needs_python(self) -> str | None:
+        return getattr(self.records, "needs_python", None)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @no_autograph
+    def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
+        image, label = self.features["image"], self.features["label"]
+        features = {image: tf.io.FixedLenFeature([], tf.string), label: tf.io.FixedLenFeature([], tf.int64)}
+        parsed = tf.io.parse_example(self.records.fetch(indices), features)
+        labels = parsed[label] - self.first_label
+        is_class = (labels >= 0) & (labels < self.num_classes)
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_class), ["label out of range"])]):
+            return {"image": parsed[image], "label": tf.cast(labels, tf.int32)}
+
+    def name(self, index: int) -> str:
+        return self.records.name(index)
+
+    def key(self, index: int) -> str:
+        return self.records.key(index)
+
+    def select(self, chosen: np.ndarray) -> RecordImages:
+        return dataclasses.replace(self, records=self.records.select(chosen))
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        try:
+            return image_header.size(io.BytesIO(self._image_and_label(index)[0]))
+        except (UsageError, DamagedImageError):
+            return None
+
+    def problem(self, index: int) -> str | None:
+        try:
+            image, label = self._image_and_label(index)
+            if not 0 <= label - self.first_label < self.num_classes:
+                last = self.first_label + self.num_classes - 1
+                return (
+                    f"its label is {label}, and {self.num_classes} classes are labelled {self.first_label} to "
+                    f"{last}; bind record_images.num_classes, or record_images.first_label where labels do not count "
+                    "from 0"
+                )
+            image_header.check(io.BytesIO(image))
+        except (UsageError, DamagedImageError) as error:
+            return str(error)
+        return None
+
+    def identity(self) -> str:
+        return self.records.identity()
+
+    def damaged(self) -> list[str]:
+        """Raises UsageError where the first record of a file is no labelled image; the others are not read."""
+        for index in self.records.firsts():
+            if (problem := self.problem(index)) is not None:
+                raise UsageError(f"{self.name(index)}: {problem}")
+        return []
+
+    def _image_and_label(self, index: int) -> tuple[bytes, int]:
+        try:
+            features = tf.train.Example.FromString(self.records.read(index)).features.feature
+        except Exception as error:  # protobuf's implementations have exceptions of their own, array_record has others
+            raise UsageError(f"it is no tf.train.Example ({type(error).__name__})") from None
+        image, label = self.features["image"], self.features["label"]
+        for role, name, kind in (("image", image, "bytes_list"), ("label", label, "int64_list")):
+            if name not in features:
+                raise UsageError(
+                    f"it has no feature {name!r}, but {listed(features) or 'none'}; bind "
+                    "record_images.features = {'image': ..., 'label': ...}"
+                )
+            if len(getattr(features[name], kind).value) != 1:
+                raise UsageError(f"its feature {name!r}, the {role}, is not one value of {kind}")
+        return features[image].bytes_list.value[0], features[label].int64_list.value[0]
+
+
+@gin.configurable
+def record_images(
+    pattern: str,
+    *,
+    format: str = "tfrecord",
+    num_classes: int = gin.REQUIRED,
+    features: Mapping[str, str] | None = None,
+    first_label: int = 0,
+    eval_files: str | None = None,
+    eval_share: float | None = None,
+    channels: int = 3,
+) -> OwnImages:
+    """Images of own records: `image_data.name = 'tfrecord:GLOB'`. Finds where records are and reads a few of them.
+
+    Args:
+      pattern: of the files to train on.
+      format: "tfrecord" or "array_record".
+      num_classes: how many classes there are, which records do not say.
+      features: {"image": NAME, "label": NAME}, or one of them, instead of those of ImageNet's shards.
+      first_label: the label of the first class; many shards of ImageNet count from 1.
+      eval_files: pattern of files to evaluate on.
+      eval_share: how much to hold out where there are none: 0.1 by default; 0 for none.
+      channels: of the images that come out: 3, or 1 for grey.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"record_images.format = {format!r} is unknown{advice(format, FORMATS)}")
+    for key, value in (features or {}).items():
+        if key not in FEATURES or not isinstance(value, str):
+            raise UsageError(
+                f"record_images.features = {features!r} must name the features of 'image', 'label' or both"
+            )
+
+    name = f"{format}:{pattern}"
+
+    def images(found: str, binding: str) -> RecordImages:
+        return RecordImages(
+            records=FORMATS[format].open(files.matching(found, binding)),
+            features={**FEATURES, **(features or {})},
+            first_label=first_label,
+            num_classes=num_classes,
+        )
+
+    return encoded.own_images(
+        images(pattern, name),
+        images(eval_files, "record_images.eval_files") if eval_files is not None else None,
+        name=name,
+        num_classes=num_classes,
+        channels=channels,
+        eval_share=eval_share,
+        evaluated_on=eval_files or "",
+        classes=f"{num_classes} classes",
+    )

@@ -1,0 +1,153 @@
+"""Stored images on their way into batches: read into memory or streamed, augmented, standardised."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from launcher.data import tfds
+from launcher.data.catalog import Facts
+from launcher.data.images import augment, digits, encoded
+from launcher.data.images.augment import ImageAugment
+from launcher.data.images.decode import ImageDecoder
+from launcher.data.images.encoded import EncodedData, OwnImages
+from launcher.data.images.mix import Mix
+from launcher.data.images.stream import StreamedImages
+from launcher.data.pipeline import ArrayExamples, Augment, Batch, Data, RandomAccessData
+from launcher.machine.no_autograph import no_autograph
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredImages:
+    """What becomes of the images of one data set on their way into batches."""
+
+    facts: Facts
+    image_shape: tuple[int, int, int]  # of the batches: height, width, channels
+    augmentation: str  # see `launcher.data.images.augment.augmentation`
+    flip: bool  # the augmentation mirrors half of the images
+    mix: Mix | None
+    memory_limit_bytes: int  # images that decode to more are read from disk as they are needed
+
+    def from_digits(self) -> Data:
+        """The digits of scikit-learn."""
+        train, held_out = ({**arrays, "image": _resized(arrays["image"], self.image_shape)} for arrays in digits.load())
+        return self._in_memory(train, held_out)
+
+    def from_tfds(self, name: str) -> Data:
+        """A prepared TFDS set: in memory if it fits, else streamed."""
+        builder = tfds.open_builder(name)
+        facts = self.facts
+        decoder = self._decoder(scaled=self.image_shape != facts.image_shape)
+        splits = (facts.train_split, facts.eval_split)
+        if self._fits(sum(tfds.num_examples(builder, split) for split in splits)):
+            return self._in_memory(*(tfds.load(builder, split, decoder) for split in splits))
+        return StreamedImages(
+            builder=builder,
+            train_split=facts.train_split,
+            eval_split=facts.eval_split,
+            decoder=decoder,
+            random_window=self._random_window,
+            flip=self.flip,
+            augment=None if self._random_window else self._augment(),
+            finish=self._finish,
+            mix=self.mix,
+        )
+
+    def from_own(self, own: OwnImages) -> Data:
+        """A set of the user's own: in memory if it fits, else read by need."""
+        decoder = self._decoder(scaled=True)
+        if self._fits(len(own.train) + (self.facts.num_eval_examples or 0)):
+            held_out = None if own.evaluation is None else encoded.load(own.evaluation, decoder)
+            return self._in_memory(encoded.load(own.train, decoder), held_out)
+        change = None if self._random_window else self._augment()
+
+        @no_autograph
+        def augmented(batch: Batch, seeds: tf.Tensor) -> Batch:
+            if self._random_window:
+                windows = decoder.random_windows(batch["image"], seeds, flip=self.flip, finish=self._standardised)
+                return {**batch, "image": windows}
+            images = decoder.centres(batch["image"])
+            return {**batch, "image": images if change is None else change(images, seeds)}
+
+        @no_autograph
+        def finished(batch: Batch) -> Batch:
+            if batch["image"].dtype == tf.float32:  # windows, finished one by one
+                return batch
+            if batch["image"].dtype == tf.string:  # not augmented, because it is evaluated on
+                batch = {**batch, "image": decoder.centres(batch["image"])}
+            return self._finish(batch)
+
+        return EncodedData(
+            train=own.train,
+            evaluation=own.evaluation,
+            decoder=decoder,
+            augment=augmented,
+            finish=finished,
+            mix=self.mix,
+        )
+
+    @no_autograph
+    def decode(self, files: tf.Tensor) -> tf.Tensor:
+        """JPEG or PNG images of any size, string [n], as evaluation has them: float32 [n, *image_shape]."""
+        decoder = self._decoder(scaled=True)
+        images = tf.map_fn(decoder.centre, files, fn_output_signature=tf.TensorSpec(self.image_shape, tf.uint8))
+        # A file's brightest pixel is 255, that of the data set may be another.
+        pixels = tf.cast(images, tf.float32) * (self.facts.max_value / 255.0)
+        return self._finish({"image": pixels})["image"]
+
+    @property
+    def _random_window(self) -> bool:
+        """Whether windows are cut out of photographs, which have to be whole for that and not held in memory scaled."""
+        return self.augmentation == "imagenet" and not self.facts.fixed_size
+
+    def _decoder(self, *, scaled: bool) -> ImageDecoder:
+        return ImageDecoder(
+            image_shape=self.image_shape, fraction=1.0 if self.facts.fixed_size else 0.875, scaled=scaled
+        )
+
+    def _fits(self, count: int) -> bool:
+        return not self._random_window and count * int(np.prod(self.image_shape)) <= self.memory_limit_bytes
+
+    def _in_memory(self, train: dict[str, np.ndarray], evaluation: dict[str, np.ndarray] | None) -> Data:
+        change = self._augment()
+        return RandomAccessData(
+            train=ArrayExamples(train),
+            evaluation=None if evaluation is None else ArrayExamples(evaluation),
+            augment=None if change is None else _of_batch(change),
+            finish=self._finish,
+            mix=self.mix,
+        )
+
+    def _augment(self) -> ImageAugment | None:
+        return augment.augmentation(self.augmentation, image_shape=self.image_shape, flip=self.flip)
+
+    @no_autograph
+    def _finish(self, batch: Batch) -> Batch:
+        """Stored pixels to float32 with zero mean and unit variance."""
+        return {**batch, "image": self._standardised(batch["image"])}
+
+    def _standardised(self, images: tf.Tensor) -> tf.Tensor:
+        std = np.asarray(self.facts.std)
+        scale = (1 / (self.facts.max_value * std)).astype(np.float32)
+        shift = (np.asarray(self.facts.mean) / std).astype(np.float32)
+        # By rows of pixels: a CPU takes three times as long where it spreads three numbers over the last axis.
+        height, width, channels = self.image_shape
+        rows = tf.cast(tf.reshape(images, [-1, height, width * channels]), tf.float32)
+        rows = rows * np.tile(scale, width) - np.tile(shift, width)
+        return tf.reshape(rows, [-1, height, width, channels])
+
+
+def _of_batch(change: ImageAugment) -> Augment:
+    @no_autograph
+    def changed(batch: Batch, seeds: tf.Tensor) -> Batch:
+        return {**batch, "image": change(batch["image"], seeds)}
+
+    return changed
+
+
+def _resized(images: np.ndarray, image_shape: tuple[int, int, int]) -> np.ndarray:
+    if images.shape[1:] == image_shape:
+        return images
+    return augment.as_dtype(tf.image.resize(images, image_shape[:2]), tf.as_dtype(images.dtype)).numpy()

@@ -1,0 +1,144 @@
+"""Weights in shards, one for each replica, so that a replica keeps the optimizer's state of its own shard alone.
+
+The optimizer's state is shared out over the replicas of data parallelism (Xu et al. 2020, arXiv 2004.13336; ZeRO stage
+1, Rajbhandari et al. 2020, arXiv 1910.02054): each replica updates its shard of a weight, and these are all-gathered.
+Shards lie along a dimension of the weight, not in a flat vector: of that, XLA for TPUs would reduce and move the whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.errors import UsageError
+
+# Elements below which a weight stays whole: a collective would cost more than its state. Vectors do, too: of their sum
+# XLA for TPUs would move the whole.
+SMALLEST = 1024
+# Keras's optimizers whose update treats each element of a weight by itself.
+_ELEMENT_WISE = (
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+    "ScheduleFreeAdamW",
+)
+
+
+class WeightShard:
+    """A replica's shard of a weight along one dimension, which a Keras optimizer takes for a variable.
+
+    There are as many as replicas; its shape is that of a shard.
+
+    It holds nothing itself. What `taken` returns has the value of the replica's shard while one step is traced, and
+    takes what the optimizer assigns.
+    """
+
+    trainable = True
+
+    def __init__(self, whole: keras.Variable, axis: int, count: int):
+        self.whole = whole
+        self.axis = axis
+        self.count = count
+        self.shape = tuple(size // count if place == axis else size for place, size in enumerate(whole.shape))
+        self.dtype, self.path, self.name = whole.dtype, whole.path, whole.name
+        # Leans on Keras: TensorFlow's optimizers know a variable again by `_unique_id`. Noticed by
+        # tests/step/test_shard_optimizer.py. Then: see what `Optimizer._get_variable_index` reads.
+        self._unique_id = f"shard of {id(whole)}"
+        self._value: tf.Tensor | None = None
+
+    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """This replica's shard of a tensor of the whole's shape; in replica context."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        begin = [replica * size if place == self.axis else 0 for place, size in enumerate(self.shape)]
+        return tf.slice(tensor, begin, self.shape)
+
+    def of_replica(self, array: np.ndarray, replica: int) -> np.ndarray:
+        """One replica's shard of an array of the whole's shape."""
+        return np.split(array, self.count, axis=self.axis)[replica]
+
+    def taken(self) -> WeightShard:
+        """The same with the value of this replica's shard of the weight; in replica context."""
+        taken = copy.copy(self)
+        taken._value = self.of(tf.convert_to_tensor(self.whole))
+        return taken
+
+    @property
+    def value(self) -> tf.Tensor:
+        """The value; zeros where it was not `taken`, as when an optimizer is built, which is not on any one replica."""
+        return tf.zeros(self.shape, self.dtype) if self._value is None else self._value
+
+    def assign(self, value: tf.Tensor) -> None:
+        self._value = tf.cast(value, self.dtype)
+
+    def assign_add(self, delta: tf.Tensor) -> None:
+        self.assign(self.value + tf.cast(delta, self.dtype))
+
+    def assign_sub(self, delta: tf.Tensor) -> None:
+        self.assign(self.value - tf.cast(delta, self.dtype))
+
+
+def _converted(
+    shard: WeightShard, dtype: tf.DType | None = None, name: str | None = None, as_ref: bool = False
+) -> tf.Tensor:
+    return tf.convert_to_tensor(shard.value, dtype=dtype, name=name)
+
+
+tf.register_tensor_conversion_function(WeightShard, _converted)
+
+
+def shard_of(variable: keras.Variable, count: int) -> WeightShard | None:
+    """How a variable is divided among so many replicas: along its first dimension that they divide.
+
+    None where it stays whole: it is small or a vector, no dimension can be divided, or a constraint is on the whole of
+    it.
+    """
+    small = len(variable.shape) < 2 or math.prod(variable.shape) < SMALLEST
+    if count == 1 or small or variable.constraint is not None:
+        return None
+    axes = [axis for axis, size in enumerate(variable.shape) if size % count == 0]
+    return WeightShard(variable, axes[0], count) if axes else None
+
+
+def norms(variable: keras.Variable | WeightShard, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The norms of tensors of a variable's shape; of a shard those of the whole, by one small reduction."""
+    if not isinstance(variable, WeightShard):
+        return [tf.norm(tensor) for tensor in tensors]
+    squares = tf.stack([tf.reduce_sum(tf.square(tensor)) for tensor in tensors])
+    of_all = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, squares)
+    return tf.unstack(tf.sqrt(of_all))
+
+
+def takes_norms(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether its update takes `norms`, and so must not stand in a conditional where weights are in shards."""
+    return getattr(type(optimizer), "takes_norms_of_shards", False)
+
+
+def check_shardable(optimizer: keras.optimizers.Optimizer) -> None:
+    """Refuses, by UsageError, to share out the state of an optimizer that is not known to do with shards."""
+    kind = type(optimizer)
+    known = kind in [getattr(keras.optimizers, name, None) for name in _ELEMENT_WISE]
+    if known or getattr(kind, "element_wise", False) or takes_norms(optimizer):
+        return
+    raise UsageError(
+        f"train.shard_optimizer = True: {kind.__name__} {optimizer.name!r} is not known to update each element of a "
+        "weight by itself, and its replicas would see only their shards of the weights. Use LAMB, LARS or one of "
+        f"{', '.join(_ELEMENT_WISE)}; leave train.shard_optimizer out, or, if it is your own and its update_step "
+        "does so, say element_wise = True in its class"
+    )
+
+
+def bytes_of(variables: Sequence[WeightShard | keras.Variable]) -> int:
+    """Bytes of the variables, or shards of them, together."""
+    return sum(math.prod(one.shape) * tf.dtypes.as_dtype(one.dtype).size for one in variables)

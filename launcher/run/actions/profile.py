@@ -1,0 +1,80 @@
+"""`--profile_steps=10:20`: a trace of some steps, for TensorBoard's profiler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.run.actions.base import Action, Phase
+
+
+class ProfiledSteps(NamedTuple):
+    """The first and the last step of a trace, counted from 1."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str, total_steps: int) -> ProfiledSteps:
+        """Reads "10:20", of a run with so many steps; UsageError where it is something else or there are no such."""
+        match = re.fullmatch(r"(\d+):(\d+)", text)
+        if match is None:
+            raise UsageError(f"--profile_steps={text}: give the first and the last step, such as --profile_steps=10:20")
+        first, last = int(match[1]), int(match[2])
+        if first < 2:
+            raise UsageError(f"--profile_steps={text}: begin with step 2 or later; in step 1 everything is compiled")
+        if last < first:
+            raise UsageError(f"--profile_steps={text}: the last step comes before the first; is {last}:{first} meant?")
+        if last > total_steps:
+            raise UsageError(f"--profile_steps={text}: the run has {total_steps} steps; name earlier ones")
+        return cls(first, last)
+
+
+class ProfileSteps(Action):
+    """Traces some steps with TensorFlow's profiler into MODEL_DIR/tensorboard; TensorBoard shows it under "Profile".
+
+    All workers' loops of steps end before and after them. A run that goes on from a step within them traces the rest.
+    `folder` is None where this worker makes no trace.
+    """
+
+    def __init__(self, steps: ProfiledSteps, folder: str | None, note: Callable[[str], None]):
+        self._steps, self._folder, self._note = steps, folder, note
+        self._is_due = self._is_open = False
+
+    def steps_until_due(self, step: int) -> int | None:
+        self._is_due = self._steps.first - 1 <= step < self._steps.last
+        return min((until - step for until in (self._steps.first - 1, self._steps.last) if until > step), default=None)
+
+    def before_steps(self) -> None:
+        if self._folder is None or not self._is_due or self._is_open:
+            return
+        try:
+            tf.profiler.experimental.start(self._folder)
+            self._is_open = True
+        except (tf.errors.OpError, OSError) as error:  # another profiler runs in this process
+            self._give_up(error)
+
+    def after_steps(self, step: int, phase: Phase) -> None:
+        if step >= self._steps.last:
+            self.close()
+
+    def close(self) -> None:
+        """Writes the trace, if one is being made."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            tf.profiler.experimental.stop()
+        except (tf.errors.OpError, OSError) as error:
+            self._give_up(error)
+        else:
+            first, last = self._steps
+            self._note(f"a trace of steps {first} to {last} is in {self._folder}: see TensorBoard")
+
+    def _give_up(self, error: Exception) -> None:
+        self._folder = None
+        self._note(f"There is no trace of steps: {error}. Training goes on without.")

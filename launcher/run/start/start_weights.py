@@ -1,0 +1,188 @@
+"""Weights that a run starts with in place of initial ones: those of a file, or of another run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gin
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.checkpoints import CheckpointStore, weight_files
+from launcher.checkpoints.weight_files import Stored
+from launcher.config.bound_types import checked_patterns
+from launcher.errors import UsageError
+from launcher.reporting.units import first
+from launcher.run.start.layer_pairs import Chain, Layer, counted_base, pair
+from launcher.run.start.start_comparison import ALLOW, BINDING, Allowance, Comparison, Own, names_of
+from launcher.step import layers
+from launcher.step.layers import Placed, owners, walk
+from launcher.step.state import unique_name
+
+WHICH = ("best", "last")
+LISTING = "started_from.txt"
+OPTIMIZER = "optimizer/"
+_MODEL, _AVERAGE = "model/", "ema/"
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartFrom:
+    """The weights that a run starts with when it starts anew.
+
+    Attributes:
+      path: a `.keras`, `.weights.h5` or `.safetensors` file, or the model_dir of another run. Names tell which weight
+        is which. None for initial weights.
+      which: of a model_dir, "best" for its best checkpoint, if it has one, or "last" for its newest.
+      averaged: of a model_dir, whether the averaged weights are taken, if the run averaged them.
+      optimizer: of a model_dir, whether the state of the optimizer is taken, too.
+      allow_missing: regular expressions on whole names of weights: of the model's, which may stay as initialised, and
+        of those in `path`, which may be left there. What matches is taken all the same; anything else without a
+        counterpart is an error.
+    """
+
+    path: str | None = None
+    which: str = "best"
+    averaged: bool = True
+    optimizer: bool = False
+    allow_missing: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        checked_patterns(ALLOW, self.allow_missing)
+        if self.which not in WHICH:
+            raise UsageError(f"StartFrom.which = {self.which!r}: must be {' or '.join(map(repr, WHICH))}")
+        if self.optimizer and self.path is not None and self.path.endswith(weight_files.SUFFIXES):
+            raise UsageError(
+                f"StartFrom.optimizer = True: {self.path!r} is a file of weights, and the state of an optimizer is "
+                f"taken from the model_dir of a run; bind {BINDING} to one"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """The weights that were found.
+
+    Attributes:
+      weights: value by the id of the model's variable, of its shape and dtype.
+      slots: of the optimizer, by their names in a checkpoint.
+      note, listing: what was done, for a person; a line for each weight.
+    """
+
+    weights: dict[int, np.ndarray]
+    slots: dict[str, np.ndarray]
+    note: str
+    listing: str
+
+
+class _Source(NamedTuple):
+    """What can be started from: its name for people, and its arrays. Files of Keras number a layer's weights."""
+
+    text: str
+    numbered: bool
+    weights: list[Stored]
+    slots: list[Stored]
+
+
+def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) -> Start:
+    """Reads the weights and finds out which of the model's each one is; changes nothing.
+
+    Args:
+      slots: the optimizer's variables by their names in a checkpoint; None where there is no optimizer yet.
+
+    Raises:
+      UsageError: the source cannot be read, or it has weights that the model has not, or the other way round, or of
+        other shapes, and the recipe does not allow it.
+    """
+    source = _read(start)
+    own, layers = _of_model(model, numbered=source.numbered)
+    allow = Allowance(start.allow_missing)
+    exempt = {one.layer for one in own if allow(*one.names)}
+    exempt |= {one.layer for one in source.weights if allow(*names_of(one))}
+    pairs, by_order = pair(layers, _layers(source.weights), exempt)
+    comparison = Comparison(allow)
+    comparison.add(own, source.weights, pairs)
+    by_name = {name: Own(variable, (name,), (), name) for name, variable in (slots or {}).items()}
+    for one in source.slots:
+        allow(*names_of(one))
+    if start.optimizer and slots is not None:
+        comparison.add(list(by_name.values()), source.slots, {(): ()})
+    comparison.check(source.text)
+    taken = {id(one.variable): value for one, _, value in comparison.matched}
+    slots_taken = {name: taken.pop(id(one.variable)) for name, one in by_name.items() if id(one.variable) in taken}
+    note = comparison.describe(source.text)
+    if by_order:
+        shown = [f"{'/'.join(pairs[chain])} as {'/'.join(chain)}" for chain in by_order]
+        note += f"; {len(by_order)} layers by their order, as Keras numbered them otherwise: {first(shown)}"
+    return Start(weights=taken, slots=slots_taken, note=note, listing=comparison.listing())
+
+
+def write_listing(model_dir: str, listing: str) -> None:
+    """Writes what was done with each weight beside the checkpoints, if anything was."""
+    if not listing:
+        return
+    try:
+        with tf.io.gfile.GFile(os.path.join(model_dir, LISTING), "w") as file:
+            file.write(listing)
+    except (OSError, tf.errors.OpError) as error:
+        raise UsageError(f"{LISTING} cannot be written to --model_dir={model_dir}: {error}") from None
+
+
+def _read(start: StartFrom) -> _Source:
+    assert start.path is not None
+    if not tf.io.gfile.isdir(start.path):
+        return _Source(start.path, not start.path.endswith(".safetensors"), weight_files.read(start.path), [])
+    store = CheckpointStore(os.path.join(start.path, "checkpoints"), is_chief=False)
+    best = store.best() if start.which == "best" else None
+    step = best if best is not None else store.latest()
+    if step is None:
+        raise UsageError(
+            f"{BINDING} = {start.path!r}: there is no checkpoint in this folder; name the model_dir of a run"
+        )
+    arrays = store.read(step, lambda name: start.optimizer or not name.startswith(OPTIMIZER))
+    averages = {f"{_MODEL}{n.removeprefix(_AVERAGE)}": a for n, a in arrays.items() if n.startswith(_AVERAGE)}
+    if start.averaged:
+        arrays |= averages
+    weights = [weight_files.named(n.removeprefix(_MODEL), a) for n, a in arrays.items() if n.startswith(_MODEL)]
+    slots = [Stored(n, (), n, a) for n, a in arrays.items() if n.startswith(OPTIMIZER)]
+    which = "the best" if step == best else "the last"
+    average = ", averaged" if averages and start.averaged else ""
+    return _Source(f"{start.path} (step {step}, {which}{average})", False, weights, slots)
+
+
+def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[Layer]]:
+    """The weights of a model, trained or not, and its layers, as the source has their names and keys."""
+    holders = owners(model, lambda layer: layer.weights)
+    numbers = {id(v): key for placed in walk(model) for key, v in _numbers(placed) if id(v) in holders}
+    own: list[Own] = []
+    by_chain: dict[Chain, Layer] = {}
+    taken: dict[str, object] = {}
+    for item in layers.weights(model):
+        variable, holder = item.layer, holders[id(item.layer)]
+        name = unique_name(item.path, taken)
+        taken[name] = variable
+        *around, key = (item.place if numbered else name.removeprefix(f"{model.name}/")).split("/")
+        chain = tuple(around)
+        key = numbers.get(id(variable), key) if numbered else key
+        own.append(Own(variable, (item.path, item.place), chain, key))
+        base = counted_base(chain[-1], type(holder.layer).__name__) if chain else None
+        shapes = by_chain[chain].shapes if chain in by_chain else {}
+        by_chain[chain] = Layer(chain, base, {**shapes, key: tuple(variable.shape)})
+    return own, list(by_chain.values())
+
+
+def _numbers(placed: Placed) -> Iterable[tuple[str, keras.Variable]]:
+    """A layer's own weights by the numbers that they have in a file of Keras's."""
+    found: dict[str, Any] = {}
+    placed.layer.save_own_variables(found)
+    return found.items()
+
+
+def _layers(stored: Sequence[Stored]) -> list[Layer]:
+    shapes: dict[Chain, dict[str, tuple[int, ...]]] = {}
+    for one in stored:
+        shapes.setdefault(one.layer, {})[one.key] = one.value.shape
+    return [Layer(chain, None, found) for chain, found in shapes.items()]

@@ -1,0 +1,254 @@
+"""Where a run goes on from: the newest whole checkpoint, or the weights it starts with; read by all or by the chief."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from launcher.checkpoints import DATA, HOST, Best, CheckpointStore
+from launcher.data.order import ALL_IN
+from launcher.errors import LauncherError, UsageError
+from launcher.run.start import start_weights
+from launcher.run.start.from_chief import FromChief
+from launcher.run.start.start_weights import OPTIMIZER, StartFrom
+from launcher.step.trainer import Trainer
+
+State = Mapping[str, np.ndarray]
+
+# In a checkpoint: the batches that the run leaves out, as far as it knew then; of those to come the store knows more.
+LEFT_OUT = "left_out"
+# In a checkpoint that was saved in the middle of the evaluation after its step.
+EVALUATION_DUE = "evaluation_due"
+
+
+class ChiefError(LauncherError):
+    """The chief found out why the run cannot start; every worker ends with its exit code."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(f"the chief cannot start: {message}")
+        self.exit_code = exit_code
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartingPoint:
+    """What an earlier attempt left.
+
+    Attributes:
+      step: steps done; None for a run that starts anew.
+      best: what the run has to beat.
+      notes: what a person should know of how it goes on.
+      listing: what was done with each weight of `StartFrom.path`; of the process that read it.
+      host: what actions had in the checkpoint, see `launcher.run.actions.base.Action.state`.
+      rewinds: how often it went back and left batches out, see `CheckpointStore.rewinds`.
+      data: the training data that it had, as `pipeline.described` says; None where that is not recorded.
+    """
+
+    step: int | None = None
+    best: Best | None = None
+    notes: tuple[str, ...] = ()
+    listing: str = ""
+    host: State = dataclasses.field(default_factory=dict)
+    rewinds: tuple[Mapping[str, Any], ...] = ()
+    data: Mapping[str, Any] | None = None
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether an earlier attempt was stopped in the middle of the evaluation after this step."""
+        return EVALUATION_DUE in self.host
+
+
+def restore(
+    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
+) -> StartingPoint:
+    """Restores the trainer from the newest whole checkpoint of the store; without one, from the weights to start with.
+
+    Args:
+      same_order: whether the run must see its examples in the order in which they were begun.
+      start_from: what a run that starts anew starts with; None for what it was built with.
+
+    Raises:
+      UsageError: the checkpoint is of another model, or of a run with another order of examples; or the weights to
+        start with are.
+      CheckpointReadError: it cannot be read.
+      PeerError: another worker found another checkpoint.
+    """
+    return _put(trainer, *_read(store, trainer, same_order, start_from), same_order)
+
+
+def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
+    """Gives a trainer that starts anew the weights to start with."""
+    start, state = _begun(trainer, start_from)
+    trainer.state.restore(state)
+    return start
+
+
+def restore_from_chief(
+    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
+) -> StartingPoint:
+    """As `restore` on the chief; the other workers get its values over the wire and never touch their store.
+
+    Where the chief is stopped, they raise ChiefError.
+    """
+    wire = FromChief(trainer.strategy, is_chief=store.is_chief)
+    if store.is_chief:
+        found = _hand_out(wire, trainer, lambda: _read(store, trainer, same_order, start_from))
+    else:
+        found = _take(wire, trainer)
+    return _put(trainer, *found, same_order)
+
+
+def _put(trainer: Trainer, start: StartingPoint, state: State, same_order: bool) -> StartingPoint:
+    """Gives the trainer the state, and what is left out from here on besides what the recipe leaves out."""
+    trainer.state.restore(state)
+    before = ALL_IN.with_ranges(json.loads(start.host[LEFT_OUT].tobytes()) if LEFT_OUT in start.host else ())
+    step, found = start.step or 0, [one["left_out"] for one in start.rewinds]
+    trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *found])
+    trainer.workers.check_agreement(trainer.step, trainer.left_out)
+    if same_order and trainer.left_out.batch_of(step) != before.batch_of(step):
+        raise UsageError(
+            f"train.skip_batches: this run left out the batches {list(before.ranges)} and is at step {step}; with "
+            f"{list(trainer.left_out.ranges)} it would go on with other examples than it has left to see. Give the "
+            "value that it was begun with, or choose another --model_dir"
+        )
+    return start
+
+
+def check_data(start: StartingPoint, now: Mapping[str, Any], trainer: Trainer, *, may_change: bool) -> tuple[str, ...]:
+    """Compares the training data, as `pipeline.described` says it now, with what the checkpoint records of it.
+
+    All workers come to the same end: what a person should know; UsageError where it differs on one, unless it may.
+    """
+    if start.step is None:
+        return ()
+    note = "the checkpoint does not record its training data; going on with what is there, as if it were the same"
+    if start.data is not None:
+        change = ""
+        if start.data["examples"] != now["examples"]:
+            change = f"{start.data['examples']} examples then, {now['examples']} now"
+        elif start.data["identity"] not in ("", now["identity"]):
+            change = f"of the {now['examples']} examples some are others, or their order is another"
+        if not trainer.workers.any(bool(change)):
+            return ()
+        note = f"the training data is not what it was at step {start.step}: {change or 'another worker has other data'}"
+        if not may_change:
+            raise UsageError(
+                f"{note}. The run would go on with other examples than it has left to see. Give it the data that it "
+                "had; or bind Checkpoints.on_changed_data = 'continue' to go on with what is there now; or choose "
+                "another --model_dir"
+            )
+        note += "; going on with what is there now"
+    return (note,)
+
+
+def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
+    if start_from is None or start_from.path is None:
+        return StartingPoint(), {}
+    slots = {name: tf.TensorSpec(*spec) for name, spec in trainer.state.specs().items() if name.startswith(OPTIMIZER)}
+    found = start_weights.read(start_from, trainer.model, slots)
+    state = trainer.state.started(found.weights, found.slots)
+    return StartingPoint(notes=(found.note,), listing=found.listing), state
+
+
+def _read(
+    store: CheckpointStore, trainer: Trainer, same_order: bool, start_from: StartFrom | None
+) -> tuple[StartingPoint, State]:
+    newest = store.latest()
+    if newest is None:
+        return _begun(trainer, start_from)
+    if same_order:
+        store.check_same_run(newest)
+    state = _state_at(newest, store, trainer)
+    manifest = store.manifest(newest)
+    note = _settle_loss_scale(state, manifest.get("scaling"), trainer)
+    found = StartingPoint(
+        step=newest,
+        best=store.best_record(),
+        notes=(note,) if note else (),
+        host={name.removeprefix(HOST): state.pop(name) for name in [*state] if name.startswith(HOST)},
+        rewinds=store.rewinds(),
+        data=manifest.get("run", {}).get(DATA),
+    )
+    return found, state
+
+
+def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, np.ndarray]:
+    """Without what this run does not average. What it averages and the other did not starts at the weight itself."""
+    specs, stand_ins = trainer.state.specs(), trainer.state.stand_ins()
+    store.check_compatible(step, specs, stand_ins)
+    found = store.read(step)
+    state = {name: value for name, value in found.items() if name.startswith(HOST)}
+    for name, (_, dtype) in specs.items():
+        state[name] = found[name] if name in found else found[stand_ins[name]].astype(dtype)
+    return state
+
+
+def _settle_loss_scale(
+    state: dict[str, np.ndarray], recorded: Mapping[str, Any] | None, trainer: Trainer
+) -> str | None:
+    """Puts the recipe's own loss scale in place of the state of another one; says what it did, unless all is the same.
+
+    `recorded` is what the checkpoint says of its loss scale; None from a version that did not say.
+    """
+    if recorded == trainer.state.scaling:
+        return None
+    at = float(state["loss_scale/scale"])
+    if recorded is None and trainer.state.could_have_scaled(state):
+        return f"the checkpoint does not record its loss scale; going on at {at:g}, which this run's can have come to"
+    state.update(trainer.state.initial_loss_scale())
+    was = "of another loss scale" if recorded is None else f"of {_shown(recorded)}"
+    return (
+        f"the checkpoint's loss scale {at:g} is {was}; this run starts with its own: "
+        f"{_shown(trainer.state.scaling)} at {float(state['loss_scale/scale']):g}"
+    )
+
+
+def _shown(scaling: Mapping[str, Any]) -> str:
+    try:
+        loss_scale = scaling["loss_scale"]
+        arguments = ", ".join(f"{name}={value}" for name, value in loss_scale["arguments"].items())
+        return f"{loss_scale['kind']}({arguments}) under {scaling['policy']}"
+    except (AttributeError, KeyError, TypeError):  # another version's
+        return str(scaling)
+
+
+def _hand_out(
+    wire: FromChief, trainer: Trainer, read: Callable[[], tuple[StartingPoint, State]]
+) -> tuple[StartingPoint, State]:
+    try:
+        start, state = read()
+    except LauncherError as error:
+        wire.message({"error": str(error), "exit_code": error.exit_code})
+        wire.wait_for_all()
+        raise
+    sizes = {name: len(value) for name, value in start.host.items()}
+    told = dataclasses.asdict(dataclasses.replace(start, host={}, listing=""))
+    wire.message({**told, "host": sizes, "state": list(state)})
+    if state:
+        wire.arrays(_specs(trainer, state, sizes), {**state, **start.host})
+    return start, state
+
+
+def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
+    told = wire.message()
+    if "error" in told:
+        with contextlib.suppress(tf.errors.OpError):  # The chief may be gone by now.
+            wire.wait_for_all()
+        raise ChiefError(told["error"], told["exit_code"])
+    names, sizes = told.pop("state"), told.pop("host")
+    state = wire.arrays(_specs(trainer, names, sizes)) if names else {}
+    told["host"] = {name: state.pop(name) for name in sizes}
+    told["best"] = told["best"] and Best(**told["best"])
+    told |= {name: tuple(told[name]) for name in ("notes", "rewinds")}
+    return StartingPoint(**told), state
+
+
+def _specs(trainer: Trainer, names: Iterable[str], host: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Of the arrays that the chief hands out: the named ones of a snapshot, and of what actions had, their bytes."""
+    of_all = trainer.state.specs()
+    return {**{name: of_all[name] for name in names}, **{name: ((size,), "uint8") for name, size in host.items()}}

@@ -1,0 +1,192 @@
+"""Preemption: when asked to stop, finish the step, save, and end with exit code 42.
+
+Whoever trains looks at the request between two loops on the device. What has no such moment soon, such as a compiler,
+is answered for by a thread.
+
+Schedulers send SIGTERM some time before they take a machine away (Slurm by `--signal=TERM@300`, Kubernetes at the start
+of the grace period, Cloud TPU and GCE at preemption; for a word from GCE before that see `launcher.machine.gce`).
+TensorFlow's own handler does nothing on one host.
+
+Many send it to every process of a job at once (systemd, scancel, PBS, a terminal), so a worker gets it twice: from them
+and from its supervisor, which passes it on. That is one request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted
+from launcher.worker import progress
+
+# What comes within so many seconds of a signal repeats it; what comes later is from somebody who will not wait.
+REPEAT_SECONDS = 3.0
+_TURN_SECONDS = 0.25
+
+
+class StopRequest:
+    """Remembers the first SIGTERM or SIGINT, from the moment it comes.
+
+    Under a supervisor nothing that comes after it counts: who will not wait tells the supervisor, which kills. Without
+    one, a signal that comes `REPEAT_SECONDS` later ends the process at once.
+
+    Args:
+      unanswered: asked again and again from the request on, in a thread of its own and with the seconds since, until
+        the block of `installed` ends: why this process may end with 42 now, whatever the main thread does; None for
+        not yet.
+      told: called once, in that thread, when the request has come.
+    """
+
+    def __init__(
+        self, unanswered: Callable[[float], str | None] = lambda seconds: None, told: Callable[[], None] = lambda: None
+    ) -> None:
+        self._unanswered, self._told = unanswered, told
+        self._signal: int | None = None
+        self._heard_at = 0.0
+        self._noticed = False
+        self._answered = threading.Event()
+
+    def __call__(self) -> bool:
+        """Whether this process has been asked to stop."""
+        return self._noticed or self._signal is not None
+
+    def notice(self, reason: str) -> None:
+        """Asks to stop for another reason than a signal, from any thread; the first signal still is the first."""
+        _say(f"{reason}: finishing the step and saving")
+        is_first, self._noticed = not self(), True
+        if is_first:
+            self._await_answer()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Takes over both signals inside the block, if this is the main thread, which alone may."""
+        try:
+            with _listening(self._heard, signal.SIGTERM, signal.SIGINT, ignored_after=self):
+                try:
+                    yield
+                except Preempted:
+                    self._noticed = True  # maybe by a peer first, and this worker's own signal is still to come
+                    raise
+        finally:
+            self._answered.set()
+
+    def _heard(self, number: int) -> None:
+        now, name, is_first = time.monotonic(), signal.Signals(number).name, not self()
+        if self._signal is None:
+            self._signal, self._heard_at = number, now
+            again = "" if _is_supervised() else f"; once more, after {REPEAT_SECONDS:g} s, to end at once"
+            _say(f"{name}: finishing the step and saving{again}")
+        elif not _is_supervised() and now - self._heard_at >= REPEAT_SECONDS:
+            os._exit(128 + number)
+        # Without a supervisor SIGINT is a person's, who may want to keep the process, such as a notebook's.
+        if is_first and (number == signal.SIGTERM or _is_supervised()):
+            self._await_answer()
+
+    def _await_answer(self) -> None:
+        threading.Thread(target=self._answer, name="request to stop", daemon=True).start()
+
+    def _answer(self) -> None:
+        self._told()
+        began = time.monotonic()
+        try:
+            while (why := self._unanswered(time.monotonic() - began)) is None:
+                if self._answered.wait(_TURN_SECONDS):
+                    return
+        except LauncherError as error:
+            progress.record_error(os.environ, error, error.exit_code)
+            _say(f"error: {error}")
+            os._exit(error.exit_code)
+        _say(why)
+        os._exit(EXIT_PREEMPTED)
+
+
+@contextlib.contextmanager
+def before_training() -> Iterator[None]:
+    """Inside the block SIGTERM ends the process at once with 42, until a `StopRequest` is installed and after it.
+
+    There is nothing to save.
+    """
+    with _listening(_leave, signal.SIGTERM):
+        yield
+
+
+@contextlib.contextmanager
+def _listening(
+    heard: Callable[[int], None], *numbers: int, ignored_after: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Calls `heard` for each of the signals, if this is the main thread, which alone may take them over.
+
+    In another thread: the main thread may be inside TensorFlow for minutes, where no handler of Python's runs. What
+    repeats a request that has been answered must not end the process with another code: `ignored_after` the block.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    source, target = os.pipe()
+    os.set_blocking(target, False)
+    before = {number: signal.signal(number, _wake) for number in numbers}
+    wakeup = signal.set_wakeup_fd(target, warn_on_full_buffer=False)
+
+    def listen() -> None:
+        while found := os.read(source, 64):
+            for number in filter(numbers.__contains__, found):
+                heard(number)
+
+    listener = threading.Thread(target=listen, name="signals", daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        os.close(target)
+        listener.join()
+        os.close(source)
+        for number, handler in before.items():
+            if signal.getsignal(number) is _wake:
+                signal.signal(number, signal.SIG_IGN if ignored_after() else handler)
+
+
+def _wake(number: int, frame: FrameType | None) -> None:
+    """Without a handler of Python's no signal would come to `_listening`."""
+
+
+# A forked child shares the pipe: its signals are not its parent's.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+
+def leave_at_once() -> None:
+    """From here on SIGTERM ends this process with 42, unless it is ignored: nothing has been started yet."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _leave)
+
+
+def hear_again() -> None:
+    """Gives SIGTERM back to `before_training`: TensorFlow takes it when it connects several workers, and ignores it."""
+    if signal.getsignal(signal.SIGTERM) is _wake:
+        signal.signal(signal.SIGTERM, _wake)
+
+
+def ignore_repeats() -> None:
+    """From here on, what asks this process to stop is ignored: it is about to end with an exit code of its own."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _leave(number: int, frame: FrameType | None = None) -> None:
+    _say("SIGTERM: not training, so there is nothing to save; the same command goes on from the last checkpoint")
+    os._exit(EXIT_PREEMPTED)
+
+
+def _is_supervised() -> bool:
+    return bool(os.environ.get(progress.PROGRESS_FILE))
+
+
+def _say(text: str) -> None:
+    # Not print: the signal may have come in the middle of one.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())

@@ -1,0 +1,258 @@
+"""A loss in pieces against NumPy in float64: values, gradients, accuracy; what is never made; when it is chosen."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import small_run
+import tensorflow as tf
+from cases import repeated_but
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import UsageError
+from launcher.machine import xla
+from launcher.tasks import text
+from launcher.tasks.cross_entropy import Head, chunked_sums
+from launcher.tasks.loss_chunks import LossChunks, Split, using
+from models.lstm import lstm_language_model
+from models.transformer import language_model, transformer
+
+pytestmark = pytest.mark.slow
+
+# How far from float64 a result may be, relative to its largest element: rounding of the features' own dtype.
+TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3}
+BY_TOKENS, BY_WORDS, BY_BOTH = Split(tokens=3), Split(vocabulary=4), Split(tokens=2, vocabulary=3)
+
+
+def case(seed=0, tokens=13, vocab=11, width=4, dtype="float32", bias=True):
+    """Features, head, targets and weights, with ties and tokens of no weight; features exactly as `dtype` has them."""
+    numbers = np.random.default_rng(seed)
+    matrix = numbers.standard_normal((vocab, width))
+    offsets = numbers.standard_normal(vocab) if bias else np.zeros(vocab)
+    if vocab > 3:  # these two words have the same logit for every token
+        matrix[3], offsets[3] = matrix[1], offsets[1]
+    features = numbers.standard_normal((tokens, width))
+    features[::3] = 2 * matrix[1]  # likely the highest for these
+    features[1::5] = 0.0
+    targets = numbers.integers(0, vocab, tokens)
+    targets[::6], targets[3::6] = 1 % vocab, 3 % vocab
+    weight = numbers.uniform(0, 2, tokens) * (numbers.uniform(size=tokens) > 0.2)
+    exact = "float64" if dtype == "float64" else "float32"
+    features = tf.cast(tf.constant(features), dtype)
+    head = Head(tf.constant(matrix, exact), tf.constant(offsets, exact) if bias else None)
+    return features, head, tf.constant(targets, tf.int32), tf.constant(weight, exact)
+
+
+def oracle(features, head, targets, weight, smoothing, factor):
+    """Loss, weight of the right tokens, gradients of `factor` times the loss by features, matrix and bias."""
+    x, matrix, weight = (tf.cast(one, tf.float64).numpy() for one in (features, head.matrix, weight))
+    bias = 0.0 if head.bias is None else tf.cast(head.bias, tf.float64).numpy()
+    logits, targets = x @ matrix.T + bias, targets.numpy()
+    logits = logits.astype(head.matrix.dtype.as_numpy_dtype).astype("float64")  # ties as they are in its dtype
+    top = logits.max(-1, keepdims=True)
+    log_sum = top + np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    target = (1 - smoothing) * np.eye(len(matrix))[targets] + smoothing / len(matrix)
+    loss = (weight * (log_sum[:, 0] - (target * logits).sum(-1))).sum()
+    by_logits = (np.exp(logits - log_sum) - target) * weight[:, np.newaxis] * factor
+    gradients = [by_logits @ matrix, by_logits.T @ x, by_logits.sum(0)]
+    return [loss, (weight * (logits.argmax(-1) == targets)).sum(), *gradients[: 2 if head.bias is None else 3]]
+
+
+def found(features, head, targets, weight, split, smoothing=0.0, factor=1.0, training=True):
+    sources = [features, *(one for one in head if one is not None)]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        loss, right = chunked_sums(
+            features, head, targets, weight, split=split, label_smoothing=smoothing, training=training
+        )
+        scaled = loss * factor
+    return [loss, right, *tape.gradient(scaled, sources)]
+
+
+def assert_close(values, expected, dtype):
+    names = ("loss", "right", "by features", "by matrix", "by bias")
+    for name, value, wanted in zip(names, values, expected, strict=False):
+        # Losses and sums over tokens are not rounded to the features' dtype; gradients by features are.
+        tolerance = TOLERANCES[dtype if name == "by features" else ("float64" if dtype == "float64" else "float32")]
+        scale = max(1.0, np.abs(wanted).max())  # a share minus 1 is off by the rounding of 1
+        np.testing.assert_allclose(tf.cast(value, tf.float64), wanted, rtol=0, atol=tolerance * scale, err_msg=name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    tokens=st.integers(1, 17),
+    vocab=st.integers(2, 23),
+    width=st.integers(1, 7),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    bias=st.booleans(),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    parts=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    training=st.booleans(),
+)
+def test_any_pieces_of_any_sizes_give_the_sums_and_gradients_of_whole_logits(
+    seed, tokens, vocab, width, dtype, bias, smoothing, parts, training
+):
+    arguments = case(seed, tokens, vocab, width, dtype, bias)
+    split = Split(tokens=min(parts[0], tokens), vocabulary=min(parts[1], vocab))
+    values = found(*arguments, split, smoothing, 3.0, training)
+    assert_close(values, oracle(*arguments, smoothing, 3.0), dtype)
+    assert values[2].dtype == dtype and values[3].dtype == values[0].dtype == arguments[1].matrix.dtype
+
+
+@pytest.mark.parametrize(
+    ("split", "jit", "training"),
+    repeated_but(
+        [(BY_BOTH, True, True), (BY_BOTH, False, True)],
+        [(BY_TOKENS, False, True), (BY_TOKENS, True, True), (BY_WORDS, True, True), (BY_BOTH, True, True),
+         (BY_TOKENS, True, False), (BY_BOTH, False, True)],
+    ),
+)  # fmt: skip
+def test_in_a_graph_and_compiled_by_xla_they_are_the_same(split, jit, training):
+    arguments = case(vocab=103, dtype="float64")
+
+    @tf.function(jit_compile=jit)
+    def traced(features, matrix, bias):
+        with xla.compiling(jit):
+            return found(features, Head(matrix, bias), *arguments[2:], split, 0.1, 3.0, training)
+
+    assert_close(traced(arguments[0], *arguments[1]), oracle(*arguments, 0.1, 3.0), "float64")
+
+
+@pytest.mark.parametrize("split", [BY_TOKENS, BY_WORDS, BY_BOTH], ids=str)
+def test_gradients_too_small_for_float16_are_kept_by_the_loss_scale(split):
+    features, head, targets, weight = case(dtype="float16")
+    weight = weight * 1e-9
+    plain, scaled = (found(features, head, targets, weight, split, factor=factor)[2] for factor in (1.0, 2.0**15))
+    expected = oracle(features, head, targets, weight, 0.0, 2.0**15)[2]
+    assert not np.any(plain), "float16 holds these gradients: the loss scale is not needed"
+    np.testing.assert_allclose(scaled, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+
+
+def operations(function):
+    """Every operation of a traced function and of those that it calls."""
+    graph = function.graph.as_graph_def(add_shapes=True)
+    return [*graph.node, *(node for called in graph.library.function for node in called.node_def)]
+
+
+def traced(split, training):
+    features, head, targets, weight = case(tokens=64, vocab=96, width=4, bias=False)
+
+    def evaluated(features, matrix):
+        if training:
+            return found(features, Head(matrix), targets, weight, split)
+        return chunked_sums(features, Head(matrix), targets, weight, split=split, training=False)
+
+    return operations(tf.function(evaluated).get_concrete_function(features, head.matrix))
+
+
+FOURS = [Split(tokens=4), Split(vocabulary=4), Split(tokens=2, vocabulary=4)]
+
+
+@pytest.mark.parametrize("split", repeated_but(FOURS[2:], FOURS), ids=str)
+def test_evaluation_makes_logits_only_and_nothing_has_the_size_of_all_logits(split):
+    assert sum(node.op == "MatMul" for node in traced(split, training=False)) == 1
+    nodes = traced(split, training=True)
+    assert sum(node.op == "MatMul" for node in nodes) == (3 if split.vocabulary == 1 else 4)
+    sizes = [tf.TensorShape(shape).num_elements() or 0 for node in nodes for shape in _shapes(node)]
+    assert 64 * 4 <= max(sizes) < 64 * 96 / 2
+
+
+def _shapes(node):
+    return node.attr["_output_shapes"].list.shape
+
+
+MODELS = {
+    "a tied matrix": functools.partial(language_model, layers=1, width=8, heads=2),
+    "a head of its own": functools.partial(language_model, layers=1, width=8, heads=2, tie_embeddings=False),
+    "an LSTM": functools.partial(lstm_language_model, layers=1, width=8, tie_embeddings=False),
+    "an encoder and a decoder": functools.partial(transformer, layers=1, width=8, heads=2, hidden=8, norm="pre"),
+}
+
+
+def token_rows(vocab=31):
+    rows = np.random.default_rng(0).integers(4, vocab, (3, 4, 6)).astype(np.int32)
+    rows[:, -1, 2:] = 0
+    return {
+        "tokens": rows[0], "source": rows[1], "target_in": rows[0], "targets": rows[2],
+        "weight": np.array([1, 2, 0, 1], np.float32),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_is_trained_by_the_gradients_of_its_whole_logits(kind):
+    model = MODELS[kind](vocab_size=31, dropout=0.0)
+    batch = {name: tf.constant(value) for name, value in token_rows().items()}
+
+    def sums(pieces):
+        with using(pieces), tf.GradientTape() as tape:
+            loss, weight, metrics = text.model_sums(model, batch, batch["targets"], training=True, label_smoothing=0.1)
+        return [loss, weight, metrics["accuracy"], *tape.gradient(loss, [one.value for one in model.trainable_weights])]
+
+    whole = sums(LossChunks(pieces=1))
+    for accelerator in ("cpu", "tpu"):
+        for one, value in zip(sums(LossChunks(pieces=5, accelerator=accelerator)), whole, strict=True):
+            np.testing.assert_allclose(
+                tf.convert_to_tensor(one), tf.convert_to_tensor(value), rtol=1e-5, atol=1e-5, err_msg=accelerator
+            )
+
+
+def test_a_head_that_computes_in_16_bits_makes_its_logits_itself():
+    model = language_model(vocab_size=31, layers=1, width=8, heads=2, tie_embeddings=False)
+    model.head.dtype_policy = "mixed_bfloat16"
+    assert model.output_matrix() is None
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tokens", "vocab_size", "width", "expected"),
+    [
+        (LossChunks(pieces="auto", accelerator="cpu"), 4096, 2048, 192, None),
+        (LossChunks(pieces="auto", accelerator="gpu"), 32_768, 32_000, 768, None),
+        (LossChunks(pieces="auto", accelerator="gpu"), 65_536, 32_000, 768, Split(tokens=32)),
+        (LossChunks(pieces="auto", accelerator="cpu"), 2048 + 256, 32_000, 256, Split(tokens=6)),
+        (LossChunks(pieces="auto", accelerator="gpu"), 4096, 32_000, 1024, None),
+        (LossChunks(pieces="auto", accelerator="tpu"), 32_768, 32_000, 768, Split(tokens=4, vocabulary=25)),
+        (LossChunks(pieces="auto", accelerator="tpu"), 8192, 32_000, 768, Split(vocabulary=25)),
+        # Equal pieces of whole lanes: 289 lanes' worth are 17 times 17.
+        (LossChunks(pieces="auto", accelerator="tpu"), 4096, 36_992, 1024, Split(vocabulary=17)),
+        (LossChunks(pieces=1, accelerator="tpu"), 8192, 32_000, 768, None),
+        (LossChunks(pieces=4, accelerator="cpu"), 96, 1000, 8, Split(tokens=4)),
+        (LossChunks(pieces=4, accelerator="cpu"), 3, 1000, 8, Split(tokens=3)),
+        (LossChunks(pieces=4, accelerator="tpu"), 96, 1000, 8, Split(vocabulary=4)),
+        (LossChunks(), 1 << 20, 1 << 20, 8, None),
+    ],
+)  # fmt: skip
+def test_pieces_are_chosen_by_the_size_of_all_logits(pieces, tokens, vocab_size, width, expected):
+    assert pieces.split(tokens, vocab_size, width) == expected
+
+
+def test_a_model_of_ones_own_that_gives_logits_trains_whole_and_refuses_pieces():
+    batch = {name: tf.constant(value) for name, value in token_rows().items()}
+
+    def logits_only(batch, training):
+        return tf.one_hot(batch["tokens"], 31)
+
+    with using(LossChunks(pieces="auto")):
+        loss, *_ = text.model_sums(logits_only, batch, batch["targets"], training=True)
+    assert loss > 0
+    with (
+        using(LossChunks(pieces=8)),
+        pytest.raises(UsageError, match=r"train\.loss_chunks = 8: the model gives logits only; it needs output_matrix"),
+    ):
+        text.model_sums(logits_only, batch, batch["targets"], training=True)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [(2, r"train\.loss_chunks = 2: GivenTask has no loss over a vocabulary"),
+     (0, r"train\.loss_chunks = 0: must be 1 or more")],
+)  # fmt: skip
+def test_pieces_of_a_task_without_a_vocabulary_are_refused(pieces, says):
+    task = small_run.GivenTask(
+        small_run.linear_batches(np.ones((1, 4, 2))), lambda: small_run.linear_model(2), small_run.negative_sum
+    )
+    with pytest.raises(UsageError, match=says):
+        small_run.build(task, loss_chunks=pieces)
