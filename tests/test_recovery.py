@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from cases import repeated_but
 from places import PYTHONPATH, SMALL_DIGITS
-from running import is_worker
 
 from launcher import main as entry
 from launcher.checkpoints import CheckpointStore, find_damage
@@ -271,11 +270,10 @@ def test_sigterm_while_nobody_looks_at_it_saves_what_an_evaluation_began_with(
 def test_sigterm_to_a_worker_for_which_the_others_wait_saves_on_all(start_launcher, run_launcher, tmp_path, shard):
     more = ("slowed.HeldBatches.worker = 1", f"train.shard_optimizer = {shard}")
     flags, run = (f"--gin_file={held_recipe(tmp_path, *more)}", "--workers=2"), tmp_path / "run"
-    as_job = {"module": "launcher.launch", "fresh": True}
+    as_job = {"module": "launcher.launch"}
     started = start_launcher(*flags, "--gin_param=slowed.HeldBatches.first = 4", f"--model_dir={run}", **HELD, **as_job)
     started.wait_until((tmp_path / "go.held").exists)
-    (worker,) = (child for child in psutil.Process(started.process.pid).children() if is_worker(child, 1))
-    worker.send_signal(signal.SIGTERM)
+    os.kill(int((tmp_path / "go.held").read_text()), signal.SIGTERM)
     assert started.wait().returncode == 42, started.stdout
     assert CheckpointStore(str(run / "checkpoints")).latest() == 10
 

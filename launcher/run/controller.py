@@ -31,6 +31,10 @@ from launcher.tasks.base import Task, folded, metric_results
 _SAVE_AFTER_SECONDS, _LEAVE_AFTER_SECONDS = 8.0, 15.0
 
 
+# Never freed: to free an iterator waits for its batch, which may not come, while the other workers wait for this one.
+_kept_to_the_end: list[object] = []
+
+
 class _Stopped(Exception):
     """A worker was asked to stop; raised in all of them between the same two loops."""
 
@@ -123,8 +127,10 @@ class Controller:
           CheckpointWriteError: a checkpoint could not be written.
         """
         try:
-            with contextlib.suppress(_Stopped):
+            try:
                 return self._train()
+            except _Stopped as stopped:
+                _kept_to_the_end.extend((stopped, self))
             step = self._trainer.step
             if self.has_trained:
                 self._save(step, {})
