@@ -29,7 +29,8 @@ from absl import flags
 from launcher import errors, modes
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, advice
 from launcher.jobs import backends, kubernetes, private_network
-from launcher.jobs.drill import fault, plan
+from launcher.jobs.drill import command as drill_command
+from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
 from launcher.jobs.output import JobConsole, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
@@ -124,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             writes_to, environ={}, say=console.note, supervised_job=job.identity, isolate=_isolated
         ) as held:
             if drill is not None:
-                return fault.run(
+                return drill_command.run(
                     drill, job=job, make_backend=lambda: make(options, job, console), console=console, held=held
                 )
             return Supervisor(job=job, backend=backend, console=console, held=held).run()

@@ -10,7 +10,7 @@ Makes .venv, installs Launcher with what its tests need, then runs ruff, mypy, s
 first that fails. PYTEST_ARGUMENTs narrow the suite: scripts/test.sh tests/config. Tests marked nightly, which repeat
 another in one more size, are left out; scripts/test.sh -m '' runs them, too.
 
-  --fast      leave out what starts several processes, traces or compiles for long: two minutes on two cores
+  --fast      leave out what starts several processes, traces or compiles for long: a minute or two on two cores
   --dry_run   print what would run, run nothing
   --help      show this text
 
@@ -51,6 +51,7 @@ cd -- "$root"
 export TF_CPP_MIN_LOG_LEVEL=2
 unset PYTHONDONTWRITEBYTECODE # else each of the many processes that tests start compiles Launcher anew
 run "$bin/ruff" check .
+run "$bin/ruff" format --check .
 # While mypy has one core: the bytecode of all tests, which each of pytest's processes would else make for itself.
 run "$bin/python" -m pytest --collect-only -qq >&"$unread" 2>&1 &
 run "$bin/mypy"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 
 import pytest
@@ -50,6 +51,30 @@ def test_imports_point_down_the_map(name):
         if other not in (*below, "models")
     ]
     assert wrong == []
+
+
+def module(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_files_import_each_other_in_a_circle():
+    names = {module(path) for path in FILES}
+    graph = {}
+    for path in FILES:
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                both = {f"{node.module}.{alias.name}" for alias in node.names}, {node.module}
+                found |= next((hits for some in both if (hits := some & names)), set())
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names} & names
+        graph[module(path)] = found - {module(path)}
+    with contextlib.suppress(StopIteration):
+        while graph:  # takes out what imports nothing that is left
+            leaf = next(name for name, found in graph.items() if not found & graph.keys())
+            del graph[leaf]
+    assert not graph, f"circles among {sorted(graph)}"
 
 
 def test_models_import_nothing_of_launcher():

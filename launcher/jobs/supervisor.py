@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
 from launcher.jobs import first_error
+from launcher.jobs.drill.fault import Drill
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
 from launcher.jobs.job import outcomes as outcomes_of
@@ -25,9 +25,6 @@ from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.reporting.attempts import PREEMPTED, Beginning
 from launcher.worker import progress
 from launcher.worker.preemption import REPEAT_SECONDS
-
-if TYPE_CHECKING:
-    from launcher.jobs.drill.fault import Drill
 
 _TURN_SECONDS = 0.05
 # How long the others may take to show their part after the first failure, before they are killed: an error that was

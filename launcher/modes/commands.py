@@ -24,7 +24,7 @@ def after_training(request: Request, task: Any) -> dict[str, str]:
         return {}
     if isinstance(task, ReadsLines):
         predict = ("--input=lines.txt", "--output=answers.txt")
-    elif isinstance(task, ReadsImages):
+    elif isinstance(task, ReadsImages) and task.decode_images is not None:
         predict = ("--input=photos/*.jpg", "--output=answers.jsonl")
     else:
         predict = ("--input=inputs.npz", "--output=answers.npz")

@@ -19,6 +19,7 @@ from launcher.modes import MODES, Request, TrainRequest, commands
 from launcher.modes.plan import make_machine, resolve
 from launcher.reporting.summary import Stopwatch, take_beginning
 from launcher.run import loading, memory_trial, programs, training
+from launcher.run.actions.profile import ProfiledSteps
 from launcher.run.input_faults import input_was_there
 from launcher.run.plan import RunPlan
 from launcher.run.programs import FitCall
@@ -111,7 +112,7 @@ def _prepare_compile_cache(request: Request, plan: RunPlan) -> None:
 
 def _order(request: Request, plan: RunPlan, *, from_chief: bool) -> Order:
     """What the flags ask of the run; those of `TrainRequest` are None in other modes."""
-    recipe = plan.recipe
+    recipe, profile_steps = plan.recipe, getattr(request, "profile_steps", None)
 
     def save_model(model: keras.Model, store: CheckpointStore) -> str:
         which, averaged = recipe.checkpoints.save_model, recipe.evaluate_ema
@@ -123,7 +124,7 @@ def _order(request: Request, plan: RunPlan, *, from_chief: bool) -> Order:
         trains=MODES[request.mode].trains,
         evaluates=request.mode != "train",
         from_chief=from_chief,
-        profile_steps=getattr(request, "profile_steps", None),
+        profiled=None if profile_steps is None else ProfiledSteps.parse(profile_steps, plan.total_steps),
         metrics_port=getattr(request, "metrics_port", None),
         compile_cache=getattr(request, "compile_cache", None),
         next_commands=lambda: commands.after_training(request, recipe.task),

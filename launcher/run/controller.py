@@ -99,7 +99,7 @@ class Controller:
     @property
     def _ended_early(self) -> str:
         """Why an action has ended the run before its last step, also in an earlier attempt; "" if none has."""
-        return next(filter(None, (action.ended() for action in self._actions)), "")
+        return next(filter(None, (action.why_ended() for action in self._actions)), "")
 
     def prepare(self) -> None:
         """Opens the data at the trainer's step and builds the training graph; nothing is trained or written."""

@@ -64,7 +64,8 @@ class Order:
       recipe_files: those that the command names.
       trains, evaluates: what it does; one of them at least.
       from_chief: whether only the chief reads checkpoints, and hands them to the other workers.
-      profile_steps, metrics_port, compile_cache: the flags of these names.
+      profiled: the steps that are traced, if any.
+      metrics_port, compile_cache: the flags of these names.
       next_commands: returns what can be done with the trained model: commands by what they are for.
       save_model: writes the trained model beside its checkpoints, for the chief, and says where.
     """
@@ -74,7 +75,7 @@ class Order:
     trains: bool
     evaluates: bool
     from_chief: bool
-    profile_steps: str | None
+    profiled: ProfiledSteps | None
     metrics_port: int | None
     compile_cache: str | None
     next_commands: Callable[[], Mapping[str, str]]
@@ -164,15 +165,8 @@ class _Run:
             config=gin_used.operative_config,
         )
         self._last_events = LastEvents()
-        self._profile = self._make_profile()
+        self._actions: Sequence[Action] = ()
         self._attempt = AttemptsFile(order.model_dir, os.environ, stopwatch.seconds)
-
-    def _make_profile(self) -> ProfileSteps | None:
-        if self._order.profile_steps is None:
-            return None
-        folder = os.path.join(self._order.model_dir, "tensorboard") if self._is_chief else None
-        steps = ProfiledSteps.parse(self._order.profile_steps, self._plan.total_steps)
-        return ProfileSteps(steps, folder, self._reporter.note)
 
     def train_or_evaluate(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""
@@ -255,8 +249,9 @@ class _Run:
                 actions.append(MeasureFlops(built.trainer, _peak_flops(plan)))
         if trains and (watch := session.watch(built)) is not None:
             actions.append(SampleGradients(watch, self._reporter))
-        if self._profile is not None:
-            actions.append(self._profile)
+        if order.profiled is not None:
+            folder = os.path.join(order.model_dir, "tensorboard") if self._is_chief else None
+            actions.append(ProfileSteps(order.profiled, folder, self._reporter.note))
         if order.compile_cache is not None:
             actions.append(SealCompileCache(order.compile_cache))
         cluster = plan.cluster
@@ -299,13 +294,14 @@ class _Run:
             may_write=self._held.check,
             saved=self._attempt.saved,
         )
+        self._actions = [*lasting, *self._restored_actions(restored.built, start)]
         controller = Controller(
             restored.built,
             saver=saver,
             reporter=self._reporter,
             stopwatch=self._stopwatch,
             evaluate=self._order.evaluates,
-            actions=[*lasting, *self._restored_actions(restored.built, start)],
+            actions=self._actions,
             stop_requested=stop,
             evaluation_due=start.evaluation_due,
         )
@@ -396,8 +392,8 @@ class _Run:
             is_ours = isinstance(self._reached, _Restored) or not isinstance(told, UsageError)
             raise
         finally:
-            if self._profile is not None:
-                self._profile.close()
+            for action in self._actions:
+                action.close()
             if not self._order.trains or not is_ours or self._held.ask():
                 # Summary and report tell of the training, which may even be going on beside an evaluation.
                 self._reporter.close()

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from launcher.data import files
-from launcher.data.catalog import TFDS, Facts
 from launcher.data.images.decode import ImageDecoder, in_memory
 from launcher.data.images.mix import partner_positions
 from launcher.data.order import shuffled
-from launcher.data.pipeline import Data, Examples, RandomAccessData
+from launcher.data.pipeline import Examples, RandomAccessData
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
-if TYPE_CHECKING:
-    from launcher.data.images.stored_images import StoredImages
-
 _NAMED = 5
-
-# Images whose headers say whether a set has one size.
-_PROBED = 64
 
 
 class EncodedImages(Examples, Protocol):
@@ -54,102 +46,6 @@ class EncodedImages(Examples, Protocol):
         Raises:
           UsageError: they are not what they are bound to be.
         """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OwnImages:
-    """A set of the user's own, without evaluation if none are held out; see `image_data.ImageSource`."""
-
-    name: str
-    facts: Facts
-    train: EncodedImages
-    evaluation: EncodedImages | None
-    class_names: tuple[str, ...]
-    details: str
-
-    def check(self) -> None:
-        """Raises UsageError where something shows to be damaged without decoding."""
-        found = [one for part in (self.train, self.evaluation) if part is not None for one in part.damaged()]
-        if found:
-            raise UsageError(listed(found))
-
-    def identity(self) -> str:
-        return self.train.identity()
-
-    def open(self, stored: StoredImages) -> Data:
-        return stored.from_own(self)
-
-
-def own_images(
-    train: EncodedImages,
-    evaluation: EncodedImages | None,
-    *,
-    name: str,
-    num_classes: int,
-    channels: int,
-    eval_share: float | None,
-    evaluated_on: str,
-    class_names: tuple[str, ...] = (),
-    classes: str,
-    others: int = 0,
-) -> OwnImages:
-    """The set of these examples, with ImageNet's mean and standard deviation.
-
-    Its images have one size if a few that are spread over it do.
-
-    Args:
-      train, evaluation: the examples; without any to evaluate on, a share of those to train on is held out by a hash of
-        their keys.
-      eval_share: how much to hold out; None for the usual share.
-      evaluated_on: where the examples to evaluate on come from.
-      classes: what a person should know of them.
-      others: files that are left out.
-
-    Raises:
-      UsageError: nothing to train on, nothing to evaluate on where that is not optional, or not one image in order.
-    """
-    binding = "folder_images" if name.startswith("folder:") else "record_images"
-    if channels not in (1, 3):
-        raise UsageError(f"{binding}.channels = {channels} must be 1 or 3")
-    if evaluation is None:
-        share = files.check_share(eval_share, binding)
-        held_out = np.array([files.is_held_out(train.key(index), share) for index in range(len(train))])
-        train, evaluation = (train.select(np.flatnonzero(chosen)) for chosen in (~held_out, held_out))
-        how = files.share_words(share)
-    elif eval_share is not None:
-        raise UsageError(f"{binding}.eval_share holds images out, and {evaluated_on} has those to evaluate on")
-    else:
-        how = f"evaluated on {evaluated_on}"
-    if not len(train) or not (len(evaluation) or eval_share == 0):
-        raise UsageError(
-            f"there are {len(train)} images to train and {len(evaluation)} to evaluate on; bind {binding}.eval_share "
-            "to another share to hold out, or to 0 for none"
-        )
-    chosen = np.unique(np.linspace(0, len(train) - 1, _PROBED).astype(int))
-    sizes = {size for index in chosen if (size := train.size(int(index)))}
-    if not sizes:
-        raise UsageError(f"{train.name(int(chosen[0]))}: {train.problem(int(chosen[0])) or 'damaged'}")
-    height, width = sizes.pop() if len(sizes) == 1 else (None, None)
-    usual = TFDS["imagenet2012"]
-    return OwnImages(
-        name=name,
-        facts=Facts(
-            image_shape=(height, width, channels),
-            num_classes=num_classes,
-            num_train_examples=len(train),
-            num_eval_examples=len(evaluation) or None,
-            mean=_of_channels(usual.mean, channels),
-            std=_of_channels(usual.std, channels),
-        ),
-        train=train,
-        evaluation=evaluation if len(evaluation) else None,
-        class_names=class_names,
-        details=f"{classes}, {how}" + (f"; {others} other files left out" if others else ""),
-    )
-
-
-def _of_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    return values if len(values) == channels else (float(np.mean(values)),) * channels
 
 
 def load(images: EncodedImages, decoder: ImageDecoder) -> dict[str, np.ndarray]:

@@ -20,9 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data import files
-from launcher.data.images import encoded, image_header
-from launcher.data.images.encoded import OwnImages
+from launcher.data.images import image_header
 from launcher.data.images.image_header import DamagedImageError
+from launcher.data.images.own_images import OwnImages, own_images
 from launcher.data.text import storage
 from launcher.errors import MissingInputError, UsageError, advice
 from launcher.errors import listed as choices
@@ -155,7 +155,7 @@ def folder_images(
         evaluation, more = _images(eval_root, classes)
         others += more
     first = ", ".join(classes[:3]) + (f" and {len(classes) - 3} more" if len(classes) > 3 else "")
-    return encoded.own_images(
+    return own_images(
         train,
         evaluation,
         name=f"folder:{path}",

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data import files
-from launcher.data.images import encoded, image_header
-from launcher.data.images.encoded import OwnImages
+from launcher.data.images import image_header
 from launcher.data.images.image_header import DamagedImageError
+from launcher.data.images.own_images import OwnImages, own_images
 from launcher.data.records import ArrayRecords, Records, TFRecords
 from launcher.errors import UsageError, advice, listed
 from launcher.machine.no_autograph import no_autograph
@@ -153,7 +153,7 @@ def record_images(
             num_classes=num_classes,
         )
 
-    return encoded.own_images(
+    return own_images(
         images(pattern, name),
         images(eval_files, "record_images.eval_files") if eval_files is not None else None,
         name=name,

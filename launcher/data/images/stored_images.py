@@ -12,7 +12,7 @@ from launcher.data.catalog import Facts
 from launcher.data.images import augment, digits, encoded
 from launcher.data.images.augment import ImageAugment
 from launcher.data.images.decode import ImageDecoder
-from launcher.data.images.encoded import EncodedData, OwnImages
+from launcher.data.images.encoded import EncodedData, EncodedImages
 from launcher.data.images.mix import Mix
 from launcher.data.images.stream import StreamedImages
 from launcher.data.pipeline import ArrayExamples, Augment, Batch, Data, RandomAccessData
@@ -55,12 +55,12 @@ class StoredImages:
             mix=self.mix,
         )
 
-    def from_own(self, own: OwnImages) -> Data:
+    def from_encoded(self, train: EncodedImages, evaluation: EncodedImages | None) -> Data:
         """A set of the user's own: in memory if it fits, else read by need."""
         decoder = self._decoder(scaled=True)
-        if self._fits(len(own.train) + (self.facts.num_eval_examples or 0)):
-            held_out = None if own.evaluation is None else encoded.load(own.evaluation, decoder)
-            return self._in_memory(encoded.load(own.train, decoder), held_out)
+        if self._fits(len(train) + (self.facts.num_eval_examples or 0)):
+            held_out = None if evaluation is None else encoded.load(evaluation, decoder)
+            return self._in_memory(encoded.load(train, decoder), held_out)
         change = None if self._random_window else self._augment()
 
         @no_autograph
@@ -80,8 +80,8 @@ class StoredImages:
             return self._finish(batch)
 
         return EncodedData(
-            train=own.train,
-            evaluation=own.evaluation,
+            train=train,
+            evaluation=evaluation,
             decoder=decoder,
             augment=augmented,
             finish=finished,

@@ -6,26 +6,20 @@ time, measures what follows, and says at the end whether all was as it should be
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
-from launcher.jobs import first_error, guard
+from launcher.jobs import first_error
 from launcher.jobs.drill import files
-from launcher.jobs.drill import verdict as drill_verdict
 from launcher.jobs.drill.plan import CORRUPT, FREEZE, KILL, PREEMPT, DrillPlan
 from launcher.jobs.drill.verdict import Attempt, Fault
-from launcher.jobs.job import Backend, Command, Job, Worker
+from launcher.jobs.job import Command, Job, Worker
 from launcher.jobs.output import JobConsole
 from launcher.jobs.policy import Verdict
-from launcher.jobs.supervisor import Supervisor
-from launcher.model_dir.lease import Lease
-from launcher.reporting import report, run_folder, strict_json
 from launcher.worker import drill
 from launcher.worker.progress import Report
 
@@ -147,38 +141,3 @@ class Drill:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             worker.send(_SIGNALS.get(self._plan.kind, signal.SIGUSR2))
-
-
-def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], console: JobConsole, held: Lease) -> int:
-    """Runs the job to its end, with the fault in its first attempt, and prints the verdict.
-
-    `make_backend` is called once for each time that the job is run.
-
-    Returns:
-      0 if the drill is passed; else the job's exit code, or 70 if that is 0.
-    """
-    if plan.step is not None:
-        when = f"when worker {plan.worker} has done step {plan.step}"
-    else:
-        when = "after two checkpoints" if plan.kind == CORRUPT else "after a checkpoint"
-    console.note(f"drill: {plan.kind}, {when}. No other setting of the job is changed")
-    rehearsed = Drill(plan, job, console)
-    exit_code = Supervisor(job=job, backend=make_backend(), console=console, drill=rehearsed, held=held).run()
-    if plan.kind == PREEMPT and rehearsed.fault is not None and exit_code == EXIT_PREEMPTED:
-        console.note("drill: the same command again, as a scheduler would")
-        exit_code = Supervisor(job=job, backend=make_backend(), console=console, drill=rehearsed, held=held).run()
-    mark = f"{guard.JOB}={job.identity}".encode()
-    verdict = drill_verdict.conclude(
-        plan,
-        attempts=rehearsed.attempts,
-        fault=rehearsed.fault,
-        exit_code=exit_code,
-        orphans=len(guard.marked(lambda variable: variable.startswith(mark))),
-        model_dir=Path(job.model_dir),
-    )
-    with contextlib.suppress(OSError):
-        content = strict_json.dumps(verdict, indent=2) + "\n"
-        strict_json.replace_file(Path(job.model_dir, run_folder.DRILL), content)
-        report.refresh(job.model_dir)
-    console.note(drill_verdict.text(verdict, Path(job.model_dir)))
-    return EXIT_DONE if verdict["passed"] else exit_code or EXIT_FAILED

@@ -73,7 +73,7 @@ class Action:
         """Why the run must not go on after `step` steps, once these are logged; None if it may."""
         return None
 
-    def ended(self) -> str:
+    def why_ended(self) -> str:
         """Why this action has ended the run, also in an earlier attempt; "" if it has not."""
         return ""
 
@@ -84,6 +84,9 @@ class Action:
     def summary(self) -> dict[str, Any]:
         """What summary.json says of this action."""
         return {}
+
+    def close(self) -> None:
+        """The run ends, whatever ends it; its summary and report are about to be written."""
 
 
 @dataclasses.dataclass

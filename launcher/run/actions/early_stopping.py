@@ -72,9 +72,9 @@ class StopEarly(Action):
             self._worse += 1
 
     def before_saving(self, step: int) -> bool:
-        return bool(self.ended())
+        return bool(self.why_ended())
 
-    def ended(self) -> str:
+    def why_ended(self) -> str:
         if self._worse < self._rule.patience or self._step >= self._total:
             return ""
         better = f"more than {self._rule.min_delta:g} better" if self._rule.min_delta else "better"

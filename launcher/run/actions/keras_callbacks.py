@@ -111,7 +111,7 @@ class KerasCallbacks(Action):
             self._call("on_train_end")
         return self._has_ended
 
-    def ended(self) -> str:
+    def why_ended(self) -> str:
         return "a callback of Keras set stop_training" if self._has_ended else ""
 
     def state(self) -> dict[str, np.ndarray]:

@@ -63,7 +63,6 @@ class ProfileSteps(Action):
             self.close()
 
     def close(self) -> None:
-        """Writes the trace, if one is being made."""
         if not self._is_open:
             return
         self._is_open = False
