@@ -305,12 +305,12 @@ def test_k6_the_scale_of_keras_reaches_infinity_and_nought_and_ours_its_bounds(b
 
     scale = DynamicLossScale(growth_interval=1)
     records, _ = ours_fit(np.ones((113, 2, 1)), loss_scale=scale)
-    assert records.finite.all() and records.loss_scale.max() == records.loss_scale[-1] == scale.ceiling
+    assert records.finite.all() and records.loss_scale.max() == records.loss_scale[-1] == scale.max_scale
     beside("K6: the scale after 113 finite steps that double it", keras=highest, ours=records.loss_scale[-1])
     bad = np.full((143, 2, 1), np.inf)
     bad[-1] = 1.0
     records, made = ours_fit(bad, loss_scale=scale)
-    assert records.loss_scale.min() == records.loss_scale[-1] == scale.floor
+    assert records.loss_scale.min() == records.loss_scale[-1] == scale.min_scale
     assert records.finite.tolist() == [0.0] * 142 + [1.0]
     assert made.model.weights[0].numpy() == 1.0
     beside(

@@ -28,7 +28,7 @@ class Evaluator:
         self._task: Task = plan.recipe.task
         self._data = plan.data
         self._global_batch_size = plan.eval_batch_size
-        self._loss_pieces = plan.loss_chunks
+        self._loss_chunks = plan.loss_chunks
         self._metric_names: tuple[str, ...] = ()
         self._metric_sizes: list[int] = []
         self._forward = _compiled(self._sums, plan)
@@ -106,7 +106,7 @@ class Evaluator:
         return gradients.reduce_sum([self._forward(batch)])[0]
 
     def _sums(self, batch: Batch) -> tf.Tensor:
-        with pieces.using(self._loss_pieces):
+        with pieces.using(self._loss_chunks):
             loss, weight, metrics = loss_sums(self._task, self._model, batch, False)
         self._metric_names = tuple(sorted(metrics))
         flat = [tf.reshape(metrics[name], [-1]) for name in self._metric_names]

@@ -127,19 +127,19 @@ def test_unscaled_gradient_is_the_mean_over_real_examples(scale, weights, seed):
     np.testing.assert_allclose(checked.gradients[0], mean, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("parts", [(), (0, 3), (1, 2)], ids=["none", "two large", "a large and a small"])
-def test_norm_is_numpys_over_small_and_large_gradients_and_their_parts(parts):
+@pytest.mark.parametrize("shards", [(), (0, 3), (1, 2)], ids=["none", "two large", "a large and a small"])
+def test_norm_is_numpys_over_small_and_large_gradients_and_their_parts(shards):
     """Two replicas hold halves of some gradients and the whole of the others."""
     source = np.random.default_rng(3)
     sizes, dtypes = [(100, 100), (50, 120), (7,), (8192,), ()], ["float32", "float16", "float16", "float32", "float32"]
     halves = [
         [source.normal(size=size).astype(dtype) for _ in range(2)] for size, dtype in zip(sizes, dtypes, strict=True)
     ]
-    held = [[pair[replica if index in parts else 0] for index, pair in enumerate(halves)] for replica in range(2)]
+    held = [[pair[replica if index in shards else 0] for index, pair in enumerate(halves)] for replica in range(2)]
 
     def judge(values):
         return gradients.unscale_and_check(
-            values, scale=tf.constant(4.0), nominal_weight=2.0, true_weight=tf.constant(2.0), parts=parts
+            values, scale=tf.constant(4.0), nominal_weight=2.0, true_weight=tf.constant(2.0), shards=shards
         ).norm
 
     per_replica = on_replicas(
@@ -152,7 +152,7 @@ def test_norm_is_numpys_over_small_and_large_gradients_and_their_parts(parts):
         ),
     )
     every = [
-        one.astype(np.float64) / 4 for index, pair in enumerate(halves) for one in pair[: 2 if index in parts else 1]
+        one.astype(np.float64) / 4 for index, pair in enumerate(halves) for one in pair[: 2 if index in shards else 1]
     ]
     np.testing.assert_allclose(per_replica, [np.sqrt(sum(np.sum(one**2) for one in every))] * 2, rtol=1e-6)
 

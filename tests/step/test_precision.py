@@ -121,7 +121,7 @@ def test_impossible_scales_are_refused_with_the_value_seen(arguments, said):
         DynamicLossScale(**arguments)
 
 
-def test_unknown_loss_scale_and_wire_dtype_name_the_choices():
+def test_unknown_loss_scale_and_reduce_dtype_name_the_choices():
     with pytest.raises(UsageError, match="DynamicLossScale"):
         resolve_loss_scale("dynamic", "float32")
     with pytest.raises(UsageError, match="bfloat16"):

@@ -251,7 +251,7 @@ WIRE = {"float16": np.float16, "bfloat16": tf.bfloat16.as_numpy_dtype, "float32"
         [(1, "float16"), *((2, wire) for wire in WIRE)], [(replicas, wire) for replicas in (1, 2) for wire in WIRE]
     ),
 )
-def test_gradients_are_rounded_to_the_wire_dtype_before_and_by_the_sum(replicas, reduce_dtype):
+def test_gradients_are_rounded_to_the_reduce_dtype_before_and_by_the_sum(replicas, reduce_dtype):
     """Inputs are small integers and sizes powers of two, so that all but the wire is exact, bit for bit."""
     x = np.random.default_rng(0).integers(-5000, 5000, (1, 4, 5)).astype(np.float32)
     task = GivenTask(linear_batches(x), lambda: linear_model(5), negative_sum)

@@ -107,12 +107,12 @@ class Rule:
             self.good += 1
             if self.good == SCALE.growth_interval:
                 self.good, self.left = 0, SCALE.hysteresis
-                self.scale = min(self.scale * SCALE.growth_factor, SCALE.ceiling)
+                self.scale = min(self.scale * SCALE.growth_factor, SCALE.max_scale)
             return
         self.good = 0
         self.left -= 1
         if self.left <= 0:
-            self.scale = max(self.scale * SCALE.backoff_factor, SCALE.floor)
+            self.scale = max(self.scale * SCALE.backoff_factor, SCALE.min_scale)
 
 
 def adamw(gradients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
