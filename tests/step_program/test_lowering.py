@@ -67,7 +67,7 @@ MLIR_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
     ("policy", "wire", "bucket_bytes", "microbatches"),
     [("mixed_bfloat16", "bfloat16", 2**26, 1), ("mixed_float16", "float16", 2_000, 2), ("float32", "float32", 1, 1)],
 )
-def test_there_is_one_reduction_a_bucket_in_the_reduce_dtype_over_all_replicas(policy, wire, bucket_bytes, microbatches):
+def test_there_is_one_reduction_a_bucket_in_the_reduce_dtype(policy, wire, bucket_bytes, microbatches):
     params = (
         *pods.SMALL_CONVOLUTIONS,
         f"train.precision = '{policy}'",
