@@ -143,6 +143,10 @@ class Examples(Protocol):
 class ArrayExamples:
     """Examples held in memory.
 
+        >>> examples = ArrayExamples({"image": np.zeros([3, 8, 8, 1]), "label": np.array([0, 1, 1])})
+        >>> len(examples), examples.fetch(tf.constant([2]))["label"].numpy()
+        (3, array([1]))
+
     Args:
       arrays: key to array [n, ...] of any dtype TensorFlow knows. The key "weight", if there, weights the examples.
 
@@ -199,6 +203,10 @@ def _as_array(key: str, value: npt.ArrayLike) -> np.ndarray:
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class RandomAccessData:
     """`Data` from examples that can be had in any order.
+
+        >>> data = RandomAccessData(train=ArrayExamples({"label": np.arange(100)}))
+        >>> data.num_train_examples, data.num_eval_examples
+        (100, 0)
 
     Position p of the training stream is example `shuffled(p)`; replica r of step s gets positions s*B + r*b up to
     s*B + (r+1)*b (B, b: global and per-replica batch). Positions run on over the ends of epochs: no batch is short.

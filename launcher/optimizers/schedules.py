@@ -47,7 +47,12 @@ def cosine(
     final: float = 0.0,
     decay_steps: int | None = None,
 ) -> Schedule:
-    """Half a cosine from `peak` to `final` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)."""
+    """Half a cosine from `peak` to `final` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts).
+
+        >>> rate = cosine(peak=0.1, warmup_steps=10)
+        >>> [round(float(rate(tf.constant(step), 110)), 4) for step in (0, 10, 60, 110)]
+        [0.01, 0.1, 0.05, 0.0]
+    """
 
     def shape(progress: tf.Tensor) -> tf.Tensor:
         return final + (peak - final) * 0.5 * (1.0 + tf.cos(math.pi * progress))
