@@ -303,8 +303,8 @@ class CheckpointStore:
         seed = f" (or --seed={found['seed']})" if "seed" in changed else ""
         raise UsageError(
             f"This model_dir holds a run that was begun with {was} (step {step} in {self._directory}); with {now} it "
-            f"would go on with other examples than it has left to see. Give the value it was begun with{seed}, or "
-            "choose another --model_dir."
+            f"would see its examples in another order. Give the value it was begun with{seed}, or choose another "
+            "--model_dir."
         )
 
     def _folder(self, step: int) -> Path:

@@ -104,7 +104,7 @@ def chosen(options: flags.FlagValues) -> Kind:
         if options[name].present and name not in kind.flags:
             readers = " or ".join(f"--backend={other}" for other, it in KINDS.items() if name in it.flags)
             given = options[name].value if name != "env" else list(map(_shown, options.env))
-            raise UsageError(f"--{name}={given} goes with {readers}, this is --backend={options.backend}")
+            raise UsageError(f"--{name}={given} needs {readers}; this is --backend={options.backend}")
     return kind
 
 

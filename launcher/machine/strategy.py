@@ -127,7 +127,7 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
         )
     local = _on_this_machine("multi_worker", request.replicas, request, why)
     has = f"{local.local_replicas} GPU(s)" if request.devices.gpus else "no GPU"
-    notes = [f"each of the {cluster.num_workers} workers is taken to have {has}, as this one"]
+    notes = [f"each of the {cluster.num_workers} workers is assumed to have {has}, as this one"]
     hosts = [address.rpartition(":")[0] for address in cluster.workers]
     host = hosts[cluster.index]
     if request.devices.gpus and hosts.count(host) > 1 and "CUDA_VISIBLE_DEVICES" not in request.environ:

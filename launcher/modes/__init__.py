@@ -89,9 +89,7 @@ class TrainRequest(Request):
     metrics_port: int | None = flag(
         "port of 127.0.0.1 at which worker 0 serves the newest numbers to Prometheus, as text at /metrics."
     )
-    compile_cache: str | None = flag(
-        "a folder for what XLA compiles with train.jit_compile, which the next start takes from there."
-    )
+    compile_cache: str | None = flag("a folder for what XLA compiles with train.jit_compile, reused by the next start.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,9 +139,7 @@ class PreflightRequest(Request):
         "global batch sizes to compare. Default: the recipe's own.", (), flags.DEFINE_list
     )
     largest_batch: bool = flag("look for the largest global batch that fits: compile one after another.", False)
-    preflight_search: bool = flag(
-        "compile with each knob turned, too, not only until a step fits that does not.", False
-    )
+    preflight_search: bool = flag("compile every suggested setting, also where the step fits.", False)
     preflight_timeout: float = flag("seconds for one compilation.", 3600.0)
     preflight_cache: str | None = flag(
         "where compilations are kept. Default: launcher/preflight in $XDG_CACHE_HOME or ~/.cache."

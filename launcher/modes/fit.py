@@ -142,7 +142,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(Recipe)]
     for name in renamed.grouped(settings, programs.GROUPS):
         if name in _ELSEWHERE:
-            raise UsageError(f"fit: {name} is left out: {_ELSEWHERE[name]}")
+            raise UsageError(f"fit: {name} is not supported: {_ELSEWHERE[name]}")
         if name not in known:
             raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
 

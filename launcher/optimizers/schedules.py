@@ -49,9 +49,9 @@ def cosine(
 ) -> Schedule:
     """Half a cosine from `peak` to `final` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts).
 
-        >>> rate = cosine(peak=0.1, warmup_steps=10)
-        >>> [round(float(rate(tf.constant(step), 110)), 4) for step in (0, 10, 60, 110)]
-        [0.01, 0.1, 0.05, 0.0]
+    >>> rate = cosine(peak=0.1, warmup_steps=10)
+    >>> [round(float(rate(tf.constant(step), 110)), 4) for step in (0, 10, 60, 110)]
+    [0.01, 0.1, 0.05, 0.0]
     """
 
     def shape(progress: tf.Tensor) -> tf.Tensor:

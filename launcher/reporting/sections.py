@@ -160,7 +160,7 @@ def workers(folder: RunFolder) -> Section | None:
     cells = [[_cell(name, row.get(name)) for name in names] for row in rows]
     body = page.grid([[title(name.replace("_seconds", " time a step")) for name in names], *cells])
     slow = folder.summary.get("slow_worker")
-    return Section("Workers", body + ("" if slow is None else page.paragraph(f"Worker {slow} holds the others up.")))
+    return Section("Workers", body + ("" if slow is None else page.paragraph(f"Worker {slow} is a straggler.")))
 
 
 def changes(folder: RunFolder) -> Section | None:

@@ -175,6 +175,6 @@ def _shared_state(plan: RunPlan, model: keras.Model) -> str:
     held = bytes_of([variable if part is None else part for variable, part in parts])
     divided = bytes_of([variable for variable, part in parts if part is not None])
     return (
-        f"shared out over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for every slot and "
-        f"average of the weights; {bytes_text(divided)} of weights are put together a step"
+        f"sharded over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for every slot and "
+        f"average of the weights; {bytes_text(divided)} of weights are all-gathered a step"
     )

@@ -75,7 +75,7 @@ def settled(plan: RunPlan, setting: Setting, before: Sequence[Setting], failed: 
     """The plan with a setting, and why it is this one: of those `before` it is said that they `failed`."""
     fewer = ", ".join(str(one.microbatches) for one in before if one.rematerialize == setting.rematerialize)
     if setting.microbatches is not None:
-        why = f"auto: {fewer} {failed}" if fewer else "auto: they need no more"
+        why = f"auto: {fewer} {failed}" if fewer else "auto: one is enough"
         plan = dataclasses.replace(plan, microbatches=setting.microbatches, microbatches_why=why)
     if setting.rematerialize is not None:
         without = "all numbers of microbatches" if setting.microbatches is not None else "the step"

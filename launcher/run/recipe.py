@@ -243,7 +243,7 @@ class Recipe:
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
         if self.steps is None and self.epochs is None:
-            raise UsageError("how long to train is not said: bind train.steps or train.epochs")
+            raise UsageError("bind train.steps or train.epochs: how long to train")
         if self.steps is not None and self.epochs is not None:
             raise UsageError(
                 f"train.steps = {self.steps} and train.epochs = {self.epochs} say the same thing in two ways: make one "

@@ -356,7 +356,7 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
             raise UsageError(f"callbacks: {callback!r} is not a keras.callbacks.Callback")
         for known, instead in _CALLBACKS_REPLACED.items():
             if any(base.__name__ == known for base in type(callback).__mro__):
-                raise UsageError(f"callbacks: {name} is left out: {instead}")
+                raise UsageError(f"callbacks: {name} is not supported: {instead}")
         for hook in _NEVER_CALLED:
             if answers(callback, hook):
                 raise UsageError(f"callbacks: {name}.{hook} would never be called: evaluation runs on the device")

@@ -46,7 +46,7 @@ def test_a_run_begun_with_another_seed_or_batch_is_refused_with_what_it_was_begu
     with pytest.raises(UsageError) as caught:
         CheckpointStore(str(directory), run={"seed": 0, "global_batch_size": 64}).check_same_run(3)
     assert "begun with train.seed = 5 (step 3 in" in str(caught.value)
-    assert "with 0 it would go on with other examples" in str(caught.value)
+    assert "with 0 it would see its examples in another order" in str(caught.value)
     assert "--seed=5" in str(caught.value) and "another --model_dir" in str(caught.value)
     with pytest.raises(UsageError, match=r"train\.seed = 5, train\.global_batch_size = 64 .* with 1, 32 it"):
         CheckpointStore(str(directory), run={"seed": 1, "global_batch_size": 32}).check_same_run(3)

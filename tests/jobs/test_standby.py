@@ -92,7 +92,7 @@ def test_spares_end_with_a_job_that_is_preempted(standing_by):
 @pytest.mark.parametrize("backend", ["member", "ssh", "slurm", "kubernetes", "tpu_vm"])
 def test_spares_are_for_workers_of_this_host(capsys, backend):
     assert entry.main(["launch", f"--backend={backend}", "--standby", "--gin_file=x.gin"]) == 64
-    said = f"error: --standby=True goes with --backend=local, this is --backend={backend}\n"
+    said = f"error: --standby=True needs --backend=local; this is --backend={backend}\n"
     assert capsys.readouterr().err == said
 
 

@@ -241,9 +241,9 @@ def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
     ("change", "message"),
     [
         ({"build": lambda: keras.Sequential([layers.Dense(3)])}, "is not compiled"),
-        ({"callbacks": [keras.callbacks.TensorBoard()]}, "TensorBoard is left out"),
-        ({"verbose": 1}, "verbose is left out: train.log_every"),
-        ({"train": None, "x": X, "y": LABEL}, r"x is left out: it is the second argument, train, as \(x, y\)"),
+        ({"callbacks": [keras.callbacks.TensorBoard()]}, "TensorBoard is not supported"),
+        ({"verbose": 1}, "verbose is not supported: train.log_every"),
+        ({"train": None, "x": X, "y": LABEL}, r"x is not supported: it is the second argument, train, as \(x, y\)"),
         ({"epocs": 1}, "did you mean 'epochs'"),
         ({"train": (X, LABEL[:5])}, "must be of one length"),
         ({"train": (X[:, :5], LABEL)}, r"x is float32 \[None, 5\], .*: Input 0 .* expected shape=\(None, 6\)"),

@@ -123,7 +123,7 @@ def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_told(preflight):
     ):
         (told,) = (line for line in case["advice"] if line.startswith("train.shard_optimizer = True takes at least"))
         assert times in told and words in told
-        assert case["computed"]["optimizer state"].startswith(f"shared out over {case['replicas']} replicas: ")
+        assert case["computed"]["optimizer state"].startswith(f"sharded over {case['replicas']} replicas: ")
         assert case["computed"]["optimizer state"] in done.out
 
 

@@ -156,7 +156,7 @@ def test_the_workers_stand_beside_one_another(tmp_path: Path) -> None:
     times = [{"worker": 0, "own_seconds": 0.25, "input_seconds": 0.01}, {"worker": 1, "own_seconds": 0.5}]
     said = of(tmp_path, workers=times, slow_worker=1).section("Workers")
     assert "Own time a step" in said and "0 250 ms 10 ms 1 500 ms" in said
-    assert "Worker 1 holds the others up." in said
+    assert "Worker 1 is a straggler." in said
 
 
 def test_a_folder_of_an_older_version_has_a_page(tmp_path: Path) -> None:

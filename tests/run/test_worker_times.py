@@ -36,7 +36,7 @@ def test_one_that_is_always_slower_is_named_once_and_so_is_its_recovery():
     times[100:200, 2] *= 2
     watch = observe(times, notes)
     assert watch.slow is None and len(notes) == 2
-    assert notes[0].startswith("worker 2 holds the others up, to step 1") and "on computing" in notes[0]
+    assert notes[0].startswith("worker 2 is a straggler, to step 1") and "on computing" in notes[0]
     assert notes[1].startswith("worker 2 is no longer slower than the others, at step 2")
 
 
@@ -67,7 +67,7 @@ def test_a_worker_that_sleeps_in_each_step_is_named_while_it_trains(bindings, wh
     env = {"PYTHONPATH": PYTHONPATH}
     chief, other = run_workers(2, f"--gin_file={recipe}", f"--model_dir={tmp_path}/run", "--mode=train", env=env)
     assert (chief.returncode, other.returncode) == (0, 0), chief.stderr
-    told = "worker 1 holds the others up, to step "
+    told = "worker 1 is a straggler, to step "
     assert told in chief.stdout and told not in other.stdout
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     slow, well = summary["workers"][1][what], summary["workers"][0][what]

@@ -99,7 +99,7 @@ class StragglerDetector:
         what = "waiting for its input" if on_input else "computing"
         needed, others_needed = 1000 * means[rank].sum(), 1000 * others.sum()
         return (
-            f"worker {rank} holds the others up, to step {step}: before the gradients are added up, it needs "
+            f"worker {rank} is a straggler, to step {step}: before the gradients are added up, it needs "
             f"{needed:.1f} ms a step and the others {others_needed:.1f} ms, in {self._slowest.count(rank)} of the last "
             f"{_WINDOWS} log events; it spends the difference on {what}"
         )

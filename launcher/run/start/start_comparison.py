@@ -107,8 +107,8 @@ class Comparison:
             example = (initial or left or [one.names[0] for one, _ in self._different])[0]
             example = re.sub(r"[/.][^/.]*$", "/.*", example)
             raise UsageError(
-                f"{BINDING}: {source} does not fit the model.{''.join(problems)}\nThose of the model that may stay as "
-                f"initialised, and those there that may be left out, are allowed by patterns: {ALLOW} = "
+                f"{BINDING}: {source} does not fit the model.{''.join(problems)}\nTo accept weights of the model that "
+                f"stay as initialised, and stored ones that are not used, list patterns of their names: {ALLOW} = "
                 f"({example!r},)"
             )
 

@@ -113,8 +113,8 @@ def _put(trainer: Trainer, start: StartingPoint, state: State, same_order: bool)
     if same_order and trainer.left_out.batch_of(step) != before.batch_of(step):
         raise UsageError(
             f"train.skip_batches: this run left out the batches {list(before.ranges)} and is at step {step}; with "
-            f"{list(trainer.left_out.ranges)} it would go on with other examples than it has left to see. Give the "
-            "value that it was begun with, or choose another --model_dir"
+            f"{list(trainer.left_out.ranges)} it would see its examples in another order. Give the value that it was "
+            "begun with, or choose another --model_dir"
         )
     return start
 
@@ -138,8 +138,8 @@ def check_data(start: StartingPoint, now: Mapping[str, Any], trainer: Trainer, *
         note = f"the training data is not what it was at step {start.step}: {change or 'another worker has other data'}"
         if not may_change:
             raise UsageError(
-                f"{note}. The run would go on with other examples than it has left to see. Give it the data that it "
-                "had; or bind Checkpoints.on_changed_data = 'continue' to go on with what is there now; or choose "
+                f"{note}. The run would see other examples than those it has left. Give it the data that it had; "
+                "or bind Checkpoints.on_changed_data = 'continue' to go on with what is there now; or choose "
                 "another --model_dir"
             )
         note += "; going on with what is there now"
