@@ -108,7 +108,7 @@ def execute(path, folder):
     Path(site, "here.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     environ = {"PATH": f"{venv}/bin{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), "TF_CPP_MIN_LOG_LEVEL": "2"}
     for name, arguments in instructions(path):
-        inside = re.sub(r"(?<![\w/.])/(src|runs|data|work)\b", rf"{folder}/\1", arguments)
+        inside = re.sub(r"(?<![\w/.])/(src|runs|data|recipes)\b", rf"{folder}/\1", arguments)
         if name == "ENV":
             environ |= dict(word.split("=", 1) for word in shlex.split(inside))
         elif name == "COPY":
@@ -135,13 +135,13 @@ def test_steps_of_the_cpu_image_make_a_launcher_that_trains(tmp_path):
     environ = execute(path, tmp_path)
     (program,) = json.loads(of(path, "ENTRYPOINT")[0])
     run = [tmp_path / "venv" / "bin" / program, *SMALL, f"--model_dir={tmp_path}/runs/first"]
-    done = subprocess.run(run, cwd=tmp_path / "work", env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(run, cwd=tmp_path / "recipes", env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/first/summary.json").read_text())
     assert summary["status"] == "completed" and summary["step"] == 2
     # What the pods of a JobSet run, which begin with `python`.
     module = subprocess.run(
         ["python", "-c", "import launcher; print(launcher.__file__)"],
-        cwd=tmp_path / "work", env=environ, capture_output=True, text=True, check=True,
+        cwd=tmp_path / "recipes", env=environ, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert fnmatch.fnmatch(module.stdout.strip(), f"{tmp_path}/venv/lib/*/site-packages/launcher/__init__.py")

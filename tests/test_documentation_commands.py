@@ -90,12 +90,17 @@ def _keras_program(folder: Path) -> None:
     shutil.copy(folder / "digits.py", folder / "program.py")
 
 
+def _constraints(folder: Path) -> None:
+    shutil.copy(ROOT / "constraints.txt", folder)
+
+
 def _own_recipe(folder: Path) -> None:
     (folder / "my.gin").write_text("include 'resnet_cpu.gin'\ntrain.steps = 20\n")
 
 
 # What a page says is there before its first command, and the commands of another page that it says it follows.
 GIVEN = {
+    "docs/install.md": _constraints,
     "docs/own_data.md": _own_files,
     "docs/fine_tuning.md": _photographs_and_model,
     "docs/model_out.md": _keras_program,
