@@ -31,10 +31,6 @@ from launcher.tasks.base import Task, folded, metric_results
 _SAVE_AFTER_SECONDS, _LEAVE_AFTER_SECONDS = 8.0, 15.0
 
 
-# Never freed: to free an iterator waits for its batch, which may not come, while the other workers wait for this one.
-_kept_to_the_end: list[object] = []
-
-
 class _Stopped(Exception):
     """A worker was asked to stop; raised in all of them between the same two loops."""
 
@@ -130,7 +126,10 @@ class Controller:
             try:
                 return self._train()
             except _Stopped as stopped:
-                _kept_to_the_end.extend((stopped, self))
+                # To free an iterator waits for its batch, which may not come, and the other workers wait for this one.
+                held = [stopped, self._batches]
+            self._batches = iter(())
+            threading.Thread(target=held.clear, name="iterators", daemon=True).start()
             step = self._trainer.step
             if self.has_trained:
                 self._save(step, {})

@@ -131,6 +131,33 @@ def test_a_run_asked_to_stop_ends_when_its_step_is_whole(tmp_path: Path) -> None
     assert checkpoints.latest() == 5
 
 
+def test_a_run_asked_to_stop_does_not_wait_where_freeing_an_iterator_waits_for_data(
+    tmp_path: Path, monkeypatch
+) -> None:
+    run, _ = controller(session(), tmp_path, stop_requested=lambda: True)
+    data_comes, freed_by = threading.Event(), []
+
+    class Batches:
+        def __del__(self):
+            assert data_comes.wait(DEADLINE_SECONDS)
+            freed_by.append(threading.current_thread())
+
+    asked = run._agree
+
+    def agree(seconds: float) -> float:
+        batches = Batches()  # as an evaluation's frame holds an iterator
+        return asked(seconds) if batches else seconds
+
+    monkeypatch.setattr(run, "_agree", agree)
+    with pytest.raises(Preempted):
+        run.train()
+    assert not freed_by
+    (freeing,) = (thread for thread in threading.enumerate() if thread.name == "iterators")
+    data_comes.set()
+    freeing.join(DEADLINE_SECONDS)
+    assert freed_by == [freeing]
+
+
 def test_in_the_middle_of_steps_a_request_waits_for_their_end_but_not_for_ever(tmp_path: Path) -> None:
     made, answers = session(), []
 
