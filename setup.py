@@ -74,7 +74,7 @@ setup(
     install_requires=[
         "absl-py>=2.0",  # flags
         "gin-config>=0.5.0,<0.6",  # recipes; private parts of 0.5.0 are used, see launcher/config/gin_private.py
-        "keras>=3.5,!=3.7.*",  # models, optimizers; why these: launcher/machine/versions.py
+        "keras>=3.8",  # models, optimizers; why these: launcher/machine/versions.py
         "importlib-resources",  # tensorflow-datasets 4.9.10 imports it without requiring it
         "ml-dtypes>=0.3",  # bfloat16 for NumPy: what the wire loses is simulated before a run
         "numpy>=1.26",  # checkpoints, data in memory

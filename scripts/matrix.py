@@ -44,9 +44,9 @@ class Environment:
 
 
 ENVIRONMENTS = {
-    "oldest": Environment("==2.16.1", "==3.5.0", ("3.10", "3.11", "3.12")),
+    "oldest": Environment("==2.16.1", "==3.8.0", ("3.10", "3.11", "3.12")),
     "oldest_newest_keras": Environment("==2.16.2", "", ("3.12", "3.11")),
-    "2.18_oldest_keras": Environment("==2.18.1", "==3.5.0", ("3.11", "3.12", "3.10")),
+    "2.18_oldest_keras": Environment("==2.18.1", "==3.8.0", ("3.11", "3.12", "3.10")),
     "2.18": Environment("==2.18.1", "", ("3.12", "3.11")),
     "newest_oldest_keras": Environment("", "==3.12.0", ("3.11", "3.12", "3.13")),
     "newest": Environment("", "", ("3.13", "3.12", "3.11")),

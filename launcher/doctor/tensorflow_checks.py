@@ -12,7 +12,7 @@ from launcher.errors import EXIT_FAILED, UsageError
 from launcher.machine import installation
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILITY
 
-_UNKNOWN_FLAG = "Unknown flag in XLA_FLAGS"
+_UNKNOWN_FLAG = re.compile("Unknown flags? in XLA_FLAGS")
 _ONEDNN = "oneDNN custom operations are on"
 
 
@@ -44,7 +44,7 @@ def tensorflow(context: Context) -> Iterator[Finding]:
 def _crash(outcome: child.ChildResult) -> Finding:
     """The finding on a process that ended badly after the import."""
     seen = f"after {list(outcome.answers)[-1]!r} its process {outcome.how}"
-    if _UNKNOWN_FLAG in outcome.log:
+    if _UNKNOWN_FLAG.search(outcome.log):
         return fail(seen, "unset XLA_FLAGS, or correct it: XLA ends a process over a flag it does not know")
     fix = "look at the driver, and at what other programs do on the devices"
     return fail(seen, fix, exit_code=EXIT_FAILED)

@@ -17,9 +17,9 @@ from launcher.errors import UsageError
 from launcher.machine import installation
 
 TENSORFLOW = (2, 16)  # the first with Keras 3
-# In 3.4 a dropout inside a block draws with a seed of a type that TensorFlow refuses; in 3.3 layers have no path.
-KERAS = (3, 5)
-KERAS_WITHOUT = (3, 7)  # its weights have an aggregation over replicas, and a step reduces once
+# Weights of 3.7 have an aggregation over replicas; a model of several inputs does not take them by name in 3.5 and 3.6;
+# a dropout inside a block draws with a seed that TensorFlow refuses in 3.4; layers have no path in 3.3 and before.
+KERAS = (3, 8)
 
 
 def check() -> None:
@@ -32,11 +32,10 @@ def check() -> None:
             f"TensorFlow {tf.__version__} is installed, and Launcher needs {_text(TENSORFLOW)} or later: "
             f"{installation.tensorflow_command()}"
         )
-    found = of(keras.__version__)
-    if found < KERAS or found == KERAS_WITHOUT:
+    if of(keras.__version__) < KERAS:
         raise UsageError(
-            f"Keras {keras.__version__} is installed, and Launcher needs {_text(KERAS)} or later, other than "
-            f"{_text(KERAS_WITHOUT)}: {installation.pip()} install 'keras>={_text(KERAS)},!={_text(KERAS_WITHOUT)}.*'"
+            f"Keras {keras.__version__} is installed, and Launcher needs {_text(KERAS)} or later: {installation.pip()} "
+            f"install 'keras>={_text(KERAS)}'"
         )
 
 
@@ -51,16 +50,11 @@ def sums_activity_penalties() -> bool:
     return of(sys.modules["keras"].__version__) < (3, 14)
 
 
-def scales_losses() -> bool:
-    """Whether Keras takes 1/replicas of each loss that it reduces."""
-    return of(sys.modules["keras"].__version__) > (3, 6)
-
-
 def _text(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-# Arguments that Keras's own classes gained after 3.5 with defaults other than None, which change nothing.
+# Arguments that Keras's own classes gained after 3.8 with defaults other than None, which change nothing.
 _GAINED = {"renorm": False, "renorm_momentum": 0.99, "use_gate": False, "antialias": False}
 
 

@@ -309,20 +309,15 @@ def _check_plain(keras_optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
-def has_rate_variable(keras_optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether its learning rate is a number, which it keeps in a variable, and no schedule."""
-    rate = keras_optimizer.learning_rate
-    return any(rate is variable for variable in keras_optimizer.variables)
-
-
 def _rate_variable(keras_optimizer: keras.optimizers.Optimizer, learning_rate: object) -> keras.Variable:
     """The variable that holds the Keras optimizer's learning rate; a copy on each replica, set by every worker."""
-    if learning_rate is not None or not has_rate_variable(keras_optimizer):
+    rate = keras_optimizer.learning_rate
+    if learning_rate is not None or not isinstance(rate, keras.Variable):
         raise UsageError(
             f"{keras_optimizer.name}: a learning rate that may be set while training must be a number, and be given to "
             "the Keras optimizer; what this one has is a schedule"
         )
-    return keras_optimizer.learning_rate
+    return rate
 
 
 def _own_rate(keras_optimizer: keras.optimizers.Optimizer) -> Schedule:

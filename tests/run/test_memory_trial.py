@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import keras
 import pods
 import pytest
 from places import PYTHONPATH
@@ -65,6 +66,7 @@ adam.learning_rate = 0.1
 
 
 @pytest.mark.heavy
+@pytest.mark.skipif(not hasattr(keras, "remat"), reason="this Keras has no remat")
 def test_all_workers_take_what_is_enough_for_each_of_them(run_workers, tmp_path):
     (tmp_path / "bounded.py").write_text(MODULE)
     recipe = tmp_path / "bounded.gin"

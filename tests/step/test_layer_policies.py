@@ -11,6 +11,7 @@ import tensorflow as tf
 from small_run import GivenTask, assert_replicas_equal, build, policies_of, train
 
 from launcher.errors import UsageError
+from launcher.machine import versions
 from launcher.run.description import describe
 from launcher.run.loading import Machine
 from launcher.run.recipe import Recipe
@@ -161,6 +162,10 @@ def own_task() -> GivenTask:
     return GivenTask({"x": x, "weight": np.ones((2, 4), np.float32)}, model, loss)
 
 
+@pytest.mark.skipif(
+    versions.of(keras.__version__) < (3, 12),
+    reason="parts of its attention do not take what others of another dtype give",
+)
 def test_layers_inside_layers_of_ones_own_are_found_by_attribute() -> None:
     overrides = {"mixing": "float32", "nested": "mixed_float16", "mixing/attention/query": "mixed_bfloat16"}
     made = build(own_task(), 2, precision="mixed_bfloat16", precision_overrides=overrides)

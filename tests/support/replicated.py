@@ -123,7 +123,8 @@ def _is_static(one: Operation) -> bool:
         return all(shape.is_fully_defined() for shape in one.shapes[:5])
     if one.op == "ZerosLike" and re.fullmatch(r".*FusedBatchNormV3(_\d+)?:(reserve_space_3:0|5)", one.inputs[0]):
         return True
-    return all(shape.is_fully_defined() for shape in one.shapes)
+    # Which axes a gradient is summed over follows from static shapes, which XLA knows. Before TensorFlow 2.18 it is asked.
+    return one.op == "BroadcastGradientArgs" or all(shape.is_fully_defined() for shape in one.shapes)
 
 
 def loops_around(found: list[Operation]) -> set[tuple[str, ...]]:

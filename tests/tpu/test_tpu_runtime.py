@@ -69,7 +69,7 @@ def test_the_only_host_of_a_slice_may_be_driven_from_within(endpoints, metadata)
         (f"tpu-vm-tf-{NEWER}-pod-pjrt", NEWER),
         ("tpu-vm-tf-2.8.0-pod", "2.8.0"),
         ("2.11.1", "2.11.1"),
-        ("tpu-vm-tf-2.16.0-rc1-pod-pjrt", "2.16.0"),
+        ("tpu-vm-tf-2.15.0-rc1-pod-pjrt", "2.15.0"),
     ],
 )
 def test_another_version_of_tensorflow_on_the_tpu_is_refused_with_what_to_install(runtime, named):
