@@ -57,13 +57,13 @@ def test_the_wheel_holds_every_module_and_every_recipe_and_no_tests(wheel):
     wanted = files_under("launcher/reporting/web", "*.*") | {"launcher/reporting/web/uplot/LICENSE"}
     assert "launcher/reporting/web/uplot/uPlot.iife.min.js" in wanted
     wanted |= files_under("launcher", "*.py") | files_under("models", "*.py") | files_under("gin_configs", "*.gin")
-    wanted |= files_under("examples/data", "*.py")
+    wanted |= files_under("gin_configs/data", "*.py")
     wanted |= {"launcher/py.typed", "models/py.typed"}
     assert {"launcher/config/gin_bindings.py", "models/resnet.py", "gin_configs/base/images.gin"} <= wanted
     assert wanted <= names
     folders = {name.split("/")[0] for name in names if "dist-info" not in name}
     assert folders == set(FOLDERS)
-    assert {name for name in names if name.startswith("examples/")} == files_under("examples/data", "*.py")
+    assert {name for name in names if name.startswith("examples/")} == files_under("gin_configs/data", "*.py")
 
 
 def test_the_wheel_brings_its_licence_and_those_of_what_it_holds_of_others(wheel):
