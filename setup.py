@@ -61,7 +61,11 @@ setup(
     ],
     python_requires=">=3.10,<3.14",  # what TensorFlow 2.20 and 2.21 have wheels for
     # Recipes, and the data that they import, stand beside launcher/ in a checkout and in site-packages alike.
-    packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs", "gin_configs.data"],
+    packages=[
+        *find_packages(include=["launcher", "launcher.*", "models", "models.*"]),
+        "gin_configs",
+        "gin_configs.data",
+    ],
     package_data={
         "launcher": ["py.typed"],
         "models": ["py.typed"],

@@ -8,6 +8,7 @@ Usage: scripts/install.sh [--dry_run] EXTRAS
 
 Makes .venv beside the checkout, if it is missing, and installs Launcher into it, editable, with EXTRAS: cpu, cuda or
 tpu for the machine, demo for the embedded data, test for the test suite; several with commas, such as cpu,demo.
+preflight and gpu_preflight need Python 3.11 or later.
 Nothing is done again until setup.py or pyproject.toml changes.
 
 Environment:
@@ -36,13 +37,13 @@ run() {
 }
 
 supported() {
-  "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+  "$1" -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info[:2] <= (3, 13))" >/dev/null 2>&1
 }
 
 find_python() {
   local candidate
   if [[ -n "${PYTHON:-}" ]]; then
-    supported "$PYTHON" || fail "PYTHON=$PYTHON is not a Python from 3.10 to 3.13; name another one"
+    supported "$PYTHON" || fail "PYTHON=$PYTHON is not a Python from 3.$oldest to 3.13$because; name another one"
     printf '%s\n' "$PYTHON"
     return
   fi
@@ -52,7 +53,7 @@ find_python() {
       return
     fi
   done
-  fail "no Python from 3.10 to 3.13 on PATH (found: $(python3 --version 2>&1 || true)); install one, such as" \
+  fail "no Python from 3.$oldest to 3.13$because on PATH (found: $(python3 --version 2>&1 || true)); install one, such as" \
     "apt-get install python3 python3-venv, or name it: PYTHON=/path/to/python3"
 }
 
@@ -85,6 +86,13 @@ done
 [[ -n "$extras" ]] || fail "which extras? Such as: scripts/install.sh cpu,demo (--help shows more)"
 [[ "$extras" =~ ^[a-z_]+(,[a-z_]+)*$ ]] || fail "'$extras' is not a list of extras, such as cpu,demo"
 
+oldest=10
+because=""
+if [[ ",$extras," == *preflight,* ]]; then # on 3.10 pip would leave JAX out and say nothing
+  oldest=11
+  because=", which [$extras] needs"
+fi
+
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${VENV:-$root/.venv}"
 python="$venv/bin/python"
@@ -97,7 +105,7 @@ if ! { [[ -x "$python" ]] && "$python" -m pip --version >/dev/null 2>&1; }; then
   need_ensurepip "$base"
   run "$base" -m venv "$venv"
 elif ! supported "$python"; then
-  fail "$venv holds $("$python" --version), and Launcher needs Python 3.10 to 3.13; remove it or set VENV=DIR"
+  fail "$venv holds $("$python" --version), not one from 3.$oldest to 3.13$because; remove it or set VENV=DIR"
 fi
 
 constraints=()
@@ -108,7 +116,7 @@ fi
 
 # What was installed, and from what: the same again is nothing to do. The extra `test` brings cpu and demo along.
 wanted="$(cd -- "$root" && printf '%s\n' "$root" | cat - setup.py pyproject.toml)$([[ -z "${CONSTRAINTS:-}" ]] || cat -- "$CONSTRAINTS")"
-wanted="$(printf '%s\n' "$wanted" | sha256sum | cut -d ' ' -f 1)"
+wanted="$(printf '%s\n' "$wanted" | { sha256sum 2>/dev/null || shasum -a 256; } | cut -d ' ' -f 1)" # macOS has shasum
 covering=("$extras")
 [[ "$extras" =~ ^(cpu|demo|cpu,demo)$ ]] && covering+=(test)
 for each in "${covering[@]}"; do
@@ -121,7 +129,7 @@ done
 install=("$python" -m pip install --disable-pip-version-check --progress-bar off --quiet)
 run "${install[@]}" --upgrade pip # the one that comes with Python 3.10 does not find the versions that fit, for hours
 export PYTHONWARNINGS=ignore # setuptools warns at length of every editable installation
-run "${install[@]}" "${constraints[@]}" -e "${root}[${extras}]"
+run "${install[@]}" ${constraints[@]+"${constraints[@]}"} -e "${root}[${extras}]"
 if [[ -z "$dry_run" ]]; then
   printf '%s\n' "$wanted" >"$venv/launcher-$extras.installed"
 fi

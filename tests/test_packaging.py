@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -25,45 +26,64 @@ from launcher.machine import installation
 
 pytestmark = pytest.mark.slow
 
-FOLDERS = ("launcher", "models", "gin_configs", "examples")
-SOURCES = (*FOLDERS, "setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
+FOLDERS = ("launcher", "models", "gin_configs")
+SOURCES = (*FOLDERS, "tests", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
+NOT_SOURCES = shutil.ignore_patterns("__pycache__")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """A wheel built from a copy of the checkout, with the setuptools that is installed."""
-    folder = tmp_path_factory.mktemp("wheel")
+def sdist(tmp_path_factory):
+    """The source distribution, unpacked, built from a copy of the checkout with the setuptools that is installed."""
+    folder = tmp_path_factory.mktemp("sdist")
     for name in SOURCES:
         source, target = ROOT / name, folder / "source" / name
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, target, ignore=NOT_SOURCES)
         else:
             shutil.copy(source, target)
+    subprocess.run(
+        [sys.executable, "-c", "from setuptools import build_meta; build_meta.build_sdist('..')"],
+        cwd=folder / "source",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (built,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(built, folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return folder / built.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """A wheel built from the source distribution, as `python -m build` and package indexes do."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = shutil.copytree(sdist, folder / "source")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
-        [*command, "--wheel-dir", str(folder), str(folder / "source")], capture_output=True, text=True, check=False
+        [*command, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built
 
 
-def files_under(folder, pattern):
-    return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob(pattern)}
+def files_under(root):
+    files = (path.relative_to(root) for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.as_posix() for path in files}
 
 
-def test_the_wheel_holds_every_module_and_every_recipe_and_no_tests(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = files_under("launcher/reporting/web", "*.*") | {"launcher/reporting/web/uplot/LICENSE"}
-    assert "launcher/reporting/web/uplot/uPlot.iife.min.js" in wanted
-    wanted |= files_under("launcher", "*.py") | files_under("models", "*.py") | files_under("gin_configs", "*.gin")
-    wanted |= files_under("gin_configs/data", "*.py")
-    wanted |= {"launcher/py.typed", "models/py.typed"}
-    assert {"launcher/config/gin_bindings.py", "models/resnet.py", "gin_configs/base/images.gin"} <= wanted
-    assert wanted <= names
-    folders = {name.split("/")[0] for name in names if "dist-info" not in name}
-    assert folders == set(FOLDERS)
-    assert {name for name in names if name.startswith("examples/")} == files_under("gin_configs/data", "*.py")
+def test_wheel_and_source_distribution_hold_every_file_of_the_packages_and_no_tests(sdist, wheel):
+    wanted = {f"{folder}/{file}" for folder in FOLDERS for file in files_under(ROOT / folder)}
+    assert {
+        *("launcher/config/gin_bindings.py", "models/resnet.py", "models/py.typed", "launcher/py.typed"),
+        *("gin_configs/base/images.gin", "gin_configs/data/spoken_numbers.py", "launcher/preflight/tpu_slices.txt"),
+        "launcher/reporting/web/uplot/uPlot.iife.min.js",
+    } <= wanted
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name for name in names if ".dist-info/" not in name} == wanted
+    made = {"PKG-INFO", "setup.cfg"}  # by setuptools
+    held = {name for name in files_under(sdist) - made if not name.startswith("tf_launcher.egg-info/")}
+    assert held == wanted | {name for name in SOURCES if (ROOT / name).is_file()}
 
 
 def test_the_wheel_brings_its_licence_and_those_of_what_it_holds_of_others(wheel):
