@@ -13,7 +13,7 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "launcher" / "__init__.py")
 # tensorflow-cpu has wheels for x86-64 only; elsewhere `tensorflow` itself is built for CPUs.
 _X86 = "platform_machine == 'x86_64' or platform_machine == 'AMD64'"
 _NOT_X86 = "platform_machine != 'x86_64' and platform_machine != 'AMD64'"
-CPU = [f"tensorflow-cpu>=2.20; {_X86}", f"tensorflow>=2.20; {_NOT_X86}"]
+CPU = [f"tensorflow-cpu>=2.16; {_X86}", f"tensorflow>=2.16; {_NOT_X86}"]
 KUBERNETES = ["PyYAML>=6.0"]  # python -m launcher.launch --backend=kubernetes
 DEMO = ["scikit-learn>=1.3"]  # the scanned digits of resnet_cpu.gin are in its wheel
 # The TPU compiler, which needs no TPU; what is private in them is named in launcher/preflight/compile_child.py. No
@@ -59,7 +59,7 @@ setup(
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
     ],
-    python_requires=">=3.10,<3.14",  # what TensorFlow 2.20 and 2.21 have wheels for
+    python_requires=">=3.10,<3.14",  # what TensorFlow has wheels for
     # Recipes, and the data that they import, stand beside launcher/ in a checkout and in site-packages alike.
     packages=[
         *find_packages(include=["launcher", "launcher.*", "models", "models.*"]),
@@ -78,7 +78,7 @@ setup(
     install_requires=[
         "absl-py>=2.0",  # flags
         "gin-config>=0.5.0,<0.6",  # recipes; private parts of 0.5.0 are used, see launcher/config/gin_private.py
-        "keras>=3.11",  # models, optimizers; TensorFlow's own requirement would admit older ones
+        "keras>=3.5,!=3.7.*",  # models, optimizers; why these: launcher/machine/versions.py
         "importlib-resources",  # tensorflow-datasets 4.9.10 imports it without requiring it
         "ml-dtypes>=0.3",  # bfloat16 for NumPy: what the wire loses is simulated before a run
         "numpy>=1.26",  # checkpoints, data in memory
@@ -89,9 +89,9 @@ setup(
     ],
     extras_require={
         "cpu": CPU,
-        "cuda": ["tensorflow[and-cuda]>=2.20"],  # with the CUDA libraries it was built for
+        "cuda": ["tensorflow[and-cuda]>=2.16"],  # with the CUDA libraries it was built for
         "tpu": [
-            "tensorflow-tpu>=2.20",  # Cloud TPU VMs
+            "tensorflow-tpu>=2.16",  # Cloud TPU VMs
             "google-api-python-client",  # what TensorFlow's TPUClusterResolver looks a node up with, by its name,
             "oauth2client",  # and signs in
         ],

@@ -39,16 +39,16 @@ def command(extra: str) -> str:
     known, the extra's packages are.
     """
     if (_CHECKOUT / "setup.py").is_file() and (_CHECKOUT / "pyproject.toml").is_file():
-        return f"{_pip()} install -e {shlex.quote(f'{_CHECKOUT}[{extra}]')}"
+        return f"{pip()} install -e {shlex.quote(f'{_CHECKOUT}[{extra}]')}"
     import importlib.metadata  # late: it takes as long as all else that a supervisor imports
 
     try:
         distribution = importlib.metadata.distribution(_NAME)
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     except (importlib.metadata.PackageNotFoundError, ValueError):
-        return f"{_pip()} install '.[{extra}]' in a checkout of Launcher"
+        return f"{pip()} install '.[{extra}]' in a checkout of Launcher"
     known = _from(origin, extra) if origin else None
-    return f"{_pip()} install {shlex.join([known] if known else _packages(distribution, extra))}"
+    return f"{pip()} install {shlex.join([known] if known else _packages(distribution, extra))}"
 
 
 def tensorflow_command() -> str:
@@ -119,7 +119,7 @@ def _packages(distribution: Distribution, extra: str) -> list[str]:
     return found
 
 
-def _pip() -> str:
+def pip() -> str:
     """`pip` where that is this interpreter's."""
     found = shutil.which("pip")
     same = found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)

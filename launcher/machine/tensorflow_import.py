@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from launcher.errors import UsageError
-from launcher.machine import installation
+from launcher.machine import installation, versions
 from launcher.machine.stderr_filter import without_early_log
 
 # Leans on TensorFlow, Keras: importing them works without these packages. Noticed by
@@ -41,6 +41,7 @@ def require_tensorflow() -> None:
         raise UsageError(
             f"TensorFlow is not installed. Choose the extra for this machine: {installation.tensorflow_command()}"
         ) from None
+    versions.check()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 

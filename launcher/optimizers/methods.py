@@ -41,6 +41,9 @@ class _Method(keras.optimizers.Optimizer):
             self._included = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
             self._make_slots(variables)
 
+    def _slots(self, variables: Sequence[keras.Variable], name: str) -> list[keras.Variable]:
+        return [self.add_variable_from_reference(variable, name) for variable in variables]
+
     def get_config(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in (*self.defaults, "layer_decay", "exclude")}
         return {**super().get_config(), **own}
@@ -61,7 +64,7 @@ class LAMB(_Method):
     defaults: ClassVar = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6}
 
     def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
-        self._first, self._second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
+        self._first, self._second = (self._slots(variables, name) for name in ("first_moment", "second_moment"))
 
     def update_step(
         self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor
@@ -103,7 +106,7 @@ class LARS(_Method):
     learning_rate_by_default = 0.1
 
     def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
-        self._velocities = self.add_optimizer_variables(variables, "velocity")
+        self._velocities = self._slots(variables, "velocity")
 
     def update_step(
         self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor

@@ -267,7 +267,8 @@ class Optimizer:
 
     def _advance_nadam(self, nadam: keras.optimizers.Nadam) -> None:
         """Advances the product of momentum factors, which Keras does once a step outside of `update_step`."""
-        product = nadam.variables[-1]  # Made last; the others are as many as there are weights.
+        # Made before the slots or after them; all others have the optimizer's name before their own.
+        product = next(one for one in nadam.variables if not one.path.startswith(f"{nadam.name}/"))
         count = tf.cast(tf.convert_to_tensor(nadam.iterations), product.dtype) + 1.0
         factor = nadam.beta_1 * (1.0 - 0.5 * tf.pow(tf.constant(0.96, product.dtype), count))
         nadam.assign(product, tf.convert_to_tensor(product) * factor)
@@ -308,15 +309,20 @@ def _check_plain(keras_optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
+def has_rate_variable(keras_optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether its learning rate is a number, which it keeps in a variable, and no schedule."""
+    rate = keras_optimizer.learning_rate
+    return any(rate is variable for variable in keras_optimizer.variables)
+
+
 def _rate_variable(keras_optimizer: keras.optimizers.Optimizer, learning_rate: object) -> keras.Variable:
     """The variable that holds the Keras optimizer's learning rate; a copy on each replica, set by every worker."""
-    rate = keras_optimizer.learning_rate
-    if learning_rate is not None or not isinstance(rate, keras.Variable):
+    if learning_rate is not None or not has_rate_variable(keras_optimizer):
         raise UsageError(
             f"{keras_optimizer.name}: a learning rate that may be set while training must be a number, and be given to "
             "the Keras optimizer; what this one has is a schedule"
         )
-    return rate
+    return keras_optimizer.learning_rate
 
 
 def _own_rate(keras_optimizer: keras.optimizers.Optimizer) -> Schedule:

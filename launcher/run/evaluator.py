@@ -16,6 +16,7 @@ from launcher.machine.no_autograph import call_converted
 from launcher.run.loop import Loop
 from launcher.run.plan import RunPlan
 from launcher.step import gradients, summation
+from launcher.step.layers import activity_penalties
 from launcher.tasks import loss_chunks as pieces
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results
 
@@ -106,7 +107,8 @@ class Evaluator:
         return gradients.reduce_sum([self._forward(batch)])[0]
 
     def _sums(self, batch: Batch) -> tf.Tensor:
-        with pieces.using(self._loss_chunks):
+        parts = activity_penalties(self._model, self._strategy.num_replicas_in_sync)
+        with pieces.using(self._loss_chunks), parts:
             loss, weight, metrics = loss_sums(self._task, self._model, batch, False)
         self._metric_names = tuple(sorted(metrics))
         flat = [tf.reshape(metrics[name], [-1]) for name in self._metric_names]

@@ -8,6 +8,7 @@ freezing and learning rates.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import keras
 
 from launcher.errors import UsageError, advice
+from launcher.machine import versions
 
 
 class Placed(NamedTuple):
@@ -62,6 +64,25 @@ def walk(
             yield from visit(part, inside, (*around, layer))
 
     yield from visit(model, model.path or model.name, ())
+
+
+@contextlib.contextmanager
+def activity_penalties(model: keras.Model, parts: int) -> Iterator[None]:
+    """Has activity regularisers count as on one device while one of `parts` equal parts of a batch is traced.
+
+    Where Keras adds up what one says of a batch, it is the sum over the global batch; where it divides by the rows,
+    their mean. What else is added to a loss is a mean over the examples beside it.
+    """
+    regularised = [placed.layer for placed in walk(model) if getattr(placed.layer, "activity_regularizer", None)]
+    before = [layer.activity_regularizer for layer in regularised]
+    try:
+        if parts > 1 and versions.sums_activity_penalties():
+            for layer, penalty in zip(regularised, before, strict=True):
+                layer.activity_regularizer = lambda outputs, penalty=penalty: parts * penalty(outputs)
+        yield
+    finally:
+        for layer, penalty in zip(regularised, before, strict=True):
+            layer.activity_regularizer = penalty
 
 
 def _trained(layer: keras.layers.Layer) -> list[keras.Variable]:

@@ -19,6 +19,7 @@ from launcher.errors import UsageError
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
 from launcher.step import gradients
+from launcher.step.layers import activity_penalties
 from launcher.step.moving_statistics import is_moving, seed_states
 from launcher.step.step_config import StepConfig
 from launcher.tasks import loss_chunks
@@ -167,7 +168,8 @@ class LocalPass:
             for variable in variables:
                 tape.watch(variable)
             sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
-            with xla.compiling(self._config.compiled), loss_chunks.using(self._config.loss_chunks):
+            parts = activity_penalties(self._model, num_replicas() * self._config.microbatches)
+            with xla.compiling(self._config.compiled), loss_chunks.using(self._config.loss_chunks), parts:
                 loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
             if self._model.losses and not self._task.adds_losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.

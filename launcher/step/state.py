@@ -160,7 +160,7 @@ class State:
     def _whole(self, variable: tf.Variable | keras.Variable) -> np.ndarray:
         shard = self.shard_of(variable)
         if shard is None:
-            value = variable.value if isinstance(variable, keras.Variable) else variable
+            value = variable if isinstance(variable, tf.Variable) else variable.value
             # The tensor shares the variable's memory, of which `numpy` makes the one copy.
             return np.asarray(tf.convert_to_tensor(value).numpy())
         copies = self._copies(variable)
@@ -183,7 +183,7 @@ class State:
 
     def _copies(self, variable: tf.Variable | keras.Variable) -> Sequence[tf.Variable]:
         """The copies of this worker's replicas."""
-        value = variable.value if isinstance(variable, keras.Variable) else variable
+        value = variable if isinstance(variable, tf.Variable) else variable.value
         return self._strategy.experimental_local_results(value)
 
     def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

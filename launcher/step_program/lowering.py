@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -186,9 +185,7 @@ def _variables(session: Session) -> dict[str, tf.Variable]:
     for variable in session.model.variables:
         if id(variable) not in known:
             named[unique_name(f"model/{variable.path}", named)] = variable
-    return {
-        name: variable.value if isinstance(variable, keras.Variable) else variable for name, variable in named.items()
-    }
+    return {name: variable if isinstance(variable, tf.Variable) else variable.value for name, variable in named.items()}
 
 
 def _arguments(

@@ -30,7 +30,7 @@ from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
-from launcher.optimizers import Optimizer
+from launcher.optimizers import Optimizer, has_rate_variable
 from launcher.tasks import keras_metrics
 from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_private import keras_losses_of
@@ -200,7 +200,7 @@ class KerasTask(Task):
         found = self._model.optimizer
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
             found = found.inner_optimizer
-        return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
+        return Optimizer(found, settable_rate=has_rate_variable(found))
 
     @no_autograph
     def loss(

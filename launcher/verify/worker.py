@@ -14,8 +14,8 @@ from launcher.machine.tensorflow_import import import_tensorflow
 
 import_tensorflow()  # before the others, which import it as Python does: slower
 
-import keras  # noqa: E402
 import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 from launcher.config import gin_bindings, gin_used  # noqa: E402
 from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
@@ -93,7 +93,7 @@ def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, s
     for name, variable in built.trainer.state.variables().items():
         if built.trainer.state.shard_of(variable) is not None:
             continue  # each replica has another part
-        value = variable.value if isinstance(variable, keras.Variable) else variable
+        value = variable if isinstance(variable, tf.Variable) else variable.value
         copies = built.strategy.experimental_local_results(value)
         for digests, copy in zip(found, copies, strict=True):
             digests[name] = digest(copy.numpy())

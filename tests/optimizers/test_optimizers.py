@@ -367,6 +367,8 @@ def test_an_optimizer_cannot_be_built_twice():
 
 def test_a_weight_that_would_be_aggregated_is_refused():
     variable = keras.Variable([1.0], name="kernel", aggregation="mean")
+    if variable.value.aggregation == tf.VariableAggregation.NONE:
+        pytest.skip("this Keras aggregates nothing")
     with pytest.raises(UsageError, match="aggregation 'mean'"):
         optimizers.momentum(learning_rate=0.1).build([variable], TOTAL_STEPS)
 

@@ -229,6 +229,7 @@ def test_the_state_of_the_optimizer_is_taken_only_if_asked_for(tmp_path):
         started(str(tmp_path), start_optimizer=True, optimizer=lambda: keras.optimizers.Lion(0.1))
 
 
+@pytest.mark.skipif(not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="this Keras has no ScheduleFreeAdamW")
 def test_slots_that_begin_as_copies_of_weights_begin_as_copies_of_those():
     def optimizer():
         return Optimizer(keras.optimizers.ScheduleFreeAdamW(0.1))

@@ -18,7 +18,7 @@ def tensors(seed, size):
 
 
 def clipped(clipping, gradients, weights):
-    norm = np.sqrt(sum(np.sum(np.square(gradient)) for gradient in gradients))
+    norm = np.float32(np.sqrt(sum(np.sum(np.square(gradient)) for gradient in gradients)))
     constants = [tf.constant(gradient) for gradient in gradients]
     return [value.numpy() for value in clipping.apply(constants, tf.constant(norm), [tf.constant(w) for w in weights])]
 

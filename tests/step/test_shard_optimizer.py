@@ -111,6 +111,8 @@ def adamw():
 
 @pytest.mark.parametrize("name", repeated_but(["ScheduleFreeAdamW"], KERAS))
 def test_every_element_wise_optimizer_of_keras_trains_to_the_same_bits(name):
+    if not hasattr(keras.optimizers, name):
+        pytest.skip(f"this Keras has no {name}")
     assert_same_bits(lambda: getattr(keras.optimizers, name)(learning_rate=0.01, **KERAS[name]), model=short_network)
 
 
@@ -233,7 +235,7 @@ class Descent(keras.optimizers.Optimizer):
     def build(self, variables):
         if not self.built:
             super().build(variables)
-            self.sums = self.add_optimizer_variables(variables, "sum")
+            self.sums = [self.add_variable_from_reference(variable, "sum") for variable in variables]
 
     def update_step(self, gradient, variable, learning_rate):
         total = self.sums[self._get_variable_index(variable)]

@@ -102,7 +102,7 @@ def train(made: session.Session, steps: int | None = None):
 
 def copies(variable: keras.Variable | tf.Variable) -> list[np.ndarray]:
     """Every local replica's copy of a variable."""
-    value = variable.value if isinstance(variable, keras.Variable) else variable
+    value = variable if isinstance(variable, tf.Variable) else variable.value
     return [copy.numpy() for copy in getattr(value, "values", [value])]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import keras
 import made_up_tpu
 import pytest
 import replicated
@@ -90,7 +89,7 @@ def assert_fit_for_a_tpu(recipe: str, params: tuple[str, ...], num_replicas: int
 def assert_variables_of_the_right_kind(made) -> None:
     seeds = {variable.path: variable for variable in seed_states(made.model)}
     for name, variable in {**made.trainer.state.variables(), **seeds}.items():
-        variable = variable.value if isinstance(variable, keras.Variable) else variable
+        variable = variable if isinstance(variable, tf.Variable) else variable.value
         assert isinstance(variable, tf.distribute.DistributedValues), name
         assert type(variable).__name__ == "TPUDistributedVariable", name
         assert len(variable.values) == made.strategy.num_replicas_in_sync, name
