@@ -116,7 +116,7 @@ fi
 
 # What was installed, and from what: the same again is nothing to do. The extra `test` brings cpu and demo along.
 wanted="$(cd -- "$root" && printf '%s\n' "$root" | cat - setup.py pyproject.toml)$([[ -z "${CONSTRAINTS:-}" ]] || cat -- "$CONSTRAINTS")"
-wanted="$(printf '%s\n' "$wanted" | { sha256sum 2>/dev/null || shasum -a 256; } | cut -d ' ' -f 1)" # macOS has shasum
+wanted="$(printf '%s\n' "$wanted" | sha256sum | cut -d ' ' -f 1)"
 covering=("$extras")
 [[ "$extras" =~ ^(cpu|demo|cpu,demo)$ ]] && covering+=(test)
 for each in "${covering[@]}"; do
@@ -129,7 +129,7 @@ done
 install=("$python" -m pip install --disable-pip-version-check --progress-bar off --quiet)
 run "${install[@]}" --upgrade pip # the one that comes with Python 3.10 does not find the versions that fit, for hours
 export PYTHONWARNINGS=ignore # setuptools warns at length of every editable installation
-run "${install[@]}" ${constraints[@]+"${constraints[@]}"} -e "${root}[${extras}]"
+run "${install[@]}" "${constraints[@]}" -e "${root}[${extras}]"
 if [[ -z "$dry_run" ]]; then
   printf '%s\n' "$wanted" >"$venv/launcher-$extras.installed"
 fi

@@ -39,12 +39,12 @@ done
 [[ "$model_dir" == /* ]] || model_dir="$PWD/$model_dir"
 python="${VENV:-$root/.venv}/bin/python"
 [[ "$python" == /* ]] || python="$PWD/$python"
-train=("$python" -m launcher.main --gin_file=resnet_cpu.gin "--model_dir=$model_dir" ${flags[@]+"${flags[@]}"})
+train=("$python" -m launcher.main --gin_file=resnet_cpu.gin "--model_dir=$model_dir" "${flags[@]}")
 
 if [[ ${#dry_run[@]} -eq 0 ]]; then
   printf 'Setting up %s; the first time, this downloads TensorFlow.\n' "${python%/bin/python}"
 fi
-"$root/scripts/install.sh" ${dry_run[@]+"${dry_run[@]}"} cpu,demo
+"$root/scripts/install.sh" "${dry_run[@]}" cpu,demo
 if [[ ${#dry_run[@]} -ne 0 ]]; then
   printf '+ cd %q\n+' "$root"
   printf ' %q' "${train[@]}"

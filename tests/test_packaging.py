@@ -294,6 +294,39 @@ def test_the_versions_in_constraints_are_ones_that_setup_admits():
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), line
 
 
+def rows(page: str, first: str) -> list[dict[str, str]]:
+    """The rows of the table whose first column has this head, by the heads of its columns."""
+    head, _, *lines = page[page.index(f"| {first} |") :].partition("\n\n")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[1:]]
+
+
+def test_the_page_on_installing_says_what_setup_requires():
+    page, arguments = (ROOT / "docs" / "install.md").read_text(), setup_arguments()
+    table, pythons = rows(page, "TensorFlow"), SpecifierSet(arguments["python_requires"])
+    required = {Requirement(line).name: Requirement(line).specifier for line in arguments["install_requires"]}
+    extras = {
+        extra: {Requirement(line).name: Requirement(line) for line in lines}
+        for extra, lines in arguments["extras_require"].items()
+    }
+    for extra, name in (("cpu", "tensorflow-cpu"), ("cuda", "tensorflow"), ("tpu", "tensorflow-tpu")):
+        assert str(extras[extra][name].specifier) == f">={table[0]['TensorFlow']}"
+    for row in table:
+        first, last = (int(text.partition(".")[2]) for text in row["Python"].split(" to "))
+        assert all(f"3.{minor}" in pythons for minor in range(first, last + 1)) and f"3.{first - 1}" not in pythons
+        keras, *without = re.findall(r"3\.\d+", row["Keras"])
+        assert keras in required["keras"] and not [one for one in without if f"{one}.1" in required["keras"]]
+        assert row["`tensorflow-tpu`"].startswith(row["TensorFlow"]) or row["TensorFlow"] == "2.21"
+        goes = tuple(map(int, row["TensorFlow"].split("."))) >= installation._TENSORFLOW_OF_JAX
+        assert row["JAX 0.10.2 beside it"] == ("yes" if goes else "no")
+    for extra, name in (("preflight", "jax"), ("gpu_preflight", "jax")):
+        assert "0.10.2" in extras[extra][name].specifier
+        assert extras[extra][name].marker.evaluate({"python_version": ".".join(map(str, installation._PYTHON_OF_JAX))})
+        assert not extras[extra][name].marker.evaluate({"python_version": "3.10"})
+    listed = {name for row in rows(page, "extra") for name in re.findall(r"`(\w+)`", row["extra"])}
+    assert listed == set(extras)
+
+
 def test_both_programs_have_a_command_that_tells_their_version():
     commands = dict(line.split("=") for line in setup_arguments()["entry_points"]["console_scripts"])
     assert set(commands) == {"launcher", "launcher-jobs"}
