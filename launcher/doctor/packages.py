@@ -284,9 +284,10 @@ def _misfits(found: InstalledPackages) -> Iterator[Finding]:
     """Findings on conflicts that no package's own requirements declare."""
     keras, nightly = found.get("keras"), found.get("keras-nightly")
     if keras and nightly:
+        wanted = next(line for line in requirements().required if _name(line) == "keras")
         yield fail(
             f"{keras} and {nightly} are installed at once and overwrite each other's files",
-            "pip uninstall -y keras keras-nightly, then pip install 'keras>=3.11'",
+            f"pip uninstall -y keras keras-nightly, then pip install '{wanted}'",
         )
     if addons := found.get("tensorflow-addons"):
         yield warn(
