@@ -85,6 +85,7 @@ setup(
         "packaging>=22",  # the doctor reads what packages require of each other; Keras brings it along
         "rich>=13.0",  # progress line and tables
         "tensorflow-datasets>=4.9.9",  # fashion_mnist and every tfds:NAME; brings no TensorFlow of its own
+        "tensorflow-metadata<1.18",  # of TFDS; later ones need protobuf 6, which TensorFlow admits from 2.20 on
         "typeguard>=4.3",  # bound values against annotations
     ],
     extras_require={

@@ -72,7 +72,16 @@ def _split(element: Any) -> tuple[Any, Any, Any]:
 
 
 def _flat(name: str, part: Any) -> dict[str, Any]:
-    return {"/".join((name, *map(str, path))): leaf for path, leaf in keras.tree.flatten_with_path(part)}
+    return dict(zip(keras.tree.flatten(_keys(name, part)), keras.tree.flatten(part), strict=True))
+
+
+def _keys(key: str, part: Any) -> Any:
+    """The same nest with the keys of its leaves."""
+    if isinstance(part, Mapping):
+        return {name: _keys(f"{key}/{name}", inside) for name, inside in part.items()}
+    if isinstance(part, tuple | list):
+        return [_keys(f"{key}/{index}", inside) for index, inside in enumerate(part)]
+    return key
 
 
 # -------------------------------------------------------------------------------------------------------------- arrays

@@ -7,14 +7,17 @@ and the newest.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import sys
+from typing import Any
 
 from launcher.errors import UsageError
 from launcher.machine import installation
 
 TENSORFLOW = (2, 16)  # the first with Keras 3
-# 3.4 has no losses that a distributed step can take as they are, 3.3 no `add` of layers in a subclassed model.
+# In 3.4 a dropout inside a block draws with a seed of a type that TensorFlow refuses; in 3.3 layers have no path.
 KERAS = (3, 5)
 KERAS_WITHOUT = (3, 7)  # its weights have an aggregation over replicas, and a step reduces once
 
@@ -48,5 +51,37 @@ def sums_activity_penalties() -> bool:
     return of(sys.modules["keras"].__version__) < (3, 14)
 
 
+def scales_losses() -> bool:
+    """Whether Keras takes 1/replicas of each loss that it reduces."""
+    return of(sys.modules["keras"].__version__) > (3, 6)
+
+
 def _text(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
+
+
+# Arguments that Keras's own classes gained after 3.5 with defaults other than None, which change nothing.
+_GAINED = {"renorm": False, "renorm_momentum": 0.99, "use_gate": False, "antialias": False}
+
+
+def without_later_arguments(config: Any) -> Any:
+    """A saved model's configuration as Keras before this one reads it, too: without arguments that say nothing.
+
+    Later versions write what they have come to know as None, which older ones refuse to be given.
+    """
+    if isinstance(config, list):
+        return [without_later_arguments(one) for one in config]
+    if not isinstance(config, dict):
+        return config
+    config = {name: without_later_arguments(value) for name, value in config.items()}
+    settings, module = config.get("config"), str(config.get("module"))
+    if isinstance(settings, dict) and module.split(".")[0] == "keras":
+        made_by = getattr(importlib.import_module(module), str(config.get("class_name")), None)
+        known = inspect.signature(made_by).parameters if inspect.isclass(made_by) else {}
+
+        def says_nothing(name: str, value: Any) -> bool:
+            default = known[name].default if name in known else inspect.Parameter.empty
+            return (value is None and default is None) or (name in _GAINED and value == default == _GAINED[name])
+
+        config["config"] = {name: value for name, value in settings.items() if not says_nothing(name, value)}
+    return config

@@ -16,6 +16,7 @@ from launcher.checkpoints.disk import sync
 from launcher.config import gin_bindings
 from launcher.errors import UsageError, user_code
 from launcher.machine import strategy as strategy_lib
+from launcher.machine import versions
 from launcher.machine.cluster import resolve as resolve_cluster
 from launcher.run import loading, session
 from launcher.run.plan import policy_of
@@ -27,6 +28,7 @@ from launcher.serving.weights import Weights
 MODEL_FILE, WEIGHTS_FILE = "model.keras", "model.weights.h5"
 _WHICH = ("best", "last", "averaged")
 
+_CONFIG = "config.json"  # how Keras builds the model
 _ABOUT = "launcher.json"  # a member of model.keras, which Keras does not look at: whose weights it holds
 
 
@@ -71,6 +73,9 @@ def save_keras(model: keras.Model, path: str, which: str, chosen: Weights) -> No
     """Saves a model to a local path that ends with .keras, with a note in it of whose weights it has."""
     model.save(path)
     with zipfile.ZipFile(path, "a") as file:
+        config = versions.without_later_arguments(json.loads(file.read(_CONFIG)))
+        file.filelist.remove(file.NameToInfo.pop(_CONFIG))  # written anew, not twice; the weights stay where they are
+        file.writestr(_CONFIG, json.dumps(config))
         file.writestr(_ABOUT, json.dumps({"which": which, "step": chosen.step, "averaged": chosen.averaged}))
 
 

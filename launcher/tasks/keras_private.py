@@ -1,4 +1,4 @@
-"""What is private to Keras and has no public form. Tried with Keras 3.15.1; 3.11.0 has the same names.
+"""What is private to Keras and has no public form. Tried with Keras 3.5.0 to 3.15.1.
 
 In a stateless scope `model.losses` has what was added inside of it alone, and reductions divide by the replicas.
 Keras's own trainers step around the one by `_losses_override`, and around the other by undoing it.
@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import TrainingError
+from launcher.machine import versions
 
 # Leans on Keras: models have `_losses_override`, and trainers these two functions. Noticed by
 # tests/tasks/test_keras_metrics.py, tests/modes/test_fit.py. Then: see how Keras's own TensorFlow trainer does it; a
@@ -29,16 +30,17 @@ def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator
     mean is weighted by its examples. TrainingError where this Keras has other names for it.
     """
     module = sys.modules[keras.losses.Loss.__module__]
-    missing = [name for name in _SCALES if not hasattr(module, name)]
+    scales = _SCALES if versions.scales_losses() else ()
+    missing = [name for name in scales if not hasattr(module, name)]
     missing += ["_losses_override"] if not hasattr(model, "_losses_override") else []
     if missing:
         raise TrainingError(
             f"Keras {keras.version()} has no {missing[0]}, by which a compiled model's loss is taken over replicas; "
-            "install keras 3.11 to 3.15"
+            "install keras 3.8 to 3.15"
         )
-    before = {name: getattr(module, name) for name in _SCALES}
+    before = {name: getattr(module, name) for name in scales}
     try:
-        for name in _SCALES:
+        for name in scales:
             setattr(module, name, lambda value: value)
         model._losses_override[:] = losses
         yield

@@ -15,6 +15,7 @@ from keras import layers, ops
 
 import launcher
 from launcher.errors import TrainingError, UsageError
+from launcher.machine import versions
 
 pytestmark = pytest.mark.slow
 
@@ -203,6 +204,9 @@ def test_xla_counts_nothing_that_fills_up_a_batch(tmp_path):
         np.testing.assert_allclose(found[key], values, rtol=1e-5, err_msg=key)
 
 
+@pytest.mark.skipif(
+    versions.of(keras.__version__) < (3, 7), reason="its results are Python's numbers, which this program divides by 0"
+)
 def test_the_losses_of_single_outputs_stand_beside_metrics_that_take_whole_batches(tmp_path):
     arguments = (X[:32], {"a": Y[:32], "b": Y[:32]})
     expected = of_keras(of_two_outputs, arguments, None)
