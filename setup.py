@@ -61,7 +61,11 @@ setup(
     ],
     python_requires=">=3.10,<3.14",  # what TensorFlow has wheels for
     # Recipes, and the data that they import, stand beside launcher/ in a checkout and in site-packages alike.
-    packages=[*find_packages(include=["launcher", "launcher.*", "models", "models.*"]), "gin_configs", "examples.data"],
+    packages=[
+        *find_packages(include=["launcher", "launcher.*", "models", "models.*"]),
+        "gin_configs",
+        "gin_configs.data",
+    ],
     package_data={
         "launcher": ["py.typed"],
         "models": ["py.typed"],

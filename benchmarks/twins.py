@@ -5,7 +5,8 @@
 
 No TPU or GPU is needed, and nothing is timed: matrix FLOPs, memory traffic, cycles of the compiler's own cost model (of
 TPUs alone; `unestimated` says of how many operations worth mentioning it knows nothing), peak memory and copies are
-counted in the two optimised programs. Needs `pip install '.[preflight]' flax optax` (for GPUs '.[gpu_preflight]').
+counted in the two optimised programs.
+Needs `pip install '.[cpu,preflight]' flax optax` (for GPUs '.[cpu,gpu_preflight]').
 Dropout draws from TensorFlow's generator on our side and from JAX's "rbg" on the other.
 """
 

@@ -12,7 +12,6 @@ COPY setup.py pyproject.toml constraints.txt README.md LICENSE NOTICE /src/
 COPY launcher /src/launcher
 COPY models /src/models
 COPY gin_configs /src/gin_configs
-COPY examples/data /src/examples/data
 RUN python -m pip install --no-cache-dir --constraint=/src/constraints.txt '/src[cuda,demo,text]'
 
 ENV TFDS_DATA_DIR=/data NVIDIA_DRIVER_CAPABILITIES=compute,utility

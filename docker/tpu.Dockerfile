@@ -9,7 +9,6 @@ COPY setup.py pyproject.toml constraints.txt README.md LICENSE NOTICE /src/
 COPY launcher /src/launcher
 COPY models /src/models
 COPY gin_configs /src/gin_configs
-COPY examples/data /src/examples/data
 # No constraints.txt: libtpu is the one that tensorflow-tpu asks for.
 RUN python -m pip install --no-cache-dir '/src[tpu,demo,text]'
 # TensorFlow finds the chips of its host by these two variables, as scripts/tpu_vm_startup.sh sets them.

@@ -29,8 +29,37 @@ The map, from the door inwards. A room may use those below it, never those above
 """
 
 import importlib
+import os
+import sys
 
 __version__ = "0.1.0"
+
+_PYTHONS = (3, 10), (3, 13)  # those of setup.py
+# What a program of ours is called while it imports this; "-m" is `python -m`, before it has found the module.
+_PROGRAMS = ("-m", "launcher", "launcher-jobs")
+
+
+def _refusal() -> str:
+    """Why nothing here can run, or ""; nothing above its call may be newer than Python 3.6."""
+    if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
+        return (
+            "Launcher needs Python 3.{} to 3.{}, and this is {}.{}.{} ({}). Install Launcher into a virtual "
+            "environment of one that fits; docs/install.md shows how"
+        ).format(_PYTHONS[0][1], _PYTHONS[1][1], *sys.version_info[:3], sys.executable)
+    if sys.platform == "win32":
+        return (
+            "Launcher does not run on Windows: it needs file locks, signals and child processes as Linux has them. "
+            "Run it in WSL 2: type wsl --install in a terminal, then follow docs/install.md in its Ubuntu. A "
+            "model.keras that a run has saved opens on Windows with Keras alone"
+        )
+    return ""
+
+
+if _refusal():  # before any other import, which would fail with less to say
+    if os.path.splitext(os.path.basename((sys.argv or [""])[0]))[0] in _PROGRAMS:
+        sys.stderr.write("error: {}\n".format(_refusal()))  # noqa: UP032
+        sys.exit(64)
+    raise ImportError(_refusal())
 
 # What Python programs use, each with the module that it is imported from when it is first used.
 __all__ = ["fit", "load"]

@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if mode.needs_recipe and not request.gin_file:
             print(_recipe_list())
             return EXIT_DONE
+        if mode.needs_jax:
+            installation.require_python_of_jax(f"--mode={mode.name}")
         if request.data_dir is not None:
             # TFDS reads the same variable, and so do the processes this one starts.
             os.environ["TFDS_DATA_DIR"] = os.path.expanduser(request.data_dir)

@@ -8,6 +8,7 @@ Usage: scripts/install.sh [--dry_run] EXTRAS
 
 Makes .venv beside the checkout, if it is missing, and installs Launcher into it, editable, with EXTRAS: cpu, cuda or
 tpu for the machine, demo for the embedded data, test for the test suite; several with commas, such as cpu,demo.
+preflight and gpu_preflight need Python 3.11 or later.
 Nothing is done again until setup.py or pyproject.toml changes.
 
 Environment:
@@ -36,13 +37,13 @@ run() {
 }
 
 supported() {
-  "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+  "$1" -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info[:2] <= (3, 13))" >/dev/null 2>&1
 }
 
 find_python() {
   local candidate
   if [[ -n "${PYTHON:-}" ]]; then
-    supported "$PYTHON" || fail "PYTHON=$PYTHON is not a Python from 3.10 to 3.13; name another one"
+    supported "$PYTHON" || fail "PYTHON=$PYTHON is not a Python from 3.$oldest to 3.13$because; name another one"
     printf '%s\n' "$PYTHON"
     return
   fi
@@ -52,7 +53,7 @@ find_python() {
       return
     fi
   done
-  fail "no Python from 3.10 to 3.13 on PATH (found: $(python3 --version 2>&1 || true)); install one, such as" \
+  fail "no Python from 3.$oldest to 3.13$because on PATH (found: $(python3 --version 2>&1 || true)); install one, such as" \
     "apt-get install python3 python3-venv, or name it: PYTHON=/path/to/python3"
 }
 
@@ -85,6 +86,13 @@ done
 [[ -n "$extras" ]] || fail "which extras? Such as: scripts/install.sh cpu,demo (--help shows more)"
 [[ "$extras" =~ ^[a-z_]+(,[a-z_]+)*$ ]] || fail "'$extras' is not a list of extras, such as cpu,demo"
 
+oldest=10
+because=""
+if [[ ",$extras," == *preflight,* ]]; then # on 3.10 pip would leave JAX out and say nothing
+  oldest=11
+  because=", which [$extras] needs"
+fi
+
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${VENV:-$root/.venv}"
 python="$venv/bin/python"
@@ -97,7 +105,7 @@ if ! { [[ -x "$python" ]] && "$python" -m pip --version >/dev/null 2>&1; }; then
   need_ensurepip "$base"
   run "$base" -m venv "$venv"
 elif ! supported "$python"; then
-  fail "$venv holds $("$python" --version), and Launcher needs Python 3.10 to 3.13; remove it or set VENV=DIR"
+  fail "$venv holds $("$python" --version), not one from 3.$oldest to 3.13$because; remove it or set VENV=DIR"
 fi
 
 constraints=()

@@ -30,7 +30,7 @@ PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROO
 # Of what is not the launcher's: what no test can run here, and why.
 CANNOT_RUN = {
     r"(gcloud|kubectl|docker|sbatch|srun|salloc|scancel|squeue|ssh|scp|ssh-copy-id|rsync) ": "needs hosts or a cluster",
-    r"(git clone|pip install|python -m venv|cd) |(\.|source) \S+/activate$": "sets up a machine, from the network",
+    r"(git clone|pip (install|wheel)|python -m venv|cd) |(\.|source) \S+/activate$": "sets a machine up, by network",
     r"python -m launcher\.data\.prepare ": "downloads data",
     r"curl http://127": "asks a run that goes on",
     r"(tensorboard|wandb|mlflow) ": "serves until it is stopped",

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -25,45 +26,64 @@ from launcher.machine import installation
 
 pytestmark = pytest.mark.slow
 
-FOLDERS = ("launcher", "models", "gin_configs", "examples")
-SOURCES = (*FOLDERS, "setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
+FOLDERS = ("launcher", "models", "gin_configs")
+SOURCES = (*FOLDERS, "tests", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
+NOT_SOURCES = shutil.ignore_patterns("__pycache__")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """A wheel built from a copy of the checkout, with the setuptools that is installed."""
-    folder = tmp_path_factory.mktemp("wheel")
+def sdist(tmp_path_factory):
+    """The source distribution, unpacked, built from a copy of the checkout with the setuptools that is installed."""
+    folder = tmp_path_factory.mktemp("sdist")
     for name in SOURCES:
         source, target = ROOT / name, folder / "source" / name
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, target, ignore=NOT_SOURCES)
         else:
             shutil.copy(source, target)
+    subprocess.run(
+        [sys.executable, "-c", "from setuptools import build_meta; build_meta.build_sdist('..')"],
+        cwd=folder / "source",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (built,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(built, folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return folder / built.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """A wheel built from the source distribution, as `python -m build` and package indexes do."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = shutil.copytree(sdist, folder / "source")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
-        [*command, "--wheel-dir", str(folder), str(folder / "source")], capture_output=True, text=True, check=False
+        [*command, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built
 
 
-def files_under(folder, pattern):
-    return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob(pattern)}
+def files_under(root):
+    files = (path.relative_to(root) for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.as_posix() for path in files}
 
 
-def test_the_wheel_holds_every_module_and_every_recipe_and_no_tests(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = files_under("launcher/reporting/web", "*.*") | {"launcher/reporting/web/uplot/LICENSE"}
-    assert "launcher/reporting/web/uplot/uPlot.iife.min.js" in wanted
-    wanted |= files_under("launcher", "*.py") | files_under("models", "*.py") | files_under("gin_configs", "*.gin")
-    wanted |= files_under("examples/data", "*.py")
-    wanted |= {"launcher/py.typed", "models/py.typed"}
-    assert {"launcher/config/gin_bindings.py", "models/resnet.py", "gin_configs/base/images.gin"} <= wanted
-    assert wanted <= names
-    folders = {name.split("/")[0] for name in names if "dist-info" not in name}
-    assert folders == set(FOLDERS)
-    assert {name for name in names if name.startswith("examples/")} == files_under("examples/data", "*.py")
+def test_wheel_and_source_distribution_hold_every_file_of_the_packages_and_no_tests(sdist, wheel):
+    wanted = {f"{folder}/{file}" for folder in FOLDERS for file in files_under(ROOT / folder)}
+    assert {
+        *("launcher/config/gin_bindings.py", "models/resnet.py", "models/py.typed", "launcher/py.typed"),
+        *("gin_configs/base/images.gin", "gin_configs/data/spoken_numbers.py", "launcher/preflight/tpu_slices.txt"),
+        "launcher/reporting/web/uplot/uPlot.iife.min.js",
+    } <= wanted
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name for name in names if ".dist-info/" not in name} == wanted
+    made = {"PKG-INFO", "setup.cfg"}  # by setuptools
+    held = {name for name in files_under(sdist) - made if not name.startswith("tf_launcher.egg-info/")}
+    assert held == wanted | {name for name in SOURCES if (ROOT / name).is_file()}
 
 
 def test_the_wheel_brings_its_licence_and_those_of_what_it_holds_of_others(wheel):
@@ -137,11 +157,13 @@ def test_the_wheel_brings_tensorflow_by_extra_alone(wheel):
     assert extras <= set(fields.get_all("Provides-Extra"))
     required = [line for line in fields.get_all("Requires-Dist") if "extra ==" not in line]
     assert required
-    assert not [line for line in required if re.match(r"tensorflow(?!-datasets)", line)]
-    required_by_extras = [line for line in fields.get_all("Requires-Dist") if line.startswith("tensorflow")]
+    assert not [line for line in required if re.match(r"tensorflow(?!-(datasets|metadata))", line)]
+    required_by_extras = [line for line in fields.get_all("Requires-Dist") if line not in required]
     by_extra = {
         extra: {
-            Requirement(line).name for line in required_by_extras if f'extra == "{extra}"' in line.replace("'", '"')
+            Requirement(line).name
+            for line in required_by_extras
+            if line.startswith("tensorflow") and f'extra == "{extra}"' in line.replace("'", '"')
         }
         for extra in ("cpu", "cuda", "tpu")
     }
@@ -272,6 +294,39 @@ def test_the_versions_in_constraints_are_ones_that_setup_admits():
     for line in (*arguments["install_requires"], *arguments["extras_require"]["test"]):
         wanted = Requirement(line)
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), line
+
+
+def rows(page: str, first: str) -> list[dict[str, str]]:
+    """The rows of the table whose first column has this head, by the heads of its columns."""
+    head, _, *lines = page[page.index(f"| {first} |") :].partition("\n\n")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[1:]]
+
+
+def test_the_page_on_installing_says_what_setup_requires():
+    page, arguments = (ROOT / "docs" / "install.md").read_text(), setup_arguments()
+    table, pythons = rows(page, "TensorFlow"), SpecifierSet(arguments["python_requires"])
+    required = {Requirement(line).name: Requirement(line).specifier for line in arguments["install_requires"]}
+    extras = {
+        extra: {Requirement(line).name: Requirement(line) for line in lines}
+        for extra, lines in arguments["extras_require"].items()
+    }
+    for extra, name in (("cpu", "tensorflow-cpu"), ("cuda", "tensorflow"), ("tpu", "tensorflow-tpu")):
+        assert str(extras[extra][name].specifier) == f">={table[0]['TensorFlow']}"
+    for row in table:
+        first, last = (int(text.partition(".")[2]) for text in row["Python"].split(" to "))
+        assert all(f"3.{minor}" in pythons for minor in range(first, last + 1)) and f"3.{first - 1}" not in pythons
+        keras, *without = re.findall(r"3\.\d+", row["Keras"])
+        assert keras in required["keras"] and not [one for one in without if f"{one}.1" in required["keras"]]
+        assert row["`tensorflow-tpu`"].startswith(row["TensorFlow"]) or row["TensorFlow"] == "2.21"
+        goes = tuple(map(int, row["TensorFlow"].split("."))) >= installation._TENSORFLOW_OF_JAX
+        assert row["JAX 0.10.2 beside it"] == ("yes" if goes else "no")
+    for extra, name in (("preflight", "jax"), ("gpu_preflight", "jax")):
+        assert "0.10.2" in extras[extra][name].specifier
+        assert extras[extra][name].marker.evaluate({"python_version": ".".join(map(str, installation._PYTHON_OF_JAX))})
+        assert not extras[extra][name].marker.evaluate({"python_version": "3.10"})
+    listed = {name for row in rows(page, "extra") for name in re.findall(r"`(\w+)`", row["extra"])}
+    assert listed == set(extras)
 
 
 def test_both_programs_have_a_command_that_tells_their_version():

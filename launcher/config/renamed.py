@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 from launcher.config.gin_files import Binding, Import, Name
 
 RENAMED: Mapping[str, str] = {
@@ -40,6 +42,10 @@ RENAMED: Mapping[str, str] = {
     "lstm_language_model.tie_head": "lstm_language_model.tie_embeddings",
 }
 
+RENAMED_MODULES: Mapping[str, str] = {
+    f"examples.data.{name}": f"gin_configs.data.{name}" for name in ("help_pages", "python_docs", "spoken_numbers")
+}
+
 _SPLITS = ("train_split", "eval_split")
 _HELD_OUT = ("eval_files", "eval_share")
 _OF_RECORDS = ("num_classes", "features", "first_label", "channels", *_HELD_OUT)
@@ -70,7 +76,7 @@ OF_SOURCES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def renamed(statements: Sequence[Binding | Import]) -> list[Binding | Import]:
-    """The statements with each binding under the name that it has now."""
+    """The statements with each binding and each module of Launcher's under the name that it has now."""
     values = {one.name: one.value for one in statements if isinstance(one, Binding)}
 
     def new_name(binding: Binding) -> str | None:
@@ -87,6 +93,12 @@ def renamed(statements: Sequence[Binding | Import]) -> list[Binding | Import]:
 
     found: list[Binding | Import] = []
     for one in statements:
+        if isinstance(one, Import) and one.module in RENAMED_MODULES:
+            new_statement = one.statement._replace(module=RENAMED_MODULES[one.module])
+            logging.warning("%s: %s is going to end; write %s", one.where, one.text, new_statement.format())
+            one = dataclasses.replace(
+                one, module=new_statement.module, text=new_statement.format(), statement=new_statement
+            )
         if isinstance(one, Binding) and (new := new_name(one)) is not None:
             selector, _, arg = new.partition(".")
             one = dataclasses.replace(one, selector=selector, arg=arg, old_name=one.name)

@@ -41,7 +41,7 @@ _PROBE_SECONDS = 8.0
 _FULL = (errno.EDQUOT, errno.ENOSPC)
 _NOT_WRITABLE = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
-# Made by examples/data, as are the packages in which some TFDS sets come: imported when one is asked for.
+# Made by gin_configs/data, as are the packages in which some TFDS sets come: imported when one is asked for.
 _HELP_PAGES = ("help_en_de", "help_en_es", "help_en_fr")
 
 # Need no preparation, so a user may well ask for it.
@@ -121,7 +121,7 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
         say(f"{name}: nothing to prepare, {_ALWAYS_THERE[name]}")
         return
     if name in _HELP_PAGES:
-        from examples.data import help_pages
+        from gin_configs.data import help_pages
 
         help_pages.prepare(name, archives=archives, say=say)
         return
@@ -184,7 +184,7 @@ def _find_archives(
     if failure is None:
         return None
     say(f"cannot download from there: {failure}")
-    from examples.data import debian
+    from gin_configs.data import debian
 
     package = debian.PACKAGES.get(name)
     if package is not None and debian.available():

@@ -120,6 +120,8 @@ def _fields(context: Context, path: str) -> dict[str, str]:
 
 @check("memory that is free within the container's limit")
 def memory(context: Context) -> Iterator[Finding]:
+    if platform.system() != "Linux":
+        raise Skip("read on Linux only")
     told = _fields(context, "proc/meminfo")
     if "MemTotal" not in told or "MemAvailable" not in told:
         yield warn("/proc/meminfo does not say", "mount /proc in the container")
@@ -202,6 +204,8 @@ def _count(limit: int) -> str:
 
 @check("/dev/shm, for NCCL")
 def shared_memory(context: Context) -> Iterator[Finding]:
+    if platform.system() != "Linux":
+        raise Skip("NCCL is for Linux")
     gpus = len(list((context.root / "dev").glob("nvidia[0-9]*")))
     try:
         system = os.statvfs(context.root / "dev/shm")

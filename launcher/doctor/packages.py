@@ -216,7 +216,7 @@ def python(context: Context) -> Iterator[Finding]:
     elif platform.python_implementation() != "CPython" or struct.calcsize("P") != 8:
         yield fail(seen, "TensorFlow's wheels are for 64-bit CPython: make a virtual environment with it")
     elif platform.system() != "Linux":
-        yield warn(seen, "Launcher is tried on Linux only; use a Linux machine or a container")
+        yield warn(seen, "tried on Linux only: a Mac's CPU should train; for all else use Linux")
     else:
         yield ok(seen)
 
@@ -284,9 +284,10 @@ def _misfits(found: InstalledPackages) -> Iterator[Finding]:
     """Findings on conflicts that no package's own requirements declare."""
     keras, nightly = found.get("keras"), found.get("keras-nightly")
     if keras and nightly:
+        wanted = next(line for line in requirements().required if _name(line) == "keras")
         yield fail(
             f"{keras} and {nightly} are installed at once and overwrite each other's files",
-            "pip uninstall -y keras keras-nightly, then pip install 'keras>=3.11'",
+            f"pip uninstall -y keras keras-nightly, then pip install '{wanted}'",
         )
     if addons := found.get("tensorflow-addons"):
         yield warn(
@@ -295,4 +296,4 @@ def _misfits(found: InstalledPackages) -> Iterator[Finding]:
         )
     jax, jaxlib = found.get("jax"), found.get("jaxlib")
     if jax and not jaxlib:
-        yield warn(f"{jax} without jaxlib cannot be imported", installation.command("preflight"))
+        yield warn(f"{jax} without jaxlib cannot be imported", installation.jax_command("preflight"))

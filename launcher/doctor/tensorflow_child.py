@@ -23,13 +23,14 @@ def _import(request: dict[str, Any]) -> dict[str, Any]:
     import tensorflow as tf
 
     seconds = time.monotonic() - started
+    unit = 1 if sys.platform == "darwin" else 1024
     return {
         "tensorflow": tf.__version__,
         "file": tf.__file__,
         "keras": keras.__version__,
         "tf_keras": tf.keras.__version__,
         "seconds": seconds,
-        "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
     }
 
 

@@ -34,6 +34,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ROOT = str(Path(__file__).parents[2])  # this very launcher, wherever the working directory is
 _TURN_SECONDS = 0.02
 _CHUNK_BYTES = 65536
+_MOST_FILES = 2**20  # looked at where the limit is no int of C: on macOS it may be 2**63 - 1
 
 
 # ---------------------------------------------------------------------------------------------------- in the parent
@@ -140,6 +141,8 @@ def _receive(source: int, deadline: float, turn: Callable[[], None]) -> dict[str
     while True:
         if select.select([source], [], [], _TURN_SECONDS)[0]:
             chunk = os.read(source, _CHUNK_BYTES)
+            if not chunk and not content:
+                raise RuntimeError("the child process ended without an answer")
             if not chunk:
                 return dict(json.loads(content))
             content += chunk
@@ -188,7 +191,8 @@ def _work(work: Callable[[], Any], target: int) -> NoReturn:
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor, own in enumerate((nothing, nothing, nothing, target)):
             os.dup2(own, descriptor)
-        os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        os.closerange(4, most if 0 <= most <= _MOST_FILES else _MOST_FILES)
         try:
             answer = {"result": work()}
         except Exception:

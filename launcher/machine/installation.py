@@ -18,12 +18,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import launcher
+from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 _NAME = "tf-launcher"
 _CHECKOUT = Path(__file__).resolve().parents[2]  # if this copy is one
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
+# Of the oldest JAX that was tried, 0.10.2: the Python it has wheels for, and the TensorFlow whose requirements of NumPy
+# and ml_dtypes go with its own.
+_PYTHON_OF_JAX = (3, 11)
+_TENSORFLOW_OF_JAX = (2, 18)
 
 
 def command(extra: str) -> str:
@@ -50,15 +56,42 @@ def tensorflow_command() -> str:
     return f"{command('cpu')}, with [cuda] in the place of [cpu] for NVIDIA GPUs, or [tpu] on a Cloud TPU VM"
 
 
+def require_python_of_jax(what: str) -> None:
+    """UsageError where this Python is too old for JAX, which `what` needs: pip leaves it out of extras in silence."""
+    if sys.version_info < _PYTHON_OF_JAX:
+        raise UsageError(
+            f"{what} needs Python 3.{_PYTHON_OF_JAX[1]} or later, because JAX does, and this is Python "
+            f"{platform.python_version()}: make a virtual environment with a newer one, and install Launcher there "
+            "with [cpu,preflight]"
+        )
+
+
+def jax_command(extra: str) -> str:
+    """What to do for an extra that brings JAX: what to type, unless this environment's TensorFlow would break by it."""
+    for package in _versions(*_TENSORFLOWS):
+        if tuple(map(int, re.findall(r"\d+", package)[:2])) < _TENSORFLOW_OF_JAX:
+            return (
+                f"{package} admits no NumPy that JAX works with, so make a second virtual environment, and install "
+                f"Launcher there with [cpu,{extra}], which brings a newer TensorFlow"
+            )
+    return command(extra)
+
+
 def version_text() -> str:
     """The version of Launcher, and those of what it computes with, as far as they are installed; imports none."""
+    found = [f"Python {platform.python_version()}", *_versions(*_TENSORFLOWS, "keras")]
+    return f"launcher {launcher.__version__} ({', '.join(found)})"
+
+
+def _versions(*names: str) -> list[str]:
+    """Those of the packages that are installed, such as "keras 3.15.1"."""
     import importlib.metadata
 
-    found = [f"Python {platform.python_version()}"]
-    for name in ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras"):
+    found = []
+    for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
-    return f"launcher {launcher.__version__} ({', '.join(found)})"
+    return found
 
 
 def _from(origin: dict[str, Any], extra: str) -> str | None:

@@ -178,6 +178,7 @@ class Mode:
         begins with the mode.
       needs_recipe: whether nothing can be done without --gin_file.
       needs_tensorflow: whether TensorFlow is imported before it runs.
+      needs_jax: whether it is done with JAX, too.
       trains: whether a signal asks it to save and leave, from the first second on.
       shows_plan: whether `run` follows --dry_run by itself; without, the plan of the recipe is shown instead of `run`.
       starts_processes: whether it is a supervisor of its own, which `launcher.launch` cannot start.
@@ -190,6 +191,7 @@ class Mode:
     refuses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs_recipe: bool = True
     needs_tensorflow: bool = True
+    needs_jax: bool = False
     trains: bool = False
     shows_plan: bool = False
     starts_processes: bool = False
@@ -231,6 +233,7 @@ MODES: dict[str, Mode] = {
                 ("strategy", "tpu"),
                 "makes a program for any devices; leave it out, and say how many replicas it has with --replicas",
             ),
+            needs_jax=True,
             shows_plan=True,
         ),
         Mode(
@@ -240,6 +243,7 @@ MODES: dict[str, Mode] = {
             refuses=dict.fromkeys(
                 _DEVICES, "compiles for what --tpu_type and --gpu_type name, whatever this machine has; leave it out"
             ),
+            needs_jax=True,
             shows_plan=True,
         ),
         Mode(

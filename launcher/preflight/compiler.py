@@ -100,7 +100,7 @@ def _remedy(accelerator: str) -> str:
             f"{compiler} has wheels for Linux on {' and '.join(machines)}, and this is {platform.system()} on "
             f"{platform.machine()}"
         )
-    return installation.command(extra)
+    return installation.jax_command(extra)
 
 
 def _parts(version: str) -> tuple[int, ...]:

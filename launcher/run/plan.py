@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 
 import tensorflow as tf
 
@@ -14,6 +15,11 @@ from launcher.reporting.units import plural
 from launcher.run.recipe import Recipe
 from launcher.step import gradients, precision, reduce_error
 from launcher.tasks.loss_chunks import LossChunks
+
+_MACOS = (
+    "macOS: training on the CPU should work, with one worker or several; all of it was tried on Linux, none of it on a "
+    "Mac. GPUs (tensorflow-metal) are not supported, and preflight's compilers have no wheels for it"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +92,8 @@ class RunPlan:
     def notes(self) -> tuple[str, ...]:
         """What a person should know before the run: of the devices, and of dtypes that lose or gain nothing."""
         notes = [*self.strategy.notes]
+        if platform.system() == "Darwin":
+            notes.append(_MACOS)
         if warning := reduce_error.warning(self.reduce_dtype.name, self.strategy.num_replicas):
             notes.append(warning)
         if self.strategy.accelerator == "tpu" and self.policy != "mixed_bfloat16":

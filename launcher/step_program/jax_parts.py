@@ -37,7 +37,7 @@ def load() -> JaxParts:
     except ImportError:
         raise UsageError(
             "JAX is not installed, which makes a portable program of a training step: "
-            f"{installation.command('preflight')}"
+            f"{installation.jax_command('preflight')}"
         ) from None
     try:
         from jax.extend import mlir

@@ -117,3 +117,12 @@ def test_what_a_group_refuses_is_said_by_its_new_name(load):
             load(wrong)
         assert isinstance(caught.value, UsageError) or said.split(" = ")[0] in str(caught.value)
         assert caught.match(said)
+
+
+def test_a_recipe_that_imports_demonstration_data_by_its_old_name_gets_it_and_is_told(tmp_path, caplog):
+    (tmp_path / "old.gin").write_text("import examples.data.spoken_numbers\nfrom examples.data import mine\n")
+    moved, own = renamed.renamed(gin_files.read_file(str(tmp_path / "old.gin"), opened=[]))
+    assert moved.text == moved.statement.format() == "import gin_configs.data.spoken_numbers"
+    assert own.module == "examples.data.mine"
+    (said,) = caplog.messages
+    assert "old.gin line 1: import examples.data.spoken_numbers is going to end; write import gin_configs" in said

@@ -161,6 +161,20 @@ def test_a_python_that_does_not_fit_is_named(tmp_path):
     assert not (tmp_path / "venv").exists()
 
 
+def test_preflight_is_not_installed_where_pip_would_leave_jax_out(tmp_path):
+    ten = executable(
+        tmp_path / "python3",
+        f"""#!/usr/bin/env bash
+        exec {sys.executable} -c "import sys; sys.version_info = (3, 10, 13); exec(sys.argv[1])" "$2"
+        """,
+    )
+    for extras in ("cpu,preflight", "gpu_preflight,demo"):
+        done = run("install.sh", extras, VENV=str(tmp_path / "venv"), PYTHON=str(ten))
+        assert done.returncode == 1
+        assert f"is not a Python from 3.11 to 3.13, which [{extras}] needs" in done.stderr
+    assert run("install.sh", "--dry_run", "cpu", VENV=str(tmp_path / "venv"), PYTHON=str(ten)).returncode == 0
+
+
 def test_a_machine_without_python_is_told_what_to_install(tmp_path):
     for tool in ("bash", "dirname", "cat", "env", "ls", "id"):
         (tmp_path / tool).symlink_to(f"/bin/{tool}" if os.path.exists(f"/bin/{tool}") else f"/usr/bin/{tool}")

@@ -39,7 +39,7 @@ class TextCorpus(TextRows[str]):
     """Running text by name or from a source, as tokens. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      source: where documents come from, such as `@tfds_corpus()`, or a class of yours, such as those of examples/data.
+      source: where documents come from, such as `@tfds_corpus()`, or a class of yours, as in gin_configs/data.
       name: in place of a source: "tfds:NAME", "lines:GLOB", "jsonl:GLOB" or "files".
       vocab_size: token ids.
       length: tokens of a row.

@@ -45,7 +45,7 @@ class TextPairs(TextRows[Pair]):
     """Pairs of texts by name or from a source, as tokens. Reads and trains nothing: that happens with the first batch.
 
     Args:
-      source: where pairs come from, such as `@tfds_pairs()`, or a class of yours, such as those of examples/data.
+      source: where pairs come from, such as `@tfds_pairs()`, or a class of yours, as in gin_configs/data.
       name: in place of a source: "tfds:NAME", "tsv:GLOB", "jsonl:GLOB" or "files".
       vocab_size: token ids, one vocabulary for both sides.
       max_length: tokens of the longest source or target, with its end. Longer pairs are left out of training and cut

@@ -67,8 +67,8 @@ def chosen(
         raise UsageError(f"{binding}.name = {name!r} is unknown{advice(kind + colon, [*kinds, *known])}")
     module, made = _DEMONSTRATIONS[name]
     logging.warning(
-        "%s.name = %r is going to end: import examples.data.%s and bind %s.source = @%s()", binding, name, module,
+        "%s.name = %r is going to end: import gin_configs.data.%s and bind %s.source = @%s()", binding, name, module,
         binding, made,
     )  # fmt: skip
-    make: type = getattr(importlib.import_module(f"examples.data.{module}"), made)
+    make: type = getattr(importlib.import_module(f"gin_configs.data.{module}"), made)
     return make(name) if module == "help_pages" else make()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from examples.data import python_docs
-from examples.data.python_docs import PythonDocs, is_held_out
+from gin_configs.data import python_docs
+from gin_configs.data.python_docs import PythonDocs, is_held_out
 from launcher.data.text.corpus import TextCorpus
 from launcher.errors import UsageError
 
@@ -77,7 +77,7 @@ def test_this_pythons_library_gives_two_parts_that_share_no_docstring(docs):
 def test_the_name_of_before_still_makes_it_and_says_what_to_write_instead(caplog):
     data = TextCorpus(name="python_docs", vocab_size=300, length=32)
     assert data.name == "python_docs" and isinstance(data.source, PythonDocs)
-    assert "import examples.data.python_docs and bind text_corpus.source = @PythonDocs()" in caplog.text
+    assert "import gin_configs.data.python_docs and bind text_corpus.source = @PythonDocs()" in caplog.text
 
 
 def test_a_bound_name_goes_before_the_source_of_a_recipe(tmp_path):

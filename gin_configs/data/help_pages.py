@@ -1,6 +1,6 @@
 """LibreOffice's help pages in two languages: `help_en_de`, `help_en_fr` and `help_en_es`.
 
-    import examples.data.help_pages
+    import gin_configs.data.help_pages
     text_pairs.source = @HelpPages()
     HelpPages.name = 'help_en_de'
 
@@ -26,8 +26,8 @@ from typing import Any
 
 import gin
 
-from examples.data import debian
-from examples.data.help_html import paragraphs
+from gin_configs.data import debian
+from gin_configs.data.help_html import paragraphs
 from launcher.data import tfds
 from launcher.data.text import storage
 from launcher.errors import MissingInputError, PeerError, UsageError

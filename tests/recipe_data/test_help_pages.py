@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from examples.data import help_pages
-from examples.data.help_html import paragraphs
-from examples.data.help_pages import HelpPages, align, is_held_out, prepare
+from gin_configs.data import help_pages
+from gin_configs.data.help_html import paragraphs
+from gin_configs.data.help_pages import HelpPages, align, is_held_out, prepare
 from launcher.data import prepare as prepare_module
 from launcher.data import tfds
 from launcher.data.text.pairs import TextPairs

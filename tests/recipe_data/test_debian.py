@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.data import debian
-from examples.data.debian import Package
+from gin_configs.data import debian
+from gin_configs.data.debian import Package
 from launcher.errors import LauncherError, PeerError
 
 TIME = 1_500_000_000

@@ -7,8 +7,8 @@ import sys
 import pytest
 from num2words import num2words
 
-from examples.data import spoken_numbers
-from examples.data.spoken_numbers import HELD_OUT_NUMBERS, HELD_OUT_YEARS, SpokenNumbers
+from gin_configs.data import spoken_numbers
+from gin_configs.data.spoken_numbers import HELD_OUT_NUMBERS, HELD_OUT_YEARS, SpokenNumbers
 from launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,114 @@
+"""Where Launcher runs: what another Python and Windows are told, and what macOS would meet as far as Linux shows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+
+import pytest
+from places import PYTHONPATH, ROOT, SMALL_DIGITS
+
+import launcher
+from launcher import main
+from launcher.doctor import packages
+from launcher.machine import child_process, installation
+
+PROGRAMS = ("launcher.main", "launcher.launch")
+
+
+@pytest.fixture
+def customized(tmp_path):
+    """customized(code): the environment of a Python that runs it before anything else."""
+
+    def make(code: str) -> dict[str, str]:
+        (tmp_path / "first").mkdir(exist_ok=True)
+        (tmp_path / "first" / "sitecustomize.py").write_text(code)
+        return {"PYTHONPATH": f"{tmp_path / 'first'}:{PYTHONPATH}"}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import sys; sys.version_info = (3, 9, 18)", r"Launcher needs Python 3\.10 to 3\.13, and this is 3\.9\.18 \("),
+        ("import sys; sys.version_info = (3, 14, 0)", r"Launcher needs Python 3\.10 to 3\.13, and this is 3\.14\.0 \("),
+        ("import sys; sys.platform = 'win32'", r"Launcher does not run on Windows.*wsl --install"),
+    ],
+)
+def test_what_cannot_run_here_is_one_message(customized, run_launcher, code, said):
+    env = customized(code)
+    for module in PROGRAMS:
+        done = run_launcher("--gin_file=resnet_cpu.gin", module=module, env=env, timeout=60)
+        assert done.returncode == 64
+        assert re.match(f"error: {said}", done.stderr) and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_program_that_imports_launcher_on_windows_gets_the_same_as_an_error(customized, tmp_path, run_launcher):
+    (tmp_path / "program.py").write_text("import launcher\n")
+    done = run_launcher(module="program", env=customized("import sys; sys.platform = 'win32'"), timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: Launcher does not run on Windows")
+
+
+def test_the_first_file_is_one_that_old_pythons_can_read():
+    text = (ROOT / "launcher" / "__init__.py").read_text()
+    ast.parse(text, feature_version=(3, 7))
+    oldest, newest = launcher._PYTHONS
+    assert packages.requirements().pythons == f">={'.'.join(map(str, oldest))},<{newest[0]}.{newest[1] + 1}"
+
+
+@pytest.mark.parametrize("mode", ["preflight", "export_step"])
+def test_a_python_too_old_for_jax_is_named_before_anything_is_imported(mode, monkeypatch, capsys):
+    monkeypatch.setattr(installation, "_PYTHON_OF_JAX", (3, 99))
+    monkeypatch.setattr(main, "require_tensorflow", lambda: pytest.fail("imported TensorFlow"))
+    assert main.main(["launcher.main", f"--mode={mode}", "--gin_file=resnet_cpu.gin"]) == 64
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --mode={mode} needs Python 3.99 or later, because JAX does, and this is Python 3.")
+    assert "[cpu,preflight]" in said and len(said.splitlines()) == 1
+
+
+def test_beside_a_tensorflow_that_jax_would_break_another_environment_is_advised(monkeypatch):
+    monkeypatch.setattr(installation, "_versions", lambda *names: ["tensorflow-cpu 2.17.1"])
+    said = installation.jax_command("gpu_preflight")
+    assert said.startswith("tensorflow-cpu 2.17.1 admits no NumPy") and "[cpu,gpu_preflight]" in said
+    monkeypatch.setattr(installation, "_versions", lambda *names: ["tensorflow 2.18.0"])
+    assert installation.jax_command("preflight") == installation.command("preflight")
+
+
+def test_a_forked_child_that_dies_is_an_error_and_not_an_answer():
+    def dies() -> None:
+        import os
+
+        os._exit(3)
+
+    with pytest.raises(RuntimeError, match="ended without an answer"):
+        child_process.run_forked(dies, seconds=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="makes Linux look like macOS")
+@pytest.mark.heavy
+def test_without_what_linux_alone_has_workers_train_and_are_restarted(customized, run_launcher, tmp_path):
+    env = customized("import like_macos\n")
+    done = run_launcher(
+        f"--gin_file={SMALL_DIGITS}",
+        *("--workers=2", "--drill=kill", "--model_dir=run"),
+        *("--gin_param=train.steps = 30", "--gin_param=train.checkpoint_every = 5"),
+        module="launcher.launch",
+        env=env,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "drill passed: kill" in done.stdout
+    assert "macOS: training on the CPU should work" in done.stdout
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="makes Linux look like macOS")
+@pytest.mark.heavy
+@pytest.mark.nightly
+def test_the_doctor_finds_nothing_wrong_with_what_macos_lacks(customized, run_launcher):
+    done = run_launcher("--mode=doctor", env=customized("import like_macos\n"))
+    assert done.returncode == 0, done.stdout
+    assert "1 warn, 0 fail" in done.stdout and "a Mac's CPU should train" in done.stdout
