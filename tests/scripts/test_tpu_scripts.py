@@ -356,8 +356,12 @@ def test_a_dry_run_shows_the_question_and_the_rule(run, gcloud):
     done = run("tpu_vm_create.sh", "--dry_run", "--node=n", "--type=v6e-16", "--zone=z", *JOB)
     assert done.returncode == 0, done.stderr
     assert "+ gcloud compute tpus tpu-vm versions list --zone=z " in done.stdout
-    assert "tpu-vm-tf-X.Y.Z-pod-pjrt-v5e-and-v6, or else tpu-vm-tf-X.Y.Z-pod-pjrt; the newest from 2.16 on" in done.stdout
-    assert "launcher-tf-version=<version of the image>" in shlex.split(done.stdout.splitlines()[-1])[-2].replace("\\", "")
+    assert (
+        "tpu-vm-tf-X.Y.Z-pod-pjrt-v5e-and-v6, or else tpu-vm-tf-X.Y.Z-pod-pjrt; the newest from 2.16 on" in done.stdout
+    )
+    assert "launcher-tf-version=<version of the image>" in shlex.split(done.stdout.splitlines()[-1])[-2].replace(
+        "\\", ""
+    )
 
 
 def test_one_host_does_with_any_image_as_the_program_brings_tensorflow(run, gcloud):
