@@ -292,6 +292,18 @@ def test_how_a_build_runs_on_a_gpu(kernels, capability, how):
     assert accelerators.how_it_runs(kernels, capability) == how
 
 
+def test_the_page_on_installing_shows_the_table_of_wheels():
+    page = (ROOT / "docs/install.md").read_text()
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for version, wheels in accelerators.CUDA_WHEELS.items():
+        *_, newest = kernels = [f"{name[:-1].rpartition('_')[2]}.{name[-1]}" for name in wheels.kernels]
+        assert [name.startswith("compute") for name in wheels.kernels] == [one == newest for one in kernels]
+        driver = accelerators.OLDEST_DRIVERS[int(wheels.cuda.partition(".")[0])]
+        rows.setdefault((wheels.cuda, wheels.cudnn, driver, f"{', '.join(kernels)} and PTX"), []).append(version)
+    for cells, versions in rows.items():
+        assert f"\n| {', '.join(versions)} | {' | '.join(cells)} |\n" in page
+
+
 def test_gpus_that_tensorflow_does_not_see_are_told_apart_by_what_hides_them(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()

@@ -4,6 +4,7 @@ of Google's documentation, word for word."""
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sysconfig
@@ -350,6 +351,18 @@ def test_a_zone_without_an_image_is_told_what_it_has_and_what_to_do(run, gcloud,
     assert image is None and said.count("\n") == 1
     for part in (*parts, "this zone has no image"):
         assert part in said, said
+
+
+def test_the_page_says_of_each_version_what_the_script_goes_by():
+    text = (ROOT / "scripts/tpu_types.bash").read_text()
+    on_pypi, hang = (
+        re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE)[1].split() for name in ("tensorflow_tpu", "pods_hang")
+    )
+    rows = [
+        line.split(" | ") for line in (ROOT / "docs/tpu.md").read_text().splitlines() if re.match(r"\| 2\.\d", line)
+    ]
+    assert [version for row in rows for version in re.findall(r"2\.\d+\.\d+", row[2].partition(";")[0])] == on_pypi
+    assert [row[0].removeprefix("| ") for row in rows if "left out" in row[1]] == hang
 
 
 def test_a_dry_run_shows_the_question_and_the_rule(run, gcloud):
