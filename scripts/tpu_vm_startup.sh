@@ -147,14 +147,17 @@ fetch() {
   logged git -C "$home/src" checkout --quiet --detach FETCH_HEAD
 }
 
-# Sets `python` to an interpreter for which PyPI has this tensorflow-tpu: 3.10 to 3.12, and 3.13 from 2.20 on.
+# Sets `python` to an interpreter for which setup.py and PyPI have this tensorflow-tpu.
 need_python() {
   local newest=13
-  [[ -z "$tf_version" || "$(printf '%s\n' "$tf_version" 2.20.0 | sort -V | head -n 1)" == 2.20.0 ]] || newest=12
+  case "$tf_version" in
+    2.1[0-8].*) newest=10 ;;
+    2.19.*) newest=12 ;;
+  esac
   for python in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
     ! "$python" -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, $newest))" >/dev/null 2>&1 || return 0
   done
-  stop 64 "the host has $(python3 --version 2>&1 || true), and tensorflow-tpu ${tf_version:-2.20.0} needs 3.10 to 3.$newest: \
+  stop 64 "the host has $(python3 --version 2>&1 || true), and tensorflow-tpu ${tf_version:-2.20.0} needs Python 3.10$( ((newest == 10)) || printf ' to 3.%s' "$newest"): \
 create the node with another image (tpu_vm_create.sh --tf_version), or install one there, such as python3.12"
 }
 
