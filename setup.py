@@ -88,9 +88,9 @@ setup(
         "cuda": ["tensorflow[and-cuda]>=2.20"],  # with the CUDA libraries it was built for
         "tpu": [
             "tensorflow-tpu>=2.20",  # Cloud TPU VMs
-            # 0.0.45 lacks what tensorflow-tpu 2.20.0 calls at its import, and the process ends. None for Python 3.10 is
-            # that new, and up to 2.18 tensorflow-tpu asks for a libtpu of its own version, which comes for 3.10 alone.
-            "libtpu<0.0.45; python_version >= '3.11'",
+            # From 0.0.42 on it lacks functions that tensorflow-tpu 2.20.0 calls at its import, and the process ends.
+            # 0.0.21 has them, the newest for Python 3.10. For 3.10 alone: up to 2.18 tensorflow-tpu asks for others.
+            "libtpu<0.0.22; python_version >= '3.11'",
             "google-api-python-client",  # what TensorFlow's TPUClusterResolver looks a node up with, by its name,
             "oauth2client",  # and signs in
         ],

@@ -295,9 +295,9 @@ def _misfits(found: InstalledPackages) -> Iterator[Finding]:
             "pip uninstall -y tensorflow-addons; Launcher has LAMB and warm-up schedules of its own",
         )
     tpu, libtpu = found.get("tensorflow-tpu"), found.get("libtpu")
-    if tpu and libtpu and fits(libtpu.version, ">=0.0.45,<1"):
+    if tpu and libtpu and fits(libtpu.version, ">=0.0.42,<1"):
         yield fail(
-            f"{libtpu} lacks what {tpu} calls at its import, which ends the process", "pip install 'libtpu<0.0.45'"
+            f"{libtpu} lacks functions that {tpu} calls at its import, which ends there", "pip install 'libtpu<0.0.22'"
         )
     jax, jaxlib = found.get("jax"), found.get("jaxlib")
     if jax and not jaxlib:
