@@ -93,6 +93,9 @@ setup(
         "cuda": ["tensorflow[and-cuda]>=2.16"],  # with the CUDA libraries it was built for
         "tpu": [
             "tensorflow-tpu>=2.16",  # Cloud TPU VMs
+            # From 0.0.42 on it lacks functions that tensorflow-tpu 2.20.0 calls at its import, and the process ends.
+            # 0.0.21 has them, the newest for Python 3.10. For 3.10 alone: up to 2.18 tensorflow-tpu asks for others.
+            "libtpu<0.0.22; python_version >= '3.11'",
             "google-api-python-client",  # what TensorFlow's TPUClusterResolver looks a node up with, by its name,
             "oauth2client",  # and signs in
         ],

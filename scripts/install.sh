@@ -9,7 +9,9 @@ Usage: scripts/install.sh [--dry_run] EXTRAS
 Makes .venv beside the checkout, if it is missing, and installs Launcher into it, editable, with EXTRAS: cpu, cuda or
 tpu for the machine, demo for the embedded data, test for the test suite; several with commas, such as cpu,demo.
 preflight and gpu_preflight need Python 3.11 or later.
-Nothing is done again until setup.py or pyproject.toml changes.
+auto is cuda where there is an NVIDIA GPU (nvidia-smi lists one, or /dev/nvidia0 is there) and TensorFlow has wheels for
+it, on Linux on x86-64; else it is cpu. Nothing is done again until setup.py or pyproject.toml changes. An environment
+that has another distribution of TensorFlow than EXTRAS bring is left as it is.
 
 Environment:
   VENV     the virtual environment (default: .venv beside the checkout)
@@ -72,6 +74,33 @@ need_ensurepip() {
   fi
 }
 
+has_gpu() {
+  [[ "$(uname -sm)" == "Linux x86_64" ]] || return
+  [[ -e /dev/nvidia0 ]] || { nvidia-smi --list-gpus 2>/dev/null | grep -q '^GPU '; }
+}
+
+# The distributions that bring the module `tensorflow`: those of EXTRAS, as in setup.py, and those in the environment.
+wanted_tensorflow() {
+  local cpu=tensorflow extra
+  [[ ! "$(uname -m)" =~ ^(x86_64|AMD64)$ ]] || cpu=tensorflow-cpu
+  for extra in ${extras//,/ }; do
+    case "$extra" in
+      cpu | test) printf '%s\n' "$cpu" ;;
+      cuda) printf 'tensorflow\n' ;;
+      tpu) printf 'tensorflow-tpu\n' ;;
+    esac
+  done | sort -u
+}
+
+installed_tensorflow() {
+  [[ -x "$python" ]] || return 0
+  "$python" - <<'PYTHON'
+import importlib.metadata, re
+names = (re.sub("[-_.]+", "-", one.metadata["Name"] or "").lower() for one in importlib.metadata.distributions())
+print(*sorted({one for one in names if re.fullmatch("(tensorflow|tf-nightly)(-(cpu|tpu|gpu|intel|macos|rocm|aarch64))?", one)}))
+PYTHON
+}
+
 dry_run=""
 extras=""
 while (($#)); do
@@ -92,6 +121,14 @@ if [[ ",$extras," == *preflight,* ]]; then # on 3.10 pip would leave JAX out and
   oldest=11
   because=", which [$extras] needs"
 fi
+if [[ ",$extras," == *,auto,* ]]; then
+  chosen=cpu
+  ! has_gpu || chosen=cuda
+  printf 'auto: %s\n' "$chosen" >&2
+  extras="$(sed "s/,auto,/,$chosen,/; s/^,//; s/,\$//" <<<",$extras,")"
+fi
+mapfile -t wanted < <(wanted_tensorflow)
+((${#wanted[@]} < 2)) || fail "'$extras' brings ${wanted[*]}, which overwrite each other's files: choose one of cpu, cuda and tpu"
 
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${VENV:-$root/.venv}"
@@ -115,21 +152,29 @@ if [[ -n "${CONSTRAINTS:-}" ]]; then
 fi
 
 # What was installed, and from what: the same again is nothing to do. The extra `test` brings cpu and demo along.
-wanted="$(cd -- "$root" && printf '%s\n' "$root" | cat - setup.py pyproject.toml)$([[ -z "${CONSTRAINTS:-}" ]] || cat -- "$CONSTRAINTS")"
-wanted="$(printf '%s\n' "$wanted" | sha256sum | cut -d ' ' -f 1)"
+state="$(cd -- "$root" && printf '%s\n' "$root" | cat - setup.py pyproject.toml)$([[ -z "${CONSTRAINTS:-}" ]] || cat -- "$CONSTRAINTS")"
+state="$(printf '%s\n' "$state" | sha256sum | cut -d ' ' -f 1)"
 covering=("$extras")
 [[ "$extras" =~ ^(cpu|demo|cpu,demo)$ ]] && covering+=(test)
 for each in "${covering[@]}"; do
   stamp="$venv/launcher-$each.installed"
-  if [[ -f "$stamp" && "$(<"$stamp")" == "$wanted" ]]; then
+  if [[ -f "$stamp" && "$(<"$stamp")" == "$state" ]]; then
     exit 0
   fi
 done
+
+# Two would overwrite each other's files, and taking one away would break what the environment is for.
+if ((${#wanted[@]})); then
+  there="$(installed_tensorflow)"
+  [[ -z "$there" || "$there" == "${wanted[0]}" ]] ||
+    fail "$venv has $there, and '$extras' would bring ${wanted[0]}, which overwrites its files. Make another environment:" \
+      "VENV=$venv-${extras%%,*}; or replace it: $python -m pip uninstall -y $there, then run this again"
+fi
 
 install=("$python" -m pip install --disable-pip-version-check --progress-bar off --quiet)
 run "${install[@]}" --upgrade pip # the one that comes with Python 3.10 does not find the versions that fit, for hours
 export PYTHONWARNINGS=ignore # setuptools warns at length of every editable installation
 run "${install[@]}" "${constraints[@]}" -e "${root}[${extras}]"
 if [[ -z "$dry_run" ]]; then
-  printf '%s\n' "$wanted" >"$venv/launcher-$extras.installed"
+  printf '%s\n' "$state" >"$venv/launcher-$extras.installed"
 fi

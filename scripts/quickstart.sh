@@ -6,7 +6,7 @@ usage() {
   cat <<'TEXT'
 Usage: scripts/quickstart.sh [--dry_run] [FLAG ...]
 
-Makes .venv, installs Launcher for this machine's CPU, trains the ResNet of resnet_cpu.gin on scanned digits, and prints
+Makes .venv, installs Launcher for this machine's NVIDIA GPUs or else its CPU, trains the ResNet of resnet_cpu.gin on scanned digits, and prints
 the accuracy on held-out ones. Run again, it goes on where it stopped, or says that all is done.
 Every FLAG goes to launcher.main, such as --replicas=2 or --gin_param='train.epochs = 5'.
 
@@ -14,7 +14,8 @@ Every FLAG goes to launcher.main, such as --replicas=2 or --gin_param='train.epo
   --dry_run         print what would run, run nothing
   --help            show this text
 
-Environment: VENV and PYTHON, see scripts/install.sh --help.
+Environment: VENV and PYTHON, see scripts/install.sh --help; EXTRAS, what is installed (default: auto,demo), such as
+EXTRAS=cpu,demo on a machine with GPUs.
 TEXT
 }
 
@@ -44,7 +45,7 @@ train=("$python" -m launcher.main --gin_file=resnet_cpu.gin "--model_dir=$model_
 if [[ ${#dry_run[@]} -eq 0 ]]; then
   printf 'Setting up %s; the first time, this downloads TensorFlow.\n' "${python%/bin/python}"
 fi
-"$root/scripts/install.sh" "${dry_run[@]}" cpu,demo
+"$root/scripts/install.sh" "${dry_run[@]}" "${EXTRAS:-auto,demo}"
 if [[ ${#dry_run[@]} -ne 0 ]]; then
   printf '+ cd %q\n+' "$root"
   printf ' %q' "${train[@]}"

@@ -81,6 +81,8 @@ else
         "them. Make it anew with scripts/tpu_vm_create.sh"
     tf_version="${BASH_REMATCH[1]}"
     need_tensorflow "$tf_version"
+    ! against="$(against_pods_of "$tf_version")" || say "note: $against"
+    tf_version="$(program_for "$tf_version")"
   fi
 fi
 

@@ -6,6 +6,11 @@ tpu_slices="$(dirname -- "${BASH_SOURCE[0]}")/../launcher/preflight/tpu_slices.t
 dry_run="" tpu_family="" tpu_hosts=0 tpu_replicas=0
 place=() # --zone and --project, as given
 
+# Of tensorflow-tpu what PyPI has from 2.16 on, oldest first.
+tensorflow_tpu=(2.16.1 2.16.2 2.17.0 2.17.1 2.18.0 2.19.1 2.20.0)
+# Images of pods with which one user's programs hang: tensorflow/tensorflow issues 82208 and 93618.
+pods_hang=(2.18.0 2.19.0)
+
 # What may be shown of a text: a URL's user and password or token are nobody's business, nor what a log is for.
 public() {
   sed -E 's#(://)[^/@[:space:]]*@#\1HIDDEN@#g' <<<"$*"
@@ -133,14 +138,44 @@ read_type() {
   [[ "$tpu_family" != v[23] ]] || tpu_replicas="$number"
 }
 
+# later VERSION THAN: whether a version is THAN or later.
+later() {
+  [[ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" == "$2" ]]
+}
+
 # need_tensorflow VERSION: as setup.py has it, in the extra tpu.
 need_tensorflow() {
-  [[ "$(printf '%s\n' "$1" 2.20.0 | sort -V | head -n 1)" == 2.20.0 ]] ||
-    fail "TensorFlow $1: Launcher needs 2.20.0 or later"
+  later "$1" 2.16.0 || fail "TensorFlow $1: Launcher needs 2.16.0 or later"
+}
+
+# program_for VERSION: prints the tensorflow-tpu for an image's TensorFlow: of the same version, or where PyPI has none
+# the newest of the same X.Y, which is what launcher/machine/tpu.py compares. Later versions than known here stay.
+program_for() {
+  local version found=""
+  for version in "${tensorflow_tpu[@]}"; do
+    [[ "$version" != "$1" ]] || { printf '%s\n' "$1" && return; }
+    [[ "${version%.*}" != "${1%.*}" ]] || found="$version"
+  done
+  printf '%s\n' "${found:-$1}"
+}
+
+# against_pods_of VERSION: prints what is known against an image of a pod; status 1 if nothing is.
+against_pods_of() {
+  local program
+  program="$(program_for "$1")"
+  if [[ " ${pods_hang[*]} " == *" $1 "* ]]; then
+    printf 'pods of TensorFlow %s hang, by reports of a user (docs/tpu.md)\n' "$1"
+  elif [[ "$program" != "$1" ]]; then
+    printf 'PyPI has no tensorflow-tpu %s, so the program takes %s, which nobody has tried\n' "$1" "$program"
+  elif [[ " ${tensorflow_tpu[*]} " != *" $1 "* ]]; then
+    printf 'tensorflow-tpu %s is not known here, and was not on PyPI when this was written\n' "$1"
+  else
+    return 1
+  fi
 }
 
 # image_of TF_VERSION: the image of TensorFlow's TPU software for the type that was read. On a pod it runs TensorFlow's
-# TPU worker on every host, whose version must be the program's. https://cloud.google.com/tpu/docs/runtimes
+# TPU worker on every host, whose version must be the program's. https://docs.cloud.google.com/tpu/docs/runtimes
 image_of() {
   if ((tpu_hosts > 1)); then
     printf 'tpu-vm-tf-%s-pod-pjrt\n' "$1"
@@ -149,7 +184,7 @@ image_of() {
   fi
 }
 
-# The variants that some versions of an image come in instead, seen since 2.18.0 (tensorflow/tensorflow issue 82208).
+# The variants by family that some versions of an image come in, seen since 2.18.0 (tensorflow/tensorflow issue 82208).
 image_variant_of() {
   case "$tpu_family" in
     v5litepod | v6e) printf '%s-v5e-and-v6\n' "$(image_of "$1")" ;;

@@ -11,8 +11,10 @@ scripts/tpu_vm_startup.sh at each boot: it installs Launcher and trains with lau
 where training stopped. Without, the node is only made: see scripts/tpu_pod_train.sh. Run again, it says how the node is.
 
   --zone=ZONE, --project=PROJECT   default: those gcloud is set to
-  --tf_version=X.Y.Z       TensorFlow of the node's image and of the program (default: 2.20.0)
-  --runtime_version=IMAGE  an image by its whole name, instead of the one that follows from TYPE and --tf_version
+  --tf_version=X.Y.Z       an image of this TensorFlow, which the program gets too (default: of the zone's images for TYPE
+                           the newest from 2.16 on, for several hosts none that is known to hang, see docs/tpu.md; on
+                           one host the program brings the newest TensorFlow, on several that of the image)
+  --runtime_version=IMAGE  an image by its whole name
   --spot                   cheaper, and taken away at any time
   --queued                 waits in the queue of queued resources, under the same name
   --valid_until=DURATION   with --queued: gives up after so long, such as 6h
@@ -31,11 +33,11 @@ TEXT
 }
 
 folder="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-tpu_hosts=0 tpu_replicas=0 # read_type sets them
+tpu_hosts=0 tpu_replicas=0 tensorflow_tpu=() # what is sourced sets them
 # shellcheck source=/dev/null
 source "$folder/tpu_types.bash"
 
-node="" type="" zone="" project="" tf_version="2.20.0" image="" queued="" spot="" valid_until="" wait_seconds=""
+node="" type="" zone="" project="" tf_version="" image="" queued="" spot="" valid_until="" wait_seconds=""
 recreate="" source_url="" ref="" save_to=""
 gcloud_flags=()
 while (($#)); do
@@ -66,12 +68,15 @@ done
 need_name --node "$node"
 [[ -n "$type" ]] || fail "--type is missing: which accelerator type, such as v5litepod-16?"
 read_type "$type"
-[[ "$tf_version" =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "--tf_version=$tf_version: write X.Y.Z, such as 2.20.0"
+[[ -z "$tf_version" || "$tf_version" =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "--tf_version=$tf_version: write X.Y.Z, such as 2.20.0"
 [[ -z "$image" || "$image" =~ ^[a-z0-9][-a-z0-9.]*$ ]] || fail "--runtime_version=$image: is no name of an image"
-if ((tpu_hosts > 1)) && [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)- ]]; then
+if ((tpu_hosts > 1)) && [[ -n "$image" ]]; then
+  [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)-pod- ]] ||
+    fail "--runtime_version=$image: $type has $tpu_hosts hosts and needs an image tpu-vm-tf-X.Y.Z-pod-pjrt, whose workers" \
+      "the program drives"
   tf_version="${BASH_REMATCH[1]}" # its workers run it, and so must the program
 fi
-need_tensorflow "$tf_version"
+[[ -z "$tf_version" ]] || need_tensorflow "$tf_version"
 [[ -z "$valid_until" || -n "$queued" ]] || fail "--valid_until=$valid_until goes with --queued"
 [[ -z "$wait_seconds" || -n "$queued" ]] || fail "--wait=$wait_seconds goes with --queued; without it, gcloud waits anyhow"
 [[ -z "$valid_until" || "$valid_until" =~ ^[0-9]+[smhd]$ ]] || fail "--valid_until=$valid_until: write it as in 6h or 30m"
@@ -85,48 +90,71 @@ else
   [[ "$source_url" != gs://* || -z "$ref" ]] || fail "--ref=$ref: a bucket has no refs; name another folder of it"
   [[ "$source_url" != /* ]] || fail "--source=$source_url: is a folder of this machine, which the node cannot see"
   [[ " $* " == *" --gin_file"* ]] || fail "--source without a recipe: say which behind --, such as -- --gin_file=resnet_tpu.gin"
+  (($(printf '%s\n' "$@" | grep -c '') == $#)) || fail "a flag of launcher.main spans several lines"
+  [[ "$source_url $save_to $*" != *"|;|"* ]] || fail "'|;|' cannot stand in a flag"
 fi
 need_gcloud
 [[ -z "$zone" ]] || place+=("--zone=$zone")
 [[ -z "$project" ]] || place+=("--project=$project")
 
-# What the start-up script reads: one key each, and the flags a line each.
-# https://cloud.google.com/sdk/gcloud/reference/topic/escaping: another delimiter, as values may hold commas.
-metadata=()
-if [[ -n "$source_url" ]]; then
-  flags="$(printf '%s\n' "$@")"
-  (($(printf '%s' "$flags" | grep -c '') == $#)) || fail "a flag of launcher.main spans several lines"
-  values=("launcher-node=$node" "launcher-source=$source_url" "launcher-ref=$ref" "launcher-save-to=$save_to")
-  values+=("launcher-tf-version=$tf_version" "launcher-replicas=$tpu_replicas" "launcher-flags=$flags")
-  [[ "${values[*]}" != *"|;|"* ]] || fail "'|;|' cannot stand in a flag"
-  joined="$(printf '|;|%s' "${values[@]}")"
-  metadata=("--metadata=^|;|^${joined#"|;|"}" "--metadata-from-file=startup-script=$folder/tpu_vm_startup.sh")
-fi
-
-# The image that the zone has: some versions come in variants by family.
+# Of the images that the zone has for this slice: the newest, or that of --tf_version; the family's own variant first.
 choose_image() {
   local list=(gcloud compute tpus tpu-vm versions list "${place[@]}" '--format=value(version)')
-  local plain variant known advice
-  plain="$(image_of "$tf_version")"
+  local known versions version wanted advice left_out=()
   if [[ -n "$dry_run" ]]; then
     show "${list[@]}"
-    printf '# %s, or %s where the zone has that instead\n' "$plain" "$(image_variant_of "$tf_version")"
-    image="$plain"
+    version="${tf_version:-X.Y.Z}"
+    printf '# the image: %s, or else %s' "$(image_variant_of "$version")" "$(image_of "$version")"
+    [[ -n "$tf_version" ]] || printf '; the newest from 2.16 on'
+    [[ -n "$tf_version" ]] || ((tpu_hosts == 1)) || printf ' that nothing is known against (docs/tpu.md)'
+    printf '\n'
+    image="<image>"
     return
   fi
   known="$("${list[@]}")"
-  for variant in "$plain" "$(image_variant_of "$tf_version")"; do
-    if grep -qx -- "$variant" <<<"$known"; then
-      image="$variant"
+  versions="$(sed -nE "s/^$(image_of '([0-9]+\.[0-9]+\.[0-9]+)')(-v5e-and-v6|-v5p-and-below)?\$/\1/p" <<<"$known" | sort -ruV)"
+  for version in ${tf_version:-$versions}; do
+    later "$version" 2.16.0 || continue
+    for wanted in "$(image_variant_of "$version")" "$(image_of "$version")"; do
+      grep -qx -- "$wanted" <<<"$known" || continue
+      if [[ -z "$tf_version" ]] && ((tpu_hosts > 1)) && against_pods_of "$version" >/dev/null; then
+        left_out+=("$version")
+        break
+      fi
+      image="$wanted"
       return
-    fi
+    done
   done
-  known="$({ grep -E "^$(image_of '[0-9.]+')" <<<"$known" || true; } | sort -V | tail -n 5 | paste -sd ' ' -)"
-  advice="its hosts' TensorFlow must be the program's: choose one of those from 2.20.0 on with --tf_version"
-  if ((tpu_hosts == 1)); then
-    advice="the program brings TensorFlow, so one host does with another image: choose it with --runtime_version"
+  wanted="$(image_of "${tf_version:-X.Y.Z}")"
+  if [[ -n "$tf_version" ]]; then
+    advice="leave --tf_version out, and the newest that there is will be chosen"
+  elif ((${#left_out[@]})); then
+    advice="$(against_pods_of "${left_out[0]}"): try it with --tf_version=${left_out[0]}, or take a type of one host"
+  elif ((tpu_hosts > 1)); then
+    advice="try another zone, or a type of one host: there the program brings TensorFlow"
+  else
+    advice="try another zone, or name an image with --runtime_version: on one host the program brings TensorFlow"
   fi
-  fail "--tf_version=$tf_version: this zone has no image $plain (the newest of its kind: ${known:-none}); $advice"
+  fail "this zone has no image $wanted for $type that Launcher can use, from 2.16.0 on (of its kind there is:" \
+    "$(paste -sd ' ' - <<<"${versions:-none}")); $advice"
+}
+
+# What the start-up script reads: one key each, and the flags a line each.
+# https://cloud.google.com/sdk/gcloud/reference/topic/escaping: another delimiter, as values may hold commas.
+make_metadata() {
+  local flags values joined program="${tensorflow_tpu[-1]}"
+  if ((tpu_hosts > 1)) && [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)- ]]; then
+    program="$(program_for "${BASH_REMATCH[1]}")"
+  elif [[ -n "$tf_version" ]]; then
+    program="$(program_for "$tf_version")"
+  elif ((tpu_hosts > 1)); then
+    program="<version of the image>" # of a dry run
+  fi
+  flags="$(printf '%s\n' "$@")"
+  values=("launcher-node=$node" "launcher-source=$source_url" "launcher-ref=$ref" "launcher-save-to=$save_to")
+  values+=("launcher-tf-version=$program" "launcher-replicas=$tpu_replicas" "launcher-flags=$flags")
+  joined="$(printf '|;|%s' "${values[@]}")"
+  metadata=("--metadata=^|;|^${joined#"|;|"}" "--metadata-from-file=startup-script=$folder/tpu_vm_startup.sh")
 }
 
 create_node() {
@@ -189,6 +217,14 @@ else
   fi
 fi
 [[ -n "$image" ]] || choose_image
+if [[ -z "$dry_run" ]]; then
+  say "image: $image"
+  if ((tpu_hosts > 1)) && [[ "$image" =~ ^tpu-vm-tf-([0-9.]+)- ]] && against="$(against_pods_of "${BASH_REMATCH[1]}")"; then
+    say "note: $against"
+  fi
+fi
+metadata=()
+[[ -z "$source_url" ]] || make_metadata "$@"
 if [[ -z "$queued" ]]; then
   create_node
 else

@@ -147,23 +147,44 @@ fetch() {
   logged git -C "$home/src" checkout --quiet --detach FETCH_HEAD
 }
 
+# Sets `python` to an interpreter for which setup.py and PyPI have this tensorflow-tpu.
+need_python() {
+  local newest=13
+  case "$tf_version" in
+    2.1[0-8].*) newest=10 ;;
+    2.19.*) newest=12 ;;
+  esac
+  for python in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+    ! "$python" -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, $newest))" >/dev/null 2>&1 || return 0
+  done
+  stop 64 "the host has $(python3 --version 2>&1 || true), and tensorflow-tpu ${tf_version:-2.20.0} needs Python 3.10$( ((newest == 10)) || printf ' to 3.%s' "$newest"): \
+create the node with another image (tpu_vm_create.sh --tf_version), or install one there, such as python3.12"
+}
+
 # A run that goes on after a boot goes on with the code it began with: what is installed is not fetched again.
 install() {
-  local key library constraint=()
+  local key library python="" pip=()
   key="$(public <<<"$source_url ${ref:-HEAD} $tf_version")"
   if [[ -f "$home/installed" && "$(<"$home/installed")" == "$key" ]]; then
     say "installed already: $key"
     return
   fi
-  [[ -n "$dry_run" ]] || rm -f -- "$home/installed"
+  if [[ -z "$dry_run" ]]; then
+    rm -f -- "$home/installed"
+    need_python
+    pip=("PYTHON=$python")
+  fi
   fetch
   [[ -n "$dry_run" || -f "$home/src/scripts/install.sh" ]] || stop 64 "$source_url is no checkout of Launcher: no scripts/install.sh"
   if [[ -n "$tf_version" ]]; then
-    constraint=("PIP_CONSTRAINT=$home/constraints.txt")
+    pip+=("PIP_CONSTRAINT=$home/constraints.txt")
+    # Up to 2.18, tensorflow-tpu asks for a libtpu of its own version, which Google's storage has and PyPI has not.
+    [[ ! "$tf_version" =~ ^2\.1[0-8]\. ]] ||
+      pip+=("PIP_FIND_LINKS=${PIP_FIND_LINKS:+$PIP_FIND_LINKS }https://storage.googleapis.com/libtpu-tf-releases/index.html")
     [[ -n "$dry_run" ]] || printf 'tensorflow-tpu==%s\n' "$tf_version" >"$home/constraints.txt"
   fi
   [[ -n "$dry_run" || -e "$home/venv/pyvenv.cfg" ]] || rm -rf -- "$home/venv" # venv itself was cut short
-  logged env "VENV=$home/venv" "${constraint[@]}" bash "$home/src/scripts/install.sh" tpu
+  logged env "VENV=$home/venv" "${pip[@]}" bash "$home/src/scripts/install.sh" tpu
   [[ -z "$dry_run" ]] || return 0
   library="$("$home/venv/bin/python" -c 'import libtpu; print(libtpu.get_library_path())' 2>/dev/null)" || library=/lib/libtpu.so
   # TensorFlow loads the chips of its own host as a PJRT plugin, by these two variables (GoogleCloudPlatform's

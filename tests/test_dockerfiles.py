@@ -50,7 +50,9 @@ def metadata(monkeypatch):
 
 
 def test_there_is_one_for_each_kind_of_machine():
-    assert [path.name for path in DOCKERFILES] == ["cpu.Dockerfile", "cuda.Dockerfile", "tpu.Dockerfile"]
+    assert [path.name for path in DOCKERFILES] == [
+        "cpu.Dockerfile", "cuda.Dockerfile", "nvidia.Dockerfile", "tpu.Dockerfile"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
@@ -58,8 +60,8 @@ def test_what_a_dockerfile_names_exists(path, metadata):
     known = {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "ENTRYPOINT"}
     assert {name for name, _ in instructions(path)} <= known
     (base,) = of(path, "FROM")
-    python = re.fullmatch(r"python:(3\.\d+)-slim-bookworm", base)[1]
-    minor = int(python.split(".")[1])
+    plain = re.fullmatch(r"python:3\.(\d+)-slim-bookworm", base)
+    minor = int(plain[1]) if plain else {"nvcr.io/nvidia/tensorflow:25.02-tf2-py3": 12}[base]
     low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", metadata["python_requires"]).groups()
     assert int(low) <= minor < int(high)
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
@@ -75,9 +77,11 @@ def test_what_a_dockerfile_names_exists(path, metadata):
     assert {"setup.py", "pyproject.toml"} <= copied
     words, extras = installed(path)
     assert set(extras) <= set(metadata["extras_require"])
+    # A TensorFlow of its own on plain Python, none beside the vendor's.
+    assert len({"cpu", "cuda", "tpu", "test"} & set(extras)) == (1 if plain else 0)
     assert "--no-cache-dir" in words
     for word in words:
-        if word.startswith("--constraint="):
+        if word.startswith("--constraint=") and plain:
             assert word.removeprefix("--constraint=/src/") in copied
     (entry,) = of(path, "ENTRYPOINT")
     (program,) = json.loads(entry)
@@ -88,7 +92,7 @@ def test_what_a_dockerfile_names_exists(path, metadata):
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_the_constraints_admit_what_a_dockerfile_installs(path, metadata):
     words, extras = installed(path)
-    if not any(word.startswith("--constraint=") for word in words):
+    if "--constraint=/src/constraints.txt" not in words:
         return
     pinned = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if re.match(r"[\w.-]+==", line)
@@ -97,6 +101,42 @@ def test_the_constraints_admit_what_a_dockerfile_installs(path, metadata):
     for requirement in map(Requirement, wanted):
         version = pinned.get(requirement.name.lower().replace("_", "-"))
         assert version is None or version in requirement.specifier, requirement
+
+
+# A part of what `pip list --format=freeze` has in nvcr.io/nvidia/tensorflow:25.02-tf2-py3, as users published it.
+VENDORS = """absl-py==1.0.0
+grpcio==1.62.1
+h5py==3.10.0
+keras==3.3.2
+ml-dtypes==0.3.2
+numpy==1.26.4
+protobuf==4.25.3
+tensorboard==2.17.1
+tensorflow==2.17.0+nv25.2
+tensorflow-datasets==4.9.9
+tf_keras==2.17.0
+typeguard==2.13.3
+"""
+
+
+@pytest.mark.parametrize("listed", [VENDORS, VENDORS.replace("+nv25.2", "")])
+def test_the_vendors_tensorflow_is_kept_by_a_constraint_that_admits_what_launcher_needs(listed, metadata, tmp_path):
+    """`docker build` ends where the base has no TensorFlow of NVIDIA's."""
+    path = ROOT / "docker" / "nvidia.Dockerfile"
+    (step,) = (one for one in of(path, "RUN") if "pip list" in one)
+    (tmp_path / "list").write_text(listed)
+    (tmp_path / "python").write_text(f"#!/bin/sh\ncat {tmp_path}/list\n")
+    (tmp_path / "python").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["/bin/sh", "-c", step.replace("/src/", f"{tmp_path}/")], env=environ, check=False)
+    assert (done.returncode == 0) == ("+nv" in listed)
+    kept = dict(line.split("==") for line in (tmp_path / "vendor.txt").read_text().splitlines())
+    assert set(kept) == {"grpcio", "h5py", "ml-dtypes", "numpy", "protobuf", "tensorflow"}
+    words, extras = installed(path)
+    assert "--constraint=/src/vendor.txt" in words and "PIP_CONSTRAINT=/src/vendor.txt" in words
+    wanted = [*metadata["install_requires"], *(one for extra in extras for one in metadata["extras_require"][extra])]
+    for requirement in map(Requirement, wanted):
+        assert requirement.name not in kept or kept[requirement.name] in requirement.specifier, requirement
 
 
 def execute(path, folder):

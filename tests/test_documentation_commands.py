@@ -189,7 +189,10 @@ def check_others(command: str, folder: Path) -> None:
     if words[0].startswith("scripts/"):
         script = ROOT / words[0]
         assert os.access(script, os.X_OK), f"{words[0]} cannot be run"
-        planned = subprocess.run([script, "--dry_run", *words[1:]], capture_output=True, text=True, timeout=60)
+        environ = {**os.environ, "VENV": str(folder / "venv")}  # this one has a TensorFlow already
+        planned = subprocess.run(
+            [script, "--dry_run", *words[1:]], env=environ, capture_output=True, text=True, timeout=60
+        )
         assert planned.returncode == 0, planned.stderr
     elif words[0] == "python" and words[1].endswith(".py"):
         is_made = words[1].startswith("runs/")  # by a command before

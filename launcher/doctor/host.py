@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import resource
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
+from launcher.doctor import nvidia
+from launcher.doctor.check import Context, Finding, check, fail, ok, warn
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _BFLOAT16 = ("amx_bf16", "avx512_bf16")
@@ -27,12 +26,6 @@ _FEW_PROCESSES = 1024
 # As NVIDIA's containers ask for (NCCL's guide to troubleshooting, "Shared memory": --shm-size=1g).
 _LITTLE_SHARED_MEMORY = _GIB
 
-_DRIVER_SECONDS = 30.0
-_DRIVER_QUERY = ("index", "name", "driver_version", "memory.used", "memory.total")
-# The oldest driver for every release of a CUDA version (NVIDIA, CUDA Toolkit Release Notes, minor version
-# compatibility); TensorFlow 2.20 and 2.21 are built for CUDA 12.
-_OLDEST_DRIVER = (525, 60)
-_CUDA = "CUDA 12"
 _MUCH_OF_A_GPU = 0.1
 
 
@@ -206,7 +199,7 @@ def _count(limit: int) -> str:
 def shared_memory(context: Context) -> Iterator[Finding]:
     if platform.system() != "Linux":
         raise Skip("NCCL is for Linux")
-    gpus = len(list((context.root / "dev").glob("nvidia[0-9]*")))
+    gpus = len(nvidia.device_files(context))
     try:
         system = os.statvfs(context.root / "dev/shm")
     except OSError:
@@ -227,41 +220,16 @@ def shared_memory(context: Context) -> Iterator[Finding]:
 
 @check("NVIDIA's driver, and GPU memory that others hold")
 def driver(context: Context) -> Iterator[Finding]:
-    program = shutil.which("nvidia-smi", path=context.environ.get("PATH"))
-    there = sorted(path.name for path in (context.root / "dev").glob("nvidia[0-9]*"))
-    if program is None and not there:
-        raise Skip("no NVIDIA GPU")
-    if program is None:
-        yield warn(f"{', '.join(there)}, and no nvidia-smi to ask", "put nvidia-smi on PATH")
+    gpus = nvidia.ask_driver(context)
+    if isinstance(gpus, Finding):
+        yield gpus
         return
-    command = [program, f"--query-gpu={','.join(_DRIVER_QUERY)}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        yield fail(f"nvidia-smi does not answer within {_DRIVER_SECONDS:.0f} s", "restart this machine")
-        return
-    if done.returncode != 0:
-        words = " ".join((done.stdout + done.stderr).split())[:300]
-        yield fail(f"nvidia-smi fails: {words}", "install the driver anew; in a container, run it with --gpus")
-        return
-    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-    yield from _gpu_findings([row for row in rows if len(row) == len(_DRIVER_QUERY)])
-
-
-def _gpu_findings(rows: list[list[str]]) -> Iterator[Finding]:
-    if not rows:
-        yield fail("nvidia-smi lists no GPU", "in a container, run it with --gpus all")
-        return
-    version = rows[0][2]
-    seen = f"NVIDIA {version} with {len(rows)} GPU{'s' if len(rows) > 1 else ''}"
-    numbers = [int(part) for part in version.split(".") if part.isdigit()]
-    if tuple(numbers[:2]) < _OLDEST_DRIVER:
-        yield fail(f"{seen}, too old for {_CUDA}", f"install a driver from {_OLDEST_DRIVER[0]}.{_OLDEST_DRIVER[1]} on")
-    else:
-        yield ok(seen)
-    for index, name, _, used, total in rows:
+    seen = f"NVIDIA {gpus[0].driver} with {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+    yield nvidia.too_old(gpus[0].driver, "12", seen) or ok(seen)
+    for gpu in gpus:
+        used, total = gpu.used, gpu.total
         if used.isdigit() and total.isdigit() and int(used) > _MUCH_OF_A_GPU * int(total):
             yield warn(
-                f"GPU {index} ({name}): {int(used):,} of {int(total):,} MiB are taken by other programs",
+                f"GPU {gpu.number} ({gpu.name}): {int(used):,} of {int(total):,} MiB are taken by other programs",
                 "nvidia-smi lists them: end them, or choose other GPUs with CUDA_VISIBLE_DEVICES",
             )

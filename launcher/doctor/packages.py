@@ -264,9 +264,10 @@ def _unmet(found: InstalledPackages) -> Iterator[Finding]:
     for requirement in requirements().required:
         if problem := found.problem(requirement):
             yield fail(f"Launcher requires {problem}", f"pip install '{requirement}'")
-    for extra, requirement in requirements().optional:
-        problem = found.problem(requirement, extra)
-        if problem and "not installed" not in problem:
+    optional = [(one, found.problem(one, extra)) for extra, one in requirements().optional]
+    met = {_name(requirement) for requirement, problem in optional if not problem}  # extras may differ, as on libtpu
+    for requirement, problem in optional:
+        if problem and "not installed" not in problem and _name(requirement) not in met:
             yield warn(f"Launcher uses {problem}", f"pip install '{requirement.partition(';')[0]}'")
     looked_at = dict.fromkeys((*(package.name for package in found.tensorflows()), *_LOOKED_AT))
     for problem in (problem for one in looked_at for problem in found.unmet(one)):
@@ -293,6 +294,11 @@ def _misfits(found: InstalledPackages) -> Iterator[Finding]:
         yield warn(
             f"{addons} is for Keras 2 and cannot be used with Keras 3",
             "pip uninstall -y tensorflow-addons; Launcher has LAMB and warm-up schedules of its own",
+        )
+    tpu, libtpu = found.get("tensorflow-tpu"), found.get("libtpu")
+    if tpu and libtpu and fits(libtpu.version, ">=0.0.42,<1"):
+        yield fail(
+            f"{libtpu} lacks functions that {tpu} calls at its import, which ends there", "pip install 'libtpu<0.0.22'"
         )
     jax, jaxlib = found.get("jax"), found.get("jaxlib")
     if jax and not jaxlib:

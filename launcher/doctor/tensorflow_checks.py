@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.doctor import child
+from launcher.doctor import child, nvidia
 from launcher.doctor import packages as packages_lib
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_FAILED, UsageError
 from launcher.machine import installation
-from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILITY
 
 _UNKNOWN_FLAG = re.compile("Unknown flags? in XLA_FLAGS")
 _ONEDNN = "oneDNN custom operations are on"
@@ -72,7 +71,7 @@ def devices(context: Context) -> Iterator[Finding]:
         return
     gpus, tpus, chips = answer.values["gpus"], answer.values["tpus"], answer.values["tpu_chips"]
     for index, gpu in enumerate(gpus):
-        yield ok(f"GPU:{index} {gpu['model']}, {_policy(gpu['compute_capability'])}")
+        yield nvidia.can_be_used(context, f"GPU:{index} {gpu['model']}", gpu["compute_capability"])
     if tpus:
         yield ok(f"{len(tpus)} TPU cores: mixed_bfloat16")
     elif chips:
@@ -81,36 +80,7 @@ def devices(context: Context) -> Iterator[Finding]:
             f"on a TPU VM, {installation.command('tpu')}, and end other programs that hold the chips",
         )
     if not gpus:
-        yield from _no_gpus(context, quiet=bool(tpus or chips))
-
-
-def _policy(capability: list[int] | None) -> str:
-    if capability is None:
-        return "compute capability not known: float32"
-    policies = "float32: mixed_float16 pays from 7.0"
-    if tuple(capability) >= FLOAT16_CAPABILITY:
-        policies = "mixed_float16"
-    if tuple(capability) >= BFLOAT16_CAPABILITY:
-        policies = "mixed_float16 or mixed_bfloat16; float32 as TF32"
-    return f"compute capability {capability[0]}.{capability[1]}: {policies}"
-
-
-def _no_gpus(context: Context, *, quiet: bool) -> Iterator[Finding]:
-    there = sorted(path.name for path in (context.root / "dev").glob("nvidia[0-9]*"))
-    hidden = context.environ.get("CUDA_VISIBLE_DEVICES")
-    if there and hidden is not None and hidden.strip() in ("", "-1"):
-        yield warn(f"{len(there)} GPU(s) hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "unset it to use them")
-    elif there and not context.says("build").values.get("is_cuda_build"):
-        yield warn(
-            f"{len(there)} NVIDIA GPU(s), and this TensorFlow is built for CPUs only",
-            f"pip uninstall -y tensorflow-cpu, then {_prebuilt_cuda()}",
-        )
-    elif there:
-        missing = re.findall(r"Could not load dynamic library '([^']+)'", context.tensorflow.log)
-        detail = f" ({', '.join(missing)} missing)" if missing else ""
-        yield fail(f"{len(there)} NVIDIA GPU(s), none of which TensorFlow can use{detail}", _prebuilt_cuda())
-    elif not quiet:
-        yield ok("CPU only")
+        yield from nvidia.not_used(context, quiet=bool(tpus or chips))
 
 
 @check("memory growth, TF32, a product on each GPU")
@@ -176,7 +146,3 @@ def strategy(context: Context) -> Iterator[Finding]:
     replicas = f"{values['replicas']} replica{'s' if values['replicas'] > 1 else ''} on {values['accelerator']}"
     notes = "".join(f"; {note}" for note in values["notes"])
     yield ok(f"{values['kind']} ({values['why']}), {replicas}, train.precision = 'auto' is {values['policy']}{notes}")
-
-
-def _prebuilt_cuda() -> str:
-    return f"{installation.command('cuda')}, which brings the CUDA libraries that TensorFlow was built for"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 
 FLOAT16_CAPABILITY = (7, 0)
 """From this compute capability on (Volta), Tensor Cores multiply float16."""
@@ -307,3 +308,55 @@ def gpu_peak(name: str) -> Constant | None:
     """The 16-bit peak of a GPU, such as "NVIDIA A100-SXM4-80GB"; None where it is not known."""
     found = [words for words in _DRIVER_NAMES if re.search(rf"\b{words}\b", name)]
     return CARDS[_DRIVER_NAMES[max(found, key=len)]].tensor_flops if found else None
+
+
+# --------------------------------------------------------------------------------------- TensorFlow's wheels for GPUs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CudaWheels:
+    """What TensorFlow's own wheels of one version are built for; docs/install.md shows the table.
+
+    Attributes:
+      cuda, cudnn: versions, as the wheels' `[and-cuda]` requires them at least.
+      kernels: as `tf.sysconfig.get_build_info()["cuda_compute_capabilities"]` of the wheel has it.
+    """
+
+    cuda: str
+    cudnn: str
+    kernels: tuple[str, ...]
+
+
+_SINCE_2_17 = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
+_SINCE_2_18 = CudaWheels(cuda="12.5", cudnn="9.3", kernels=_SINCE_2_17)
+
+CUDA_WHEELS = {
+    "2.16": CudaWheels(cuda="12.3", cudnn="8.9", kernels=("sm_50", "sm_60", "sm_70", "sm_80", "compute_90")),
+    "2.17": CudaWheels(cuda="12.3", cudnn="8.9", kernels=_SINCE_2_17),
+    **dict.fromkeys(("2.18", "2.19", "2.20", "2.21"), _SINCE_2_18),
+}
+"""By X.Y, read in the wheels of 2.16.2, 2.17.1, 2.18.1, 2.19.1, 2.20.0 and 2.21.0 for Python 3.11."""
+
+OLDEST_DRIVERS = {12: "525.60.13", 13: "580"}
+"""By CUDA's major version: NVIDIA, CUDA Compatibility, "Minor Version Compatibility"; CUDA Toolkit Release Notes."""
+
+KERNELS, PTX = "kernels", "PTX"
+
+
+def how_it_runs(kernels: Iterable[str], capability: tuple[int, int]) -> str | None:
+    """How a build runs on a GPU: by KERNELS of it, by PTX that the driver compiles first, or, None, not at all.
+
+    A kernel runs on the GPUs of its major version from its minor one on; "compute_90" is kernels and PTX, which any
+    later GPU can compile (CUDA C++ Programming Guide, "Compute Capabilities").
+    """
+    numbered = re.findall(r"(sm|compute)_(\d+)", " ".join(kernels))
+    built = [(name == "compute", divmod(int(number), 10)) for name, number in numbered]
+    if any(found[0] == capability[0] and found[1] <= capability[1] for _, found in built):
+        return KERNELS
+    return PTX if any(is_ptx and found <= capability for is_ptx, found in built) else None
+
+
+def older(version: str, than: str) -> bool:
+    """Whether a dotted version, as of a driver or cuDNN, is below another one."""
+    one, other = (tuple(map(int, re.findall(r"\d+", text))) for text in (version, than))
+    return one[: len(other)] < other

@@ -217,7 +217,7 @@ def check_version(name: str, runtime: str | None) -> None:
         return
     raise UsageError(
         f"TPU {name!r} runs TensorFlow {found[1]} ({runtime}) and this program {tf.__version__}: both must be of one "
-        f"version. Install 'tensorflow-tpu=={found[1]}' here, or create the TPU with "
+        f"version. Install 'tensorflow-tpu=={found[1]}' here (docs/tpu.md says from where), or create the TPU with "
         f"--version=tpu-vm-tf-{tf.__version__}-pod-pjrt"
     )
 

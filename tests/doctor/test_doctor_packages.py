@@ -102,6 +102,22 @@ def test_missing_old_doubled_and_conflicting_packages_are_named_with_the_way_out
     assert "2.3.0 in /site5 hides 1.26.4 in /site12" in hidden
 
 
+@pytest.mark.parametrize(
+    ("tensorflow", "libtpu", "fails"),
+    [
+        ("tensorflow-tpu 2.20.0", "0.0.52", True),
+        ("tensorflow-tpu 2.20.0", "0.0.42", True),
+        ("tensorflow-tpu 2.20.0", "0.0.21", False),
+        ("tensorflow-tpu 2.18.0", "2.18.0", False),  # of Google's storage
+        ("tensorflow-cpu 2.21.0", "0.0.52", False),  # preflight's
+    ],
+)
+def test_a_libtpu_with_which_tensorflow_ends_at_its_import_is_named(tensorflow, libtpu, fails):
+    said = complaints(tensorflow, f"libtpu {libtpu}", without=["tensorflow-cpu"])
+    assert [one.endswith("pip install 'libtpu<0.0.22'") for one in said if one.startswith("fail")] == [True] * fails
+    assert fails or not said
+
+
 def test_requirements_of_tensorflow_itself_are_held_against_what_is_installed():
     unmet = ["numpy<2.0", "protobuf>=6; python_version < '3'", "pandas; extra == 'more'", "keras>=3.11"]
     said = only(complaints(**{"tensorflow-cpu": unmet}))

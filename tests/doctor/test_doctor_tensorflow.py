@@ -11,8 +11,11 @@ import pytest
 from places import ROOT
 
 from launcher.doctor import child, collective, tensorflow_checks
+from launcher.doctor import packages as packages_lib
 from launcher.doctor.check import Context
 from launcher.doctor.child import Answer, ChildResult
+from launcher.doctor.packages import InstalledPackage, InstalledPackages
+from launcher.machine import accelerators
 
 TENSORFLOW = "tensorflow,build,devices,gpus,xla,recipe,data,strategy"
 
@@ -152,26 +155,153 @@ def devices(*gpus, tpus=(), chips=()):
     return Answer(topic="devices", values={"gpus": listed, "tpus": list(tpus), "tpu_chips": list(chips)})
 
 
-CUDA = Answer(topic="build", values={"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"})
+# As tf.sysconfig.get_build_info() has it in the wheels of 2.18.1.
+CUDA = Answer(
+    topic="build",
+    values={
+        "is_cuda_build": True,
+        "cuda_version": "12.5.1",
+        "cudnn_version": "9",
+        "cuda_compute_capabilities": "['sm_60', 'sm_70', 'sm_80', 'sm_89', 'compute_90']",
+    },
+)
+IMPORT = Answer(topic="import", values={"tensorflow": "2.18.1"})
 CPU = Answer(topic="build", values={"is_cuda_build": False})
 
 
 @pytest.mark.parametrize(
     ("capability", "policy"),
     [
-        ([6, 1], "6.1: float32: mixed_float16 pays from 7.0"),
-        ([7, 0], "7.0: mixed_float16"),
-        ([7, 5], "7.5: mixed_float16"),
-        ([8, 0], "8.0: mixed_float16 or mixed_bfloat16; float32 as TF32"),
-        ([10, 0], "10.0: mixed_float16 or mixed_bfloat16; float32 as TF32"),
-        (None, "not known: float32"),
+        ([6, 1], "float32: mixed_float16 pays from 7.0"),
+        ([7, 0], "mixed_float16"),
+        ([7, 5], "mixed_float16"),
+        ([8, 0], "mixed_float16 or mixed_bfloat16; float32 as TF32"),
+        ([8, 9], "mixed_float16 or mixed_bfloat16; float32 as TF32"),
+        ([9, 0], "mixed_float16 or mixed_bfloat16; float32 as TF32"),
+        (None, "float32"),
     ],
 )
 def test_the_policy_for_a_gpu_follows_from_its_compute_capability(capability, policy, tmp_path):
-    made = context(outcome(CUDA, devices(("Some GPU", capability))), tmp_path)
-    (found,) = tensorflow_checks.devices(made)
+    (found,) = tensorflow_checks.devices(context(outcome(CUDA, devices(("Some GPU", capability))), tmp_path))
     assert found.status == "ok"
-    assert found.seen.endswith(policy)
+    assert found.seen.endswith(f"use it; {policy}")
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path):
+    """nvidia_smi(lines): a PATH with a stand-in that lists such GPUs, of a driver that knows `compute_cap`, or not."""
+
+    def make(*lines, knows_capability=True):
+        unknown = (
+            ""
+            if knows_capability
+            else """case "$*" in *compute_cap*)
+          echo 'Field "compute_cap" is not a valid field to query.'; exit 2;; esac"""
+        )
+        program = tmp_path / "bin" / "nvidia-smi"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("#!/bin/sh\n" + unknown + "\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
+        program.chmod(0o755)
+        return f"{program.parent}:/usr/bin:/bin"
+
+    return make
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """cudnn(version): has nvidia-cudnn-cu12 of this version installed; None for none."""
+
+    def install(version):
+        packages = [] if version is None else [InstalledPackage(name="nvidia-cudnn-cu12", version=version)]
+        monkeypatch.setattr(packages_lib, "installed", lambda: InstalledPackages(packages))
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "package", "status", "says", "fix"),
+    [
+        ([9, 0], "550.54.15", "9.3.0.75", "ok", "GPU:0 Card, compute capability 9.0, driver 550.54.15: "
+         "TensorFlow 2.18.1 (CUDA 12.5.1, cuDNN 9.3.0.75) can use it; ", ""),
+        ([7, 5], "525.60.13", None, "ok", "cuDNN 9) can use it", ""),
+        # Blackwell: none of TensorFlow's own wheels has kernels for it.
+        ([12, 0], "575.51.03", None, "warn", "half an hour or longer", "docker/nvidia.Dockerfile"),
+        ([10, 0], "575.51.03", None, "warn", "CUDA_ERROR_INVALID_PTX", "no wheel of TensorFlow from 2.16 on"),
+        # Maxwell: 2.16 was the last with kernels for it.
+        ([5, 2], "550.54.15", None, "fail", "cannot use it: it is built for sm_60", "'tensorflow[and-cuda]==2.16.*'"),
+        ([3, 7], "550.54.15", None, "fail", "cannot use it", "another GPU or the CPU"),
+        ([9, 0], "470.82.01", None, "fail", "too old for CUDA 12.5.1", "525.60.13"),
+        ([9, 0], "550.54.15", "8.9.7.29", "fail", "built for cuDNN 9.3", "[cuda]"),
+        ([9, 0], "550.54.15", "9.1.0.70", "fail", "built for cuDNN 9.3", "[cuda]"),
+        ([9, 0], "550.54.15", "9.10.2.21", "ok", "can use it", ""),
+        (None, "550.54.15", None, "ok", "compute capability not known", ""),
+    ],
+)  # fmt: skip
+def test_one_line_says_whether_this_tensorflow_can_use_this_gpu(
+    nvidia_smi, cudnn, tmp_path, capability, driver, package, status, says, fix
+):
+    cudnn(package)
+    path = nvidia_smi(f"0, Card, {driver}, 4, 81559, 9.0")
+    seen = outcome(IMPORT, CUDA, devices(("Card", capability)))
+    (found,) = tensorflow_checks.devices(context(seen, tmp_path, PATH=path))
+    assert found.status == status, found
+    assert says in found.seen and fix in found.fix
+
+
+@pytest.mark.parametrize("knows_capability", [True, False])
+def test_a_gpu_beside_a_tensorflow_for_cpus_is_told_of_with_what_to_install(nvidia_smi, tmp_path, knows_capability):
+    row = "NVIDIA H100, 550.54.15, 4, 81559" + (", 9.0" if knows_capability else "")
+    path = nvidia_smi(f"0, {row}", f"1, {row}", knows_capability=knows_capability)
+    (found,) = tensorflow_checks.devices(context(outcome(IMPORT, CPU, devices()), tmp_path, PATH=path))
+    capability = "9.0" if knows_capability else "not known"
+    assert found.seen == (
+        f"2 NVIDIA GPU(s); NVIDIA H100, compute capability {capability}, driver 550.54.15; "
+        "this TensorFlow 2.18.1 is built for CPUs only"
+    )
+    assert found.status == "warn"
+    assert found.fix.startswith("pip uninstall -y tensorflow-cpu, then ") and "[cuda]" in found.fix
+
+
+def test_what_no_wheel_can_use_is_not_advised_to_install_wheels(nvidia_smi, tmp_path):
+    path = nvidia_smi("0, NVIDIA GeForce RTX 5090, 575.51.03, 4, 32607, 12.0")
+    (found,) = tensorflow_checks.devices(context(outcome(IMPORT, CPU, devices()), tmp_path, PATH=path))
+    assert found.fix.startswith("no wheel of TensorFlow") and "docker/nvidia.Dockerfile" in found.fix
+
+
+def test_a_driver_that_is_too_old_is_why_tensorflow_lists_no_gpu(nvidia_smi, tmp_path):
+    path = nvidia_smi("0, Tesla V100, 470.82.01, 4, 16384, 7.0")
+    (found,) = tensorflow_checks.devices(context(outcome(IMPORT, CUDA, devices()), tmp_path, PATH=path))
+    assert found.status == "fail" and found.fix == "install a driver from 525.60.13 on"
+
+
+@pytest.mark.parametrize(
+    ("kernels", "capability", "how"),
+    [
+        # CUDA C++ Programming Guide: within a major version upwards, and PTX for whatever comes later.
+        (["sm_80"], (8, 6), accelerators.KERNELS),
+        (["sm_86"], (8, 0), None),
+        (["sm_80", "compute_90"], (9, 0), accelerators.KERNELS),
+        (["sm_80", "compute_90"], (8, 9), accelerators.KERNELS),
+        (["sm_80", "compute_90"], (7, 5), None),
+        (["sm_80", "compute_90"], (12, 0), accelerators.PTX),
+        (["sm_90", "compute_120"], (10, 0), None),
+        (["sm_100", "sm_120"], (12, 0), accelerators.KERNELS),
+    ],
+)
+def test_how_a_build_runs_on_a_gpu(kernels, capability, how):
+    assert accelerators.how_it_runs(kernels, capability) == how
+
+
+def test_the_page_on_installing_shows_the_table_of_wheels():
+    page = (ROOT / "docs/install.md").read_text()
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for version, wheels in accelerators.CUDA_WHEELS.items():
+        *_, newest = kernels = [f"{name[:-1].rpartition('_')[2]}.{name[-1]}" for name in wheels.kernels]
+        assert [name.startswith("compute") for name in wheels.kernels] == [one == newest for one in kernels]
+        driver = accelerators.OLDEST_DRIVERS[int(wheels.cuda.partition(".")[0])]
+        rows.setdefault((wheels.cuda, wheels.cudnn, driver, f"{', '.join(kernels)} and PTX"), []).append(version)
+    for cells, versions in rows.items():
+        assert f"\n| {', '.join(versions)} | {' | '.join(cells)} |\n" in page
 
 
 def test_gpus_that_tensorflow_does_not_see_are_told_apart_by_what_hides_them(tmp_path):

@@ -133,6 +133,14 @@ def test_all_hosts_are_set_up_host_0_trains_and_all_logs_are_here(tpu):
         assert text.startswith(f"host {host}\n") and "installing" in text and text.endswith("tpu\n")
 
 
+def test_an_image_whose_version_pypi_lacks_gets_the_nearest_and_says_so(tpu):
+    slice_ = tpu()
+    slice_.node("READY,v5litepod-16,tpu-vm-tf-2.19.0-pod-pjrt")
+    done = slice_.train()
+    assert done.returncode == 0 and "note: pods of TensorFlow 2.19.0 hang" in done.stderr
+    assert (slice_.notes / "installs").read_text() == "install tensorflow-tpu==2.19.1\n"
+
+
 def test_its_exit_code_is_the_trainings_and_the_logs_are_fetched_all_the_same(tpu):
     fault = {"rank": 0, "step": 2, "do": "raise_error", "kind": "ValueError", "message": "no", "code": 70}
     slice_ = tpu(faults=[fault])
@@ -185,7 +193,7 @@ def test_a_node_of_one_host_counts_its_own_chips(tpu):
         (("CREATING,v5litepod-16,tpu-vm-tf-2.20.0-pod-pjrt",), 75, "CREATING, not READY"),
         (("READY,v5litepod-16,v2-alpha-tpuv5-lite",), 64, "no TensorFlow worker runs on them"),
         (("READY,v5litepod-16,tpu-vm-tf-2.20.0-pjrt",), 64, "not tpu-vm-tf-X.Y.Z-pod-pjrt"),
-        (("READY,v5litepod-16,tpu-vm-tf-2.18.0-pod-pjrt",), 64, "TensorFlow 2.18.0"),
+        (("READY,v5litepod-16,tpu-vm-tf-2.15.0-pod-pjrt",), 64, "TensorFlow 2.15.0"),
         (("READY,v9-16,tpu-vm-tf-2.20.0-pjrt",), 64, "v9-16"),
     ],
 )

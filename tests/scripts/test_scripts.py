@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="the scripts are bash
 
 
 def run(script, *args, cwd=None, **environ):
-    env = {name: value for name, value in os.environ.items() if name not in ("VENV", "PYTHON", "WORKERS")}
+    env = {name: value for name, value in os.environ.items() if name not in ("VENV", "PYTHON", "WORKERS", "EXTRAS")}
     return subprocess.run(
         [str(ROOT / "scripts" / script), *args],
         env={**env, **environ},
@@ -151,6 +151,69 @@ def test_an_install_is_done_once_until_it_fails_or_asks_for_more(venv, log):
     for extras, installs in [("cpu", 2), ("cpu", 2), ("cpu,demo", 3), ("test", 4), ("demo", 4), ("preflight", 5)]:
         assert run("install.sh", extras, VENV=venv).returncode == 0
         assert len(log.read_text().splitlines()) == installs, extras
+
+
+GPU = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)"
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """machine(system, nvidia_smi): a PATH with these answers of uname, in one line, and of nvidia-smi."""
+
+    def make(system, nvidia_smi=None):
+        name, processor = system.split()
+        executable(
+            tmp_path / "bin/uname",
+            f'#!/bin/sh\ncase "$1" in -m) echo {processor};; -s) echo {name};; *) echo {system};; esac\n',
+        )
+        if nvidia_smi is not None:
+            executable(tmp_path / "bin/nvidia-smi", f"#!/bin/sh\necho '{nvidia_smi}'\n")
+        return f"{tmp_path}/bin:{os.environ['PATH']}"
+
+    return make
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="a machine with a GPU")
+@pytest.mark.parametrize(
+    ("system", "nvidia_smi", "extra"),
+    [
+        ("Linux x86_64", GPU, "cuda"),
+        ("Linux x86_64", None, "cpu"),
+        ("Linux x86_64", "No devices found.", "cpu"),
+        ("Linux aarch64", GPU, "cpu"),
+        ("Darwin arm64", None, "cpu"),
+    ],
+)
+def test_auto_is_what_the_machine_has(machine, tmp_path, system, nvidia_smi, extra):
+    path = machine(system, nvidia_smi)
+    for script, arguments in (("install.sh", ["demo,auto,text"]), ("quickstart.sh", [])):
+        done = run(script, "--dry_run", *arguments, PATH=path, VENV=str(tmp_path / "venv"), PYTHON=sys.executable)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == f"auto: {extra}\n"
+        assert (f"\\[demo\\,{extra}\\,text\\]" if arguments else f"\\[{extra}\\,demo\\]") in done.stdout
+
+
+def test_quickstart_installs_what_it_is_told_to(machine, venv, log):
+    done = run("quickstart.sh", VENV=venv, PATH=machine("Linux x86_64", GPU), EXTRAS="cpu,demo")
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().splitlines()[0].endswith("[cpu,demo]")
+
+
+def test_an_environment_does_not_get_a_second_tensorflow(machine, venv, log):
+    path = machine("Linux x86_64")
+    done = run("install.sh", "cuda,demo", VENV=venv, PATH=path)  # this Python's packages stand for the environment's
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    for part in ("has tensorflow-cpu, and", f"VENV={venv}-cuda", "pip uninstall -y tensorflow-cpu"):
+        assert part in done.stderr
+    assert not log.exists()
+    assert run("install.sh", "cpu,demo", VENV=venv, PATH=path).returncode == 0
+    assert run("install.sh", "preflight", VENV=venv, PATH=path).returncode == 0  # brings none
+
+
+@pytest.mark.parametrize("extras", ["cpu,cuda", "test,cuda", "tpu,demo,cpu"])
+def test_extras_with_two_tensorflows_are_refused(machine, extras):
+    done = run("install.sh", extras, PATH=machine("Linux x86_64"))
+    assert done.returncode == 1 and "choose one of cpu, cuda and tpu" in done.stderr
 
 
 def test_a_python_that_does_not_fit_is_named(tmp_path):

@@ -4,6 +4,7 @@ of Google's documentation, word for word."""
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sysconfig
@@ -119,10 +120,13 @@ def test_a_queued_resource_is_created_as_googles_page_shows(run, gcloud):
     ],
 )
 def test_the_type_says_which_image_and_how_many_replicas(run, gcloud, type, image, replicas):
-    done = run("tpu_vm_create.sh", "--dry_run", "--node=n", f"--type={type}", *JOB)
+    done = run("tpu_vm_create.sh", "--dry_run", "--node=n", f"--type={type}", "--tf_version=2.20.0", *JOB)
     assert done.returncode == 0, done.stderr
+    (rule,) = (line for line in done.stdout.splitlines() if line.startswith("# the image: "))
+    variant = "v5e-and-v6" if type.startswith(("v5l", "v6")) else "v5p-and-below"
+    assert rule == f"# the image: {image}-{variant}, or else {image}"
     create = shlex.split(done.stdout.splitlines()[-1].removeprefix("+ "))
-    assert f"--version={image}" in create
+    assert any("|;|launcher-tf-version=2.20.0|;|" in word for word in create)
     assert any(f"launcher-replicas={replicas}|;|" in word for word in create)
     assert all(line.startswith(("+ gcloud ", "# ")) for line in done.stdout.splitlines())
     assert gcloud.calls == []
@@ -159,7 +163,8 @@ def test_a_type_that_is_none_is_refused_with_what_there_is(run, gcloud, type, sa
         (["--node=n", "--type=v4-8", "--zone=a b"], "--zone=a b"),
         (["--node=n", "--type=v4-8", "--tf_version=2.20"], "--tf_version=2.20"),
         (["--node=n", "--type=v4-8", "--tf_version=2.9.1"], "TensorFlow 2.9.1"),
-        (["--node=n", "--type=v4-16", "--runtime_version=tpu-vm-tf-2.18.0-pod-pjrt"], "TensorFlow 2.18.0"),
+        (["--node=n", "--type=v4-16", "--runtime_version=tpu-vm-tf-2.15.0-pod-pjrt"], "TensorFlow 2.15.0"),
+        (["--node=n", "--type=v4-16", "--runtime_version=tpu-vm-tf-2.17.0-pjrt"], "tpu-vm-tf-X.Y.Z-pod-pjrt"),
         (["--node=n", "--type=v4-8", "--wait=5"], "--queued"),
         (["--node=n", "--type=v4-8", "--valid_until=6h"], "--queued"),
         (["--node=n", "--type=v4-8", "--queued", "--valid_until=soon"], "--valid_until=soon"),
@@ -266,36 +271,110 @@ def test_nothing_is_created_where_the_remains_cannot_be_deleted(run, gcloud):
     assert [call[3] for call in gcloud.changes()] == ["delete"]
 
 
-def test_an_image_that_comes_in_variants_is_found(run, gcloud):
-    # The names of 2.18.0: tensorflow/tensorflow issue 82208.
-    images = "tpu-vm-tf-2.20.0-pod-pjrt-v5e-and-v6\ntpu-vm-tf-2.20.0-pod-pjrt-v5p-and-below"
+def chosen(run, gcloud, type, images, *arguments):
+    """The image that is chosen of a zone's, the tensorflow-tpu of the program, and what is said."""
     gcloud.answers(
         {
             (*NODE, "describe"): [NOT_FOUND],
-            (*NODE, "versions", "list"): [says(images)],
+            (*NODE, "versions", "list"): [says("\n".join(images))],
             (*NODE, "create"): [(0, "", "")],
         }
     )
-    for type in ("v6e-16", "v4-16"):
-        assert run("tpu_vm_create.sh", "--node=n", f"--type={type}").returncode == 0
-    found = [word for call in gcloud.changes() for word in call if word.startswith("--version=")]
-    assert found == [f"--version={image}" for image in images.splitlines()]
+    before = len(gcloud.changes())
+    done = run("tpu_vm_create.sh", "--node=n", f"--type={type}", *arguments, *JOB)
+    if done.returncode:
+        assert done.returncode == 64 and len(gcloud.changes()) == before
+        return None, None, done.stderr
+    create = gcloud.changes()[-1]
+    (image,) = (word.partition("=")[2] for word in create if word.startswith("--version="))
+    (metadata,) = (word for word in create if word.startswith("--metadata="))
+    return image, metadata.partition("|;|launcher-tf-version=")[2].partition("|;|")[0], done.stderr
 
 
-def test_an_image_that_the_zone_lacks_is_refused_with_those_it_has(run, gcloud):
-    gcloud.answers(
-        {
-            (*NODE, "describe"): [NOT_FOUND],
-            (*NODE, "versions", "list"): [says("tpu-vm-tf-2.9.1-pjrt\ntpu-vm-tf-2.19.0-pjrt\ntpu-ubuntu2204-base")],
-        }
+# As zones list them: tensorflow/tensorflow issues 82208 and 93618, and Google's page of TPU software versions.
+ZONE = [
+    "tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "tpu-vm-tf-2.9.1", "tpu-vm-tf-2.15.0-pod-pjrt",
+    "tpu-vm-tf-2.16.1-pjrt", "tpu-vm-tf-2.16.1-pod-pjrt", "tpu-vm-tf-2.16.1-pod-se", "tpu-vm-tf-2.17.0-pjrt",
+    "tpu-vm-tf-2.17.0-pod-pjrt", "tpu-vm-tf-2.18.0-pjrt", "tpu-vm-tf-2.18.0-pod-pjrt",
+    "tpu-vm-tf-2.18.0-pod-pjrt-v5e-and-v6", "tpu-vm-tf-2.18.0-pod-pjrt-v5p-and-below",
+    "tpu-vm-tf-2.18.0-pjrt-v5e-and-v6", "tpu-vm-tf-2.18.0-pjrt-v5p-and-below", "tpu-vm-tf-2.19.0-pod-pjrt",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("type", "more", "arguments", "image", "program"),
+    [
+        # A pod: the newest that nothing is known against, and the program is of its version.
+        ("v5litepod-16", [], [], "tpu-vm-tf-2.17.0-pod-pjrt", "2.17.0"),
+        ("v4-32", ["tpu-vm-tf-2.17.1-pod-pjrt"], [], "tpu-vm-tf-2.17.1-pod-pjrt", "2.17.1"),
+        ("v4-32", ["tpu-vm-tf-2.20.0-pod-pjrt"], [], "tpu-vm-tf-2.20.0-pod-pjrt", "2.20.0"),
+        ("v4-32", ["tpu-vm-tf-2.20.0-pod-pjrt-v5e-and-v6"], [], "tpu-vm-tf-2.17.0-pod-pjrt", "2.17.0"),
+        ("v4-32", ["tpu-vm-tf-2.99.0-pod-pjrt"], [], "tpu-vm-tf-2.17.0-pod-pjrt", "2.17.0"),
+        # The family's own variant first.
+        ("v6e-16", [], ["--tf_version=2.18.0"], "tpu-vm-tf-2.18.0-pod-pjrt-v5e-and-v6", "2.18.0"),
+        ("v5p-16", [], ["--tf_version=2.18.0"], "tpu-vm-tf-2.18.0-pod-pjrt-v5p-and-below", "2.18.0"),
+        # PyPI has no tensorflow-tpu 2.19.0.
+        ("v4-32", [], ["--tf_version=2.19.0"], "tpu-vm-tf-2.19.0-pod-pjrt", "2.19.1"),
+        # One host: the newest image, and the program brings its own TensorFlow unless a version is asked for.
+        ("v5litepod-8", [], [], "tpu-vm-tf-2.18.0-pjrt-v5e-and-v6", "2.20.0"),
+        ("v3-8", [], [], "tpu-vm-tf-2.18.0-pjrt-v5p-and-below", "2.20.0"),
+        ("v3-8", [], ["--tf_version=2.16.1"], "tpu-vm-tf-2.16.1-pjrt", "2.16.1"),
+    ],
+)  # fmt: skip
+def test_the_newest_image_is_chosen_that_is_known_to_work(run, gcloud, type, more, arguments, image, program):
+    found, installed, said = chosen(run, gcloud, type, [*more, *ZONE], *arguments)
+    assert (found, installed) == (image, program), said
+    assert f"image: {image}\n" in said
+
+
+def test_what_is_known_against_a_version_that_was_asked_for_is_said(run, gcloud):
+    assert "note: pods of TensorFlow 2.18.0 hang" in chosen(run, gcloud, "v4-32", ZONE, "--tf_version=2.18.0")[2]
+    image = "--runtime_version=tpu-vm-tf-2.19.0-pod-pjrt"
+    assert "note: pods of TensorFlow 2.19.0 hang" in chosen(run, gcloud, "v4-32", ZONE, image)[2]
+    later = chosen(run, gcloud, "v4-32", ["tpu-vm-tf-2.99.0-pod-pjrt"], "--tf_version=2.99.0")
+    assert later[:2] == ("tpu-vm-tf-2.99.0-pod-pjrt", "2.99.0") and "was not on PyPI" in later[2]
+    assert "note:" not in chosen(run, gcloud, "v4-8", ZONE, "--tf_version=2.18.0")[2]  # no pod
+
+
+@pytest.mark.parametrize(
+    ("type", "images", "arguments", "parts"),
+    [
+        ("v4-16", ["tpu-vm-tf-2.15.0-pod-pjrt"], [], ("from 2.16.0 on", "2.15.0", "another zone")),
+        ("v4-16", ["tpu-vm-tf-2.20.0-pjrt"], [], ("there is: none", "another zone")),
+        ("v4-16", ["tpu-vm-tf-2.18.0-pod-pjrt"], [], ("2.18.0 hang", "--tf_version=2.18.0", "one host")),
+        ("v4-8", ["tpu-vm-tf-2.15.0-pjrt"], [], ("2.15.0", "--runtime_version")),
+        ("v4-8", ZONE, ["--tf_version=2.20.0"], ("tpu-vm-tf-2.20.0-pjrt", "2.18.0 2.17.0", "leave --tf_version out")),
+    ],
+)
+def test_a_zone_without_an_image_is_told_what_it_has_and_what_to_do(run, gcloud, type, images, arguments, parts):
+    image, _, said = chosen(run, gcloud, type, images, *arguments)
+    assert image is None and said.count("\n") == 1
+    for part in (*parts, "this zone has no image"):
+        assert part in said, said
+
+
+def test_the_page_says_of_each_version_what_the_script_goes_by():
+    text = (ROOT / "scripts/tpu_types.bash").read_text()
+    on_pypi, hang = (
+        re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE)[1].split() for name in ("tensorflow_tpu", "pods_hang")
     )
-    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8")
-    assert done.returncode == 64
-    assert "no image tpu-vm-tf-2.20.0-pjrt" in done.stderr and "tpu-vm-tf-2.19.0-pjrt" in done.stderr
-    assert "--runtime_version" in done.stderr  # for one host; on a pod the versions have to agree
-    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-16")
-    assert done.returncode == 64 and "none" in done.stderr and "--tf_version" in done.stderr
-    assert gcloud.changes() == []
+    rows = [
+        line.split(" | ") for line in (ROOT / "docs/tpu.md").read_text().splitlines() if re.match(r"\| 2\.\d", line)
+    ]
+    assert [version for row in rows for version in re.findall(r"2\.\d+\.\d+", row[2].partition(";")[0])] == on_pypi
+    assert [row[0].removeprefix("| ") for row in rows if "left out" in row[1]] == hang
+
+
+def test_a_dry_run_shows_the_question_and_the_rule(run, gcloud):
+    done = run("tpu_vm_create.sh", "--dry_run", "--node=n", "--type=v6e-16", "--zone=z", *JOB)
+    assert done.returncode == 0, done.stderr
+    assert "+ gcloud compute tpus tpu-vm versions list --zone=z " in done.stdout
+    assert (
+        "tpu-vm-tf-X.Y.Z-pod-pjrt-v5e-and-v6, or else tpu-vm-tf-X.Y.Z-pod-pjrt; the newest from 2.16 on" in done.stdout
+    )
+    assert "launcher-tf-version=<version of the image>" in shlex.split(done.stdout.splitlines()[-1])[-2].replace(
+        "\\", ""
+    )
 
 
 def test_one_host_does_with_any_image_as_the_program_brings_tensorflow(run, gcloud):

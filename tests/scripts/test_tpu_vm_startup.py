@@ -87,6 +87,28 @@ def test_one_host_installs_and_trains_on_its_own_chips(host):
     assert "line of the launcher" in log and "line of the launcher" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("version", "elsewhere"), [("2.16.1", True), ("2.18.0", True), ("2.19.1", False), ("2.20.0", False)]
+)
+def test_a_libtpu_that_pypi_does_not_have_is_looked_for_in_googles_storage(host, version, elsewhere):
+    python = host.folder / "bin" / "python3.10"
+    host.write(python, "#!/bin/sh\nexit 0\n")
+    assert host.train(f"--tf_version={version}", PIP_FIND_LINKS="/mine", PYTHON=str(python)).returncode == 0
+    links = "/mine https://storage.googleapis.com/libtpu-tf-releases/index.html" if elsewhere else "/mine"
+    assert (host.notes / "given").read_text() == f"{python}\n{links}\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "pythons"), [("2.18.0", "3.10"), ("2.19.1", "3.10 to 3.12"), ("2.20.0", "3.10 to 3.13")]
+)
+def test_a_python_without_wheels_is_named_and_not_tried_again(host, version, pythons):
+    host.write(host.folder / "bin" / "python3.8", "#!/bin/sh\nexit 1\n")
+    done = host.train(f"--tf_version={version}", PYTHON="python3.8")
+    assert done.returncode == 64 and done.stderr.count("\n") == 1
+    assert f"tensorflow-tpu {version} needs Python {pythons}: " in done.stderr
+    assert host.status["state"] == "failed" and host.calls == []
+
+
 def test_a_finished_job_is_not_started_again(host):
     assert host.train().returncode == 0
     before = host.calls

@@ -123,7 +123,7 @@ def _is_static(one: Operation) -> bool:
         return all(shape.is_fully_defined() for shape in one.shapes[:5])
     if one.op == "ZerosLike" and re.fullmatch(r".*FusedBatchNormV3(_\d+)?:(reserve_space_3:0|5)", one.inputs[0]):
         return True
-    # Which axes a gradient is summed over follows from static shapes, which XLA knows. Before TensorFlow 2.18 it is asked.
+    # XLA knows from static shapes which axes a gradient is summed over; TensorFlow before 2.18 asks all the same.
     return one.op == "BroadcastGradientArgs" or all(shape.is_fully_defined() for shape in one.shapes)
 
 

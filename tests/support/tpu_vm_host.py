@@ -46,6 +46,7 @@ exit "$turn"
 INSTALL = r"""#!/usr/bin/env bash
 set -euo pipefail
 printf 'install %s %s\n' "$1" "$(cat "${PIP_CONSTRAINT:-/dev/null}")" >>NOTES/calls
+printf '%s\n%s\n' "${PYTHON-}" "${PIP_FIND_LINKS-}" >NOTES/given
 mkdir -p "$VENV/bin"
 touch "$VENV/pyvenv.cfg"
 if [[ -e NOTES/hang ]]; then

@@ -1,0 +1,177 @@
+"""NVIDIA's GPUs: what their driver says of them, and whether this TensorFlow can use them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from launcher.doctor import packages
+from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.machine import accelerators, installation
+from launcher.machine.accelerators import BFLOAT16_CAPABILITY, CUDA_WHEELS, FLOAT16_CAPABILITY
+
+_DRIVER_SECONDS = 30.0
+_DRIVER_QUERY = ("index", "name", "driver_version", "memory.used", "memory.total")
+_NEWEST_FIELD = "compute_cap"  # old drivers do not know it
+_CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+
+
+class NvidiaGpu(NamedTuple):
+    """A GPU in nvidia-smi's words; `capability` is such as "9.0", and empty where the driver does not say."""
+
+    number: str
+    name: str
+    driver: str
+    used: str
+    total: str
+    capability: str = ""
+
+
+@functools.cache
+def ask_driver(context: Context) -> tuple[NvidiaGpu, ...] | Finding:
+    """The GPUs that NVIDIA's driver lists, or the finding why it lists none; Skip without any trace of one."""
+    program = shutil.which("nvidia-smi", path=context.environ.get("PATH"))
+    there = device_files(context)
+    if program is None and not there:
+        raise Skip("no NVIDIA GPU")
+    if program is None:
+        return warn(f"{', '.join(there)}, and no nvidia-smi to ask", "put nvidia-smi on PATH")
+    try:
+        done = _ask(program, *_DRIVER_QUERY, _NEWEST_FIELD)
+        if done.returncode != 0 and _NEWEST_FIELD in done.stdout + done.stderr:
+            done = _ask(program, *_DRIVER_QUERY)
+    except subprocess.TimeoutExpired:
+        return fail(f"nvidia-smi does not answer within {_DRIVER_SECONDS:.0f} s", "restart this machine")
+    if done.returncode != 0:
+        words = " ".join((done.stdout + done.stderr).split())[:300]
+        return fail(f"nvidia-smi fails: {words}", "install the driver anew; in a container, run it with --gpus")
+    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    found = tuple(NvidiaGpu(*row) for row in rows if len(row) - len(_DRIVER_QUERY) in (0, 1))
+    return found or fail("nvidia-smi lists no GPU", "in a container, run it with --gpus all")
+
+
+def _ask(program: str, *fields: str) -> subprocess.CompletedProcess[str]:
+    command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False)
+
+
+def device_files(context: Context) -> list[str]:
+    """Names in /dev of NVIDIA's GPUs."""
+    return sorted(path.name for path in (context.root / "dev").glob("nvidia[0-9]*"))
+
+
+def _listed(context: Context) -> tuple[NvidiaGpu, ...]:
+    try:
+        gpus = ask_driver(context)
+    except Skip:
+        return ()
+    return () if isinstance(gpus, Finding) else gpus
+
+
+def too_old(driver: str, cuda: str, seen: str) -> Finding | None:
+    """The finding that a driver is too old for a version of CUDA; None if it is not, or where either is not known."""
+    major = re.match(r"\d+", cuda)
+    oldest = accelerators.OLDEST_DRIVERS.get(int(major[0])) if major else None
+    if not driver or oldest is None or not accelerators.older(driver, oldest):
+        return None
+    return fail(f"{seen}: the driver is too old for CUDA {cuda}", f"install a driver from {oldest} on")
+
+
+def can_be_used(context: Context, name: str, capability: list[int] | None) -> Finding:
+    """Whether this TensorFlow can use a GPU that it lists, and what to install instead."""
+    build, listed = context.says("build").values, _listed(context)
+    driver, cuda = listed[0].driver if listed else "", str(build.get("cuda_version", "unknown"))
+    cudnn, unfit = _cudnn(context, build)
+    seen = (
+        f"{name}, compute capability {'.'.join(map(str, capability or ())) or 'not known'}, driver "
+        f"{driver or 'not known'}: TensorFlow {_version(context)} (CUDA {cuda}, cuDNN {cudnn})"
+    )
+    if finding := too_old(driver, cuda, f"{seen} cannot use it"):
+        return finding
+    if unfit:
+        return fail(f"{seen} cannot use it: {unfit}", _prebuilt())
+    kernels = re.findall(r"(?:sm|compute)_\d+", str(build.get("cuda_compute_capabilities")))
+    if capability is None or not kernels:
+        return ok(f"{seen} may be able to use it; {_policy(capability)}")
+    runs = accelerators.how_it_runs(kernels, (capability[0], capability[1]))
+    if runs == accelerators.KERNELS:
+        return ok(f"{seen} can use it; {_policy(capability)}")
+    if runs == accelerators.PTX:
+        return warn(
+            f"{seen} has no kernels for it: the driver compiles them at the first start, for half an hour or longer, "
+            "and users report that this fails with CUDA_ERROR_INVALID_PTX",
+            _with_kernels(capability),
+        )
+    return fail(f"{seen} cannot use it: it is built for {', '.join(kernels)}", _with_kernels(capability))
+
+
+def not_used(context: Context, *, quiet: bool) -> Iterator[Finding]:
+    """Why TensorFlow lists none of the GPUs that are there, and what to install; nothing if `quiet` and none is."""
+    there, listed = device_files(context), _listed(context)
+    count, hidden = max(len(there), len(listed)), context.environ.get("CUDA_VISIBLE_DEVICES")
+    if not count:
+        if not quiet:
+            yield ok("CPU only")
+        return
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        yield warn(f"{count} GPU(s) hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "unset it to use them")
+        return
+    words = [f"{gpu.name}, compute capability {gpu.capability or 'not known'}, driver {gpu.driver}" for gpu in listed]
+    seen = "; ".join([f"{count} NVIDIA GPU(s)", *dict.fromkeys(words)])
+    build = context.says("build").values
+    if not build.get("is_cuda_build"):
+        capability = [int(number) for number in re.findall(r"\d+", listed[0].capability)] if listed else []
+        fix = _with_kernels(capability or None, before="pip uninstall -y tensorflow-cpu, then ")
+        yield warn(f"{seen}; this TensorFlow {_version(context)} is built for CPUs only", fix)
+        return
+    missing = re.findall(r"Could not load dynamic library '([^']+)'", context.tensorflow.log)
+    seen += "; TensorFlow can use none" + (f" ({', '.join(missing)} missing)" if missing else "")
+    driver, cuda = listed[0].driver if listed else "", str(build.get("cuda_version", "unknown"))
+    yield too_old(driver, cuda, seen) or fail(seen, _prebuilt())
+
+
+def _with_kernels(capability: list[int] | None, before: str = "") -> str:
+    """What to install that has kernels for a GPU: the newest version, or else an older one."""
+    if capability is None:
+        return before + _prebuilt()
+    gpu = (capability[0], capability[1])
+    fit = [one for one, it in CUDA_WHEELS.items() if accelerators.how_it_runs(it.kernels, gpu) == accelerators.KERNELS]
+    if list(CUDA_WHEELS)[-1] in fit:
+        return before + _prebuilt()
+    if fit:
+        return f"{before}pip install 'tensorflow[and-cuda]=={fit[-1]}.*'"
+    otherwise = "NVIDIA's container (docker/nvidia.Dockerfile) may" if gpu > (9, 0) else "take another GPU or the CPU"
+    return f"no wheel of TensorFlow from {next(iter(CUDA_WHEELS))} on has kernels for it; {otherwise}"
+
+
+def _prebuilt() -> str:
+    return f"{installation.command('cuda')}, which brings the CUDA libraries that TensorFlow was built for"
+
+
+def _cudnn(context: Context, build: Mapping[str, object]) -> tuple[str, str]:
+    """The cuDNN that a package brings, and what is wrong with it; the build's own word where there is no package."""
+    built = str(build.get("cudnn_version", "unknown"))
+    found = next(filter(None, map(packages.installed().get, _CUDNN)), None)
+    if found is None:
+        return built, ""
+    wheels = CUDA_WHEELS.get(_version(context).rpartition(".")[0])
+    least = wheels.cudnn if wheels and wheels.cudnn.partition(".")[0] == built else built
+    fits = found.version.partition(".")[0] == built and not accelerators.older(found.version, least)
+    return found.version, "" if fits or not built.isdigit() else f"it is built for cuDNN {least}"
+
+
+def _version(context: Context) -> str:
+    answer = context.tensorflow.answers.get("import")
+    return str(answer.values["tensorflow"]) if answer and not answer.problem else "(version not known)"
+
+
+def _policy(capability: list[int] | None) -> str:
+    if capability is None:
+        return "float32"
+    if tuple(capability) >= BFLOAT16_CAPABILITY:
+        return "mixed_float16 or mixed_bfloat16; float32 as TF32"
+    return "mixed_float16" if tuple(capability) >= FLOAT16_CAPABILITY else "float32: mixed_float16 pays from 7.0"
