@@ -1,0 +1,201 @@
+"""`launcher.fit(..., workers=N)`: the call is sent to workers of `launcher.launch`, as a program in the run's folder.
+
+Functions and classes of a notebook's cells go by value, by cloudpickle; what modules hold goes by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import keras
+import tensorflow as tf
+
+import launcher
+from launcher.errors import (
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    EXIT_USAGE,
+    LauncherError,
+    PeerError,
+    Preempted,
+    TrainingError,
+    UsageError,
+    notebook,
+    user_code,
+)
+from launcher.machine import child_process, installation
+from launcher.machine import cluster as cluster_lib
+from launcher.model_dir import check_model_dir
+from launcher.modes.history import History
+from launcher.reporting import strict_json
+from launcher.reporting.console import CellLine
+from launcher.serving import checkpoints_of, weights
+from launcher.tasks.keras_model import KerasTask
+
+FOLDER, _PROGRAM, _CALL, _HISTORY = "program", "program.py", "call.pkl", "history.json"
+_TEXT = """\
+# Written by launcher.fit(..., workers=N) for its workers. call.pkl is Python: run it where you trust who wrote it.
+from launcher.modes import fit_workers
+
+fit_workers.run(__file__)
+"""
+_ROOT = Path(launcher.__file__).parents[1]
+_PROGRESS = re.compile(r"\[worker 0\] (step (\d+)/(\d+) .*)")
+_ERRORS: dict[int, type[LauncherError]] = {EXIT_USAGE: UsageError, EXIT_PREEMPTED: Preempted, 75: PeerError}
+
+
+def fit(
+    call: Mapping[str, Any],
+    *,
+    workers: int,
+    model_dir: str,
+    strategy: str | tf.distribute.Strategy,
+    replicas: int | None,
+) -> History:
+    """Trains by workers of this machine, and shows what they print.
+
+    Args:
+      call: arguments of `launcher.fit` in each worker.
+      workers, model_dir, strategy, replicas: those of the call here.
+
+    Raises:
+      UsageError: an argument cannot be sent or is wrong.
+      LauncherError: the run failed, or was asked to stop.
+    """
+    if strategy not in ("auto", "multi_worker"):
+        raise UsageError(f"fit: workers={workers} decides on the strategy: leave strategy={strategy!r} out")
+    check_model_dir(model_dir)
+    call = {"precision": keras.config.dtype_policy().name, **call}
+    program = _write(call, Path(model_dir, FOLDER))
+    flags = {"workers": workers, "gin_file": program, "model_dir": model_dir, "replicas": replicas}
+    flags["seed"] = call.get("seed")  # what the program draws before its call of fit must be the same, too
+    _launch([f"--{name}={value}" for name, value in flags.items() if value is not None])
+    history = History()
+    vars(history).update(json.loads(program.with_name(_HISTORY).read_text()), model_dir=model_dir)
+    history.set_model(_trained(call, model_dir))
+    return history
+
+
+def run(program: str) -> None:
+    """What the program in a run's folder does: the call that lies beside it; the chief keeps the history."""
+    with Path(program).with_name(_CALL).open("rb") as file:
+        sys.path += [place for place in pickle.load(file) if place not in sys.path]
+        history = launcher.fit(**pickle.load(file))
+    if cluster_lib.resolve(os.environ).is_chief:
+        kept = {"epoch": history.epoch, "history": history.history}
+        strict_json.replace_file(Path(program).with_name(_HISTORY), json.dumps(kept, default=float))
+
+
+def _write(call: Mapping[str, Any], folder: Path) -> Path:
+    """The program of a call, written with what it is called with, in a folder of the run."""
+    try:
+        import cloudpickle  # late: only this needs it
+    except ImportError:
+        raise UsageError(f"fit: workers=N needs cloudpickle: {installation.command('notebook')}") from None
+    for name, value in call.items():
+        try:
+            if any(isinstance(part, tf.data.Dataset) for part in keras.tree.flatten(value)):
+                raise TypeError("a tf.data.Dataset cannot leave its process")
+            cloudpickle.dumps(value)
+        except Exception as error:  # of whatever the argument refers to
+            raise UsageError(
+                f"fit: {name} cannot be sent to other processes ({user_code.summary(error)}): give a function that "
+                "makes it there, and that refers to nothing of this process, such as a dataset or an open file"
+            ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _HISTORY).unlink(missing_ok=True)
+    with open(os.open(folder / _CALL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        cloudpickle.dump([place for place in sys.path if place], file)
+        cloudpickle.dump(dict(call), file)
+    program = folder / _PROGRAM
+    program.write_text(_TEXT, encoding="utf-8")
+    return program
+
+
+def _launch(flags: Sequence[str]) -> None:
+    """Runs `launcher.launch` with these flags to its end; LauncherError where it does not end well."""
+    search = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryFile() as said:
+        process = child_process.start(
+            [sys.executable, "-m", "launcher.launch", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            env={**os.environ, "PYTHONPATH": search},
+            # The workers end with the kernel, too: the supervisor has them save.
+            preexec_fn=lambda: child_process.signal_at_parents_end(signal.SIGTERM),
+        )
+        assert process.stdout is not None
+        try:
+            with _passing_on_the_stop_button(process):
+                _show(process.stdout)
+                code = process.wait()
+        finally:
+            child_process.kill_group(process.pid)
+            process.wait()
+            process.stdout.close()
+        said.seek(0)
+        why = notebook.with_cells(said.read().decode(errors="replace").strip().removeprefix("error: "))
+    if code == EXIT_DONE:
+        return
+    if code == EXIT_PREEMPTED:
+        why = "asked to stop: what was trained is saved; the same call goes on from there"
+    raise _ERRORS.get(code, TrainingError)(why or f"launcher.launch ended with exit code {code}")
+
+
+@contextlib.contextmanager
+def _passing_on_the_stop_button(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Inside the block, what interrupts this process asks the supervisor to stop, which answers also the second time."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: process.terminate())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show(output: IO[bytes]) -> None:
+    """Prints lines as they come; in a notebook, those that tell of steps in the place of each other."""
+    line = CellLine() if notebook.shell() is not None else None
+    for text in (content.decode(errors="replace").rstrip("\n") for content in output):
+        if line is not None and (found := _PROGRESS.match(text)):
+            line.show(found[1], int(found[2]) / int(found[3]))
+        else:
+            print(text, flush=True)
+    if line is not None:
+        line.flush()
+
+
+def _trained(call: Mapping[str, Any], model_dir: str) -> keras.Model:
+    """The model with the weights of the last checkpoint, in this process and of no strategy."""
+    summary = strict_json.read_object(Path(model_dir, "summary.json"))
+    before = keras.config.dtype_policy()
+    try:
+        keras.utils.clear_session(free_memory=False)  # names count up, and are what a checkpoint goes by
+        keras.config.set_dtype_policy(summary["policy"])
+        model = call["build"]()
+        if not model.built:  # its data says how
+            own = {name: call[name] for name in inspect.signature(KerasTask).parameters if name in call}
+            model = KerasTask(**own).model()
+    finally:
+        keras.config.set_dtype_policy(before)
+    store = checkpoints_of(model_dir)
+    step = weights.step_of(store, "last")
+    assert step is not None
+    weights.put(model, weights.read(store, step, model, averaged=False).arrays)
+    return model
