@@ -103,7 +103,7 @@ def fit(
         )
     handler = programs.handler()
     if workers is not None and handler is None:
-        call = dict(
+        sent = dict(
             build=build,
             train=train,
             validation=validation,
@@ -118,7 +118,7 @@ def fit(
             **settings,
         )
         return fit_workers.fit(
-            call, workers=workers, model_dir=model_dir or _MODEL_DIR, strategy=strategy, replicas=replicas
+            sent, workers=workers, model_dir=model_dir or _MODEL_DIR, strategy=strategy, replicas=replicas
         )
     # Devices and seeds are set up before a function makes the data: here, or before the program's first line.
     if handler is None:

@@ -24,18 +24,8 @@ import keras
 import tensorflow as tf
 
 import launcher
-from launcher.errors import (
-    EXIT_DONE,
-    EXIT_PREEMPTED,
-    EXIT_USAGE,
-    LauncherError,
-    PeerError,
-    Preempted,
-    TrainingError,
-    UsageError,
-    notebook,
-    user_code,
-)
+from launcher import errors
+from launcher.errors import EXIT_DONE, EXIT_PREEMPTED, LauncherError, Preempted, UsageError, notebook, user_code
 from launcher.machine import child_process, installation
 from launcher.machine import cluster as cluster_lib
 from launcher.model_dir import check_model_dir
@@ -48,13 +38,19 @@ from launcher.tasks.keras_model import KerasTask
 FOLDER, _PROGRAM, _CALL, _HISTORY = "program", "program.py", "call.pkl", "history.json"
 _TEXT = """\
 # Written by launcher.fit(..., workers=N) for its workers. call.pkl is Python: run it where you trust who wrote it.
+import launcher
 from launcher.modes import fit_workers
 
-fit_workers.run(__file__)
+fit_workers.keep(__file__, launcher.fit(**fit_workers.received(__file__)))
 """
 _ROOT = Path(launcher.__file__).parents[1]
 _PROGRESS = re.compile(r"\[worker 0\] (step (\d+)/(\d+) .*)")
-_ERRORS: dict[int, type[LauncherError]] = {EXIT_USAGE: UsageError, EXIT_PREEMPTED: Preempted, 75: PeerError}
+_OF_TENSORFLOW = re.compile(r"\[worker \d+\] [IW]\d{4} ")  # to developers, a page of it; the logs have it
+_ERRORS: dict[int, type[LauncherError]] = {
+    errors.EXIT_USAGE: UsageError,
+    errors.EXIT_FAILED: errors.TrainingError,
+    errors.EXIT_RETRY: errors.PeerError,
+}
 
 
 def fit(
@@ -84,16 +80,21 @@ def fit(
     flags["seed"] = call.get("seed")  # what the program draws before its call of fit must be the same, too
     _launch([f"--{name}={value}" for name, value in flags.items() if value is not None])
     history = History()
-    vars(history).update(json.loads(program.with_name(_HISTORY).read_text()), model_dir=model_dir)
+    kept = json.loads(program.with_name(_HISTORY).read_text(encoding="utf-8"))
+    history.epoch, history.history, history.model_dir = kept["epoch"], kept["history"], model_dir
     history.set_model(_trained(call, model_dir))
     return history
 
 
-def run(program: str) -> None:
-    """What the program in a run's folder does: the call that lies beside it; the chief keeps the history."""
+def received(program: str) -> dict[str, Any]:
+    """The arguments of `launcher.fit` that lie beside a program in a run's folder."""
     with Path(program).with_name(_CALL).open("rb") as file:
         sys.path += [place for place in pickle.load(file) if place not in sys.path]
-        history = launcher.fit(**pickle.load(file))
+        return dict(pickle.load(file))
+
+
+def keep(program: str, history: History) -> None:
+    """Writes the history beside the program, on the chief."""
     if cluster_lib.resolve(os.environ).is_chief:
         kept = {"epoch": history.epoch, "history": history.history}
         strict_json.replace_file(Path(program).with_name(_HISTORY), json.dumps(kept, default=float))
@@ -152,13 +153,15 @@ def _launch(flags: Sequence[str]) -> None:
     if code == EXIT_DONE:
         return
     if code == EXIT_PREEMPTED:
-        why = "asked to stop: what was trained is saved; the same call goes on from there"
-    raise _ERRORS.get(code, TrainingError)(why or f"launcher.launch ended with exit code {code}")
+        raise Preempted("asked to stop: what was trained is saved; the same call goes on from there")
+    if code not in _ERRORS:  # stopped twice, or killed
+        raise Preempted(f"launcher.launch ended with exit code {code}: the same call goes on from the last checkpoint")
+    raise _ERRORS[code](why)
 
 
 @contextlib.contextmanager
 def _passing_on_the_stop_button(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Inside the block, what interrupts this process asks the supervisor to stop, which answers also the second time."""
+    """Inside the block, what interrupts this process asks the supervisor to stop; it knows what a second time means."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -175,7 +178,7 @@ def _show(output: IO[bytes]) -> None:
     for text in (content.decode(errors="replace").rstrip("\n") for content in output):
         if line is not None and (found := _PROGRESS.match(text)):
             line.show(found[1], int(found[2]) / int(found[3]))
-        else:
+        elif line is None or not _OF_TENSORFLOW.match(text):
             print(text, flush=True)
     if line is not None:
         line.flush()
