@@ -9,8 +9,8 @@ import re
 import sys
 from typing import Any
 
-# By ipykernel 5, by later ones, and what cloudpickle 3.1 makes of the latter.
-_CELL = re.compile(r"<ipython-input-(\d+)-[^>]*>|\S*[\\/]ipykernel_\d+[\\/]\d+\.py|<dynamic-code>")
+# Before ipykernel 6, and since.
+_CELL = re.compile(r"<ipython-input-(\d+)-[^>]*>|\S*[\\/]ipykernel_\d+[\\/]\d+\.py")
 
 
 def shell() -> Any:
@@ -30,7 +30,7 @@ def with_cells(text: str) -> str:
 
 
 def _label(found: re.Match[str]) -> str:
-    if found[1] or found[0].startswith("<"):
-        return f"In[{found[1]}]" if found[1] else "a cell"
+    if found[1]:
+        return f"In[{found[1]}]"
     describe = getattr(getattr(shell(), "compile", None), "format_code_name", lambda name: None)  # since IPython 8
     return (describe(found[0]) or ("", found[0]))[1]

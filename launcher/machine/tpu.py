@@ -185,8 +185,7 @@ def hosts_of_this_slice(environ: Mapping[str, str]) -> tuple[int, str] | None:
     hosts = [host for host in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host.strip()]
     if hosts:
         return len(hosts), environ.get("TPU_WORKER_ID", "0") or "0"
-    # Where this is set, as on Kaggle, libtpu does not ask the metadata server either, which may not answer there.
-    endpoints = None if environ.get("TPU_SKIP_MDS_QUERY") else gce.ask(environ, _ENDPOINTS)
+    endpoints = gce.ask(environ, _ENDPOINTS)
     if not endpoints:
         return None
     return len(endpoints.split(",")), gce.ask(environ, _HOST_NUMBER) or "0"

@@ -1,13 +1,16 @@
 """`launcher.fit(..., workers=N)`: the call is sent to workers of `launcher.launch`, as a program in the run's folder.
 
-Functions and classes of a notebook's cells go by value, by cloudpickle; what modules hold goes by name.
+Functions and classes of a notebook's cells go by value, by cloudpickle; what modules hold goes by name. The text of the
+cells goes with them: AutoGraph reads it, and messages name the cell.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import json
+import linecache
 import os
 import pickle
 import re
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -89,7 +93,9 @@ def fit(
 def received(program: str) -> dict[str, Any]:
     """The arguments of `launcher.fit` that lie beside a program in a run's folder."""
     with Path(program).with_name(_CALL).open("rb") as file:
-        sys.path += [place for place in pickle.load(file) if place not in sys.path]
+        sent = pickle.load(file)
+        sys.path += [place for place in sent["path"] if place not in sys.path]
+        linecache.cache |= {name: (len(lines), None, lines, name) for name, lines in sent["cells"].items()}
         return dict(pickle.load(file))
 
 
@@ -102,15 +108,13 @@ def keep(program: str, history: History) -> None:
 
 def _write(call: Mapping[str, Any], folder: Path) -> Path:
     """The program of a call, written with what it is called with, in a folder of the run."""
-    try:
-        import cloudpickle  # late: only this needs it
-    except ImportError:
-        raise UsageError(f"fit: workers=N needs cloudpickle: {installation.command('notebook')}") from None
     for name, value in call.items():
         try:
             if any(isinstance(part, tf.data.Dataset) for part in keras.tree.flatten(value)):
                 raise TypeError("a tf.data.Dataset cannot leave its process")
-            cloudpickle.dumps(value)
+            _pickle(value, io.BytesIO())
+        except UsageError:
+            raise
         except Exception as error:  # of whatever the argument refers to
             raise UsageError(
                 f"fit: {name} cannot be sent to other processes ({user_code.summary(error)}): give a function that "
@@ -118,12 +122,34 @@ def _write(call: Mapping[str, Any], folder: Path) -> Path:
             ) from error
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _HISTORY).unlink(missing_ok=True)
+    cells = {name: linecache.getlines(name) for name in [*linecache.cache] if notebook.is_cell(name)}
     with open(os.open(folder / _CALL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        cloudpickle.dump([place for place in sys.path if place], file)
-        cloudpickle.dump(dict(call), file)
+        pickle.dump({"path": [place for place in sys.path if place], "cells": cells}, file)
+        _pickle(dict(call), file)
     program = folder / _PROGRAM
     program.write_text(_TEXT, encoding="utf-8")
     return program
+
+
+def _pickle(value: Any, file: IO[bytes]) -> None:
+    try:
+        import cloudpickle  # late: only this needs it
+    except ImportError:
+        raise UsageError(f"fit: workers=N needs cloudpickle: {installation.command('notebook')}") from None
+
+    class Pickler(cloudpickle.Pickler):
+        """Keeps the names of cells in the code of functions, which cloudpickle 3.1 replaces."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, types.CodeType) and notebook.is_cell(obj.co_filename):
+                return _of_cell, (obj.replace(co_filename="a cell"), obj.co_filename)
+            return super().reducer_override(obj)
+
+    Pickler(file).dump(value)
+
+
+def _of_cell(code: types.CodeType, name: str) -> types.CodeType:
+    return code.replace(co_filename=name)
 
 
 def _launch(flags: Sequence[str]) -> None:
