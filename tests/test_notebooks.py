@@ -230,7 +230,11 @@ def test_a_policy_that_a_call_chose_is_not_that_of_the_next(notebook):
         ),
         (
             "launcher.fit(build, tf.data.Dataset.from_tensor_slices((x, y)).batch(32), workers=2)",
-            r"UsageError: fit: train cannot be sent .*give a function that makes it there.*",
+            r"UsageError: fit: train is a tf.data.Dataset.*give a function that makes it",
+        ),
+        (
+            "lines = open('lines', 'w')\ndef reads():\n    return lines\nlauncher.fit(build, reads, workers=2)",
+            r"UsageError: fit: the call cannot be sent to other processes \(TypeError: .*",
         ),
     ],
 )

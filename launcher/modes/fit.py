@@ -95,6 +95,7 @@ def fit(
       UsageError: an argument or the data is wrong.
       LauncherError: the run failed, or was asked to stop.
     """
+    given = {name: value for name, value in locals().items() if name != "settings"}
     _check_settings(settings)
     if isinstance(build, keras.Model) or not callable(build):
         raise UsageError(
@@ -103,23 +104,7 @@ def fit(
         )
     handler = programs.handler()
     if workers is not None and handler is None:
-        sent = dict(
-            build=build,
-            train=train,
-            validation=validation,
-            epochs=epochs,
-            batch_size=batch_size,
-            callbacks=callbacks,
-            class_weight=class_weight,
-            shuffle=shuffle,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_split=validation_split,
-            **settings,
-        )
-        return fit_workers.fit(
-            sent, workers=workers, model_dir=model_dir or _MODEL_DIR, strategy=strategy, replicas=replicas
-        )
+        return fit_workers.fit(**{**given, **settings, "model_dir": model_dir or _MODEL_DIR})
     # Devices and seeds are set up before a function makes the data: here, or before the program's first line.
     if handler is None:
         machine = _set_up(strategy, replicas, settings.get("seed", Recipe.seed))

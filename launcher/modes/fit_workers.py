@@ -57,19 +57,8 @@ _ERRORS: dict[int, type[LauncherError]] = {
 }
 
 
-def fit(
-    call: Mapping[str, Any],
-    *,
-    workers: int,
-    model_dir: str,
-    strategy: str | tf.distribute.Strategy,
-    replicas: int | None,
-) -> History:
-    """Trains by workers of this machine, and shows what they print.
-
-    Args:
-      call: arguments of `launcher.fit` in each worker.
-      workers, model_dir, strategy, replicas: those of the call here.
+def fit(*, workers: int, model_dir: str, strategy: Any, replicas: int | None, **call: Any) -> History:
+    """Does what `launcher.fit` with these arguments does, by workers of this machine, and shows what they print.
 
     Raises:
       UsageError: an argument cannot be sent or is wrong.
@@ -108,24 +97,27 @@ def keep(program: str, history: History) -> None:
 
 def _write(call: Mapping[str, Any], folder: Path) -> Path:
     """The program of a call, written with what it is called with, in a folder of the run."""
-    for name, value in call.items():
-        try:
-            if any(isinstance(part, tf.data.Dataset) for part in keras.tree.flatten(value)):
-                raise TypeError("a tf.data.Dataset cannot leave its process")
-            _pickle(value, io.BytesIO())
-        except UsageError:
-            raise
-        except Exception as error:  # of whatever the argument refers to
+    for name in ("train", "validation"):
+        if isinstance(call[name], tf.data.Dataset):
             raise UsageError(
-                f"fit: {name} cannot be sent to other processes ({user_code.summary(error)}): give a function that "
-                "makes it there, and that refers to nothing of this process, such as a dataset or an open file"
-            ) from error
+                f"fit: {name} is a tf.data.Dataset, which workers=N cannot send: give a function that makes it"
+            )
+    content = io.BytesIO()
+    try:
+        _pickle(dict(call), content)
+    except LauncherError:
+        raise
+    except Exception as error:  # of whatever the arguments refer to
+        raise UsageError(
+            f"fit: the call cannot be sent to other processes ({user_code.summary(error)}): let functions make what "
+            "they need, and refer to nothing of this process, such as a dataset or an open file"
+        ) from error
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _HISTORY).unlink(missing_ok=True)
     cells = {name: linecache.getlines(name) for name in [*linecache.cache] if notebook.is_cell(name)}
     with open(os.open(folder / _CALL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         pickle.dump({"path": [place for place in sys.path if place], "cells": cells}, file)
-        _pickle(dict(call), file)
+        file.write(content.getbuffer())
     program = folder / _PROGRAM
     program.write_text(_TEXT, encoding="utf-8")
     return program
@@ -176,38 +168,35 @@ def _launch(flags: Sequence[str]) -> None:
             process.stdout.close()
         said.seek(0)
         why = notebook.with_cells(said.read().decode(errors="replace").strip().removeprefix("error: "))
-    if code == EXIT_DONE:
-        return
     if code == EXIT_PREEMPTED:
         raise Preempted("asked to stop: what was trained is saved; the same call goes on from there")
-    if code not in _ERRORS:  # stopped twice, or killed
+    if code not in (EXIT_DONE, *_ERRORS):  # stopped twice, or killed
         raise Preempted(f"launcher.launch ended with exit code {code}: the same call goes on from the last checkpoint")
-    raise _ERRORS[code](why)
+    if code != EXIT_DONE:
+        raise _ERRORS[code](why)
 
 
 @contextlib.contextmanager
 def _passing_on_the_stop_button(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Inside the block, what interrupts this process asks the supervisor to stop; it knows what a second time means."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: process.terminate())
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda *_: process.terminate()) if in_main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if in_main:
+            signal.signal(signal.SIGINT, before)
 
 
 def _show(output: IO[bytes]) -> None:
     """Prints lines as they come; in a notebook, those that tell of steps in the place of each other."""
-    line = CellLine() if notebook.shell() is not None else None
+    in_notebook, line = notebook.shell() is not None, CellLine()
     for text in (content.decode(errors="replace").rstrip("\n") for content in output):
-        if line is not None and (found := _PROGRESS.match(text)):
+        if in_notebook and (found := _PROGRESS.match(text)):
             line.show(found[1], int(found[2]) / int(found[3]))
-        elif line is None or not _OF_TENSORFLOW.match(text):
+        elif not (in_notebook and _OF_TENSORFLOW.match(text)):
             print(text, flush=True)
-    if line is not None:
-        line.flush()
+    line.flush()
 
 
 def _trained(call: Mapping[str, Any], model_dir: str) -> keras.Model:
