@@ -234,7 +234,7 @@ def test_a_policy_that_a_call_chose_is_not_that_of_the_next(notebook):
         ),
         (
             "lines = open('lines', 'w')\ndef reads():\n    return lines\nlauncher.fit(build, reads, workers=2)",
-            r"UsageError: fit: the call cannot be sent to other processes \(TypeError: .*",
+            r"UsageError: fit: the call cannot be sent to other processes \(\w+Error: .*",
         ),
     ],
 )

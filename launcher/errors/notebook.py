@@ -32,5 +32,8 @@ def with_cells(text: str) -> str:
 def _label(found: re.Match[str]) -> str:
     if found[1]:
         return f"In[{found[1]}]"
-    describe = getattr(getattr(shell(), "compile", None), "format_code_name", lambda name: None)  # since IPython 8
-    return (describe(found[0]) or ("", found[0]))[1]
+    kernel = shell()
+    if kernel is None:  # as in a worker that a notebook has started; the notebook knows
+        return found[0]
+    describe = getattr(kernel.compile, "format_code_name", lambda name: None)  # since IPython 8
+    return (describe(found[0]) or ("", "a cell"))[1]

@@ -63,7 +63,8 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         relative = os.path.relpath(self.file)
-        shown = notebook.with_cells(self.file) if relative.startswith(os.pardir) else relative
+        outside = relative.startswith(os.pardir) or notebook.is_cell(self.file)
+        shown = notebook.with_cells(self.file) if outside else relative
         inside = f", in {self.function}" if self.function.startswith("<") else f", in {self.function}()"
         inside = "" if self.function == "<module>" else inside
         return f"{shown} line {self.line}{inside}"
