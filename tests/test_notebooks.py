@@ -199,6 +199,7 @@ def test_the_history_is_kerass_own_shown_as_a_table_with_the_report(notebook):
     assert "val_accuracy" in table and f"{float(lowest):.4g} (epoch" in table and "<code>once</code>" in table
     (report,) = notebook.run("history.report()").data("text/html")
     assert report.startswith("<iframe srcdoc=") and "&lt;!doctype html&gt;" in report.lower()
+    assert "launcher.fit in a notebook" in report and "ipykernel" not in report
 
 
 def test_the_same_cell_again_returns_at_once_and_more_epochs_go_on(notebook):
