@@ -29,6 +29,7 @@ GPU_PREFLIGHT = [
     "jaxlib==0.10.2; python_version >= '3.11'",
     "jax-cuda12-pjrt==0.10.2; python_version >= '3.11' and sys_platform == 'linux'",
 ]
+NOTEBOOK = ["cloudpickle>=2.2"]  # launcher.fit(..., workers=N): what cells define, sent to other processes
 TEXT = [
     "babel>=2.12",  # names of days, months and currencies in spoken_numbers
     "num2words>=0.5.12",  # its numbers in words
@@ -101,6 +102,7 @@ setup(
         ],
         "demo": DEMO,
         "kubernetes": KUBERNETES,
+        "notebook": NOTEBOOK,
         "text": TEXT,
         "mlflow": ["mlflow-skinny>=2.20"],  # train.sinks = [@MlflowSink()]
         "wandb": ["wandb>=0.19"],  # train.sinks = [@WandbSink()]
@@ -111,8 +113,11 @@ setup(
             *DEMO,
             *GPU_PREFLIGHT,
             *KUBERNETES,
+            *NOTEBOOK,
             *PREFLIGHT,
             *TEXT,  # spoken_numbers and python_docs are tested as they are
+            "ipykernel>=6.29",  # notebooks are tested in real kernels
+            "nbclient>=0.9",
             "hypothesis>=6.100",  # properties instead of examples, where there is an oracle
             "jsonschema>=4.20",  # the JobSet against its schema
             "matplotlib>=3.8",  # which the import of TensorFlow must not bring along

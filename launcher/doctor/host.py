@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from launcher.doctor import nvidia
-from launcher.doctor.check import Context, Finding, check, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _BFLOAT16 = ("amx_bf16", "avx512_bf16")

@@ -8,6 +8,8 @@ Whoever raises one of these promises that the message says what is wrong, the va
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Collection
 
 EXIT_DONE = 0
@@ -26,14 +28,29 @@ EXIT_CODES: dict[int | str, str] = {
 }
 
 
+TRACEBACK = "LAUNCHER_TRACEBACK"
+"""Environment variable: 1 prints the whole traceback of a user's mistake, too."""
+
+
 class LauncherError(Exception):
-    """Base of the errors that end a run with a message and a documented exit code."""
+    """Base of the errors that end a run with a message and a documented exit code.
+
+    Attributes:
+      lines: of the user's own code, on the way to the error that this one tells of.
+    """
 
     exit_code = EXIT_FAILED
+    lines: tuple[str, ...] = ()
 
     # Leans on TensorFlow: AutoGraph passes an error with this attribute on as it is, without a stack around it. Noticed
     # by tests/machine/test_no_autograph.py. Then: users see "in user code:" around a message; find the new attribute.
     ag_pass_through = True
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython, and so a notebook, shows in the place of a traceback: the hook that it has for this."""
+        if os.environ.get(TRACEBACK) == "1":
+            return "".join(traceback.format_exception(self)).splitlines()
+        return [*self.lines, f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
 
 
 class UsageError(LauncherError):

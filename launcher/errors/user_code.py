@@ -9,6 +9,7 @@ in a rewritten function counts as ours, and keeps its whole traceback.
 from __future__ import annotations
 
 import itertools
+import linecache
 import os
 import re
 import sysconfig
@@ -18,10 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.errors import MissingInputError, UsageError, listed, nearest
-
-TRACEBACK = "LAUNCHER_TRACEBACK"
-"""Environment variable: 1 prints the whole traceback of a user's mistake, too."""
+from launcher.errors import TRACEBACK, MissingInputError, UsageError, listed, nearest, notebook
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("launcher", "models"))
@@ -55,7 +53,7 @@ class Place(NamedTuple):
         if self.is_ours:
             return False
         path = os.path.realpath(self.file)
-        nowhere = self.is_rewritten or self.file.startswith("<")
+        nowhere = self.is_rewritten or (self.file.startswith("<") and not notebook.is_cell(self.file))
         return nowhere or path.startswith(_STANDARD_LIBRARY) or bool(_INSTALLED & set(Path(path).parts))
 
     @property
@@ -65,7 +63,8 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         relative = os.path.relpath(self.file)
-        shown = self.file if relative.startswith(os.pardir) else relative
+        outside = relative.startswith(os.pardir) or notebook.is_cell(self.file)
+        shown = notebook.with_cells(self.file) if outside else relative
         inside = f", in {self.function}" if self.function.startswith("<") else f", in {self.function}()"
         inside = "" if self.function == "<module>" else inside
         return f"{shown} line {self.line}{inside}"
@@ -79,6 +78,11 @@ def mistake(error: BaseException) -> UsageError | None:
     kind = MissingInputError if isinstance(error, FileNotFoundError | PermissionError) else UsageError
     told = kind(f"{place}: {summary(error)}{_keys_there(error)}{_what_to_do(error)} ({TRACEBACK}=1 shows more)")
     told.__cause__ = error
+    told.lines = tuple(
+        f"{one}\n    {linecache.getline(one.file, one.line).strip()}"
+        for one in _places(error)
+        if not one.is_ours and not one.is_library
+    )
     return told
 
 

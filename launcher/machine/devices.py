@@ -138,6 +138,17 @@ def configure_gpus(count: int, options: GpuOptions) -> None:
         os.environ["TF_GPU_THREAD_COUNT"] = str(options.private_threads)
 
 
+def settings_left(plan: StrategyPlan) -> tuple[str, ...]:
+    """What a person should know of GPUs that TensorFlow had used before they could be set up, as in a notebook."""
+    wanted, gpus = plan.gpu_options.memory_growth, tf.config.list_physical_devices("GPU")
+    if plan.accelerator != "gpu" or all(tf.config.experimental.get_memory_growth(gpu) == wanted for gpu in gpus):
+        return ()
+    return (
+        f"TensorFlow was used before: its GPUs stay as they were set up, without gpu.memory_growth = {wanted}; to have "
+        "that, restart the kernel and call launcher.fit first",
+    )
+
+
 def configure_logical_cpus(count: int) -> None:
     """Makes at least `count` logical devices of this machine's CPU; before TensorFlow uses it."""
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -265,9 +265,10 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
         if not any(words in str(error) for words in _TOO_LATE):
             raise
         raise UsageError(
-            f"TensorFlow was used before its devices were set up for {plan.kind} ({error}). Run the program as python "
-            "-m launcher.main --gin_file=PROGRAM.py, which sets them up first, or call launcher.fit before anything of "
-            "TensorFlow, with functions that return the data"
+            f"TensorFlow was used before its devices were set up for {plan.kind} on {plan.num_replicas} replicas "
+            f"({error}). In a notebook, restart the kernel and call launcher.fit before anything of TensorFlow, with "
+            "functions that return the data; or give workers=N in the place of replicas=N. Run a program as python -m "
+            "launcher.main --gin_file=PROGRAM.py, which sets them up first"
         ) from error
 
 

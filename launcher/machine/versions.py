@@ -50,6 +50,11 @@ def sums_activity_penalties() -> bool:
     return of(sys.modules["keras"].__version__) < (3, 14)
 
 
+def opens_models_safely() -> bool:
+    """Whether Keras opens a file of a model without running what it holds: CVE-2025-8747 and others of that year."""
+    return of(sys.modules["keras"].__version__) >= (3, 12)
+
+
 def _text(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 

@@ -35,6 +35,7 @@ CONTENTS = {
     "export/": "What `--mode=export` wrote, unless `--export_dir` says where.",
     "export_step/": "What `--mode=export_step` wrote, unless `--export_dir` says where.",
     "compare.html": "What `--mode=compare` wrote.",
+    "program/": "A call of `launcher.fit(..., workers=N)`: the program that its workers ran, and their history.",
     "fit_N/": "The run of the second, third, … call of `launcher.fit` in one program.",
 }
 

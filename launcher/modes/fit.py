@@ -18,7 +18,8 @@ from launcher.errors import UsageError, advice, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.exit_barrier import chief_last
-from launcher.modes import Request
+from launcher.modes import Request, fit_workers
+from launcher.modes.history import History
 from launcher.modes.train import train_on
 from launcher.run import programs
 from launcher.run.loading import Machine
@@ -39,6 +40,7 @@ _ELSEWHERE = {
     "steps_per_execution": "say it with steps_per_loop",
 }
 _BATCH_SIZE = 32  # Keras's
+_MODEL_DIR = os.path.join("runs", "fit")
 
 
 def fit(
@@ -51,6 +53,7 @@ def fit(
     model_dir: str | None = None,
     strategy: str | tf.distribute.Strategy = "auto",
     replicas: int | None = None,
+    workers: int | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     class_weight: Mapping[int, float] | None = None,
     shuffle: bool = True,
@@ -58,7 +61,7 @@ def fit(
     validation_steps: int | None = None,
     validation_split: float = 0.0,
     **settings: Any,
-) -> keras.callbacks.History:
+) -> History:
     """Trains a compiled Keras model, as Keras's `fit` on one device would, on any devices.
 
         history = launcher.fit(build, train_ds, validation=val_ds, epochs=10, model_dir="runs/mine")
@@ -75,19 +78,24 @@ def fit(
       batch_size: examples of a step over all replicas, of arrays; 32 unless said. Of a dataset, it is its own.
       model_dir: where all that the run writes goes; runs/fit unless said.
       strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`.
-      replicas: as `--replicas`.
+      replicas: as `--replicas`, in each worker.
+      workers: train in so many processes of this machine, which are started, watched and restarted as by
+        `launcher.launch --workers`; None for this process. What they need is sent to them by cloudpickle. A program
+        that the launcher runs has the workers that its command line says.
       callbacks: see `launcher.run.actions.keras_callbacks`.
       class_weight, shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
       **settings: what a recipe binds as `train.…`, such as `checkpoint_every=1000`; what it binds as `Clipping.…`,
         `StartFrom.…` or `Checkpoints.…` in a dict, such as `clipping={"global_norm": 1.0}`.
 
     Returns:
-      Keras's History of the epochs, with the trained `model` and the run's `model_dir`.
+      Keras's History of the epochs, with the trained `model`, the run's `model_dir` and `report()`, which shows the
+      report in a notebook.
 
     Raises:
       UsageError: an argument or the data is wrong.
       LauncherError: the run failed, or was asked to stop.
     """
+    given = {name: value for name, value in locals().items() if name != "settings"}
     _check_settings(settings)
     if isinstance(build, keras.Model) or not callable(build):
         raise UsageError(
@@ -95,13 +103,15 @@ def fit(
             f"got {type(build).__name__}"
         )
     handler = programs.handler()
+    if workers is not None and handler is None:
+        return fit_workers.fit(**{**given, **settings, "model_dir": model_dir or _MODEL_DIR})
     # Devices and seeds are set up before a function makes the data: here, or before the program's first line.
     if handler is None:
         machine = _set_up(strategy, replicas, settings.get("seed", Recipe.seed))
         handler = functools.partial(_train_here, machine=machine)
     train, validation = (source() if is_function(source) else source for source in (train, validation))
     size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
-    history = keras.callbacks.History()
+    history = History()
     task = KerasTask(
         build=build,
         train=train,
@@ -128,6 +138,7 @@ def fit(
         model_dir=model_dir,
         replicas=replicas,
     )
+    policy = keras.config.dtype_policy()
     try:
         history.model_dir = handler(call)
     except Exception as error:
@@ -135,6 +146,8 @@ def fit(
         if told is error:
             raise
         raise told from error
+    finally:
+        keras.config.set_dtype_policy(policy)  # what comes after is the program's, also another call
     return history
 
 
@@ -162,7 +175,7 @@ def _train_here(call: FitCall, machine: Machine) -> str:
     evaluates = bool(call.settings["task"].data().num_eval_examples)
     request = Request(
         mode="train_and_eval" if evaluates else "train",
-        model_dir=call.model_dir or os.path.join("runs", "fit"),
+        model_dir=call.model_dir or _MODEL_DIR,
         replicas=call.replicas,
     )
     with chief_last(cluster_lib.resolve(os.environ)):

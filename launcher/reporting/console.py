@@ -1,4 +1,4 @@
-"""The console that people see while a run goes: a live line on a terminal, one plain line a log event anywhere else.
+"""The console that people see while a run goes: a live line on a terminal and in a notebook, else a line a log event.
 
 Tables, too, have lines on a terminal, and are columns of plain text anywhere else.
 """
@@ -6,6 +6,7 @@ Tables, too, have lines on a terminal, and are columns of plain text anywhere el
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TextIO
 
 import launcher
+from launcher.errors import notebook
 from launcher.reporting import panels
 from launcher.reporting.units import clock
 
@@ -43,9 +45,13 @@ def make_console(
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Console:
-    """Returns the console that fits the stream, by default standard output: live on a terminal, else plain lines."""
+    """Returns the console that fits the stream, by default standard output: live on a terminal, else plain lines.
+
+    In a notebook's kernel, standard output is that of a cell.
+    """
+    in_notebook = stream is None and notebook.shell() is not None
     stream = sys.stdout if stream is None else stream
-    make = LiveConsole if is_terminal(stream) else PlainConsole
+    make = NotebookConsole if in_notebook else LiveConsole if is_terminal(stream) else PlainConsole
     return make(stream, panels.ProgressText(total_steps, clock))
 
 
@@ -143,8 +149,65 @@ class PlainConsole:
             _print(self._stream, line)
 
     def _rows(self, rows: panels.Rows) -> None:
-        for line in columns(rows):
-            _print(self._stream, line)
+        _print(self._stream, "\n".join(columns(rows)))
+
+
+class CellLine:
+    """One line below a cell of a notebook that is changed in place, so that the saved notebook has its last words."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown_at = 0.0
+        self._waits: dict[str, str] | None = None
+
+    def show(self, text: str, done: float | None = None) -> None:
+        """Shows a text, beside a bar of which a share is `done`; several times a second at most, the last for sure."""
+        bar = "" if done is None else f'<progress value="{done:.4f}" style="vertical-align: middle"></progress> '
+        self._waits = {"text/plain": text, "text/html": f"{bar}<code>{html.escape(text)}</code>"}
+        if time.monotonic() - self._shown_at >= _MOVE_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Shows what was held back."""
+        if self._waits is None:
+            return
+        if self._handle is None:
+            from IPython.display import DisplayHandle  # there in a kernel
+
+            self._handle = DisplayHandle()
+            self._handle.display(self._waits, raw=True)
+        else:
+            self._handle.update(self._waits, raw=True)
+        self._shown_at, self._waits = time.monotonic(), None
+
+
+class NotebookConsole(PlainConsole):
+    """In the output of a notebook's cell: one progress line, which is changed in place, and plain lines around it."""
+
+    def __init__(self, stream: TextIO, progress: panels.ProgressText):
+        super().__init__(stream, progress)
+        self._line = CellLine()
+        self._event: Mapping[str, Any] = {}
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Shows it in the place of the progress line."""
+        if not self._event:  # evaluations are too short and too many
+            self._line.show(f"{text} …")
+        yield
+
+    def progress(self, step: int) -> None:
+        self.train({**self._event, "step": step})
+
+    def train(self, event: Mapping[str, Any]) -> None:
+        self._event = event
+        self._line.show(self._progress.text(event), int(event["step"]) / self._progress.total_steps)
+
+    def close(self) -> None:
+        """Leaves the last progress line, and nothing of a wait that came to no step."""
+        if not self._event:
+            self._line.show("")
+        self._line.flush()
 
 
 class LiveConsole:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from launcher.checkpoints import HOST, Best, Saver
-from launcher.errors import Preempted, TrainingError, UsageError, advice
+from launcher.errors import Preempted, TrainingError, UsageError, advice, notebook
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run.actions.base import Action, Event
@@ -136,9 +136,8 @@ class Controller:
                 self._finish_saving()
             # Where a worker is gone, TensorFlow may end the chief in the middle of its write.
             self._trainer.workers.any(True)
-            raise Preempted(
-                f"asked to stop: step {step} of {self._total_steps} is saved; the same command goes on from there"
-            )
+            again = "the same command" if notebook.shell() is None else "running the cell again"
+            raise Preempted(f"asked to stop: step {step} of {self._total_steps} is saved; {again} goes on from there")
         finally:
             with self._lock:
                 self._is_answered = True

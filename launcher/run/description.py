@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import keras
 
 from launcher.config import gin_bindings
+from launcher.errors import notebook
 from launcher.reporting.run_folder import LOW_IS_BEST, Change, RunRecord
 from launcher.run import layer_settings
 from launcher.run.plan import RunPlan
@@ -55,9 +56,10 @@ def record(resolved: RunPlan, recipe_files: Sequence[str], described: Mapping[st
     recipe, examples = resolved.recipe, resolved.data.num_train_examples
     is_launcher = sys.argv[0].endswith(os.path.join("launcher", "main.py"))
     program = ["python", "-m", "launcher.main"] if is_launcher else [os.path.basename(sys.argv[0])]
+    command = " ".join(map(_quoted, [*program, *sys.argv[1:]]))
     return RunRecord(
         started=started,
-        command=" ".join(map(_quoted, [*program, *sys.argv[1:]])),
+        command=command if notebook.shell() is None else "launcher.fit in a notebook",  # not the kernel's
         recipe=tuple(recipe_files),
         changes=tuple(Change(name=name, recipe=old, run=new) for name, old, new in gin_bindings.changed()),
         plan=dict(described),

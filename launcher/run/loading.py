@@ -14,6 +14,7 @@ from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import elastic
+from launcher.machine.devices import settings_left
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
 from launcher.run import plan, programs
@@ -77,6 +78,11 @@ def load_bindings(
     gin_bindings.check_settings()
 
 
+# Strategies of this process, by what they were made for. A second run, as in a notebook, takes the same one: to connect
+# to a TPU again clears what is on it, and collectives of two strategies may take each other's place.
+_made: dict[StrategyPlan, tf.distribute.Strategy] = {}
+
+
 @dataclasses.dataclass(kw_only=True)
 class Machine:
     """The devices that the flags (None: not given) and this machine allow, set up at most once, and plans on them.
@@ -126,7 +132,9 @@ class Machine:
         seed = gin_bindings.bound("train.seed", Recipe.seed) if self.seed is None else self.seed
         keras.utils.set_random_seed(seed)
         if self.connect:
-            self.made = strategy_lib.build(self._set_up_for, self._cluster)
+            self.made = _made.get(self._set_up_for) or strategy_lib.build(self._set_up_for, self._cluster)
+            if self._set_up_for.accelerator != "cpu" and self._set_up_for.kind != "multi_worker":
+                _made[self._set_up_for] = self.made
         else:
             strategy_lib.configure(self._set_up_for)
 
@@ -148,6 +156,8 @@ class Machine:
         if recipe.rematerialize != "auto":
             rematerialize, rematerialize_why = recipe.rematerialize, "train.rematerialize"
         policy, why = plan.policy_of(recipe, devices)
+        if self._set_up_for is not None:
+            devices = dataclasses.replace(devices, notes=(*devices.notes, *settings_left(devices)))
         # One layer in float16 is enough for gradients to underflow.
         in_float16 = "mixed_float16" in (policy, *recipe.precision_overrides.values())
         data = open_data(recipe.task)

@@ -111,7 +111,13 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
     step = weights.step_of(store, which)
     path = os.path.join(model_dir, MODEL_FILE)
     held = _about(path)
-    if held is not None and _is_wanted(held, which, step):
+    opens = trust or versions.opens_models_safely()
+    if not opens and held is not None and (step is None or _is_of_fit(model_dir)):
+        raise UsageError(
+            f"launcher.load: {path} is not opened, as Keras {keras.__version__} may run Python that a file holds: install "
+            "keras 3.12 or later, or say trust=True for a folder of your own"
+        )
+    if opens and held is not None and _is_wanted(held, which, step):
         loading.import_builtins()  # registers the classes of models/
         try:
             return keras.saving.load_model(path, safe_mode=not trust)
@@ -126,6 +132,12 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
             "'best' or 'last'"
         )
     return _built(model_dir, store, step, averaged=which == "averaged" or None, trust=trust)
+
+
+def _is_of_fit(model_dir: str) -> bool:
+    """Whether the run's model is one that only the program of its `launcher.fit` can build."""
+    config = Path(model_dir, "config.gin")
+    return config.is_file() and b"train.task" not in config.read_bytes()
 
 
 def _is_wanted(held: dict[str, Any], which: str, step: int | None) -> bool:
@@ -152,7 +164,7 @@ def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool 
     config = os.path.join(model_dir, "config.gin")
     if not os.path.isfile(config):
         raise UsageError(f"launcher.load: {config} is missing, which says how the model is built")
-    if b"train.task" not in Path(config).read_bytes():
+    if _is_of_fit(model_dir):
         raise UsageError(
             f"launcher.load: {model_dir} is of a launcher.fit, whose model only its program can build, and there is no "
             f"{MODEL_FILE} with the weights asked for: python -m launcher.main --gin_file=PROGRAM.py --mode=export "

@@ -14,6 +14,7 @@ and from its supervisor, which passes it on. That is one request.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted
+from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted, notebook
 from launcher.worker import progress
 
 # What comes within so many seconds of a signal repeats it; what comes later is from somebody who will not wait.
@@ -33,7 +34,8 @@ class StopRequest:
     """Remembers the first SIGTERM or SIGINT, from the moment it comes.
 
     Under a supervisor nothing that comes after it counts: who will not wait tells the supervisor, which kills. Without
-    one, a signal that comes `REPEAT_SECONDS` later ends the process at once.
+    one, a signal that comes `REPEAT_SECONDS` later ends the process at once; a notebook's kernel outlives its cell, so
+    there the stop button raises KeyboardInterrupt then.
 
     Args:
       unanswered: asked again and again from the request on, in a thread of its own and with the seconds since, until
@@ -82,7 +84,10 @@ class StopRequest:
             again = "" if _is_supervised() else f"; once more, after {REPEAT_SECONDS:g} s, to end at once"
             _say(f"{name}: finishing the step and saving{again}")
         elif not _is_supervised() and now - self._heard_at >= REPEAT_SECONDS:
-            os._exit(128 + number)
+            if number != signal.SIGINT or notebook.shell() is None:
+                os._exit(128 + number)
+            main = ctypes.c_ulong(threading.main_thread().ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(KeyboardInterrupt))
         # Without a supervisor SIGINT is a person's, who may want to keep the process, such as a notebook's.
         if is_first and (number == signal.SIGTERM or _is_supervised()):
             self._await_answer()
@@ -122,7 +127,8 @@ def _listening(
     """Calls `heard` for each of the signals, if this is the main thread, which alone may take them over.
 
     In another thread: the main thread may be inside TensorFlow for minutes, where no handler of Python's runs. What
-    repeats a request that has been answered must not end the process with another code: `ignored_after` the block.
+    repeats a request that has been answered must not end the process with another code: `ignored_after` the block,
+    except in a notebook's kernel, which goes on.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -148,7 +154,8 @@ def _listening(
         os.close(source)
         for number, handler in before.items():
             if signal.getsignal(number) is _wake:
-                signal.signal(number, signal.SIG_IGN if ignored_after() else handler)
+                ignored = ignored_after() and notebook.shell() is None
+                signal.signal(number, signal.SIG_IGN if ignored else handler)
 
 
 def _wake(number: int, frame: FrameType | None) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import socket
 
@@ -295,3 +296,21 @@ def test_a_local_tpu_that_tensorflow_cannot_drive_is_refused_with_the_cause():
     with pytest.raises(UsageError) as caught:
         strategy.build(decided, ALONE)
     assert "TPU 'local' cannot be initialised (NotFoundError" in str(caught.value)
+
+
+@pytest.mark.parametrize(("growth", "notes"), [(None, 1), (True, 0)])
+def test_gpus_that_tensorflow_has_used_are_taken_as_they_are_with_a_note(growth, notes, monkeypatch):
+    def too_late(*_):
+        raise RuntimeError("Visible devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["GPU:0", "GPU:1"])
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: ["GPU:0", "GPU:1"])
+    monkeypatch.setattr(tf.config, "set_visible_devices", too_late)
+    monkeypatch.setattr(tf.config.experimental, "get_memory_growth", lambda gpu: growth)
+    found = plan(gpus(A100, A100))
+    monkeypatch.setenv("TF_GPU_THREAD_MODE", "global")  # it is not set then
+    strategy.configure(found)
+    told = devices_lib.settings_left(found)
+    assert len(told) == notes and all("gpu.memory_growth = True" in note for note in told)
+    with pytest.raises(RuntimeError, match="after being initialized"):
+        strategy.configure(dataclasses.replace(found, local_replicas=3))

@@ -164,7 +164,7 @@ def own_task() -> GivenTask:
 
 @pytest.mark.skipif(
     versions.of(keras.__version__) < (3, 12),
-    reason="parts of its attention do not take what others of another dtype give",
+    reason="parts of its attention take no other dtype from each other",
 )
 def test_layers_inside_layers_of_ones_own_are_found_by_attribute() -> None:
     overrides = {"mixing": "float32", "nested": "mixed_float16", "mixing/attention/query": "mixed_bfloat16"}

@@ -11,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.machine import tpu
+from launcher.machine import strategy, tpu
+from launcher.machine.devices import Devices
+from launcher.run import loading
 
 NEWER = f"{tf.__version__.split('.')[0]}.{int(tf.__version__.split('.')[1]) + 1}.0"
 
@@ -187,3 +189,23 @@ def test_a_tpu_that_is_initialised_gives_its_strategy(monkeypatch):
 def test_a_tpu_with_another_number_of_cores_than_planned_is_refused(monkeypatch):
     with pytest.raises(UsageError, match="has 8 cores, the plan has 4: pass --replicas=8"):
         connected(monkeypatch, 8, replicas=4)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"TPU_NAME": ""}, {"TPU_NAME": "local", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}],
+)
+def test_the_tpu_of_a_notebooks_machine_is_found_and_initialised_once(environ, monkeypatch):
+    resolver, initialised = made_up_tpu.MadeUpTpu(8), []
+    monkeypatch.setattr(tpu, "Resolver", lambda name: resolver)
+    monkeypatch.setattr(
+        tf.tpu.experimental, "initialize_tpu_system", lambda given: initialised.append(given) or topology(2, 4)
+    )
+    monkeypatch.setattr(strategy, "discover", lambda: Devices(tpus=tuple(f"TPU:{index}" for index in range(8))))
+    monkeypatch.setattr(loading, "_made", {})
+    made = []
+    for _ in range(2):  # to initialise it again would clear the first model
+        machine = loading.Machine(environ=environ, strategy="tpu")
+        machine.set_up()
+        made.append(machine.made)
+    assert isinstance(made[0], tf.distribute.TPUStrategy) and made[0] is made[1] and initialised == [resolver]
