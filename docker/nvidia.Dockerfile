@@ -15,7 +15,6 @@ COPY setup.py pyproject.toml README.md LICENSE NOTICE /src/
 COPY launcher /src/launcher
 COPY models /src/models
 COPY gin_configs /src/gin_configs
-COPY examples/data /src/examples/data
 # What TensorFlow was built with stays; Keras (3.3) and others are renewed, whatever the container's PIP_CONSTRAINT says.
 RUN python -m pip list --format=freeze | grep -E '^(tensorflow|numpy|protobuf|h5py|ml[-_]dtypes|grpcio)==' >/src/vendor.txt \
     && grep '^tensorflow==.*nv' /src/vendor.txt

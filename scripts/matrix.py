@@ -92,6 +92,7 @@ TESTS = {
     "launcher.fit": "tests/modes/test_fit.py",
     "model.keras out and in": "tests/serving/test_model_file.py",
     "callbacks and metrics of Keras": "tests/tasks/test_keras_metrics.py",
+    "TPU programs": "tests/tpu tests/machine/test_versions.py",
     "step, optimizers, checkpoints": "tests/step tests/optimizers tests/checkpoints tests/test_topologies.py",
 }
 

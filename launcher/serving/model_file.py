@@ -114,8 +114,8 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
     opens = trust or versions.opens_models_safely()
     if not opens and held is not None and (step is None or _is_of_fit(model_dir)):
         raise UsageError(
-            f"launcher.load: {path} is not opened, as Keras {keras.__version__} may run Python that a file holds: install "
-            "keras 3.12 or later, or say trust=True for a folder of your own"
+            f"launcher.load: {path} is not opened, as Keras {keras.__version__} may run Python that a file holds: "
+            "install keras 3.12 or later, or say trust=True for a folder of your own"
         )
     if opens and held is not None and _is_wanted(held, which, step):
         loading.import_builtins()  # registers the classes of models/
