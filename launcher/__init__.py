@@ -69,6 +69,8 @@ _LAZY = {"fit": "launcher.modes.fit", "load": "launcher.serving.model_file"}
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Says what to install where TensorFlow or Keras is missing or too old, before a module needs what they lack.
+    importlib.import_module("launcher.machine.tensorflow_import").require_tensorflow()
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 

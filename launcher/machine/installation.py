@@ -79,7 +79,7 @@ def jax_command(extra: str) -> str:
 
 def version_text() -> str:
     """The version of Launcher, and those of what it computes with, as far as they are installed; imports none."""
-    found = [f"Python {platform.python_version()}", *_versions(*_TENSORFLOWS, "keras")]
+    found = [f"Python {platform.python_version()}", *_versions(*_TENSORFLOWS, "keras", "numpy")]
     return f"launcher {launcher.__version__} ({', '.join(found)})"
 
 

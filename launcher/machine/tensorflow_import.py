@@ -41,6 +41,12 @@ def require_tensorflow() -> None:
         raise UsageError(
             f"TensorFlow is not installed. Choose the extra for this machine: {installation.tensorflow_command()}"
         ) from None
+    except Exception as error:  # of theirs, such as a NumPy that they were not built for
+        raise UsageError(
+            f"{installation.version_text()}: TensorFlow and Keras cannot be imported together "
+            f"({type(error).__name__}: {error}). --mode=doctor says what does not fit; anew: "
+            f"{installation.tensorflow_command()}"
+        ) from error
     versions.check()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
