@@ -26,6 +26,8 @@ class Structure:
 
     def __init__(self, element: Any):
         self._parts = _split(element)
+        # How many parts a dataset's element is a tuple of; 0 of arrays, which Keras packs by what there is.
+        self._length = len(element) if isinstance(element, tuple) and all(one is not None for one in element) else 0
 
     def __str__(self) -> str:
         leaves = flatten(self._parts).items()
@@ -42,6 +44,23 @@ class Structure:
             key: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], _dtype(leaf))
             for key, leaf in flatten(self._parts).items()
         }
+
+    def unknown_length(self) -> dict[str, tf.TensorSpec]:
+        """The specification of a batch of any number of examples, unless there is one number that all have."""
+        return {
+            key: tf.TensorSpec(
+                [leaf.shape[0] if isinstance(leaf, tf.TensorSpec) else None, *leaf.shape[1:]], _dtype(leaf)
+            )
+            for key, leaf in flatten(self._parts).items()
+        }
+
+    def element(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        """What Keras's `fit` gives `train_step` of these parts: of a dataset, what its elements are."""
+        if self._length > 1:
+            return (x, y, sample_weight)[: self._length if sample_weight is None else 3]
+        if self._length == 1:
+            return (x,)
+        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
 
     def pack(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of a batch; None for what there is not."""

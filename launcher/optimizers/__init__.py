@@ -2,5 +2,6 @@
 
 from launcher.optimizers.builders import adafactor, adam, adamw, lamb, lars, momentum
 from launcher.optimizers.optimizer import NO_DECAY, Optimizer
+from launcher.optimizers.several import Optimizers
 
-__all__ = ["NO_DECAY", "Optimizer", "adafactor", "adam", "adamw", "lamb", "lars", "momentum"]
+__all__ = ["NO_DECAY", "Optimizer", "Optimizers", "adafactor", "adam", "adamw", "lamb", "lars", "momentum"]

@@ -122,7 +122,7 @@ class Optimizer:
         Raises:
           UsageError: a variable, the optimizer or the schedule cannot be used on replicas.
         """
-        self._check_scope()
+        self._check_scope(variables, shards)
         for variable in variables:
             if variable.value.aggregation != tf.VariableAggregation.NONE:
                 raise UsageError(
@@ -153,7 +153,8 @@ class Optimizer:
 
     def _build_keras(self) -> None:
         if not any(self.shards):
-            self._keras.build(self._updated)
+            if not self._keras.built:
+                self._keras.build(self._updated)
             return
         keras_add = self._keras.add_variable_from_reference
 
@@ -273,7 +274,7 @@ class Optimizer:
         factor = nadam.beta_1 * (1.0 - 0.5 * tf.pow(tf.constant(0.96, product.dtype), count))
         nadam.assign(product, tf.convert_to_tensor(product) * factor)
 
-    def _check_scope(self) -> None:
+    def _check_scope(self, variables: Sequence[keras.Variable], shards: int) -> None:
         strategy = tf.distribute.get_strategy()
         if not strategy.extended.variable_created_in_scope(self._keras.iterations.value):
             raise UsageError(
@@ -281,7 +282,8 @@ class Optimizer:
                 "the model is built, or bind train.optimizer to the function that makes it, as a reference (@name, "
                 "without parentheses)"
             )
-        if self._keras.built:
+        is_same = [*map(id, own_settings.built_for(self._keras))] == [*map(id, variables)]
+        if self._keras.built and (not is_same or shards > 1):
             raise UsageError(f"optimizer {self._keras.name!r} has been built for other variables: make a new one")
 
 

@@ -16,8 +16,8 @@ from launcher.data.order import ALL_IN
 from launcher.data.pipeline import Shard
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
-from launcher.optimizers import Optimizer
-from launcher.run import layer_settings
+from launcher.optimizers import Optimizer, Optimizers
+from launcher.run import layer_settings, own_step_limits
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
@@ -61,6 +61,8 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     notes: list[str] = []
     with initial_values.scope(strategy):
         model = build_model(plan, notes.append)
+        if recipe.task.step_assigns is not None:
+            own_step_limits.check(plan)
         optimizer = build_optimizer(plan)
     layer_settings.check_batch_norm(model, plan)
     compiled = plan.jit_compile or plan.strategy.accelerator == "tpu"
@@ -87,6 +89,10 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
     """What a microbatch of the plan assigns in the model besides trained weights; see `statistics.assigned`."""
+
+    if (assigns := plan.recipe.task.step_assigns) is not None:
+        ids = {id(variable) for variable in assigns}
+        return [variable for variable in moving_statistics.candidates(model) if id(variable) in ids]
 
     def spec() -> batch_spec.BatchSpec:
         size, replicas = plan.recipe.global_batch_size, plan.strategy.num_replicas
@@ -146,12 +152,12 @@ def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], No
     return model
 
 
-def build_optimizer(plan: RunPlan) -> Optimizer:
+def build_optimizer(plan: RunPlan) -> Optimizer | Optimizers:
     """The recipe's optimizer; a plain Keras optimizer is wrapped."""
     optimizer = (plan.recipe.optimizer or plan.recipe.task.optimizer)()
     if isinstance(optimizer, keras.optimizers.Optimizer):
         optimizer = Optimizer(optimizer)
-    if not isinstance(optimizer, Optimizer):
+    if not isinstance(optimizer, Optimizer | Optimizers):
         raise UsageError(
             "train.optimizer must build a launcher Optimizer or a keras.optimizers.Optimizer, "
             f"got {type(optimizer).__name__}"
@@ -161,7 +167,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer:
     return optimizer
 
 
-def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
+def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers) -> StepConfig:
     """What one step of the plan does; UsageError where recipe and optimizer both bound the gradients."""
     recipe = plan.recipe
     per_example = float(recipe.task.nominal_weight_per_example)
@@ -184,7 +190,7 @@ def step_config(plan: RunPlan, optimizer: Optimizer) -> StepConfig:
     )
 
 
-def _clipping(of_recipe: Clipping, optimizer: Optimizer) -> Clipping:
+def _clipping(of_recipe: Clipping, optimizer: Optimizer | Optimizers) -> Clipping:
     """The recipe's bound on the gradients, or else the one that the Keras optimizer was made with."""
     theirs = optimizer.clipping
     if not theirs:

@@ -150,7 +150,7 @@ class LocalPass:
         moving_before: Sequence[tf.Tensor],
     ) -> LocalSums:
         """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
-        self._set_seeds(step, index)
+        set_seeds(self._seeds, self._config, step, index)
         grads, watched, loss, weight, metrics = self._forward_backward(batch, scale)
         # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
         # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
@@ -201,24 +201,24 @@ class LocalPass:
             tuple(metrics[name] for name in self.metric_names),
         )
 
-    @no_autograph
-    def _set_seeds(self, step: tf.Tensor, microbatch: tf.Tensor | int) -> None:
-        """Gives every seed generator a state of (seed, step, first example of this part of the global batch)."""
-        if not self._seeds:
-            return
-        config = self._config
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        per_replica = config.global_batch_size // num_replicas()
-        # The offset, not the replica, so that 2 replicas of 2 microbatches draw what 4 replicas draw.
-        offset = replica * per_replica + microbatch * (per_replica // config.microbatches)
-        pair = tf.stack([tf.constant(config.seed & 0x7FFFFFFF, tf.int32), tf.constant(0, tf.int32)])
-        pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(step, tf.int32))
-        pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(offset, tf.int32))
-        states = tf.random.stateless_uniform(
-            [len(self._seeds), 2], seed=pair, minval=0, maxval=2**31 - 1, dtype=tf.int32
-        )
-        for index, variable in enumerate(self._seeds):
-            variable.value.assign(tf.cast(states[index], variable.value.dtype))
+
+@no_autograph
+def set_seeds(
+    states: Sequence[keras.Variable], config: StepConfig, step: tf.Tensor, microbatch: tf.Tensor | int = 0
+) -> None:
+    """Gives every seed generator a state of (seed, step, first example of this part of the global batch)."""
+    if not states:
+        return
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    per_replica = config.global_batch_size // num_replicas()
+    # The offset, not the replica, so that 2 replicas of 2 microbatches draw what 4 replicas draw.
+    offset = replica * per_replica + microbatch * (per_replica // config.microbatches)
+    pair = tf.stack([tf.constant(config.seed & 0x7FFFFFFF, tf.int32), tf.constant(0, tf.int32)])
+    pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(step, tf.int32))
+    pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(offset, tf.int32))
+    drawn = tf.random.stateless_uniform([len(states), 2], seed=pair, minval=0, maxval=2**31 - 1, dtype=tf.int32)
+    for index, variable in enumerate(states):
+        variable.value.assign(tf.cast(drawn[index], variable.value.dtype))
 
 
 @no_autograph

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.machine.no_autograph import call_converted
-from launcher.optimizers import Optimizer
+from launcher.optimizers import Optimizer, Optimizers
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.step import precision
 from launcher.step.gradients import Checked
@@ -78,7 +78,7 @@ class State:
         strategy: tf.distribute.Strategy,
         workers: Workers,
         model: keras.Model,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Optimizers,
         ema: MovingAverage,
         counters: Counters,
         loss_scale: LossScale,

@@ -61,6 +61,18 @@ class StepReport(NamedTuple):
         return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
+def report_names(metrics: Sequence[str], sizes: Sequence[int], num_weights: int) -> tuple[str, ...]:
+    """Of the numbers of a `StepReport` with metrics of these sizes, in the order of `flat`; a vector's repeat."""
+    flags = range(overflow.num_scalars(num_weights))
+    of_metrics = [name for name, size in zip(metrics, sizes, strict=True) for _ in range(size)]
+    parts = {"metrics": of_metrics, "non_finite": [str(number) for number in flags]}
+    return tuple(
+        name
+        for field in StepReport._fields
+        for name in ([f"{field}/{part}" for part in parts[field]] if field in parts else [field])
+    )
+
+
 class ReplicaStep:
     """The training step of one replica, to be run by `strategy.run`.
 
@@ -109,15 +121,7 @@ class ReplicaStep:
     @property
     def report_names(self) -> tuple[str, ...]:
         """Of the numbers of a `StepReport`, in the order of `flat`, once the step is traced; a vector's repeat."""
-        flags = range(overflow.num_scalars(len(self._weights)))
-        sizes = zip(self.metric_names, self._pass.metric_sizes, strict=True)
-        metrics = [name for name, size in sizes for _ in range(size)]
-        parts = {"metrics": metrics, "non_finite": [str(number) for number in flags]}
-        return tuple(
-            name
-            for field in StepReport._fields
-            for name in ([f"{field}/{part}" for part in parts[field]] if field in parts else [field])
-        )
+        return report_names(self.metric_names, self._pass.metric_sizes, len(self._weights))
 
     def __call__(self, batch: Batch) -> StepReport:
         config, counters = self._config, self._counters

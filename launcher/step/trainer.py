@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import keras
 import numpy as np
@@ -12,18 +12,21 @@ import tensorflow as tf
 from launcher.data.distributed import distribute_batches
 from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Data
+from launcher.errors import UsageError
 from launcher.machine import exit_barrier
-from launcher.optimizers import Optimizer
+from launcher.optimizers import Optimizer, Optimizers
 from launcher.reporting.units import first
 from launcher.step import flops, initial_values, moving_statistics, overflow, summation
 from launcher.step.local_pass import OwnTime, Watch
 from launcher.step.moving_average import MovingAverage
+from launcher.step.own_step import OwnStep
 from launcher.step.precision import LossScale
 from launcher.step.state import Counters, State
 from launcher.step.step_config import StepConfig
 from launcher.step.train_step import ReplicaStep
 from launcher.step.workers import Workers
 from launcher.tasks.base import Task
+from launcher.tasks.keras_own_step import StepsItself
 
 
 class StepRecords(NamedTuple):
@@ -79,7 +82,7 @@ class Trainer:
         strategy: tf.distribute.Strategy,
         task: Task,
         model: keras.Model,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Optimizers,
         loss_scale: LossScale,
         config: StepConfig,
         total_steps: int,
@@ -115,12 +118,34 @@ class Trainer:
             loss_scale=loss_scale,
         )
         self.task, self._loss_scale = task, loss_scale
-        self.replica_step = self.step_of(model)
+        self.replica_step = self._step()
         self._traced: tf.types.experimental.ConcreteFunction | None = None
         self._run_steps = summation.in_order(self._run_steps_in_graph, strategy)
 
+    def _step(self) -> ReplicaStep | OwnStep:
+        if not isinstance(self.optimizer, Optimizers):
+            return self.step_of(self.model)
+        return OwnStep(
+            task=cast(StepsItself, self.task),
+            model=self.model,
+            optimizer=self.optimizer,
+            loss_scale=self._loss_scale,
+            counters=self.counters,
+            ema=self.ema,
+            config=self.config,
+            statistics=self.statistics,
+        )
+
     def step_of(self, model: keras.Model, watch: Watch | None = None) -> ReplicaStep:
-        """This run's step on a model of the same task; see `ReplicaStep`. Only the run's own model can be trained."""
+        """This run's step on a model of the same task; see `ReplicaStep`. Only the run's own model can be trained.
+
+        UsageError where the step is the model's own.
+        """
+        if isinstance(self.optimizer, Optimizers):
+            raise UsageError(
+                "the model has a train_step of its own, in which there is no loss whose gradients could be looked at; "
+                "for a precision report, write a task with that loss, see docs/own_task.md"
+            )
         assigned = {id(variable) for variable in self.statistics}
         pairs = zip(self.model.weights, model.weights, strict=True)
         return ReplicaStep(

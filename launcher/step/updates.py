@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
 
-from launcher.optimizers import Optimizer
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.step import gradients, overflow
 from launcher.step.moving_average import MovingAverage
@@ -33,6 +32,17 @@ class Trained(NamedTuple):
     number: int
     weight: keras.Variable
     shard: WeightShard | None
+
+
+class Updater(Protocol):
+    """What updates weights in a change: an `Optimizer`, or one of `Optimizers`."""
+
+    @property
+    def variables(self) -> list[keras.Variable]: ...
+
+    def apply(
+        self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor, rate: tf.Tensor | None = None
+    ) -> list[tf.Tensor]: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +67,7 @@ class Change:
     num_microbatches: int
     step: tf.Tensor
     learning_rate: tf.Tensor
-    optimizer: Optimizer
+    optimizer: Updater
     ema: MovingAverage
     counters: Counters
     config: StepConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import keras
@@ -42,6 +42,8 @@ class Task:
         all examples of what loss() gives as metrics, which may be vectors then, such as the state of a
         `keras.metrics.AUC`. What is named `max:…` or `min:…` is the largest or smallest over the examples, not a sum.
       result_names: the names that `results` gives, known once a step is traced; None for those of loss().
+      untold: names among "loss" and "val_loss" that callbacks are not told.
+      step_assigns: of a model that has a step of its own, the variables that it assigns; else None.
       optimizer: a method that gives the optimizer that comes with the model; called after `model()`, under the same
         scope, unless `train.optimizer` is bound.
     """
@@ -53,6 +55,8 @@ class Task:
     statistics_over_global_batch: bool = False
     results: Callable[[Mapping[str, np.ndarray], float], Mapping[str, float]] | None = None
     result_names: Sequence[str] | None = None
+    untold: Collection[str] = ()
+    step_assigns: Sequence[keras.Variable] | None = None
     optimizer: Callable[[], Optimizer] | None = None
 
     def data(self) -> Data:

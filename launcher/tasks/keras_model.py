@@ -30,20 +30,16 @@ from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
-from launcher.optimizers import Optimizer
-from launcher.tasks import keras_metrics
+from launcher.optimizers import Optimizer, Optimizers
+from launcher.tasks import keras_metrics, keras_own_step
 from launcher.tasks.base import Task, check_builder
+from launcher.tasks.keras_own_step import OwnSteps, Replica, Sums
 from launcher.tasks.keras_private import keras_losses_of
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
 
 _OF_BATCH = "batch/"
 _TRIED = 8  # examples
 _COLOURS = re.compile(r"\x1b\[\d*m")
-_REPLACED = {
-    "train_step": "the launcher's step takes its place",
-    "test_step": "the launcher's evaluation takes its place",
-    "compute_loss": "it would take a mean over one replica's part of a batch",
-}
 # By name, as some of them need packages that may be missing.
 _CALLBACKS_REPLACED = {
     "ModelCheckpoint": "bind train.checkpoint_every; the best is kept, and model.keras is written at the end",
@@ -108,6 +104,7 @@ class KerasTask(Task):
         self._of_loss: frozenset[int] = frozenset()
         self._example: keras_metrics.Batch | None = None
         self._compiled = self._has_own_losses = False
+        self._own: OwnSteps | None = None
 
     def data(self) -> Data:
         return self._opened()[0]
@@ -130,9 +127,17 @@ class KerasTask(Task):
 
     def model(self) -> keras.Model:
         """What `build` returns, compiled and without a step of its own, its variables, loss and metrics built."""
-        model = self._build()
+        model = self._model = self._build()
         _check(model, defined_at(self._build))
         where, structures = defined_at(self._build), self._opened()[1]
+        self._own = None
+        if own := keras_own_step.overridden(model):
+            data = structures[0]
+            with _refused(f"{where}: {type(model).__name__}'s {own[0]} does not take this data, in which {data}"):
+                self._own = OwnSteps(
+                    model, lambda: data.element(*data.pack(tf.nest.map_structure(_placeholder, data.unknown_length())))
+                )
+            return model
         for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())
             with _refused(f"{where}: {model.name!r} does not take this data, in which {structure}"):
@@ -143,13 +148,12 @@ class KerasTask(Task):
             own = list(model.losses)
             # What they count is as it was, afterwards.
             with _refused(what), keras.StatelessScope() as scope, keras_losses_of(own, model):
-                model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
+                _compute_loss(model, x, y, outputs, weight, training=False)
                 counted = [one for one in model.metrics_variables if scope.get_current_value(one) is not None]
                 model.compute_metrics(x, y, outputs, weight)
             self._example = x, y, outputs, weight
         self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
         _check_reductions(model, defined_at(self._build))
-        self._model = model
         self._initial = [np.array(variable.numpy()) for variable in model.metrics_variables]
         self._folds = [keras_metrics.Fold("sum", False)] * len(self._initial)
         self._of_batch, self._of_loss = (), frozenset(map(id, counted))
@@ -158,7 +162,13 @@ class KerasTask(Task):
     def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
         """Finds out how the metrics' states are put together; UsageError where one's own cannot be right here."""
         model, self._compiled = self._model, compiled
-        if model is None or not keras_metrics.has_unknown(model):
+        if compiled and self._own is None and type(model).compute_loss is not keras.Model.compute_loss:
+            raise UsageError(
+                f"{defined_at(self._build)}: {type(model).__name__} has a compute_loss of its own, which could count what "
+                "fills up a short batch under XLA (train.jit_compile, a TPU); train without, or write a task, see "
+                "docs/own_task.md"
+            )
+        if model is None or self._own is not None or not keras_metrics.has_unknown(model):
             return
         size = getattr(self.data(), "batch_size", _TRIED)
         shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
@@ -181,9 +191,12 @@ class KerasTask(Task):
             )
 
     def _packed(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        return self._structure(batch).pack(batch)
+
+    def _structure(self, batch: Mapping[str, Any]) -> Structure:
         structures = self._opened()[1]
         keys = batch.keys() - {WEIGHT}
-        return next((one for one in structures if one.keys == keys), structures[0]).pack(batch)
+        return next((one for one in structures if one.keys == keys), structures[0])
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """What the order of the examples rests on."""
@@ -194,18 +207,48 @@ class KerasTask(Task):
             "its seeds make it"
         ]
 
-    def optimizer(self) -> Optimizer:
-        """The one that the model was compiled with, at the rate that callbacks may set."""
+    @property
+    def untold(self) -> frozenset[str]:  # type: ignore[override]  # known only once steps are traced
+        """Losses that Keras does not tell callbacks of, as the model's own steps return none."""
+        return frozenset() if self._own is None else self._own.untold
+
+    @property
+    def step_assigns(self) -> Sequence[keras.Variable] | None:  # type: ignore[override]  # known once there is a model
+        """What a step of the model's own assigns."""
+        return None if self._own is None else self._own.assigned
+
+    def optimizer(self) -> Optimizer | Optimizers:  # type: ignore[override]
+        """The one that the model was compiled with, at the rate that callbacks may set; those that its step applies."""
         assert self._model is not None
+        if self._own is not None:
+            return Optimizers(self._own.uses())
         found = self._model.optimizer
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
             found = found.inner_optimizer
         return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
 
     @no_autograph
+    def train_step(self, model: keras.Model, batch: dict[str, tf.Tensor], replica: Replica) -> Sums:
+        """The model's own, on this replica's examples."""
+        assert self._own is not None
+        return self._own.trained(self._rows(batch, training=True), tf.reduce_sum(batch[WEIGHT]), replica)
+
+    def _rows(self, batch: dict[str, tf.Tensor], training: bool) -> Any:
+        """A replica's real examples as the model's own steps take them; one where there is none."""
+        count = tf.maximum(tf.cast(tf.reduce_sum(batch[WEIGHT]), tf.int32), 1)
+        x, y, weight = self._packed({name: one[:count] for name, one in batch.items()})
+        if training and self._class_weight:
+            weight = class_weights(y, self._class_weight, weight)
+        return self._structure(batch).element(x, y, weight)
+
+    @no_autograph
     def loss(
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+        if self._own is not None:
+            num_real = tf.reduce_sum(batch[WEIGHT])
+            loss, metrics = self._own.evaluated(self._rows(batch, training=False), num_real)
+            return loss, num_real, metrics
         x, y, sample_weight = self._packed(batch)
         real = batch[WEIGHT]
         num_real = tf.reduce_sum(real)
@@ -234,7 +277,7 @@ class KerasTask(Task):
         with keras.StatelessScope([*zip(model.metrics_variables, initial, strict=True)]) as scope:
             before = {id(scope.get_current_value(variable)) for variable in model.metrics_variables}
             with keras_losses_of(own, model):
-                total = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=training)
+                total = _compute_loss(model, x, y, outputs, weights, training)
             keras_metrics.count_losses(model, scope, before, weight)
             with padding_left_out(model, over) if compiled else contextlib.nullcontext():
                 logs = model.compute_metrics(x, y, outputs, weights)
@@ -268,6 +311,8 @@ class KerasTask(Task):
     @property
     def result_names(self) -> tuple[str, ...]:  # type: ignore[override]  # known only once the metrics are
         """Of `results`."""
+        if self._own is not None:
+            return self._own.result_names
         sizes = {f"{name}:": 0 for name in ("sum", "max", "min")}
         for fold, value in zip(self._folds, self._initial, strict=True):
             sizes[f"{fold.over_steps}:"] += value.size
@@ -279,6 +324,8 @@ class KerasTask(Task):
         model = self._model
         if model is None:
             return {}
+        if self._own is not None:
+            return self._own.results(sums, weight)
         left, mapping = {name: np.atleast_1d(part) for name, part in sums.items()}, []
         for variable, fold, before in zip(model.metrics_variables, self._folds, self._initial, strict=True):
             name = f"{fold.over_steps}:"
@@ -318,6 +365,12 @@ def is_function(source: Any) -> bool:
     return inspect.isroutine(source) or (callable(source) and not isinstance(source, tf.data.Dataset))
 
 
+def _placeholder(spec: tf.TensorSpec) -> tf.Tensor:
+    """Zeros in a graph, of a number of examples that is not known while it is traced."""
+    size = tf.random.uniform([], 1, 2, tf.int32) if spec.shape[0] is None else spec.shape[0]
+    return tf.zeros([size, *(one or 1 for one in spec.shape[1:])], spec.dtype)
+
+
 def _call(model: keras.Model, x: Any, training: bool) -> Any:
     parameters = inspect.signature(model.call).parameters
     if "training" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
@@ -325,17 +378,17 @@ def _call(model: keras.Model, x: Any, training: bool) -> Any:
     return model(x)
 
 
+def _compute_loss(model: keras.Model, x: Any, y: Any, outputs: Any, weights: Any, training: bool) -> tf.Tensor:
+    """The model's, with the arguments that Keras would give to one of its own."""
+    told = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
+    return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, **told)
+
+
 def _check(model: Any, where: str) -> None:
     if not isinstance(model, keras.Model):
         raise UsageError(f"{where}: must return a keras.Model, returned {type(model).__name__}")
     if not getattr(model, "compiled", False):
         raise UsageError(f"{where}: the model is not compiled; call model.compile(optimizer=..., loss=...) on it")
-    for method, why in _REPLACED.items():
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise UsageError(
-                f"{where}: {type(model).__name__} has a {method} of its own; {why}. Write a task with data(), model() "
-                "and loss() instead, see docs/own_task.md"
-            )
 
 
 def _check_reductions(model: keras.Model, where: str) -> None:

@@ -18,7 +18,7 @@ from launcher.errors import TrainingError
 # Leans on Keras: models have `_losses_override`, and trainers these two functions. Noticed by
 # tests/tasks/test_keras_metrics.py, tests/modes/test_fit.py. Then: see how Keras's own TensorFlow trainer does it; a
 # TrainingError names what is gone.
-_SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
 
 
 @contextlib.contextmanager
@@ -29,16 +29,16 @@ def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator
     mean is weighted by its examples. TrainingError where this Keras has other names for it.
     """
     module = sys.modules[keras.losses.Loss.__module__]
-    missing = [name for name in _SCALES if not hasattr(module, name)]
+    missing = [name for name in SCALES if not hasattr(module, name)]
     missing += ["_losses_override"] if not hasattr(model, "_losses_override") else []
     if missing:
         raise TrainingError(
             f"Keras {keras.version()} has no {missing[0]}, by which a compiled model's loss is taken over replicas; "
             "install keras 3.8 to 3.15"
         )
-    before = {name: getattr(module, name) for name in _SCALES}
+    before = {name: getattr(module, name) for name in SCALES}
     try:
-        for name in _SCALES:
+        for name in SCALES:
             setattr(module, name, lambda value: value)
         model._losses_override[:] = losses
         yield

@@ -31,7 +31,8 @@ import tensorflow as tf
 
 from launcher.data.pipeline import Batch, Data, Shard
 from launcher.machine.no_autograph import no_autograph
-from launcher.optimizers import Optimizer
+from launcher.optimizers import Optimizer, Optimizers
+from launcher.optimizers.several import Part
 from launcher.run.session import Session
 from launcher.step.layers import group_size, walk
 from launcher.verify.compare import EXACT, Deviation
@@ -82,7 +83,9 @@ def install(built: Session) -> Data:
     """Turns a session, not traced yet, into the control of its recipe; returns what it is to train on."""
     plan = built.plan
     groups = {size for layer, *_ in walk(built.model) if (size := group_size(layer))}
-    _round_once_more(built.trainer.optimizer, roundoff(built.model, plan.reduce_dtype), plan.seed)
+    optimizer, unit = built.trainer.optimizer, roundoff(built.model, plan.reduce_dtype)
+    for one in optimizer.parts if isinstance(optimizer, Optimizers) else [optimizer]:
+        _round_once_more(one, unit, plan.seed)
     return cast(Data, _Permuted(plan.data, sorted(groups)))
 
 
@@ -134,7 +137,7 @@ def roundoff(model: keras.Model, reduce_dtype: tf.DType) -> float:
     return max(_UNIT_ROUNDOFF.get(dtype, _FLOAT32) for dtype in dtypes)
 
 
-def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
+def _round_once_more(optimizer: Optimizer | Part, unit: float, seed: int) -> None:
     """Makes an optimizer change each gradient element by a random share of up to `unit`."""
     apply = optimizer.apply
 

@@ -96,6 +96,7 @@ class KerasCallbacks(Action):
 
     def on_evaluation(self, event: Event) -> None:
         self._evaluation = {f"val_{name}": value for name, value in event.items() if name not in ("step", "examples")}
+        self._evaluation = {k: v for k, v in self._evaluation.items() if k not in self._task.untold}
         self._call("on_test_end", {name.removeprefix("val_"): value for name, value in self._evaluation.items()})
 
     def before_saving(self, step: int) -> bool:
@@ -125,7 +126,8 @@ class KerasCallbacks(Action):
         weight = float(self._sums.get(" weight", 0.0))
         sums = {name[1:]: value for name, value in self._sums.items() if name.startswith("/")}
         loss = float(self._sums[" loss"]) / weight if weight else float("nan")
-        return {"loss": loss, **metric_results(self._task, sums, weight)}
+        shown = {} if "loss" in self._task.untold else {"loss": loss}
+        return {**shown, **metric_results(self._task, sums, weight)}
 
     def _call(self, name: str, *arguments: Any) -> None:
         for callback in self._callbacks:

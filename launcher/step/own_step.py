@@ -1,0 +1,283 @@
+"""One replica's training step by a model's own `train_step`: what it applies is reduced and judged, each time.
+
+    the model's step: (gradient of a scaled, weighted loss -> reduce -> unscale and check -> update) once or more
+    -> reduce losses, metrics and moving statistics -> put back what a step that is not finite has changed
+
+What an application changes has to be there for what follows it in the step. So each is gated by the verdicts so far,
+and what the earlier ones changed is put back where a later one is not finite: there is one verdict for all that the
+step changes. All collectives stand outside of conditionals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from launcher.data.pipeline import Batch
+from launcher.errors import UsageError
+from launcher.optimizers.several import Optimizers
+from launcher.step import gradients, overflow
+from launcher.step.clipping import Clipping
+from launcher.step.local_pass import LocalSums, num_replicas, set_seeds
+from launcher.step.moving_average import MovingAverage
+from launcher.step.moving_statistics import is_moving, seed_states
+from launcher.step.precision import LossScale
+from launcher.step.state import Counters
+from launcher.step.step_config import StepConfig
+from launcher.step.train_step import StepReport, report_names
+from launcher.step.updates import Change, Trained, update
+from launcher.tasks.keras_own_step import StepsItself
+
+_NO_AVERAGE = MovingAverage([], None)
+
+
+class OwnStep:
+    """The training step of one replica, as `ReplicaStep`, of a task whose model has one of its own.
+
+    Args:
+      statistics: untrained variables that the step assigns.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: StepsItself,
+        model: keras.Model,
+        optimizer: Optimizers,
+        loss_scale: LossScale,
+        counters: Counters,
+        ema: MovingAverage,
+        config: StepConfig,
+        statistics: Sequence[keras.Variable],
+    ):
+        self._task, self._model, self._optimizers = task, model, optimizer
+        self._loss_scale, self._counters, self._ema, self._config = loss_scale, counters, ema, config
+        self._weights = list(model.trainable_variables)
+        self._assigned = [one for one in self._weights if id(one) in {*map(id, task.step_assigns or ())}]
+        self._seeds = seed_states(model)
+        self._moving = [variable for variable in statistics if is_moving(variable)]
+        self._counts = [variable for variable in statistics if not is_moving(variable)]
+        self.metric_names: tuple[str, ...] = ()
+        self.metric_sizes: tuple[int, ...] = ()
+        self.unused: frozenset[int] = frozenset()
+
+    @property
+    def report_names(self) -> tuple[str, ...]:
+        """As of `ReplicaStep`."""
+        return report_names(self.metric_names, self.metric_sizes, len(self._weights))
+
+    def __call__(self, batch: Batch) -> StepReport:
+        counters, config = self._counters, self._config
+        scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
+        before = {id(one): tf.convert_to_tensor(one.value) for one in [*self._moving, *self._counts]}
+        verdicts = Verdicts(self._model, self._optimizers, config, counters, scale)
+        verdicts.keep(self._assigned)
+        set_seeds(self._seeds, config, step)
+        loss, metrics = self._task.train_step(self._model, batch, verdicts)
+        self._trace_ended(metrics, verdicts)
+        ends = [tf.convert_to_tensor(one.value) for one in self._moving]
+        gained = [tf.cast(end - before[id(one)], tf.float32) for one, end in zip(self._moving, ends, strict=True)]
+        of_metrics = [metrics[name] for name in self.metric_names]
+        local = LocalSums([], gained, [], loss, verdicts.num_real, tuple(of_metrics), [])
+        sums = gradients.reduce_sum(tf.nest.flatten(local), bucket_bytes=config.bucket_bytes)
+        sums = tf.nest.pack_sequence_as(local, sums)
+        judged = verdicts.judged()
+        for variable in self._moving:
+            variable.value.assign(before[id(variable)])
+        for variable in self._counts:
+            old = before[id(variable)]
+            variable.value.assign(tf.where(judged.applied, tf.convert_to_tensor(variable.value), old))
+        moving = [(one, tf.cast(total, one.dtype)) for one, total in zip(self._moving, sums.moving, strict=True)]
+        verdicts.end(judged, moving, self._ema)
+        counters.advance(self._loss_scale, judged, scale)
+        return StepReport(
+            loss=sums.loss,
+            weight=sums.weight,
+            metrics=sums.metrics,
+            gradient_norm=judged.norm,
+            finite=tf.cast(judged.applied, tf.float32),
+            loss_scale=scale,
+            learning_rate=verdicts.learning_rate,
+            non_finite=tuple(tf.unstack(verdicts.non_finite)),
+        )
+
+    def _trace_ended(self, metrics: dict[str, tf.Tensor], verdicts: Verdicts) -> None:
+        if verdicts.num_uses != self._optimizers.num_uses:
+            raise UsageError(
+                f"train_step applied optimizers {verdicts.num_uses} times, and {self._optimizers.num_uses} times when "
+                "it was traced before: how often it does must not depend on what changes between two calls"
+            )
+        self.metric_names = tuple(sorted(metrics))
+        self.metric_sizes = tuple(metrics[name].shape.num_elements() for name in self.metric_names)
+        self.unused = frozenset(range(len(self._weights))) - verdicts.updated
+
+    def non_finite(self, batch: Batch) -> tf.Tensor:
+        """As of `ReplicaStep`."""
+        counters = self._counters
+        scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
+        assigned = [*self._moving, *self._counts]
+        before = [tf.convert_to_tensor(one.value) for one in assigned]
+        verdicts = Verdicts(self._model, self._optimizers, self._config, counters, scale, looks_only=True)
+        set_seeds(self._seeds, self._config, step)
+        self._task.train_step(self._model, batch, verdicts)
+        for variable, old in zip(assigned, before, strict=True):
+            variable.value.assign(old)
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        mine = tf.one_hot(replica, num_replicas())[:, None] * verdicts.flags_sent[None, :]
+        (rows,) = gradients.reduce_sum([mine])
+        return tf.concat([rows, verdicts.flags_summed[None, :]], axis=0)
+
+
+class Verdicts:
+    """What one replica's step goes by while it is traced: applies optimizers, and judges each time.
+
+    Args:
+      looks_only: nothing is applied.
+
+    Attributes:
+      num_real: float32 scalar, the replica's examples; set by the task before the step.
+      num_uses: applications so far.
+      updated: positions of the weights that had a gradient.
+      non_finite: as in `StepReport`.
+      flags_sent, flags_summed: float32 [weights], 1 where this replica's gradient, or the sum of all, is not finite.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizers: Optimizers,
+        config: StepConfig,
+        counters: Counters,
+        scale: tf.Tensor,
+        *,
+        looks_only: bool = False,
+    ):
+        self._weights = list(model.trainable_variables)
+        self._positions = {id(weight): position for position, weight in enumerate(self._weights)}
+        self._optimizers, self._config, self._counters, self._scale = optimizers, config, counters, scale
+        self._looks_only = looks_only
+        self._checked: list[gradients.Checked] = []
+        self._before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
+        self._num_real: tf.Tensor | None = None
+        self.num_uses = 0
+        self.updated: set[int] = set()
+        self.learning_rate = tf.constant(0.0)
+        self.non_finite = tf.zeros([overflow.num_scalars(len(self._weights))])
+        self.flags_sent = self.flags_summed = tf.zeros([len(self._weights)])
+
+    @property
+    def weights(self) -> frozenset[int]:
+        """Ids of the trained variables, in Keras and in TensorFlow."""
+        return frozenset(self._positions) | {id(weight.value) for weight in self._weights}
+
+    @property
+    def num_real(self) -> tf.Tensor:
+        assert self._num_real is not None
+        return self._num_real
+
+    def begin(self, num_real: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Takes the number of the replica's examples; returns what a loss is multiplied by where its gradient begins,
+        and what that gradient is divided by for the step to see that of its mean.
+        """
+        self._num_real = num_real
+        unit = self._scale / self._config.nominal_weight
+        # A replica without examples may have the gradient of others' losses, by synchronised statistics.
+        self._share = unit * tf.maximum(num_real, 1.0)
+        return unit * num_real, self._share
+
+    def apply(
+        self, optimizer: keras.optimizers.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable] | None
+    ) -> None:
+        """Reduces the gradients of a mean over this replica's examples, judges them, and updates weights, or not."""
+        part, config = self._optimizers.part(optimizer), self._config
+        if part is None:
+            raise UsageError(f"train_step applies {optimizer.name!r}, which it did not when it was traced before")
+        self.num_uses += 1
+        places = [self._positions[id(variable)] for variable in (part.updated if variables is None else variables)]
+        by_place = {place: one for place, one in zip(places, grads, strict=True) if one is not None}
+        trained = [Trained(place, self._weights[place], None) for place in by_place]
+        self.updated |= set(by_place)
+        local = [gradients.dense(one, self._weights[place].shape) * self._share for place, one in by_place.items()]
+        wire = gradients.to_reduce_dtype(local, config.reduce_dtype)
+        *sums, weight = gradients.reduce_sum([*wire, self.num_real], bucket_bytes=config.bucket_bytes)
+        checked = gradients.unscale_and_check(
+            sums, scale=self._scale, nominal_weight=config.nominal_weight, true_weight=weight
+        )
+        if self._looks_only:
+            self._look(by_place, wire, sums)
+            return
+        checked = checked._replace(applied=tf.logical_and(checked.applied, self._so_far(lambda one: one.applied)))
+        self._checked.append(checked)
+        rate = part.learning_rate()
+        self.learning_rate = rate if self.num_uses == 1 else self.learning_rate
+        if self.num_uses < self._optimizers.num_uses:
+            self.keep([*(self._weights[place] for place in by_place), *part.variables])
+        change = self._change(checked, trained, part, rate, Clipping(**part.clipping))
+        flags = [tf.cast(packed, tf.int32) for packed in (self.non_finite, update(change))]
+        self.non_finite = tf.cast(tf.bitwise.bitwise_or(*flags), tf.float32)
+
+    def keep(self, variables: Sequence[keras.Variable]) -> None:
+        """Keeps what these hold, to be put back in the end if the step is not to be applied."""
+        for variable in variables:
+            self._before.setdefault(id(variable), (variable.value, tf.identity(variable.value)))
+
+    def _change(
+        self, checked: gradients.Checked, trained: Sequence[Trained], part: Any, rate: tf.Tensor, clipping: Clipping
+    ) -> Change:
+        return Change(
+            trained=trained,
+            checked=checked,
+            num_weights=len(self._weights),
+            moving=[],
+            num_microbatches=num_replicas(),
+            step=tf.convert_to_tensor(self._counters.step),
+            learning_rate=rate,
+            optimizer=part,
+            ema=_NO_AVERAGE,
+            counters=self._counters,
+            config=dataclasses.replace(self._config, clipping=clipping),
+        )
+
+    def _so_far(self, of: Any) -> tf.Tensor:
+        return tf.reduce_all(tf.stack([tf.constant(True), *map(of, self._checked)]))
+
+    def judged(self) -> gradients.Checked:
+        """The one verdict: of all applications together."""
+        squares = [tf.square(one.norm) for one in self._checked]
+        empty = self._checked[0].empty if self._checked else tf.constant(False)
+        norm = tf.sqrt(tf.reduce_sum(tf.stack(squares))) if squares else tf.constant(0.0)
+        return gradients.Checked(
+            [], norm, self._so_far(lambda one: one.finite), empty, self._so_far(lambda one: one.applied)
+        )
+
+    def end(
+        self, judged: gradients.Checked, moving: Sequence[tuple[keras.Variable, tf.Tensor]], ema: MovingAverage
+    ) -> None:
+        """Moves the moving statistics and averages, or puts back what the step has updated already."""
+        change = self._change(judged, [], None, self.learning_rate, Clipping())
+        change = dataclasses.replace(change, moving=moving, ema=ema)
+
+        def make() -> tf.Tensor:
+            change.move_averages()
+            return tf.constant(True)
+
+        def put_back() -> tf.Tensor:
+            for variable, value in self._before.values():
+                # Not `assign`, which for an optimizer's count of updates would call into the cross-replica context.
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+            return tf.constant(False)
+
+        tf.cond(judged.applied, make, put_back)
+
+    def _look(self, places: Any, sent: Sequence[tf.Tensor], summed: Sequence[tf.Tensor]) -> None:
+        def spread(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+            found = tf.unstack(overflow.flags(tensors))
+            by_place = dict(zip(places, found, strict=True))
+            return tf.stack([by_place.get(place, tf.constant(0.0)) for place in range(len(self._weights))])
+
+        self.flags_sent = tf.maximum(self.flags_sent, spread(sent))
+        self.flags_summed = tf.maximum(self.flags_summed, spread(summed))

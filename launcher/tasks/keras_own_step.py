@@ -1,0 +1,193 @@
+"""A Keras model's own `train_step` and `test_step`, untouched, on one replica's part of a batch.
+
+What Keras puts between such a step and one device gives way while it is traced, see `launcher.tasks.keras_tracing`.
+Metrics begin each step at their first values, so that what they gain is added up over replicas and steps as any task's
+sums are. What the step returns is told by Keras's rule: what a metric gave is that metric's result over all examples.
+Anything else is a number of one batch, and its mean over the examples is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.tasks import keras_metrics, keras_tracing
+from launcher.tasks.keras_tracing import Tracing
+
+Sums = tuple[tf.Tensor, dict[str, tf.Tensor]]
+"""Of the losses of the examples, and of metrics by name; float32."""
+
+_STEPS = {True: "train_step", False: "test_step"}
+
+
+class Use(NamedTuple):
+    """One application of an optimizer in a step, to these weights."""
+
+    optimizer: keras.optimizers.Optimizer
+    variables: Sequence[keras.Variable]
+
+
+def overridden(model: keras.Model) -> list[str]:
+    """Which of the steps are the model's own."""
+    return [name for name in _STEPS.values() if getattr(type(model), name) is not getattr(keras.Model, name)]
+
+
+class Replica(Protocol):
+    """The replica that takes a training step.
+
+    Attributes:
+      weights: ids of the trained variables, in Keras and in TensorFlow.
+    """
+
+    @property
+    def weights(self) -> frozenset[int]: ...
+
+    def begin(self, num_real: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Takes the number of its real examples; gives `upstream` and `downstream` of `Tracing`."""
+
+    def apply(
+        self, optimizer: keras.optimizers.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable] | None
+    ) -> None:
+        """As `Tracing.apply`."""
+
+
+class StepsItself(Protocol):
+    """A task whose model has a step of its own.
+
+    Attributes:
+      step_assigns: what the step assigns by itself, besides metrics.
+    """
+
+    @property
+    def step_assigns(self) -> Sequence[keras.Variable] | None: ...
+
+    def train_step(self, model: keras.Model, batch: dict[str, tf.Tensor], replica: Replica) -> Sums:
+        """The model's step on one replica's part of a batch; metrics by name, as a task's loss() gives them."""
+
+
+class OwnSteps:
+    """The steps of a model.
+
+    Args:
+      example: gives data as the steps take it, of unknown length, inside a graph.
+    """
+
+    def __init__(self, model: keras.Model, example: Callable[[], Any]):
+        self._model, self._example = model, example
+        self.assigned: list[keras.Variable] = []
+        self.uses()  # makes what Keras makes where a step is first traced: layers and metrics, not optimizers
+        model.built = True  # also one that is never called
+        self._metrics = _each_metric(model)
+        self._states = list(model.metrics_variables)
+        self._initial = [np.array(variable.numpy()) for variable in self._states]
+        # Of what a step returns, by whether it trains: the metric that gave it, and its name of several; else None.
+        self._told: dict[bool, dict[str, tuple[keras.metrics.Metric, str | None] | None]] = {}
+
+    def uses(self) -> list[Use]:
+        """The optimizers that the training step applies, in its order. Nothing is run, and nothing differentiated."""
+        found: list[Use] = []
+
+        def note(optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any) -> None:
+            found.append(Use(optimizer, variables or ()))
+
+        def trace() -> None:
+            tracing = Tracing(apply=note, num_real=tf.constant(1.0), differentiates=False)
+            with keras_tracing.replica(tracing, []):
+                self._model.train_step(self._example())
+
+        # What layers make in the scope is given its first value when it ends, and what the graph assigns is left.
+        with keras.StatelessScope() as scope:
+            tf.function(trace, autograph=False).get_concrete_function()
+            own = [variable for variable in self._model.variables if scope.get_current_value(variable) is not None]
+        counted = {id(variable) for variable in self._model.metrics_variables}
+        self.assigned = [variable for variable in own if id(variable) not in counted]
+        return found
+
+    def run(self, data: Any, tracing: Tracing, training: bool) -> Sums:
+        """Traces a step on a replica's real examples."""
+        for variable, value in zip(self._states, self._initial, strict=True):
+            variable.assign(value)
+        with keras_tracing.replica(tracing, self._metrics):
+            named = keras_metrics.leaves(getattr(self._model, _STEPS[training])(data) or {})
+            of_metrics = keras_metrics.leaves(self._model.get_metrics_result())
+        # Keras tells the metrics' results where the step returns something under all of their names, and no other.
+        named = of_metrics if of_metrics.keys() == named.keys() else named
+        self._told[training] = {name: tracing.results.get(id(value)) for name, value in named.items()}
+        values = {name: tf.reduce_mean(tf.cast(value, tf.float32)) for name, value in named.items()}
+        num_real = tracing.num_real
+        gained = [
+            tf.reshape(tf.cast(tf.convert_to_tensor(variable), tf.float32) - tf.cast(value, tf.float32), [-1])
+            for variable, value in zip(self._states, self._initial, strict=True)
+        ]
+        sums = {"states": tf.concat(gained, axis=0)} if gained else {}
+        sums |= {name: value * num_real for name, value in values.items() if self._told[training][name] is None}
+        loss = (
+            values["loss"] if "loss" in values else tf.reduce_sum([tf.cast(one, tf.float32) for one in tracing.losses])
+        )
+        # A replica without examples has run on one that is not its own.
+        found = {_key(training, name): tf.where(num_real > 0, value, 0.0) for name, value in sums.items()}
+        return tf.where(num_real > 0, loss * num_real, 0.0), found
+
+    def trained(self, data: Any, num_real: tf.Tensor, replica: Replica) -> Sums:
+        """Traces a step of training."""
+        upstream, downstream = replica.begin(num_real)
+        tracing = Tracing(
+            apply=replica.apply,
+            num_real=num_real,
+            weights=replica.weights,
+            upstream=upstream,
+            downstream=downstream,
+        )
+        return self.run(data, tracing, training=True)
+
+    def evaluated(self, data: Any, num_real: tf.Tensor) -> Sums:
+        """Traces a step of evaluation."""
+        return self.run(data, Tracing(apply=_refuse, num_real=num_real), training=False)
+
+    @property
+    def result_names(self) -> tuple[str, ...]:
+        """What `results` gives of training, once it is traced."""
+        return tuple(self._told.get(True, ()))
+
+    @property
+    def untold(self) -> frozenset[str]:
+        """Under which names Keras tells no loss, as the steps return none."""
+        names = {True: "loss", False: "val_loss"}
+        return frozenset(names[training] for training, told in self._told.items() if "loss" not in told)
+
+    def results(self, sums: Mapping[str, np.ndarray], weight: float) -> dict[str, float]:
+        """What the step returned, over all examples."""
+        training = any(name.startswith(_key(True, "")) for name in sums)
+        left, mapping = np.atleast_1d(sums.get(_key(training, "states"), np.zeros(0))), []
+        for variable, before in zip(self._states, self._initial, strict=True):
+            part, left = np.split(left, [before.size])
+            mapping.append((variable, (part.reshape(before.shape) + before).astype(before.dtype)))
+        named: dict[str, float] = {}
+        with keras_metrics.Frozen(mapping):
+            for name, told in self._told[training].items():
+                if told is None:
+                    named[name] = float(sums[_key(training, name)] / weight)
+                    continue
+                metric, inner = told
+                result = metric.result()
+                number = np.asarray(keras.ops.convert_to_tensor(result if inner is None else result[inner]))
+                whole = {name: number} if not number.ndim else {f"{name}_{i}": one for i, one in enumerate(number.flat)}
+                named |= {one: float(value) for one, value in whole.items()}
+        return named
+
+
+def _key(training: bool, name: str) -> str:
+    return f"{_STEPS[training]}:{name}"
+
+
+def _refuse(optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any) -> None:
+    raise UsageError(f"test_step applies the optimizer {optimizer.name!r}; only train_step may")
+
+
+def _each_metric(model: keras.Model) -> list[keras.metrics.Metric]:
+    return list({id(metric): metric for metric in model.metrics}.values())

@@ -1,0 +1,169 @@
+"""What stands between the mathematics of a Keras model's own step and one device, taken out while the step is traced.
+
+A step that is written for one device calls optimizers, differentiates its loss and updates metrics by itself. While a
+replica traces it, these give way to what the replica says:
+
+- `apply` of every optimizer, which `apply_gradients` calls, and `scale_loss`;
+- the gradient of a loss by trained weights begins with the loss scale and the replica's share of the examples, and
+  comes back without them, so that what the step does to gradients it does to those of its mean;
+- a metric's mean of one number counts the replica's examples, so that sums over replicas are sums over examples;
+- losses are means over the replica's own examples, whether Keras or the step takes them.
+
+Replicas' threads take turns while they are traced. So the replacements stand once for all of them, and each looks up
+what its own thread traces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from launcher.tasks.keras_private import SCALES
+
+Apply = Callable[[keras.optimizers.Optimizer, Sequence[Any], Sequence[keras.Variable] | None], None]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Tracing:
+    """One replica's trace of a step: what it goes by, and what it finds.
+
+    Attributes:
+      apply: called in place of an optimizer's, with the optimizer, gradients and variables as they were given.
+      num_real: float32 scalar, the replica's examples.
+      weights: ids of the trained variables.
+      upstream: float32 scalar, what a loss is multiplied by where its gradient begins.
+      downstream: float32 scalar, what its gradient is divided by.
+      differentiates: whether gradients are computed; else they are zeros, which costs nothing and needs no variables.
+      losses: what was differentiated by trained weights.
+      results: what metrics gave as their results, with the metric and the name of one of several, by id.
+    """
+
+    apply: Apply
+    num_real: tf.Tensor
+    weights: frozenset[int] = frozenset()
+    upstream: tf.Tensor | float = 1.0
+    downstream: tf.Tensor | float = 1.0
+    differentiates: bool = True
+    losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    results: dict[int, tuple[keras.metrics.Metric, str | None]] = dataclasses.field(default_factory=dict)
+    kept: list[Any] = dataclasses.field(default_factory=list)  # so that no other object gets an id of `results`
+
+
+_tracing: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar("tracing", default=None)
+_lock, _standing = threading.Lock(), 0
+_undo = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def replica(tracing: Tracing, metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
+    """What this thread traces in the block is a step of one replica, which updates these metrics."""
+    global _standing
+    with _lock:
+        if not _standing:
+            _stand(metrics)
+        _standing += 1
+    token = _tracing.set(tracing)
+    try:
+        yield
+    finally:
+        _tracing.reset(token)
+        with _lock:
+            _standing -= 1
+            if not _standing:
+                _undo.close()
+
+
+def _stand(metrics: Sequence[keras.metrics.Metric]) -> None:
+    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        _replace(kind, "apply", _apply)
+        _replace(kind, "scale_loss", _unless_tracing)
+    _replace(tf.GradientTape, "gradient", _gradient)
+    _replace(keras.metrics.Mean, "update_state", _update_state)
+    for name in SCALES:
+        _replace(sys.modules[keras.losses.Loss.__module__], name, _unless_tracing)
+    for metric in metrics:
+        _replace(metric, "result", functools.partial(_result, metric))
+
+
+def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
+    """Puts `replacement` of what an owner has, or inherits, in its place, until all replicas are traced."""
+    own = name in vars(owner)
+    real = getattr(owner, name)
+    (type if isinstance(owner, type) else object).__setattr__(owner, name, replacement(real))
+    if own:
+        _undo.callback((type if isinstance(owner, type) else object).__setattr__, owner, name, real)
+    else:
+        _undo.callback((type if isinstance(owner, type) else object).__delattr__, owner, name)
+
+
+def _unless_tracing(real: Any) -> Any:
+    """Of functions that scale their last argument."""
+    return lambda *args: args[-1] if _tracing.get() else real(*args)
+
+
+def _apply(real: Any) -> Any:
+    def apply(optimizer: keras.optimizers.Optimizer, grads: Any, trainable_variables: Any = None) -> Any:
+        tracing = _tracing.get()
+        if tracing is None:
+            return real(optimizer, grads, trainable_variables)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        return tracing.apply(inner, list(grads), None if trainable_variables is None else list(trainable_variables))
+
+    return apply
+
+
+def _gradient(real: Any) -> Any:
+    def gradient(tape: tf.GradientTape, target: Any, sources: Any, output_gradients: Any = None, **rest: Any) -> Any:
+        tracing = _tracing.get()
+        if tracing is None:
+            return real(tape, target, sources, output_gradients=output_gradients, **rest)
+        if not tracing.differentiates:
+            return keras.tree.map_structure(_zeros, sources)
+        by_weights = all(id(source) in tracing.weights for source in keras.tree.flatten(sources))
+        if output_gradients is not None or not by_weights or getattr(target, "shape", None) != ():
+            return real(tape, target, sources, output_gradients=output_gradients, **rest)
+        tracing.losses.append(target)
+        found = real(tape, target, sources, output_gradients=tf.cast(tracing.upstream, target.dtype), **rest)
+
+        def as_if_alone(one: Any) -> Any:
+            return None if one is None else tf.cast(tf.convert_to_tensor(one), tf.float32) / tracing.downstream
+
+        # Of TensorFlow's, as it is what made the structure, and to which None is a leaf in every version.
+        return tf.nest.map_structure(as_if_alone, found)
+
+    return gradient
+
+
+def _zeros(source: Any) -> tf.Tensor:
+    return tf.zeros(source.shape, source.dtype) if isinstance(source, keras.Variable) else tf.zeros_like(source)
+
+
+def _update_state(real: Any) -> Any:
+    def update_state(metric: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
+        tracing = _tracing.get()
+        if tracing is not None and sample_weight is None and not len(keras.ops.shape(values)):
+            sample_weight = tracing.num_real
+        return real(metric, values, sample_weight=sample_weight)
+
+    return update_state
+
+
+def _result(metric: keras.metrics.Metric, real: Any) -> Any:
+    def result() -> Any:
+        value, tracing = real(), _tracing.get()
+        if tracing is not None:
+            tracing.kept.append(value)
+            leaves = value.items() if isinstance(value, dict) else [(None, value)]
+            tracing.results |= {id(leaf): (metric, name) for name, leaf in leaves}
+        return value
+
+    return result
