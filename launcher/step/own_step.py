@@ -58,7 +58,7 @@ class OwnStep:
         self._loss_scale, self._counters, self._ema, self._config = loss_scale, counters, ema, config
         self._weights = list(model.trainable_variables)
         self._assigned = [one for one in self._weights if id(one) in {*map(id, task.step_assigns or ())}]
-        self._seeds = seed_states(model)
+        self._seeds = [*seed_states(model), task.step_seeds]
         self._moving = [variable for variable in statistics if is_moving(variable)]
         self._counts = [variable for variable in statistics if not is_moving(variable)]
         self.metric_names: tuple[str, ...] = ()

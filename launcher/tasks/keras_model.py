@@ -162,11 +162,16 @@ class KerasTask(Task):
     def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
         """Finds out how the metrics' states are put together; UsageError where one's own cannot be right here."""
         model, self._compiled = self._model, compiled
-        if compiled and self._own is None and type(model).compute_loss is not keras.Model.compute_loss:
+        if (
+            compiled
+            and self._own is None
+            and model is not None
+            and type(model).compute_loss is not keras.Model.compute_loss
+        ):
             raise UsageError(
-                f"{defined_at(self._build)}: {type(model).__name__} has a compute_loss of its own, which could count what "
-                "fills up a short batch under XLA (train.jit_compile, a TPU); train without, or write a task, see "
-                "docs/own_task.md"
+                f"{defined_at(self._build)}: {type(model).__name__} has a compute_loss of its own, which could count "
+                "what fills up a short batch under XLA (train.jit_compile, a TPU); train without, or write a task, "
+                "see docs/own_task.md"
             )
         if model is None or self._own is not None or not keras_metrics.has_unknown(model):
             return
@@ -216,6 +221,12 @@ class KerasTask(Task):
     def step_assigns(self) -> Sequence[keras.Variable] | None:  # type: ignore[override]  # known once there is a model
         """What a step of the model's own assigns."""
         return None if self._own is None else self._own.assigned
+
+    @property
+    def step_seeds(self) -> keras.Variable:
+        """The state of the generator that a step of the model's own draws from where it says none."""
+        assert self._own is not None
+        return self._own.seeds.state
 
     def optimizer(self) -> Optimizer | Optimizers:  # type: ignore[override]
         """The one that the model was compiled with, at the rate that callbacks may set; those that its step applies."""
@@ -381,7 +392,7 @@ def _call(model: keras.Model, x: Any, training: bool) -> Any:
 def _compute_loss(model: keras.Model, x: Any, y: Any, outputs: Any, weights: Any, training: bool) -> tf.Tensor:
     """The model's, with the arguments that Keras would give to one of its own."""
     told = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
-    return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, **told)
+    return model.compute_loss(x, y, outputs, weights, **told)
 
 
 def _check(model: Any, where: str) -> None:

@@ -61,7 +61,11 @@ class StepsItself(Protocol):
 
     Attributes:
       step_assigns: what the step assigns by itself, besides metrics.
+      step_seeds: the state of the generator that it draws from where it says none.
     """
+
+    @property
+    def step_seeds(self) -> keras.Variable: ...
 
     @property
     def step_assigns(self) -> Sequence[keras.Variable] | None: ...
@@ -79,6 +83,7 @@ class OwnSteps:
 
     def __init__(self, model: keras.Model, example: Callable[[], Any]):
         self._model, self._example = model, example
+        self.seeds = keras.random.SeedGenerator(0)
         self.assigned: list[keras.Variable] = []
         self.uses()  # makes what Keras makes where a step is first traced: layers and metrics, not optimizers
         model.built = True  # also one that is never called
@@ -96,7 +101,7 @@ class OwnSteps:
             found.append(Use(optimizer, variables or ()))
 
         def trace() -> None:
-            tracing = Tracing(apply=note, num_real=tf.constant(1.0), differentiates=False)
+            tracing = Tracing(apply=note, num_real=tf.constant(1.0), seeds=self.seeds, differentiates=False)
             with keras_tracing.replica(tracing, []):
                 self._model.train_step(self._example())
 
@@ -139,6 +144,7 @@ class OwnSteps:
         tracing = Tracing(
             apply=replica.apply,
             num_real=num_real,
+            seeds=self.seeds,
             weights=replica.weights,
             upstream=upstream,
             downstream=downstream,
@@ -147,7 +153,7 @@ class OwnSteps:
 
     def evaluated(self, data: Any, num_real: tf.Tensor) -> Sums:
         """Traces a step of evaluation."""
-        return self.run(data, Tracing(apply=_refuse, num_real=num_real), training=False)
+        return self.run(data, Tracing(apply=_refuse, num_real=num_real, seeds=self.seeds), training=False)
 
     @property
     def result_names(self) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ replica traces it, these give way to what the replica says:
 - the gradient of a loss by trained weights begins with the loss scale and the replica's share of the examples, and
   comes back without them, so that what the step does to gradients it does to those of its mean;
 - a metric's mean of one number counts the replica's examples, so that sums over replicas are sums over examples;
-- losses are means over the replica's own examples, whether Keras or the step takes them.
+- losses are means over the replica's own examples, whether Keras or the step takes them;
+- numbers that are drawn without a generator, by Keras or by `tf.random`, come from the replica's.
 
 Replicas' threads take turns while they are traced. So the replacements stand once for all of them, and each looks up
 what its own thread traces.
@@ -27,7 +28,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher.tasks.keras_private import SCALES
+from launcher.tasks.keras_private import GLOBAL_SEEDS, SCALES
 
 Apply = Callable[[keras.optimizers.Optimizer, Sequence[Any], Sequence[keras.Variable] | None], None]
 
@@ -39,6 +40,7 @@ class Tracing:
     Attributes:
       apply: called in place of an optimizer's, with the optimizer, gradients and variables as they were given.
       num_real: float32 scalar, the replica's examples.
+      seeds: for numbers that are drawn without a generator.
       weights: ids of the trained variables.
       upstream: float32 scalar, what a loss is multiplied by where its gradient begins.
       downstream: float32 scalar, what its gradient is divided by.
@@ -49,6 +51,7 @@ class Tracing:
 
     apply: Apply
     num_real: tf.Tensor
+    seeds: keras.random.SeedGenerator
     weights: frozenset[int] = frozenset()
     upstream: tf.Tensor | float = 1.0
     downstream: tf.Tensor | float = 1.0
@@ -90,6 +93,9 @@ def _stand(metrics: Sequence[keras.metrics.Metric]) -> None:
     _replace(keras.metrics.Mean, "update_state", _update_state)
     for name in SCALES:
         _replace(sys.modules[keras.losses.Loss.__module__], name, _unless_tracing)
+    _replace(sys.modules[keras.random.SeedGenerator.__module__], GLOBAL_SEEDS, _seeds)
+    for name in ("normal", "truncated_normal", "uniform"):
+        _replace(tf.random, name, functools.partial(_drawn, getattr(tf.random, f"stateless_{name}")))
     for metric in metrics:
         _replace(metric, "result", functools.partial(_result, metric))
 
@@ -108,6 +114,26 @@ def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
 def _unless_tracing(real: Any) -> Any:
     """Of functions that scale their last argument."""
     return lambda *args: args[-1] if _tracing.get() else real(*args)
+
+
+def _seeds(real: Any) -> Any:
+    def global_seed_generator() -> keras.random.SeedGenerator:
+        tracing = _tracing.get()
+        return real() if tracing is None else tracing.seeds
+
+    return global_seed_generator
+
+
+def _drawn(stateless: Any, real: Any) -> Any:
+    """Of functions that draw by a state of the process, which another attempt would not have."""
+
+    def draw(shape: Any, *args: Any, seed: Any = None, **rest: Any) -> tf.Tensor:
+        tracing = _tracing.get()
+        if tracing is None:
+            return real(shape, *args, seed=seed, **rest)
+        return stateless(shape, tracing.seeds.next(), *args, **rest)
+
+    return draw
 
 
 def _apply(real: Any) -> Any:
