@@ -205,11 +205,13 @@ class KerasTask(Task):
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """What the order of the examples rests on."""
+        notes = [] if self._own is None else self._own.notes
         if not isinstance(self.data(), DatasetData):
-            return []
+            return notes
         return [
+            *notes,
             "every worker reads the whole tf.data.Dataset and takes its rows; its order, also after a restart, is what "
-            "its seeds make it"
+            "its seeds make it",
         ]
 
     @property

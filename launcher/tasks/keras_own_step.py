@@ -8,6 +8,7 @@ Anything else is a number of one batch, and its mean over the examples is told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.reporting.units import first
 from launcher.tasks import keras_metrics, keras_tracing
 from launcher.tasks.keras_tracing import Tracing
 
@@ -107,8 +109,17 @@ class OwnSteps:
 
         # What layers make in the scope is given its first value when it ends, and what the graph assigns is left.
         with keras.StatelessScope() as scope:
-            tf.function(trace, autograph=False).get_concrete_function()
+            traced = tf.function(trace, autograph=False).get_concrete_function()
             own = [variable for variable in self._model.variables if scope.get_current_value(variable) is not None]
+        # Keras's variables have their new values in the scope, and are not assigned in the graph.
+        held = {
+            name for one in traced.graph.get_operations() if "Assign" in one.type for name in [one.inputs[0].op.name]
+        }
+        if held:
+            raise UsageError(
+                f"{type(self._model).__name__}'s train_step assigns the tf.Variable {min(held)!r}, which no checkpoint holds "
+                "and a skipped step would change: make it a weight of the model, by self.add_weight(trainable=False)"
+            )
         counted = {id(variable) for variable in self._model.metrics_variables}
         self.assigned = [variable for variable in own if id(variable) not in counted]
         return found
@@ -156,6 +167,20 @@ class OwnSteps:
         return self.run(data, Tracing(apply=_refuse, num_real=num_real, seeds=self.seeds), training=False)
 
     @property
+    def notes(self) -> list[str]:
+        """What a person should know of them."""
+        found = [
+            "the model's own steps run on each replica's examples by themselves, and gradients are averaged over all "
+            "examples: that is the same training on any number of replicas where a loss is a mean over examples, not "
+            "where it is a sum or compares examples with one another; --mode=verify tells"
+        ]
+        own = [one for one in self._metrics if not type(one).__module__.startswith("keras.") and one.variables]
+        if own:
+            names = first([one.name for one in own])
+            found.append(f"states of the metric {names} are taken to be sums over examples")
+        return found
+
+    @property
     def result_names(self) -> tuple[str, ...]:
         """What `results` gives of training, once it is traced."""
         return tuple(self._told.get(True, ()))
@@ -177,7 +202,7 @@ class OwnSteps:
         with keras_metrics.Frozen(mapping):
             for name, told in self._told[training].items():
                 if told is None:
-                    named[name] = float(sums[_key(training, name)] / weight)
+                    named[name] = float(sums[_key(training, name)] / weight) if weight else math.nan
                     continue
                 metric, inner = told
                 result = metric.result()

@@ -16,8 +16,8 @@ import tensorflow as tf
 from launcher.errors import TrainingError
 
 # Leans on Keras: models have `_losses_override`, trainers the two functions, numbers without a seed the other one.
-# Noticed by tests/tasks/test_keras_metrics.py, tests/tasks/test_own_train_step.py, tests/modes/test_fit.py. Then: see
-# how Keras's own TensorFlow trainer does it; a TrainingError or an AttributeError names what is gone.
+# Noticed by tests/tasks/test_keras_metrics.py, tests/tasks/test_own_train_step.py, tests/modes/test_fit.py. Then:
+# see how Keras's own TensorFlow trainer does it; a TrainingError or an AttributeError names what is gone.
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
 SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
 

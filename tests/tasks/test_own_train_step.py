@@ -6,6 +6,7 @@ Keras on one device is the oracle. Noise comes with the data where weights are c
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 import tensorflow as tf
 from cases import repeated_but
 from keras import layers, ops
+from places import SUPPORT
 
 import launcher
 from launcher.checkpoints.store import CheckpointStore
+from launcher.errors import UsageError
 from launcher.step.precision import DynamicLossScale
 
 pytestmark = pytest.mark.slow
@@ -326,14 +329,6 @@ def noisy():
     return model
 
 
-class Dies(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if self.params.get("dies") != batch:
-            self.params["dies"] = 2
-        elif batch == 2:
-            raise KeyboardInterrupt
-
-
 RESUMED = {
     "VAE, normalised": (lambda: vae(adam, normalised=True), PAIRS),
     "GAN with a teacher": (lambda: gan(adam, averages=True), PAIRS),
@@ -368,13 +363,122 @@ def test_in_float16_the_loss_scale_stands_where_gradients_begin(tmp_path):
 
     data = part_of(PAIRS, EVEN)
     in_float32 = of_launcher(build, data, tmp_path / "32")
+    unscaled = {"precision": "mixed_float16", "loss_scale": "none"}
     settings = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24)}
     one, two = (of_launcher(build, data, tmp_path / str(count), count, **settings) for count in (1, 2))
-    scales = [snapshot(tmp_path / str(count)) for count in (1, 2)]
-    print(
-        "F16",
-        furthest(one, two),
-        furthest(two, in_float32),
-        furthest(of_launcher(build, data, tmp_path / "no", precision="mixed_float16", loss_scale="none"), in_float32),
-        [(s["loss_scale/scale"], s["counters/skipped"], s["optimizer/adam/iteration"]) for s in scales],
+    assert furthest(one, two) < 1e-4
+    assert (
+        furthest(two, in_float32) < 1e-3 < furthest(of_launcher(build, data, tmp_path / "no", **unscaled), in_float32)
     )
+
+
+def test_an_overflow_halves_the_loss_scale_and_changes_nothing_else(tmp_path):
+    settings = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24), "steps": 12}
+    for replicas in (1, 2):
+        folder = tmp_path / str(replicas)
+        of_launcher(lambda: gan(adam, averages=True), part_of(PAIRS, EVEN), folder, replicas, **settings)
+        state = snapshot(folder)
+        skipped = int(state["counters/skipped"])
+        assert 1 <= skipped < 12
+        assert state["loss_scale/scale"] == 2.0 ** (24 - skipped)
+        counts = [state[name] for name in state if name.endswith("iteration")]
+        assert counts == [12 - skipped] * 2
+
+
+def test_replicas_draw_noise_of_their_own_and_another_one_in_each_step(tmp_path):
+    class Draws(Noisy):
+        def train_step(self, x):
+            drawn = {
+                "keras": keras.random.normal(()),
+                "own": keras.random.normal((), seed=self.seeds),
+                "tensorflow": tf.random.normal(()),
+            }
+            return {**super().train_step(x), **drawn, **{f"{key}^2": value**2 for key, value in drawn.items()}}
+
+    def build():
+        model = Draws()
+        model.compile(keras.optimizers.Adam(1e-2))
+        return model
+
+    found = of_launcher(build, part_of(X, slice(0, 16)), tmp_path, epochs=2).history
+    for key in ("keras", "own", "tensorflow"):
+        mean, squares = np.array(found[key]), np.array(found[f"{key}^2"])
+        assert (squares - mean**2 > 1e-6).all(), f"both replicas drew {mean} by {key}"
+        assert mean[0] != mean[1]
+
+
+def test_validation_is_by_the_test_step_of_its_own(tmp_path):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    data, held_out = part_of(PAIRS, EVEN), part_of(PAIRS, slice(20, 41))
+    expected = vae().fit(*data, validation_data=held_out, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    found = launcher.fit(
+        vae, data, held_out, epochs=2, batch_size=16, shuffle=False, model_dir=str(tmp_path), strategy=strategy_of(2)
+    )
+    assert found.history.keys() == expected.history.keys()
+    np.testing.assert_allclose(found.history["loss"], expected.history["loss"], rtol=1e-5)
+    # Keras shows the mean of the means of batches, of 16 and of 5.
+    np.testing.assert_allclose(found.history["val_loss"], expected.history["val_loss"], rtol=1e-2)
+    whole = float(sum(found.model.losses_of(part_of(held_out, slice(None)), False)))
+    np.testing.assert_allclose(found.history["val_loss"][-1], whole, rtol=1e-5)
+
+
+def of_dataset():
+    return tf.data.Dataset.from_tensor_slices(X).batch(16)
+
+
+def test_a_step_gets_the_elements_of_a_dataset_as_they_are(tmp_path):
+    found = of_launcher(noisy, of_dataset, tmp_path, epochs=1)
+    assert found.epoch == [0]
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "message"),
+    [
+        (gan, {"microbatches": 2}, "train.microbatches = 2: the model has a train_step.* bind 1"),
+        (
+            gan,
+            {"clipping": {"global_norm": 1.0}},
+            r"Clipping.global_norm = 1.0: .* global_clipnorm=1.0 to the optimizer",
+        ),
+        (gan, {"jit_compile": True}, "train.jit_compile = True: .*leave the binding out"),
+        (gan, {"shard_optimizer": True}, "train.shard_optimizer = True: .*leave the binding out"),
+        (gan, {"optimizer": keras.optimizers.SGD}, "train.optimizer: .*leave the binding out"),
+        (lambda: gan(lambda: keras.optimizers.SGD(0.1, use_ema=True)), {}, "use_ema=True acts on each replica"),
+        (vae, {"train": (X, NOISE)}, "VAE's train_step does not take this data, in which x is float32"),
+        (lambda: distiller(Distiller), {"train": LABELLED, "jit_compile": True}, "has a compute_loss of its own"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(build, arguments, message, tmp_path):
+    data = arguments.pop("train", PAIRS)
+    with pytest.raises(UsageError, match=message):
+        of_launcher(build, data, tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+PROGRAM = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), str(SUPPORT)]!r}
+import launcher
+from test_own_train_step import EVEN, PAIRS, adam, gan, part_of
+
+launcher.fit(lambda: gan(adam, averages=True), part_of(PAIRS, EVEN), epochs=8, batch_size=16, checkpoint_every=3)
+"""
+
+
+@pytest.mark.heavy
+def test_two_workers_train_as_one_replica_and_a_killed_one_changes_no_bit(run_launcher, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    for folder, command in {
+        "one": ["--model_dir=one"],
+        "two": ["--workers=2", "--model_dir=two"],
+        "killed": ["--workers=2", "--model_dir=killed", "--drill=kill", "--drill_step=10", "--drill_reference=two"],
+    }.items():
+        module = "launcher.main" if folder == "one" else "launcher.launch"
+        done = run_launcher("--gin_file=program.py", *command, module=module, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    one, two, killed = (snapshot(tmp_path / folder) for folder in ("one", "two", "killed"))
+    assert json.loads((tmp_path / "killed" / "drill.json").read_text())["passed"]
+    for name in [name for name in one if name.startswith(("model/", "optimizer/"))]:
+        np.testing.assert_allclose(two[name], one[name], atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(killed[name], two[name], err_msg=name)
