@@ -108,7 +108,7 @@ class OwnSteps:
                 self._model.train_step(self._example())
 
         # What layers make in the scope is given its first value when it ends, and what the graph assigns is left.
-        with keras.StatelessScope() as scope:
+        with keras.StatelessScope() as scope, keras.SymbolicScope():
             traced = tf.function(trace, autograph=False).get_concrete_function()
             own = [variable for variable in self._model.variables if scope.get_current_value(variable) is not None]
         # Keras's variables have their new values in the scope, and are not assigned in the graph.
@@ -117,8 +117,8 @@ class OwnSteps:
         }
         if held:
             raise UsageError(
-                f"{type(self._model).__name__}'s train_step assigns the tf.Variable {min(held)!r}, which no checkpoint holds "
-                "and a skipped step would change: make it a weight of the model, by self.add_weight(trainable=False)"
+                f"{type(self._model).__name__}'s train_step assigns the tf.Variable {min(held)!r}, which no checkpoint "
+                "holds and a skipped step would change: make it a weight of the model, by add_weight(trainable=False)"
             )
         counted = {id(variable) for variable in self._model.metrics_variables}
         self.assigned = [variable for variable in own if id(variable) not in counted]

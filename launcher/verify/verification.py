@@ -31,7 +31,8 @@ from launcher.verify.table import Result
 
 _AT_ONCE = (
     ". The first step differs already: is the task's loss() a sum over the batch, not a mean, with the sum of the "
-    "weights beside it? Does every layer treat each example by itself, or in groups of a fixed size?"
+    "weights beside it? Is the loss of a model's own train_step a mean over examples? Does every "
+    "layer treat each example by itself, or in groups of a fixed size?"
 )
 
 _DROPOUT_OFF = "dropout and noise off: each replica draws masks of its own (verify.dropout = True leaves them on)"

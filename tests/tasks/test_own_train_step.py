@@ -27,6 +27,7 @@ _random = np.random.default_rng(0)
 X = (_random.uniform(size=(61, 16)) > 0.5).astype(np.float32)
 NOISE = _random.normal(size=(61, 3)).astype(np.float32)
 LABEL = _random.integers(0, 4, 61)
+WEIGHT = _random.uniform(0.5, 2.0, 61).astype(np.float32)
 EVEN = slice(0, 48)
 
 
@@ -149,6 +150,65 @@ class DistillerByHand(Distiller):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+class Critic(GAN):
+    """The same weights updated three times, and bounded, before the others; a persistent tape; optimizers built."""
+
+    def compile(self, d_optimizer, g_optimizer):
+        super().compile(d_optimizer, g_optimizer)
+        self.d_optimizer.build(self.discriminator.trainable_variables)
+
+    def train_step(self, data):
+        real, noise = data[0]
+        weights = self.discriminator.trainable_weights
+        for _ in range(3):
+            with tf.GradientTape(persistent=True) as tape:
+                judged = self.discriminator(self.generator(noise))
+                loss = tf.reduce_mean(self.discriminator(real)) - tf.reduce_mean(judged)
+            self.d_optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            for weight in weights:
+                weight.assign(tf.clip_by_value(weight, -0.4, 0.4))
+        weights = self.generator.trainable_weights
+        with tf.GradientTape() as tape:
+            g_loss = tf.reduce_mean(self.discriminator(self.generator(noise)))
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
+        return {"loss": loss, "g_loss": g_loss}
+
+
+class Guide(keras.Model):
+    """A functional model with Keras's own compile, loss and metrics, and weights of examples."""
+
+    def train_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            found = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=found, sample_weight=sample_weight)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return self.compute_metrics(x, y, found, sample_weight)
+
+
+class TestsItself(keras.Model):
+    def test_step(self, data):
+        x, y = data
+        return {"right": tf.reduce_mean(tf.cast(tf.argmax(self(x), -1) == tf.cast(y, tf.int64), tf.float32))}
+
+
+def critic():
+    model = Critic()
+    model.compile(adam(), keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)))
+    return model
+
+
+def functional(kind=Guide):
+    words = keras.Input((16,), name="words")
+    x = layers.Flatten()(layers.Embedding(2, 3)(words))
+    x = layers.Dense(6, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01))(x)
+    model = kind(words, layers.Dense(4)(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.3, momentum=0.9), loss, weighted_metrics=["accuracy"])
+    return model
+
+
 def vae(optimizer=lambda: keras.optimizers.SGD(0.05), **settings):
     model = VAE(**settings)
     model.compile(optimizer())
@@ -181,6 +241,9 @@ CASES = {
     "GAN, Adam": (lambda: gan(adam), PAIRS),
     "GAN with a penalty": (lambda: gan(penalty=True), PAIRS),
     "GAN with a teacher": (lambda: gan(averages=True), PAIRS),
+    "critic": (critic, PAIRS),
+    "functional": (functional, (X, LABEL, WEIGHT)),
+    "test_step alone": (lambda: functional(TestsItself), LABELLED),
     "distiller": (distiller, LABELLED),
     "distiller by hand": (lambda: distiller(DistillerByHand), LABELLED),
 }
@@ -194,8 +257,8 @@ def of_keras(build, data, epochs=2):
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     model = build()
-    x, *y = data
-    return model.fit(x, *y, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
+    x, y, weight = (*data, None, None)[:3]
+    return model.fit(x, y, sample_weight=weight, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
 
 
 def strategy_of(replicas):
@@ -236,7 +299,7 @@ def test_it_trains_as_keras_does_on_one_device(name, replicas, tmp_path):
     found = of_launcher(build, part_of(data, EVEN), tmp_path, replicas)
     assert furthest(found, expected) < 1e-6
     assert found.history.keys() == expected.history.keys()
-    if not name.startswith("GAN"):  # of what is no metric's, Keras tells the last batch's
+    if not name.startswith(("GAN", "critic")):  # of what is no metric's, Keras tells the last batch's
         for key, values in expected.history.items():
             np.testing.assert_allclose(found.history[key], values, rtol=1e-5, err_msg=key)
 
