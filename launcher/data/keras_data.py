@@ -45,14 +45,15 @@ class Structure:
             for key, leaf in flatten(self._parts).items()
         }
 
-    def unknown_length(self) -> dict[str, tf.TensorSpec]:
-        """The specification of a batch of any number of examples, unless there is one number that all have."""
-        return {
-            key: tf.TensorSpec(
-                [leaf.shape[0] if isinstance(leaf, tf.TensorSpec) else None, *leaf.shape[1:]], _dtype(leaf)
-            )
-            for key, leaf in flatten(self._parts).items()
-        }
+    def traced(self) -> Any:
+        """An element as in a graph that is traced, of zeros: of unknown length, unless all have the same."""
+
+        def zeros(leaf: Any) -> tf.Tensor:
+            known = leaf.shape[0] if isinstance(leaf, tf.TensorSpec) else None
+            size = tf.random.uniform([], 1, 2, tf.int32) if known is None else known
+            return tf.zeros([size, *(one or 1 for one in leaf.shape[1:])], _dtype(leaf))
+
+        return self.element(*self.pack({key: zeros(leaf) for key, leaf in flatten(self._parts).items()}))
 
     def element(self, x: Any, y: Any, sample_weight: Any) -> Any:
         """What Keras's `fit` gives `train_step` of these parts: of a dataset, what its elements are."""

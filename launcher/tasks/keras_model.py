@@ -131,12 +131,14 @@ class KerasTask(Task):
         _check(model, defined_at(self._build))
         where, structures = defined_at(self._build), self._opened()[1]
         self._own = None
-        if own := keras_own_step.overridden(model):
-            data = structures[0]
-            with _refused(f"{where}: {type(model).__name__}'s {own[0]} does not take this data, in which {data}"):
-                self._own = OwnSteps(
-                    model, lambda: data.element(*data.pack(tf.nest.map_structure(_placeholder, data.unknown_length())))
-                )
+        if keras_own_step.overridden(model):
+            with _refused(
+                f"{where}: {type(model).__name__}'s train_step does not take this data, in which {structures[0]}"
+            ):
+                self._own = OwnSteps(model, structures[0].traced)
+            for held_out in structures[1:]:
+                with _refused(f"{where}: its test_step does not take the validation data, in which {held_out}"):
+                    self._own.tried("test_step", held_out.traced)
             return model
         for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())
@@ -366,7 +368,14 @@ class KerasTask(Task):
 def _refused(what: str) -> Iterator[None]:
     try:
         yield
-    except (AttributeError, ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
+    except (
+        AttributeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        NotImplementedError,
+        tf.errors.InvalidArgumentError,
+    ) as error:
         lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
         # Keras says first in which layer it was.
         line = next((line for line in lines if not line.startswith("Exception encountered")), type(error).__name__)
@@ -376,12 +385,6 @@ def _refused(what: str) -> Iterator[None]:
 def is_function(source: Any) -> bool:
     """Whether data is given by a function that returns it."""
     return inspect.isroutine(source) or (callable(source) and not isinstance(source, tf.data.Dataset))
-
-
-def _placeholder(spec: tf.TensorSpec) -> tf.Tensor:
-    """Zeros in a graph, of a number of examples that is not known while it is traced."""
-    size = tf.random.uniform([], 1, 2, tf.int32) if spec.shape[0] is None else spec.shape[0]
-    return tf.zeros([size, *(one or 1 for one in spec.shape[1:])], spec.dtype)
 
 
 def _call(model: keras.Model, x: Any, training: bool) -> Any:

@@ -80,7 +80,7 @@ class OwnSteps:
     """The steps of a model.
 
     Args:
-      example: gives data as the steps take it, of unknown length, inside a graph.
+      example: gives data as train_step takes it, of unknown length, inside a graph.
     """
 
     def __init__(self, model: keras.Model, example: Callable[[], Any]):
@@ -96,7 +96,11 @@ class OwnSteps:
         self._told: dict[bool, dict[str, tuple[keras.metrics.Metric, str | None] | None]] = {}
 
     def uses(self) -> list[Use]:
-        """The optimizers that the training step applies, in its order. Nothing is run, and nothing differentiated."""
+        """The optimizers that the training step applies, in its order."""
+        return self.tried("train_step", self._example)
+
+    def tried(self, step: str, example: Callable[[], Any]) -> list[Use]:
+        """Traces a step, makes what is not built yet, and runs and differentiates nothing; returns what it applies."""
         found: list[Use] = []
 
         def note(optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any) -> None:
@@ -105,7 +109,7 @@ class OwnSteps:
         def trace() -> None:
             tracing = Tracing(apply=note, num_real=tf.constant(1.0), seeds=self.seeds, differentiates=False)
             with keras_tracing.replica(tracing, []):
-                self._model.train_step(self._example())
+                getattr(self._model, step)(example())
 
         # What layers make in the scope is given its first value when it ends, and what the graph assigns is left.
         with keras.StatelessScope() as scope, keras.SymbolicScope():
@@ -117,11 +121,12 @@ class OwnSteps:
         }
         if held:
             raise UsageError(
-                f"{type(self._model).__name__}'s train_step assigns the tf.Variable {min(held)!r}, which no checkpoint "
+                f"{type(self._model).__name__}'s {step} assigns the tf.Variable {min(held)!r}, which no checkpoint "
                 "holds and a skipped step would change: make it a weight of the model, by add_weight(trainable=False)"
             )
         counted = {id(variable) for variable in self._model.metrics_variables}
-        self.assigned = [variable for variable in own if id(variable) not in counted]
+        if step == "train_step":
+            self.assigned = [variable for variable in own if id(variable) not in counted]
         return found
 
     def run(self, data: Any, tracing: Tracing, training: bool) -> Sums:
