@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher.data.pipeline import Batch
+from launcher.data.pipeline import WEIGHT, Batch
 from launcher.errors import UsageError
 from launcher.optimizers.several import Optimizers
 from launcher.step import gradients, overflow
@@ -30,7 +30,8 @@ from launcher.step.state import Counters
 from launcher.step.step_config import StepConfig
 from launcher.step.train_step import StepReport, report_names
 from launcher.step.updates import Change, Trained, update
-from launcher.tasks.keras_own_step import StepsItself
+from launcher.tasks.keras_model import KerasTask
+from launcher.tasks.keras_tracing import Tracing
 
 _NO_AVERAGE = MovingAverage([], None)
 
@@ -45,7 +46,7 @@ class OwnStep:
     def __init__(
         self,
         *,
-        task: StepsItself,
+        task: KerasTask,
         model: keras.Model,
         optimizer: Optimizers,
         loss_scale: LossScale,
@@ -54,11 +55,11 @@ class OwnStep:
         config: StepConfig,
         statistics: Sequence[keras.Variable],
     ):
-        self._task, self._model, self._optimizers = task, model, optimizer
+        self._task, self._optimizers = task, optimizer
         self._loss_scale, self._counters, self._ema, self._config = loss_scale, counters, ema, config
         self._weights = list(model.trainable_variables)
         self._assigned = [one for one in self._weights if id(one) in {*map(id, task.step_assigns or ())}]
-        self._seeds = [*seed_states(model), task.step_seeds]
+        self._seeds = [*seed_states(model), task.step_seeds.state]
         self._moving = [variable for variable in statistics if is_moving(variable)]
         self._counts = [variable for variable in statistics if not is_moving(variable)]
         self.metric_names: tuple[str, ...] = ()
@@ -74,15 +75,16 @@ class OwnStep:
         counters, config = self._counters, self._config
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
         before = {id(one): tf.convert_to_tensor(one.value) for one in [*self._moving, *self._counts]}
-        verdicts = Verdicts(self._model, self._optimizers, config, counters, scale)
+        num_real = tf.reduce_sum(batch[WEIGHT])
+        verdicts = Verdicts(self._weights, self._optimizers, config, counters, num_real)
         verdicts.keep(self._assigned)
         set_seeds(self._seeds, config, step)
-        loss, metrics = self._task.train_step(self._model, batch, verdicts)
+        loss, metrics = self._task.train_step(batch, verdicts.tracing(self._task.step_seeds))
         self._trace_ended(metrics, verdicts)
         ends = [tf.convert_to_tensor(one.value) for one in self._moving]
         gained = [tf.cast(end - before[id(one)], tf.float32) for one, end in zip(self._moving, ends, strict=True)]
         of_metrics = [metrics[name] for name in self.metric_names]
-        local = LocalSums([], gained, [], loss, verdicts.num_real, tuple(of_metrics), [])
+        local = LocalSums([], gained, [], loss, num_real, tuple(of_metrics), [])
         sums = gradients.reduce_sum(tf.nest.flatten(local), bucket_bytes=config.bucket_bytes)
         sums = tf.nest.pack_sequence_as(local, sums)
         judged = verdicts.judged()
@@ -117,13 +119,12 @@ class OwnStep:
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """As of `ReplicaStep`."""
-        counters = self._counters
-        scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
         assigned = [*self._moving, *self._counts]
         before = [tf.convert_to_tensor(one.value) for one in assigned]
-        verdicts = Verdicts(self._model, self._optimizers, self._config, counters, scale, looks_only=True)
-        set_seeds(self._seeds, self._config, step)
-        self._task.train_step(self._model, batch, verdicts)
+        num_real = tf.reduce_sum(batch[WEIGHT])
+        verdicts = Verdicts(self._weights, self._optimizers, self._config, self._counters, num_real, looks_only=True)
+        set_seeds(self._seeds, self._config, tf.convert_to_tensor(self._counters.step))
+        self._task.train_step(batch, verdicts.tracing(self._task.step_seeds))
         for variable, old in zip(assigned, before, strict=True):
             variable.value.assign(old)
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -136,10 +137,10 @@ class Verdicts:
     """What one replica's step goes by while it is traced: applies optimizers, and judges each time.
 
     Args:
+      num_real: float32 scalar, the replica's examples.
       looks_only: nothing is applied.
 
     Attributes:
-      num_real: float32 scalar, the replica's examples; set by the task before the step.
       num_uses: applications so far.
       updated: positions of the weights that had a gradient.
       non_finite: as in `StepReport`.
@@ -148,46 +149,40 @@ class Verdicts:
 
     def __init__(
         self,
-        model: keras.Model,
+        weights: Sequence[keras.Variable],
         optimizers: Optimizers,
         config: StepConfig,
         counters: Counters,
-        scale: tf.Tensor,
+        num_real: tf.Tensor,
         *,
         looks_only: bool = False,
     ):
-        self._weights = list(model.trainable_variables)
+        self._weights, self._num_real = weights, num_real
         self._positions = {id(weight): position for position, weight in enumerate(self._weights)}
-        self._optimizers, self._config, self._counters, self._scale = optimizers, config, counters, scale
+        self._optimizers, self._config, self._counters = optimizers, config, counters
+        self._scale = tf.convert_to_tensor(counters.scale.scale)
+        # What the gradients of a mean over the examples are multiplied by. A replica without any may have gradients of
+        # others' losses, by synchronised statistics.
+        self._share = self._scale / config.nominal_weight * tf.maximum(num_real, 1.0)
         self._looks_only = looks_only
         self._checked: list[gradients.Checked] = []
         self._before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
-        self._num_real: tf.Tensor | None = None
         self.num_uses = 0
         self.updated: set[int] = set()
         self.learning_rate = tf.constant(0.0)
         self.non_finite = tf.zeros([overflow.num_scalars(len(self._weights))])
         self.flags_sent = self.flags_summed = tf.zeros([len(self._weights)])
 
-    @property
-    def weights(self) -> frozenset[int]:
-        """Ids of the trained variables, in Keras and in TensorFlow."""
-        return frozenset(self._positions) | {id(weight.value) for weight in self._weights}
-
-    @property
-    def num_real(self) -> tf.Tensor:
-        assert self._num_real is not None
-        return self._num_real
-
-    def begin(self, num_real: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Takes the number of the replica's examples; returns what a loss is multiplied by where its gradient begins,
-        and what that gradient is divided by for the step to see that of its mean.
-        """
-        self._num_real = num_real
-        unit = self._scale / self._config.nominal_weight
-        # A replica without examples may have the gradient of others' losses, by synchronised statistics.
-        self._share = unit * tf.maximum(num_real, 1.0)
-        return unit * num_real, self._share
+    def tracing(self, seeds: keras.random.SeedGenerator) -> Tracing:
+        """What the model's step is traced by."""
+        return Tracing(
+            apply=self.apply,
+            num_real=self._num_real,
+            seeds=seeds,
+            weights=frozenset(self._positions) | {id(weight.value) for weight in self._weights},
+            upstream=self._scale / self._config.nominal_weight * self._num_real,
+            downstream=self._share,
+        )
 
     def apply(
         self, optimizer: keras.optimizers.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable] | None
@@ -203,7 +198,7 @@ class Verdicts:
         self.updated |= set(by_place)
         local = [gradients.dense(one, self._weights[place].shape) * self._share for place, one in by_place.items()]
         wire = gradients.to_reduce_dtype(local, config.reduce_dtype)
-        *sums, weight = gradients.reduce_sum([*wire, self.num_real], bucket_bytes=config.bucket_bytes)
+        *sums, weight = gradients.reduce_sum([*wire, self._num_real], bucket_bytes=config.bucket_bytes)
         checked = gradients.unscale_and_check(
             sums, scale=self._scale, nominal_weight=config.nominal_weight, true_weight=weight
         )

@@ -26,7 +26,7 @@ from launcher.step.step_config import StepConfig
 from launcher.step.train_step import ReplicaStep
 from launcher.step.workers import Workers
 from launcher.tasks.base import Task
-from launcher.tasks.keras_own_step import StepsItself
+from launcher.tasks.keras_model import KerasTask
 
 
 class StepRecords(NamedTuple):
@@ -126,7 +126,7 @@ class Trainer:
         if not isinstance(self.optimizer, Optimizers):
             return self.step_of(self.model)
         return OwnStep(
-            task=cast(StepsItself, self.task),
+            task=cast(KerasTask, self.task),
             model=self.model,
             optimizer=self.optimizer,
             loss_scale=self._loss_scale,

@@ -33,8 +33,9 @@ from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.tasks import keras_metrics, keras_own_step
 from launcher.tasks.base import Task, check_builder
-from launcher.tasks.keras_own_step import OwnSteps, Replica, Sums
+from launcher.tasks.keras_own_step import OwnSteps, Sums
 from launcher.tasks.keras_private import keras_losses_of
+from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
 
 _OF_BATCH = "batch/"
@@ -227,10 +228,10 @@ class KerasTask(Task):
         return None if self._own is None else self._own.assigned
 
     @property
-    def step_seeds(self) -> keras.Variable:
-        """The state of the generator that a step of the model's own draws from where it says none."""
+    def step_seeds(self) -> keras.random.SeedGenerator:
+        """What a step of the model's own draws from where it says nothing else."""
         assert self._own is not None
-        return self._own.seeds.state
+        return self._own.seeds
 
     def optimizer(self) -> Optimizer | Optimizers:  # type: ignore[override]
         """The one that the model was compiled with, at the rate that callbacks may set; those that its step applies."""
@@ -243,10 +244,10 @@ class KerasTask(Task):
         return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
 
     @no_autograph
-    def train_step(self, model: keras.Model, batch: dict[str, tf.Tensor], replica: Replica) -> Sums:
+    def train_step(self, batch: dict[str, tf.Tensor], tracing: Tracing) -> Sums:
         """The model's own, on this replica's examples."""
         assert self._own is not None
-        return self._own.trained(self._rows(batch, training=True), tf.reduce_sum(batch[WEIGHT]), replica)
+        return self._own.run(self._rows(batch, training=True), tracing, training=True)
 
     def _rows(self, batch: dict[str, tf.Tensor], training: bool) -> Any:
         """A replica's real examples as the model's own steps take them; one where there is none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -27,53 +27,13 @@ Sums = tuple[tf.Tensor, dict[str, tf.Tensor]]
 _STEPS = {True: "train_step", False: "test_step"}
 
 
-class Use(NamedTuple):
-    """One application of an optimizer in a step, to these weights."""
-
-    optimizer: keras.optimizers.Optimizer
-    variables: Sequence[keras.Variable]
+Uses = list[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]
+"""Each application of an optimizer in a step, and the weights that it is applied to."""
 
 
 def overridden(model: keras.Model) -> list[str]:
     """Which of the steps are the model's own."""
     return [name for name in _STEPS.values() if getattr(type(model), name) is not getattr(keras.Model, name)]
-
-
-class Replica(Protocol):
-    """The replica that takes a training step.
-
-    Attributes:
-      weights: ids of the trained variables, in Keras and in TensorFlow.
-    """
-
-    @property
-    def weights(self) -> frozenset[int]: ...
-
-    def begin(self, num_real: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Takes the number of its real examples; gives `upstream` and `downstream` of `Tracing`."""
-
-    def apply(
-        self, optimizer: keras.optimizers.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable] | None
-    ) -> None:
-        """As `Tracing.apply`."""
-
-
-class StepsItself(Protocol):
-    """A task whose model has a step of its own.
-
-    Attributes:
-      step_assigns: what the step assigns by itself, besides metrics.
-      step_seeds: the state of the generator that it draws from where it says none.
-    """
-
-    @property
-    def step_seeds(self) -> keras.Variable: ...
-
-    @property
-    def step_assigns(self) -> Sequence[keras.Variable] | None: ...
-
-    def train_step(self, model: keras.Model, batch: dict[str, tf.Tensor], replica: Replica) -> Sums:
-        """The model's step on one replica's part of a batch; metrics by name, as a task's loss() gives them."""
 
 
 class OwnSteps:
@@ -95,16 +55,16 @@ class OwnSteps:
         # Of what a step returns, by whether it trains: the metric that gave it, and its name of several; else None.
         self._told: dict[bool, dict[str, tuple[keras.metrics.Metric, str | None] | None]] = {}
 
-    def uses(self) -> list[Use]:
+    def uses(self) -> Uses:
         """The optimizers that the training step applies, in its order."""
         return self.tried("train_step", self._example)
 
-    def tried(self, step: str, example: Callable[[], Any]) -> list[Use]:
+    def tried(self, step: str, example: Callable[[], Any]) -> Uses:
         """Traces a step, makes what is not built yet, and runs and differentiates nothing; returns what it applies."""
-        found: list[Use] = []
+        found: Uses = []
 
         def note(optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any) -> None:
-            found.append(Use(optimizer, variables or ()))
+            found.append((optimizer, variables or ()))
 
         def trace() -> None:
             tracing = Tracing(apply=note, num_real=tf.constant(1.0), seeds=self.seeds, differentiates=False)
@@ -153,19 +113,6 @@ class OwnSteps:
         # A replica without examples has run on one that is not its own.
         found = {_key(training, name): tf.where(num_real > 0, value, 0.0) for name, value in sums.items()}
         return tf.where(num_real > 0, loss * num_real, 0.0), found
-
-    def trained(self, data: Any, num_real: tf.Tensor, replica: Replica) -> Sums:
-        """Traces a step of training."""
-        upstream, downstream = replica.begin(num_real)
-        tracing = Tracing(
-            apply=replica.apply,
-            num_real=num_real,
-            seeds=self.seeds,
-            weights=replica.weights,
-            upstream=upstream,
-            downstream=downstream,
-        )
-        return self.run(data, tracing, training=True)
 
     def evaluated(self, data: Any, num_real: tf.Tensor) -> Sums:
         """Traces a step of evaluation."""
