@@ -146,6 +146,7 @@ class Trial:
             says="completed",
         )
         sharded = "--gin_param='train.shard_optimizer = True' --gin_param='train.optimizer = @adamw' --replicas=2"
+        sharded += " --gin_param='adamw.learning_rate = 0.001'"
         self.launcher(
             "shard_optimizer",
             f"{DIGITS} {sharded} --gin_param='train.steps = 6' --model_dir=sharded",
