@@ -237,7 +237,11 @@ class KerasTask(Task):
         """The one that the model was compiled with, at the rate that callbacks may set; those that its step applies."""
         assert self._model is not None
         if self._own is not None:
-            return Optimizers(self._own.uses())
+            if not (uses := self._own.uses()):
+                raise UsageError(
+                    f"{defined_at(self._build)}: train_step applies no Keras optimizer, so it trains nothing"
+                )
+            return Optimizers(uses)
         found = self._model.optimizer
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
             found = found.inner_optimizer

@@ -495,6 +495,16 @@ def test_a_step_gets_the_elements_of_a_dataset_as_they_are(tmp_path):
     assert found.epoch == [0]
 
 
+def applies_none():
+    class AppliesNone(VAE):
+        def train_step(self, data):
+            return self.test_step(data)
+
+    model = AppliesNone()
+    model.compile("sgd")
+    return model
+
+
 def counts_by_a_variable():
     class Counts(VAE):
         def train_step(self, data):
@@ -521,6 +531,7 @@ def counts_by_a_variable():
         (gan, {"optimizer": keras.optimizers.SGD}, "train.optimizer: .*leave the binding out"),
         (lambda: gan(lambda: keras.optimizers.SGD(0.1, use_ema=True)), {}, "use_ema=True acts on each replica"),
         (gan, {"validation": PAIRS}, "its test_step does not take the validation data.*does not have a `call"),
+        (applies_none, {}, "train_step applies no Keras optimizer"),
         (counts_by_a_variable, {}, r"Counts's train_step assigns the tf.Variable .*by add_weight\(trainable=False\)"),
         (vae, {"train": (X, NOISE)}, "VAE's train_step does not take this data, in which x is float32"),
         (lambda: distiller(Distiller), {"train": LABELLED, "jit_compile": True}, "has a compute_loss of its own"),
