@@ -34,7 +34,7 @@ from launcher.optimizers import Optimizer, Optimizers
 from launcher.tasks import keras_metrics, keras_own_step
 from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_own_step import OwnSteps, Sums
-from launcher.tasks.keras_private import keras_losses_of
+from launcher.tasks.keras_private import keras_losses_of, with_local_metrics
 from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
 
@@ -128,7 +128,7 @@ class KerasTask(Task):
 
     def model(self) -> keras.Model:
         """What `build` returns, compiled and without a step of its own, its variables, loss and metrics built."""
-        model = self._model = self._build()
+        model = self._model = with_local_metrics(self._build)
         _check(model, defined_at(self._build))
         where, structures = defined_at(self._build), self._opened()[1]
         self._own = None
@@ -136,7 +136,7 @@ class KerasTask(Task):
             with _refused(
                 f"{where}: {type(model).__name__}'s train_step does not take this data, in which {structures[0]}"
             ):
-                self._own = OwnSteps(model, structures[0].traced)
+                self._own = with_local_metrics(lambda: OwnSteps(model, structures[0].traced))
             for held_out in structures[1:]:
                 with _refused(f"{where}: its test_step does not take the validation data, in which {held_out}"):
                     self._own.tried("test_step", held_out.traced)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,6 +21,22 @@ from launcher.errors import TrainingError
 # see how Keras's own TensorFlow trainer does it; a TrainingError or an AttributeError names what is gone.
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
 SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+
+
+def with_local_metrics(build: Callable[[], Any]) -> Any:
+    """What `build` returns, having made metrics whose states each replica has for itself.
+
+    In Keras 3.8 every update of one adds up over the replicas by itself, which would then be done twice.
+    """
+
+    def local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        if kwargs.get("aggregation") == tf.VariableAggregation.SUM and not on_read:
+            kwargs["aggregation"] = tf.VariableAggregation.NONE
+        return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(local):
+        return build()
 
 
 @contextlib.contextmanager
