@@ -58,6 +58,7 @@ CROSSED = ("oldest", "2.18", "newest")
 OVERFLOW = """
 import keras, numpy as np
 import launcher
+from launcher.step.precision import DynamicLossScale
 
 def build():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
@@ -68,7 +69,7 @@ x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 x[9] = 3e38  # in the second step of eight, on the first of its replicas
 y = x.clip(-1, 1).sum(1, keepdims=True)
 history = launcher.fit(build, (x, y), epochs=2, batch_size=8, shuffle=False, replicas=2, precision="mixed_float16",
-                       model_dir="overflow", log_every=1, loss_scale=8.0)
+                       model_dir="overflow", log_every=1, loss_scale=DynamicLossScale(initial_scale=8.0))
 assert all(np.isfinite(w.numpy()).all() for w in history.model.weights)
 """
 DIGITS = "--gin_file=resnet_cpu.gin --gin_param='resnet.depth = 8' --gin_param='train.global_batch_size = 64'"
