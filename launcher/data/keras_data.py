@@ -6,15 +6,16 @@ own, such as "x", "x/title" or "y/0"; `Structure` puts them together again.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import ArrayExamples, Batch, Data, RandomAccessData, Shard, weighted
+from launcher.data.pipeline import WEIGHT, ArrayExamples, Batch, Data, RandomAccessData, Shard
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
@@ -22,14 +23,23 @@ _PARTS = ("x", "y", "sample_weight")
 
 
 class Structure:
-    """How (x, y, sample_weight), arrays, tensors or their specifications, lie in the flat dict of a batch."""
+    """How (x, y, sample_weight), arrays, tensors or their specifications, lie in the flat dict of a batch.
 
-    def __init__(self, element: Any):
-        self._parts = _split(element)
+    Args:
+      first: reads a batch, where sizes are not known without one.
+    """
+
+    def __init__(self, element: Any, first: Callable[[], Mapping[str, Any]] = dict):
+        self._parts, self._first = _split(element), first
 
     def __str__(self) -> str:
         leaves = flatten(self._parts).items()
-        return ", ".join(f"{key} is {_dtype(leaf).name} {[None, *leaf.shape[1:]]}" for key, leaf in leaves)
+        return ", ".join(f"{key} is {_dtype(leaf).name} {[None, *_inner(leaf)]}" for key, leaf in leaves)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Keys whose sizes differ between batches, or may do so."""
+        return [key for key, leaf in flatten(self._parts).items() if None in _inner(leaf)]
 
     @property
     def keys(self) -> set[str]:
@@ -37,9 +47,10 @@ class Structure:
         return set(flatten(self._parts))
 
     def example(self) -> dict[str, tf.Tensor]:
-        """A batch of one example that is all zeros, or empty strings."""
+        """A batch of one example that is all zeros, or empty strings, as large as one of the first batch."""
+        sizes = {key: leaf.shape[1:] for key, leaf in self._first().items()} if self.unknown else {}
         return {
-            key: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], _dtype(leaf))
+            key: tf.zeros([1, *sizes.get(key, _inner(leaf))], _dtype(leaf))
             for key, leaf in flatten(self._parts).items()
         }
 
@@ -56,6 +67,12 @@ def flatten(element: Any) -> dict[str, Any]:
     """x, y and sample_weight as one dict, see `Structure`."""
     parts = zip(_PARTS, _split(element), strict=True)
     return {key: leaf for name, part in parts if part is not None for key, leaf in _flat(name, part).items()}
+
+
+def _inner(leaf: Any) -> list[int | None]:
+    """Sizes of the axes but the first; of an unknown number, one that is unknown."""
+    shape = tf.TensorShape(leaf.shape)
+    return [None] if shape.rank is None else shape[1:].as_list()
 
 
 def _dtype(leaf: Any) -> tf.DType:
@@ -133,10 +150,12 @@ def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, An
 
 def batch_size_of(dataset: tf.data.Dataset) -> int:
     """Examples of a batch of a dataset: of its specification, or else of its first one; UsageError without batches."""
-    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in flatten(dataset.element_spec).values()}
+    sizes = {
+        None if spec.shape.rank is None else [*spec.shape, 0][0] for spec in flatten(dataset.element_spec).values()
+    }
     if sizes == {None}:
         for element in dataset.take(1):
-            sizes = {int(tf.shape(leaf)[0]) for leaf in flatten(element).values()}
+            sizes = {int(tf.shape(leaf)[0]) if leaf.shape.rank else 0 for leaf in flatten(element).values()}
         if sizes == {None}:
             raise UsageError("the dataset is empty")
     if len(sizes) != 1 or sizes & {0, None}:
@@ -145,7 +164,7 @@ def batch_size_of(dataset: tf.data.Dataset) -> int:
             "a tf.data.Dataset for fit must hold batches, of at least one: the first axes of its elements are of size "
             f"{', '.join(found)}; call .batch(size) on it"
         )
-    return int(sizes.pop())
+    return sizes.pop() or 0
 
 
 class DatasetData:
@@ -154,8 +173,8 @@ class DatasetData:
     Every worker reads the whole dataset and takes its rows of each batch, so that a step's batch is the same on any
     topology; a resumed run reads what its epoch has used up and goes on. Both hold as far as the dataset gives the
     same elements each time: its shuffles and random maps need seeds, which `launcher` sets where it calls the function
-    that makes the dataset. A batch that is short, at the end of an epoch, is filled with examples of its own once
-    more, with weight 0.
+    that makes the dataset. A batch that is short, at the end of an epoch, or that the replicas do not divide, is filled
+    with examples of its own once more, with weight 0.
 
     Args:
       train: batches of the run's global batch size, of which the last of an epoch may be shorter.
@@ -165,6 +184,7 @@ class DatasetData:
     """
 
     name = "tf.data"
+    pads_batches = True
 
     def __init__(
         self,
@@ -175,14 +195,25 @@ class DatasetData:
         validation_steps: int | None = None,
     ):
         self.batch_size = batch_size_of(train)
-        self._train = _as_dicts(train)
+        self._train = _as_dicts(train, "training")
         self._steps_per_epoch = steps_per_epoch or _num_batches(self._train, "training", "steps_per_epoch")
         self.num_train_examples = self._steps_per_epoch * self.batch_size
         self._validation: tf.data.Dataset | None = None
-        self.num_eval_examples = 0
+        self.num_eval_examples, self._eval_rows = 0, list[int]()
         if validation is not None:
-            self._validation = _as_dicts(validation if validation_steps is None else validation.take(validation_steps))
-            self.num_eval_examples = _num_examples(self._validation)
+            taken = validation if validation_steps is None else validation.take(validation_steps)
+            self._validation = _as_dicts(taken, "validation")
+            self._eval_rows = _rows_of_batches(self._validation)
+            self.num_eval_examples = sum(self._eval_rows)
+
+    def structures(self, *sources: tf.data.Dataset | None) -> list[Structure]:
+        """How its batches are put together again: of training, and of validation."""
+        pairs = zip(sources, (self._train, self._validation), strict=True)
+        return [
+            Structure(source.element_spec, functools.partial(first_batch, read, "given"))
+            for source, read in pairs
+            if source is not None and read is not None
+        ]
 
     def steps_per_epoch(self, global_batch_size: int) -> int:
         """Batches of an epoch; raises UsageError where they are of another size than the run's."""
@@ -204,18 +235,56 @@ class DatasetData:
         self.steps_per_epoch(shard.global_batch_size)
         return _of_replicas(self._train.repeat().skip(shard.start_step), shard)
 
+    def eval_steps(self, global_batch_size: int) -> int:
+        """Batches of an evaluation: those of the dataset where their sizes differ, else full ones."""
+        if not self._is_ragged:
+            return math.ceil(self.num_eval_examples / global_batch_size)
+        return sum(math.ceil(rows / global_batch_size) for rows in self._eval_rows)
+
+    @property
+    def _is_ragged(self) -> bool:
+        return self._validation is not None and any(
+            None in _inner(spec) for spec in self._validation.element_spec.values()
+        )
+
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         if self._validation is None:
             raise UsageError("there is no validation data; use --mode=train or give some")
-        return _of_replicas(self._validation.rebatch(shard.global_batch_size), shard)
+        size = shard.global_batch_size
+        if self._is_ragged:  # rows of two batches cannot be put together
+            return _of_replicas(self._validation.flat_map(_in_pieces(size)), shard)
+        return _of_replicas(self._validation.rebatch(size), shard)
 
 
-def _as_dicts(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _in_pieces(size: int) -> Callable[[Batch], tf.data.Dataset]:
+    @no_autograph
+    def pieces(batch: Batch) -> tf.data.Dataset:
+        starts = tf.data.Dataset.range(0, _rows(batch), size)
+        part = no_autograph(lambda start: {key: value[start : start + size] for key, value in batch.items()})
+        return starts.map(part)
+
+    return pieces
+
+
+def _as_dicts(dataset: tf.data.Dataset, role: str) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
-    return dataset.map(
-        no_autograph(lambda *element: flatten(element if len(element) > 1 else element[0]))
-    ).with_options(options)
+    found = dataset.map(no_autograph(lambda *element: flatten(element if len(element) > 1 else element[0])))
+    if any(spec.shape.rank is None for spec in found.element_spec.values()):
+        ranks = {key: value.shape.rank for key, value in first_batch(found, role).items()}
+
+        def ranked(batch: Batch) -> Batch:
+            return {key: tf.ensure_shape(value, [None] * ranks[key]) for key, value in batch.items()}
+
+        found = found.map(no_autograph(ranked))
+    return found.with_options(options)
+
+
+def first_batch(dataset: tf.data.Dataset, role: str) -> Batch:
+    """Reads it; UsageError where there is none."""
+    for batch in dataset.take(1):
+        return batch
+    raise UsageError(f"the {role} dataset is empty")
 
 
 def _num_batches(dataset: tf.data.Dataset, role: str, argument: str) -> int:
@@ -229,12 +298,12 @@ def _num_batches(dataset: tf.data.Dataset, role: str, argument: str) -> int:
     return count
 
 
-def _num_examples(dataset: tf.data.Dataset) -> int:
-    """Examples of all batches; reads them all, as their number is what a mean is taken over."""
+def _rows_of_batches(dataset: tf.data.Dataset) -> list[int]:
+    """Examples of each batch; reads them all, as their number is what a mean is taken over."""
     _num_batches(dataset.take(1), "validation", "validation_steps")
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise UsageError("the validation dataset is endless: say how much of it to use with validation_steps")
-    return int(dataset.reduce(np.int64(0), lambda so_far, batch: so_far + _rows(batch)))
+    return [int(rows) for rows in dataset.map(_rows)]
 
 
 def _rows(batch: Batch) -> tf.Tensor:
@@ -250,7 +319,8 @@ def _of_replicas(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
         rows = _rows(batch)
         place = replica * size + tf.range(size, dtype=tf.int64)
         taken = {key: tf.gather(value, place % rows) for key, value in batch.items()}
-        return weighted(taken, size, tf.cast(place < rows, tf.float32))
+        taken[WEIGHT] = tf.cast(place < rows, tf.float32)
+        return {key: tf.ensure_shape(value, [size, *value.shape[1:]]) for key, value in taken.items()}
 
     @no_autograph
     def parts(batch: Batch) -> tf.data.Dataset:
@@ -290,7 +360,7 @@ def make_data(
             steps_per_epoch=steps_per_epoch,
             validation_steps=validation_steps,
         )
-        return data, [Structure(one.element_spec) for one in (train, validation) if one is not None]
+        return data, data.structures(train, validation)
     if isinstance(train, keras.utils.PyDataset) or hasattr(train, "__next__"):
         raise UsageError(
             f"{type(train).__name__} is read by Python in an order of its own: make a tf.data.Dataset of it "

@@ -158,6 +158,12 @@ class KerasTask(Task):
     def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
         """Finds out how the metrics' states are put together; UsageError where one's own cannot be right here."""
         model, self._compiled = self._model, compiled
+        unknown = next((one for one in self._opened()[1] if one.unknown), None)
+        if compiled and unknown is not None:
+            raise UsageError(
+                f"{unknown.unknown[0]} of a batch has sizes that are not known: {unknown}. XLA (train.jit_compile, a "
+                "TPU) needs all but the first: pad to one length and say so with tf.ensure_shape, or train without"
+            )
         if model is None or not keras_metrics.has_unknown(model):
             return
         size = getattr(self.data(), "batch_size", _TRIED)

@@ -1,0 +1,130 @@
+"""`launcher.fit` takes the data that Keras's `fit` takes, and trains on it to the same weights.
+
+Keras itself is the oracle, on one device, in float32.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import launcher
+from launcher.errors import UsageError
+
+pytestmark = pytest.mark.slow
+
+layers, random = keras.layers, np.random.default_rng(0)
+X = random.normal(size=(48, 6)).astype(np.float32)
+Y = (X @ random.normal(size=(6, 3))).argmax(-1)
+SERIES, TARGETS = random.normal(size=(60, 3)), random.normal(size=(60, 1))
+WORDS = [random.integers(1, 20, size) for size in random.integers(2, 9, 32)]
+
+
+def small():
+    model = keras.Sequential([layers.Dense(8, activation="tanh"), layers.Dense(3, activation="softmax")])
+    model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def of_five_steps():
+    inputs = keras.Input((5, 3))
+    model = keras.Model(inputs, layers.Dense(1)(layers.LSTM(4)(inputs)))
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def of_words():
+    embedding = layers.Embedding(20, 4, mask_zero=True)
+    model = keras.Sequential([embedding, layers.LSTM(4), layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def of_keras(build, *data, **arguments):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    model = build()
+    return model.fit(*data, epochs=2, verbose=0, **arguments)
+
+
+def assert_same(ours, keras_own):
+    assert ours.history.keys() == keras_own.history.keys()
+    for name, values in keras_own.history.items():
+        np.testing.assert_allclose(ours.history[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
+    for found, wanted in zip(ours.model.weights, keras_own.model.weights, strict=True):
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), atol=1e-5, err_msg=found.path)
+
+
+@pytest.fixture
+def two():
+    # Without collectives, which TensorFlow takes for those of another strategy in the same process.
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+@pytest.fixture
+def one():
+    return tf.distribute.OneDeviceStrategy("CPU:0")
+
+
+@pytest.mark.parametrize("settings", [{}, {"microbatches": 2}, {"jit_compile": True}])
+def test_replicas_need_not_divide_the_batch(settings, two, tmp_path):
+    expected = of_keras(small, X, Y, batch_size=7, shuffle=False, validation_data=(X[:23], Y[:23]))
+    settings = {"batch_size": 7, "shuffle": False, "epochs": 2, **settings}
+    found = launcher.fit(small, (X, Y), (X[:23], Y[:23]), model_dir=str(tmp_path), strategy=two, **settings)
+    assert_same(found, expected)
+
+
+def test_nor_the_batches_of_a_dataset(two, tmp_path):
+    def batches(rows):
+        return tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(7)
+
+    expected = of_keras(small, batches(48), validation_data=batches(23))
+    assert_same(
+        launcher.fit(small, batches(48), batches(23), epochs=2, model_dir=str(tmp_path), strategy=two), expected
+    )
+
+
+def windows(start, stop):
+    return keras.utils.timeseries_dataset_from_array(
+        SERIES[start:stop].astype(np.float32), TARGETS[start:stop], sequence_length=5, batch_size=8
+    )
+
+
+def padded(start, stop):
+    """Batches of 4 rows as long as their longest; a dataset that says nothing about lengths."""
+    rows = tf.data.Dataset.from_generator(
+        lambda: ((WORDS[row], Y[row]) for row in range(start, stop)),
+        output_signature=(tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)),
+    )
+    return rows.padded_batch(4)
+
+
+@pytest.mark.parametrize(("build", "batches"), [(of_five_steps, windows), (of_words, padded)])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_sizes_of_a_batch_need_not_be_known(build, batches, microbatches, two, tmp_path):
+    expected = of_keras(build, batches(0, 20), validation_data=batches(20, 31))
+    settings = {"epochs": 2, "model_dir": str(tmp_path), "strategy": two, "microbatches": microbatches}
+    assert_same(launcher.fit(build, batches(0, 20), batches(20, 31), **settings), expected)
+
+
+def test_nor_the_number_of_its_axes(one, tmp_path):
+    def batches(opaque):
+        found = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+        return found.map(lambda x, y: (tf.numpy_function(lambda of: of, [x], tf.float32), y)) if opaque else found
+
+    expected = of_keras(small, batches(False))
+    assert_same(launcher.fit(small, batches(True), epochs=2, model_dir=str(tmp_path), strategy=one), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": padded(0, 20), "build": of_words, "jit_compile": True}, "XLA .* needs all but the first: pad to"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_by_name(change, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        launcher.fit(**{"build": small, "model_dir": str(tmp_path / "run")} | change)
+    assert not (tmp_path / "run").exists()
