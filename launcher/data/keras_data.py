@@ -6,6 +6,7 @@ own, such as "x", "x/title" or "y/0"; `Structure` puts them together again.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +17,15 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import WEIGHT, ArrayExamples, Batch, Data, RandomAccessData, Shard
+from launcher.data.python_batches import PythonBatches, is_python
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
 _PARTS = ("x", "y", "sample_weight")
+_ORDER_OF_DATASET = (
+    "every worker reads the whole tf.data.Dataset and takes its rows; its order, also after a restart, is what its "
+    "seeds make it"
+)
 
 
 class Structure:
@@ -168,9 +174,9 @@ def batch_size_of(dataset: tf.data.Dataset) -> int:
 
 
 class DatasetData:
-    """`Data` from `tf.data.Dataset`s of batches, in the order in which they come.
+    """`Data` from batches, of `tf.data.Dataset`s or of Python, in the order in which they come.
 
-    Every worker reads the whole dataset and takes its rows of each batch, so that a step's batch is the same on any
+    Every worker reads all of them and takes its rows of each batch, so that a step's batch is the same on any
     topology; a resumed run reads what its epoch has used up and goes on. Both hold as far as the dataset gives the
     same elements each time: its shuffles and random maps need seeds, which `launcher` sets where it calls the function
     that makes the dataset. A batch that is short, at the end of an epoch, or that the replicas do not divide, is filled
@@ -181,39 +187,47 @@ class DatasetData:
       validation: batches of any size, or None.
       steps_per_epoch: batches of an epoch; None for those of the dataset, which are counted if it cannot tell.
       validation_steps: batches of `validation` to evaluate on; None for all.
+      shuffle: whether batches that have numbers come in another order in each epoch, as with Keras's PyDataset.
     """
 
-    name = "tf.data"
     pads_batches = True
 
     def __init__(
         self,
         *,
-        train: tf.data.Dataset,
-        validation: tf.data.Dataset | None,
+        train: tf.data.Dataset | PythonBatches,
+        validation: tf.data.Dataset | PythonBatches | None,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
+        shuffle: bool = False,
     ):
-        self.batch_size = batch_size_of(train)
-        self._train = _as_dicts(train, "training")
-        self._steps_per_epoch = steps_per_epoch or _num_batches(self._train, "training", "steps_per_epoch")
+        self._python = train if isinstance(train, PythonBatches) else None
+        self._shuffle = shuffle
+        if isinstance(train, PythonBatches):
+            self.name, self.note, self.reads_once = "Python", train.note, train.reads_once
+            self.batch_size, self._train = train.batch_size, train.dataset()
+            self._steps_per_epoch = steps_per_epoch or _told(train, "training", "steps_per_epoch")
+        else:
+            self.name, self.note, self.reads_once = "tf.data", _ORDER_OF_DATASET, False
+            self.batch_size, self._train = batch_size_of(train), _as_dicts(train, "training")
+            self._steps_per_epoch = steps_per_epoch or _num_batches(self._train, "training", "steps_per_epoch")
         self.num_train_examples = self._steps_per_epoch * self.batch_size
         self._validation: tf.data.Dataset | None = None
         self.num_eval_examples, self._eval_rows = 0, list[int]()
         if validation is not None:
-            taken = validation if validation_steps is None else validation.take(validation_steps)
-            self._validation = _as_dicts(taken, "validation")
+            self._validation = _to_evaluate_on(validation, validation_steps)
             self._eval_rows = _rows_of_batches(self._validation)
             self.num_eval_examples = sum(self._eval_rows)
-
-    def structures(self, *sources: tf.data.Dataset | None) -> list[Structure]:
-        """How its batches are put together again: of training, and of validation."""
-        pairs = zip(sources, (self._train, self._validation), strict=True)
-        return [
-            Structure(source.element_spec, functools.partial(first_batch, read, "given"))
-            for source, read in pairs
+        self._structures = [
+            _structure(source, read)
+            for source, read in ((train, self._train), (validation, self._validation))
             if source is not None and read is not None
         ]
+
+    @property
+    def structures(self) -> list[Structure]:
+        """How its batches are put together again: of training, and of validation."""
+        return self._structures
 
     def steps_per_epoch(self, global_batch_size: int) -> int:
         """Batches of an epoch; raises UsageError where they are of another size than the run's."""
@@ -233,7 +247,14 @@ class DatasetData:
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         self.steps_per_epoch(shard.global_batch_size)
-        return _of_replicas(self._train.repeat().skip(shard.start_step), shard)
+        if self._python is None:
+            return _of_replicas(self._train.repeat().skip(shard.start_step), shard)
+        if not shard.in_this_process:
+            raise UsageError(
+                "this data is made by Python, and the hosts of a TPU pod, which make their own batches, run none: "
+                "write it to files, see docs/own_data.md"
+            )
+        return _of_replicas(self._python.dataset(shard.start_step, shuffle=self._shuffle, seed=shard.seed), shard)
 
     def eval_steps(self, global_batch_size: int) -> int:
         """Batches of an evaluation: those of the dataset where their sizes differ, else full ones."""
@@ -254,6 +275,53 @@ class DatasetData:
         if self._is_ragged:  # rows of two batches cannot be put together
             return _of_replicas(self._validation.flat_map(_in_pieces(size)), shard)
         return _of_replicas(self._validation.rebatch(size), shard)
+
+
+def _structure(source: tf.data.Dataset | PythonBatches, read: tf.data.Dataset) -> Structure:
+    if isinstance(source, PythonBatches):
+        specs = iter(source.element_spec.values())
+        parts = as_arrays(_tuple(source.first), role="Python's")
+        element = keras.tree.map_structure(lambda leaf: None if leaf is None else next(specs), parts)
+    else:
+        element = source.element_spec
+    return Structure(element, functools.partial(first_batch, read, "given"))
+
+
+def _told(batches: PythonBatches, role: str, argument: str) -> int:
+    if batches.num_batches is None:
+        raise UsageError(f"the {role} data does not say how many batches it has: say so with {argument}")
+    return batches.num_batches
+
+
+def _to_evaluate_on(validation: tf.data.Dataset | PythonBatches, steps: int | None) -> tf.data.Dataset:
+    """The batches of an evaluation, the same ones each time."""
+    if not isinstance(validation, PythonBatches):
+        return _as_dicts(validation if steps is None else validation.take(steps), "validation")
+    steps = steps or _told(validation, "validation", "validation_steps")
+    found = validation.dataset().take(steps)
+    if not validation.is_kept:
+        return found
+    kept = [*found.as_numpy_iterator()]
+    return tf.data.Dataset.from_generator(lambda: iter(kept), output_signature=validation.element_spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """`Data` that trains on one kind and is evaluated on another."""
+
+    training: Any
+    evaluation: Any
+    pads_batches = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.evaluation if name in ("num_eval_examples", "eval_batches") else self.training, name)
+
+    def eval_steps(self, global_batch_size: int) -> int:
+        """Batches of an evaluation."""
+        steps = getattr(self.evaluation, "eval_steps", lambda size: math.ceil(self.num_eval_examples / size))
+        return int(steps(global_batch_size))
 
 
 def _in_pieces(size: int) -> Callable[[Batch], tf.data.Dataset]:
@@ -312,11 +380,17 @@ def _rows(batch: Batch) -> tf.Tensor:
 
 def _of_replicas(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
     """The parts of this host's replicas of each global batch, in turn."""
-    size = shard.per_replica_batch_size
+    size, whole = shard.per_replica_batch_size, shard.global_batch_size
+    larger = (
+        f"UsageError: a batch of the dataset has more than {whole} examples, which its first one has: no batch may be "
+        "larger; see rebatch() of tf.data.Dataset"
+    )
 
     @no_autograph
     def part(batch: Batch, replica: tf.Tensor) -> Batch:
         rows = _rows(batch)
+        with tf.control_dependencies([tf.debugging.assert_less_equal(rows, tf.constant(whole, tf.int64), larger)]):
+            rows = tf.identity(rows)
         place = replica * size + tf.range(size, dtype=tf.int64)
         taken = {key: tf.gather(value, place % rows) for key, value in batch.items()}
         taken[WEIGHT] = tf.cast(place < rows, tf.float32)
@@ -342,46 +416,71 @@ def make_data(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_split: float = 0.0,
+    again: Sequence[Callable[[], Any] | None] = (None, None),
 ) -> tuple[Data, list[Structure]]:
     """`Data` from what `fit` takes, and how its batches are put together again: of training, and of validation.
 
     Args:
-      train, validation: both datasets, or both arrays, see `DatasetData` and `as_arrays`.
+      train, validation: datasets, what gives batches in Python, or arrays: see `DatasetData`, `launcher.data.
+        python_batches` and `as_arrays`.
       shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
+      again: functions that make them anew.
     """
-    if isinstance(train, tf.data.Dataset):
-        if validation is not None and not isinstance(validation, tf.data.Dataset):
-            raise UsageError(f"the training data is a dataset and the validation data {type(validation).__name__}")
+    first = _batches_of(train, again[0], "training")
+    second = _batches_of(validation, again[1], "validation")
+    if first is not None:
         if validation_split:
             raise UsageError("validation_split is for arrays; split a tf.data.Dataset with take() and skip()")
         data = DatasetData(
-            train=train,
-            validation=validation,
+            train=first,
+            validation=second,
             steps_per_epoch=steps_per_epoch,
             validation_steps=validation_steps,
+            shuffle=shuffle,
         )
-        return data, data.structures(train, validation)
-    if isinstance(train, keras.utils.PyDataset) or hasattr(train, "__next__"):
-        raise UsageError(
-            f"{type(train).__name__} is read by Python in an order of its own: make a tf.data.Dataset of it "
-            "(tf.data.Dataset.from_generator), or arrays"
-        )
+        if validation is None or second is not None:
+            return data, data.structures
+        arrays = as_arrays(validation, role="validation")
+        return Mixed(data, _from_arrays(arrays, arrays)), [*data.structures, Structure(arrays)]
     if train is None or (isinstance(train, Sequence) and not isinstance(train, tuple | list)):
         raise UsageError(f"expected training data as arrays, (x, y) or a tf.data.Dataset, got {type(train).__name__}")
-    for name, value in (("steps_per_epoch", steps_per_epoch), ("validation_steps", validation_steps)):
+    for name, value in (
+        ("steps_per_epoch", steps_per_epoch),
+        ("validation_steps", None if second else validation_steps),
+    ):
         if value is not None:
             raise UsageError(f"{name} is for datasets; of arrays, an epoch is all examples")
     arrays = as_arrays(train, role="training")
+    if second is not None:
+        evaluation = DatasetData(train=second, validation=second, steps_per_epoch=1, validation_steps=validation_steps)
+        structures = [Structure(arrays), evaluation.structures[1]]
+        return Mixed(_from_arrays(arrays, None, shuffle), evaluation), structures
     held_out = None
     if validation is not None:
         held_out = as_arrays(validation, role="validation")
     elif validation_split:
         arrays, held_out = split_off(arrays, validation_split)
-    structures = [Structure(one) for one in (arrays, held_out) if one is not None]
-    made = RandomAccessData(
+    return _from_arrays(arrays, held_out, shuffle), [Structure(one) for one in (arrays, held_out) if one is not None]
+
+
+def _batches_of(source: Any, again: Callable[[], Any] | None, role: str) -> tf.data.Dataset | PythonBatches | None:
+    """What gives batches; None of arrays."""
+    if isinstance(source, tf.data.Dataset):
+        return source
+    if not is_python(source):
+        return None
+    return PythonBatches(source, again, lambda element: flatten(as_arrays(_tuple(element), role=role)), role=role)
+
+
+def _tuple(element: Any) -> Any:
+    """What PyTorch puts in a list, as (x, y)."""
+    return tuple(element) if isinstance(element, list) else element
+
+
+def _from_arrays(arrays: Any, held_out: Any, shuffle: bool = True) -> RandomAccessData:
+    return RandomAccessData(
         train=ArrayExamples(flatten(arrays)),
         evaluation=None if held_out is None else ArrayExamples(flatten(held_out)),
         shuffle=shuffle,
         whole_epochs=True,
     )
-    return made, structures

@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.keras_data import DatasetData, Structure, make_data
+from launcher.data.keras_data import Structure, make_data
 from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
@@ -114,8 +114,9 @@ class KerasTask(Task):
 
     def _opened(self) -> tuple[Data, list[Structure]]:
         if self._data is None:
+            again = [source if is_function(source) else None for source in self._sources]
             train, validation = (source() if is_function(source) else source for source in self._sources)
-            self._data = make_data(train, validation, **self._arguments)
+            self._data = make_data(train, validation, again=again, **self._arguments)
         return self._data
 
     def check(self) -> None:
@@ -193,12 +194,8 @@ class KerasTask(Task):
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """What the order of the examples rests on."""
-        if not isinstance(self.data(), DatasetData):
-            return []
-        return [
-            "every worker reads the whole tf.data.Dataset and takes its rows; its order, also after a restart, is what "
-            "its seeds make it"
-        ]
+        note = getattr(self.data(), "note", "")
+        return [note] if note else []
 
     def optimizer(self) -> Optimizer:
         """The one that the model was compiled with, at the rate that callbacks may set."""

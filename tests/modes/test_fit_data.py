@@ -118,10 +118,132 @@ def test_nor_the_number_of_its_axes(one, tmp_path):
     assert_same(launcher.fit(small, batches(True), epochs=2, model_dir=str(tmp_path), strategy=one), expected)
 
 
+class Reversing(keras.utils.PyDataset):
+    """Batches of 7, the rows of each epoch in the reverse order of the one before."""
+
+    def __init__(self, rows=48, first_end=True, **kwargs):
+        super().__init__(**kwargs)
+        self.order, self.counts = np.arange(rows), first_end
+
+    def __len__(self):
+        return -(-len(self.order) // 7)
+
+    def __getitem__(self, index):
+        rows = self.order[7 * index : 7 * index + 7]
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self):
+        if self.counts:
+            self.order = self.order[::-1]
+        self.counts = True
+
+
+def endless(rows=48):
+    while True:
+        for first in range(0, rows, 8):
+            yield X[first : first + 8], Y[first : first + 8]
+
+
+class Loader:
+    """What a torch DataLoader looks like: lists of what has `.numpy()`, begun again for each epoch."""
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        return ([tf.constant(X[at : at + 8]), tf.constant(Y[at : at + 8])] for at in range(0, 48, 8))
+
+
+ENDLESS = {"steps_per_epoch": 4, "validation_steps": 2}
+PYTHON = {
+    "a PyDataset": (Reversing, lambda: Reversing(23), {"shuffle": False}),
+    "with workers": (lambda: Reversing(workers=3), lambda: (X[:16], Y[:16]), {"shuffle": False}),
+    "a generator": (endless, lambda: endless(16), ENDLESS),
+    "a loader": (Loader, Loader, {}),
+}
+
+
+@pytest.mark.parametrize("name", PYTHON)
+@pytest.mark.parametrize("is_function", [False, True])
+def test_batches_may_be_made_by_python(name, is_function, two, tmp_path):
+    train, validation, arguments = PYTHON[name]
+    # Keras tells a PyDataset of the end of an epoch before the first one, too, as it builds the model.
+    of_first = Reversing(first_end=False) if "PyDataset" in name or "workers" in name else train()
+    if name == "a loader":
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+        expected = of_keras(small, dataset, validation_data=dataset)
+    else:
+        expected = of_keras(small, of_first, validation_data=validation(), **arguments)
+    train, validation = (train, validation) if is_function else (train(), validation())
+    settings = {"epochs": 2, "model_dir": str(tmp_path), "strategy": two, **arguments}
+    assert_same(launcher.fit(small, train, validation, **settings), expected)
+
+
+def test_arrays_may_be_validated_on_a_dataset(one, tmp_path):
+    validation = tf.data.Dataset.from_tensor_slices((X[:23], Y[:23])).batch(5)
+    expected = of_keras(small, X, Y, validation_data=validation, batch_size=8, shuffle=False)
+    settings = {"epochs": 2, "batch_size": 8, "shuffle": False, "model_dir": str(tmp_path), "strategy": one}
+    assert_same(launcher.fit(small, (X, Y), validation, **settings), expected)
+
+
+class _Stops(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations > 9:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", [*PYTHON][:3])
+def test_a_restarted_run_ends_as_an_undisturbed_one(name, one, tmp_path):
+    def train(folder, *callbacks):
+        train, _, arguments = PYTHON[name]
+        settings = {
+            "epochs": 3,
+            "checkpoint_every": 4,
+            "strategy": one,
+            "steps_per_epoch": arguments.get("steps_per_epoch"),
+        }
+        return launcher.fit(small, train(), callbacks=callbacks, model_dir=str(tmp_path / folder), **settings)
+
+    undisturbed = train("undisturbed")
+    with pytest.raises(KeyboardInterrupt):
+        train("stopped", _Stops())
+    resumed = train("stopped")
+    for found, wanted in zip(resumed.model.weights, undisturbed.model.weights, strict=True):
+        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
+def three(*sizes):
+    return iter([(X[:size], Y[:size]) for size in sizes])
+
+
+def broken():
+    yield X[:8], Y[:8]
+    yield X[:8], Y[:8]
+    yield X[:8], {}["label"]
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (three(8, 8, 8), "generator ended after 3 batches, and more are asked for"),
+        (three(4, 8, 8, 8), "gives a batch of 8 examples, and its first one has 4"),
+        (tf.data.Dataset.from_generator(
+            lambda: three(4, 8, 8, 8), output_signature=(tf.TensorSpec([None, 6]), tf.TensorSpec([None], tf.int64))
+        ), "more than 4 examples, which its first one has: no batch may be larger"),
+        (broken(), r"test_fit_data.py line \d+, in broken\(\): .*KeyError: 'label'"),
+    ],
+)  # fmt: skip
+def test_batches_that_cannot_be_trained_on_end_the_run_with_one_message(train, message, one, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        launcher.fit(small, train, steps_per_epoch=6, model_dir=str(tmp_path), strategy=one)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"train": padded(0, 20), "build": of_words, "jit_compile": True}, "XLA .* needs all but the first: pad to"),
+        ({"train": iter([(X, Y)])}, "does not say how many batches it has: say so with steps_per_epoch"),
+        ({"train": iter([]), "steps_per_epoch": 2}, "the training list_iterator gives no batches"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_name(change, message, tmp_path):
