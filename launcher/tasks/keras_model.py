@@ -30,7 +30,7 @@ from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
-from launcher.optimizers import Optimizer
+from launcher.optimizers import Optimizer, own_settings
 from launcher.tasks import keras_metrics
 from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_private import keras_losses_of
@@ -202,7 +202,9 @@ class KerasTask(Task):
         assert self._model is not None
         found = self._model.optimizer
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
-            found = found.inner_optimizer
+            found.inner_optimizer = found = own_settings.made_here(found.inner_optimizer)
+        else:
+            self._model.optimizer = found = own_settings.made_here(found)
         return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
 
     @no_autograph

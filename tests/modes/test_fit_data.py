@@ -118,6 +118,33 @@ def test_nor_the_number_of_its_axes(one, tmp_path):
     assert_same(launcher.fit(small, batches(True), epochs=2, model_dir=str(tmp_path), strategy=one), expected)
 
 
+class Falling(keras.optimizers.schedules.LearningRateSchedule):
+    """Not known to Keras by its name."""
+
+    def __call__(self, step):
+        return 0.01 / (1.0 + tf.cast(step, tf.float32))
+
+
+@pytest.mark.parametrize("rate", [0.01, Falling()])
+def test_an_optimizer_may_be_made_before_the_model(rate, two, tmp_path):
+    def of(optimizer):
+        model = keras.Sequential([layers.Dense(8, activation="tanh"), layers.Dense(3, activation="softmax")])
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        return model
+
+    def made():
+        found = keras.optimizers.AdamW(rate, weight_decay=0.1)
+        found.exclude_from_weight_decay(var_names=["bias"])
+        if rate == 0.01:
+            found.learning_rate = 0.02
+        return found
+
+    expected, optimizer = of_keras(lambda: of(made()), X, Y, batch_size=8, shuffle=False), made()
+    for folder in "first", "second":
+        settings = {"batch_size": 8, "shuffle": False, "epochs": 2, "model_dir": str(tmp_path / folder)}
+        assert_same(launcher.fit(lambda: of(optimizer), (X, Y), strategy=two, **settings), expected)
+
+
 class Reversing(keras.utils.PyDataset):
     """Batches of 7, the rows of each epoch in the reverse order of the one before."""
 
