@@ -79,6 +79,12 @@ class _Batches(tf.experimental.ExtensionType):
         return _strategies[self.strategy].experimental_distribute_values_from_function(lambda _: next(self.iterator))
 
 
+def tf_iterator(batches: Any) -> tf.data.Iterator | None:
+    """What is under an iterator of `distribute_batches` and has a state to save; None where devices have some of it."""
+    found = batches.iterator if isinstance(batches, _Batches) else batches
+    return found if isinstance(found, tf.data.Iterator) else None
+
+
 @dataclasses.dataclass(frozen=True)
 class _OnThisCpu:
     """A data set of the batches of several replicas, one after the other's."""

@@ -202,6 +202,7 @@ class DatasetData:
         shuffle: bool = False,
     ):
         self._python = train if isinstance(train, PythonBatches) else None
+        self.reads_again = self._python is None
         self._shuffle = shuffle
         if isinstance(train, PythonBatches):
             self.name, self.note, self.reads_once = "Python", train.note, train.reads_once

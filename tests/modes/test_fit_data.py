@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import launcher
 from launcher.errors import UsageError
+from launcher.run.input_position import InputPosition
 
 pytestmark = pytest.mark.slow
 
@@ -277,3 +278,35 @@ def test_what_cannot_be_taken_is_refused_by_name(change, message, tmp_path):
     with pytest.raises(UsageError, match=message):
         launcher.fit(**{"build": small, "model_dir": str(tmp_path / "run")} | change)
     assert not (tmp_path / "run").exists()
+
+
+def shuffled(counts):
+    """A dataset, or one that counts its rows, which the state of an iterator does not tell of."""
+    found, rows = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=3), tf.Variable(0)
+    if counts:
+        found = found.map(lambda x, y: (x, y, tf.cast(rows.assign_add(1) > 0, tf.float32)))
+    return found.batch(8)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("strategy", ["one", "two"])
+def test_a_dataset_goes_on_from_its_own_state_or_is_read_again(counts, strategy, request, tmp_path, monkeypatch):
+    strategy = request.getfixturevalue(strategy)
+    keras.utils.set_random_seed(0)  # before the dataset is made, as after
+    opened, open_at = [], InputPosition.open
+    monkeypatch.setattr(InputPosition, "open", lambda self: opened.append(self) or open_at(self))
+
+    def train(folder, *callbacks):
+        settings = {"epochs": 3, "checkpoint_every": 4, "strategy": strategy, "model_dir": str(tmp_path / folder)}
+        return launcher.fit(small, shuffled(counts), callbacks=callbacks, **settings)
+
+    undisturbed = train("undisturbed")
+    with pytest.raises(KeyboardInterrupt):
+        train("stopped", _Stops())
+    (manifest,) = tmp_path.glob("stopped/checkpoints/*8/manifest.json")
+    assert ("input_position" in manifest.read_text()) != counts
+    resumed = train("stopped")
+    assert str(opened[-1]) == ("reading the dataset again: 8 of 8 batches" if counts else "opening the data")
+    assert_same(resumed, undisturbed)
+    for found, wanted in zip(resumed.model.weights, undisturbed.model.weights, strict=True):
+        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
