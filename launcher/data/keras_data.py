@@ -6,7 +6,6 @@ own, such as "x", "x/title" or "y/0"; `Structure` puts them together again.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
 _PARTS = ("x", "y", "sample_weight")
+_NUMBERS = int | float | str | bytes | np.generic
 _ORDER_OF_DATASET = (
     "every worker reads the whole tf.data.Dataset and takes its rows; its order, also after a restart, is what its "
     "seeds make it"
@@ -116,13 +116,18 @@ def as_arrays(element: Any, *, role: str) -> tuple[Any, Any, Any]:
 def _arrays_of(name: str, part: Any) -> Any:
     if part is None:
         return None
-    if isinstance(part, list) and part and not hasattr(part[0], "__len__"):
-        part = np.asarray(part)
+    if isinstance(part, list) and all(isinstance(one, _NUMBERS) for one in keras.tree.flatten(part)):
+        try:
+            part = np.asarray(part)
+        except ValueError as error:
+            raise UsageError(f"{name}: lists of numbers must be of one length: {error}") from None
     return keras.tree.map_structure(lambda leaf: _array(name, leaf), part)
 
 
 def _array(name: str, leaf: Any) -> np.ndarray:
-    for method in ("to_numpy", "numpy"):  # of data frames and series; of tensors
+    if isinstance(leaf, tf.SparseTensor):
+        leaf = tf.sparse.to_dense(leaf)
+    for method in ("to_numpy", "toarray", "numpy"):  # of data frames and series; of sparse arrays; of tensors
         if hasattr(leaf, method):
             leaf = getattr(leaf, method)()
             break
@@ -219,6 +224,7 @@ class DatasetData:
             self._validation = _to_evaluate_on(validation, validation_steps)
             self._eval_rows = _rows_of_batches(self._validation)
             self.num_eval_examples = sum(self._eval_rows)
+        self.finish: Callable[[Batch], Batch] | None = None  # as of `RandomAccessData`
         self._structures = [
             _structure(source, read)
             for source, read in ((train, self._train), (validation, self._validation))
@@ -249,13 +255,13 @@ class DatasetData:
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         self.steps_per_epoch(shard.global_batch_size)
         if self._python is None:
-            return _of_replicas(self._train.repeat().skip(shard.start_step), shard)
+            return self._parts(self._train.repeat().skip(shard.start_step), shard)
         if not shard.in_this_process:
             raise UsageError(
                 "this data is made by Python, and the hosts of a TPU pod, which make their own batches, run none: "
                 "write it to files, see docs/own_data.md"
             )
-        return _of_replicas(self._python.dataset(shard.start_step, shuffle=self._shuffle, seed=shard.seed), shard)
+        return self._parts(self._python.dataset(shard.start_step, shuffle=self._shuffle, seed=shard.seed), shard)
 
     def eval_steps(self, global_batch_size: int) -> int:
         """Batches of an evaluation: those of the dataset where their sizes differ, else full ones."""
@@ -274,8 +280,11 @@ class DatasetData:
             raise UsageError("there is no validation data; use --mode=train or give some")
         size = shard.global_batch_size
         if self._is_ragged:  # rows of two batches cannot be put together
-            return _of_replicas(self._validation.flat_map(_in_pieces(size)), shard)
-        return _of_replicas(self._validation.rebatch(size), shard)
+            return self._parts(self._validation.flat_map(_in_pieces(size)), shard)
+        return self._parts(self._validation.rebatch(size), shard)
+
+    def _parts(self, batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
+        return _of_replicas(batches if self.finish is None else batches.map(self.finish), shard)
 
 
 def _structure(source: tf.data.Dataset | PythonBatches, read: tf.data.Dataset) -> Structure:
@@ -306,18 +315,22 @@ def _to_evaluate_on(validation: tf.data.Dataset | PythonBatches, steps: int | No
     return tf.data.Dataset.from_generator(lambda: iter(kept), output_signature=validation.element_spec)
 
 
-@dataclasses.dataclass(frozen=True)
 class Mixed:
-    """`Data` that trains on one kind and is evaluated on another."""
+    """`Data` that trains on one kind and is evaluated on another; what is set is set of both."""
 
-    training: Any
-    evaluation: Any
     pads_batches = True
+
+    def __init__(self, training: Any, evaluation: Any):
+        vars(self).update(training=training, evaluation=evaluation)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.evaluation if name in ("num_eval_examples", "eval_batches") else self.training, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for data in (self.training, self.evaluation):
+            setattr(data, name, value)
 
     def eval_steps(self, global_batch_size: int) -> int:
         """Batches of an evaluation."""
@@ -338,7 +351,19 @@ def _in_pieces(size: int) -> Callable[[Batch], tf.data.Dataset]:
 def _as_dicts(dataset: tf.data.Dataset, role: str) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
-    found = dataset.map(no_autograph(lambda *element: flatten(element if len(element) > 1 else element[0])))
+    for key, spec in flatten(dataset.element_spec).items():
+        if isinstance(spec, tf.RaggedTensorSpec):
+            raise UsageError(
+                f"{key} of the {role} dataset is ragged: make it a tensor, such as by .map(lambda x, y: "
+                "(x.to_tensor(), y)), and have layers leave out the padding by a mask"
+            )
+
+    @no_autograph
+    def as_dict(*element: Any) -> Batch:
+        leaves = flatten(element if len(element) > 1 else element[0]).items()
+        return {key: tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf for key, leaf in leaves}
+
+    found = dataset.map(as_dict)
     if any(spec.shape.rank is None for spec in found.element_spec.values()):
         ranks = {key: value.shape.rank for key, value in first_batch(found, role).items()}
 
@@ -409,6 +434,18 @@ def _of_replicas(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
     return found.prefetch(tf.data.AUTOTUNE)
 
 
+def prepare(data: Any, structures: Sequence[Structure], function: Callable[..., Any]) -> list[Structure]:
+    """Has a function of (x, y, sample_weight) change each batch, as keras-hub's preprocessors do; how batches lie then."""
+
+    @no_autograph
+    def finish(batch: Batch) -> Batch:
+        structure = next(one for one in structures if one.keys == batch.keys())
+        return flatten(function(*structure.pack(batch)))
+
+    data.finish = finish
+    return [Structure(function(*one.pack(one.example()))) for one in structures]
+
+
 def make_data(
     train: Any,
     validation: Any | None,
@@ -445,23 +482,20 @@ def make_data(
         return Mixed(data, _from_arrays(arrays, arrays)), [*data.structures, Structure(arrays)]
     if train is None or (isinstance(train, Sequence) and not isinstance(train, tuple | list)):
         raise UsageError(f"expected training data as arrays, (x, y) or a tf.data.Dataset, got {type(train).__name__}")
-    for name, value in (
-        ("steps_per_epoch", steps_per_epoch),
-        ("validation_steps", None if second else validation_steps),
-    ):
-        if value is not None:
-            raise UsageError(f"{name} is for datasets; of arrays, an epoch is all examples")
+    if validation_steps is not None and second is None:
+        raise UsageError("validation_steps is for datasets; of arrays, all examples are evaluated on")
     arrays = as_arrays(train, role="training")
     if second is not None:
         evaluation = DatasetData(train=second, validation=second, steps_per_epoch=1, validation_steps=validation_steps)
         structures = [Structure(arrays), evaluation.structures[1]]
-        return Mixed(_from_arrays(arrays, None, shuffle), evaluation), structures
+        return Mixed(_from_arrays(arrays, None, shuffle, steps_per_epoch), evaluation), structures
     held_out = None
     if validation is not None:
         held_out = as_arrays(validation, role="validation")
     elif validation_split:
         arrays, held_out = split_off(arrays, validation_split)
-    return _from_arrays(arrays, held_out, shuffle), [Structure(one) for one in (arrays, held_out) if one is not None]
+    made = _from_arrays(arrays, held_out, shuffle, steps_per_epoch)
+    return made, [Structure(one) for one in (arrays, held_out) if one is not None]
 
 
 def _batches_of(source: Any, again: Callable[[], Any] | None, role: str) -> tf.data.Dataset | PythonBatches | None:
@@ -478,10 +512,13 @@ def _tuple(element: Any) -> Any:
     return tuple(element) if isinstance(element, list) else element
 
 
-def _from_arrays(arrays: Any, held_out: Any, shuffle: bool = True) -> RandomAccessData:
+def _from_arrays(
+    arrays: Any, held_out: Any, shuffle: bool = True, steps_per_epoch: int | None = None
+) -> RandomAccessData:
     return RandomAccessData(
         train=ArrayExamples(flatten(arrays)),
         evaluation=None if held_out is None else ArrayExamples(flatten(held_out)),
         shuffle=shuffle,
         whole_epochs=True,
+        steps=steps_per_epoch,
     )

@@ -236,6 +236,7 @@ class RandomAccessData:
       mix: mixes finished training examples with others of their epoch, each augmented as it is where it stands itself.
       shuffle: False for examples in their own order in every epoch.
       whole_epochs: see above; not with `mix`.
+      steps: what the run calls an epoch, as with Keras's `steps_per_epoch`; None for all examples.
     """
 
     train: Examples
@@ -245,6 +246,7 @@ class RandomAccessData:
     mix: Mixing | None = None
     shuffle: bool = True
     whole_epochs: bool = False
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         for role, examples in (("train", self.train), ("evaluation", self.evaluation)):
@@ -262,7 +264,7 @@ class RandomAccessData:
 
     def steps_per_epoch(self, global_batch_size: int) -> int | None:
         """Batches of an epoch, where epochs are whole."""
-        return math.ceil(len(self.train) / global_batch_size) if self.whole_epochs else None
+        return self.steps or (math.ceil(len(self.train) / global_batch_size) if self.whole_epochs else None)
 
     def check(self) -> None:
         """Nothing to prepare."""

@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.keras_data import Structure, make_data
+from launcher.data.keras_data import Structure, make_data, prepare
 from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
@@ -107,7 +107,7 @@ class KerasTask(Task):
         self._of_batch: tuple[str, ...] = ()
         self._of_loss: frozenset[int] = frozenset()
         self._example: keras_metrics.Batch | None = None
-        self._compiled = self._has_own_losses = False
+        self._compiled = self._has_own_losses = self._is_prepared = False
 
     def data(self) -> Data:
         return self._opened()[0]
@@ -133,6 +133,10 @@ class KerasTask(Task):
         """What `build` returns, compiled and without a step of its own, its variables, loss and metrics built."""
         model = self._build()
         _check(model, defined_at(self._build))
+        preprocess = getattr(model, "preprocess_samples", None)  # keras-hub's, whose fit maps it over the data
+        if preprocess is not None and not self._is_prepared:
+            data, raw = self._opened()
+            self._data, self._is_prepared = (data, prepare(data, raw, preprocess)), True
         where, structures = defined_at(self._build), self._opened()[1]
         for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())

@@ -266,10 +266,72 @@ def test_batches_that_cannot_be_trained_on_end_the_run_with_one_message(train, m
         launcher.fit(small, train, steps_per_epoch=6, model_dir=str(tmp_path), strategy=one)
 
 
+def as_lists(rows):
+    return X[:rows].tolist(), Y[:rows].tolist()
+
+
+def as_sparse(rows):
+    dataset = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X[:rows]), Y[:rows]))
+    return dataset.batch(8)
+
+
+@pytest.mark.parametrize("data", [as_lists, as_sparse])
+def test_numbers_may_be_in_lists_or_sparse(data, one, tmp_path):
+    expected = of_keras(small, X, Y, validation_data=(X[:23], Y[:23]), batch_size=8, shuffle=False)
+    settings = {"epochs": 2, "batch_size": 8, "shuffle": False, "model_dir": str(tmp_path), "strategy": one}
+    assert_same(launcher.fit(small, data(48), data(23), **settings), expected)
+
+
+def test_steps_per_epoch_is_what_an_epoch_of_arrays_is(one, tmp_path):
+    settings = {"epochs": 2, "batch_size": 8, "shuffle": False, "model_dir": str(tmp_path), "strategy": one}
+    expected = of_keras(small, X, Y, steps_per_epoch=3, batch_size=8, shuffle=False)
+    assert_same(launcher.fit(small, (X, Y), steps_per_epoch=3, **settings), expected)
+
+
+class Scaling(layers.Layer):
+    """What keras-hub's preprocessors look like."""
+
+    def call(self, x, y=None, sample_weight=None):
+        features = {"scaled": x["raw"] * 0.5, "squared": x["raw"] ** 2}
+        return keras.utils.pack_x_y_sample_weight(features, y, sample_weight)
+
+
+class Hub(keras.Model):
+    """What keras-hub's tasks look like."""
+
+    def __init__(self):
+        inputs = {name: keras.Input((6,), name=name) for name in ("scaled", "squared")}
+        outputs = layers.Dense(3, activation="softmax")(layers.Concatenate()([*inputs.values()]))
+        super().__init__(inputs, outputs)
+        self.preprocessor = Scaling()
+        self.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        return self.preprocessor(x, y=y, sample_weight=sample_weight)
+
+
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_a_models_preprocessor_is_mapped_over_the_data(is_dataset, two, tmp_path):
+    def data(rows):
+        arrays = {"raw": X[:rows]}, Y[:rows]
+        return tf.data.Dataset.from_tensor_slices(arrays).batch(8) if is_dataset else arrays
+
+    prepared = {"scaled": X * 0.5, "squared": X**2}
+    validation = {name: part[:23] for name, part in prepared.items()}, Y[:23]
+    expected = of_keras(Hub, prepared, Y, validation_data=validation, batch_size=8, shuffle=False)
+    settings = {"epochs": 2, "batch_size": 8, "shuffle": False, "model_dir": str(tmp_path), "strategy": two}
+    assert_same(launcher.fit(Hub, data(48), data(23), **settings), expected)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"train": padded(0, 20), "build": of_words, "jit_compile": True}, "XLA .* needs all but the first: pad to"),
+        (
+            {"train": tf.data.Dataset.from_tensors((tf.ragged.constant([[1], [1, 2]]), Y[:2]))},
+            "x of .* is ragged: make",
+        ),
+        ({"train": ([[1, 2], [3]], [0, 1])}, "training x: lists of numbers must be of one length"),
         ({"train": iter([(X, Y)])}, "does not say how many batches it has: say so with steps_per_epoch"),
         ({"train": iter([]), "steps_per_epoch": 2}, "the training list_iterator gives no batches"),
     ],
