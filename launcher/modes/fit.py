@@ -70,11 +70,11 @@ def fit(
 
     Args:
       build: returns a compiled model; called under the strategy's scope.
-      train: (x, y) or (x, y, sample_weight) as arrays or nests of them, or a `tf.data.Dataset` of batches; or a
-        function that returns it.
+      train: (x, y) or (x, y, sample_weight) as arrays or nests of them; a `tf.data.Dataset` of batches; a PyDataset, a
+        generator or whatever gives batches in turn; or a function that returns it.
       validation: the same, or None.
       epochs: passes over the training data; unless `steps` is among the settings.
-      batch_size: examples of a step over all replicas, of arrays; 32 unless said. Of a dataset, it is its own.
+      batch_size: examples of a step over all replicas, of arrays; 32 unless said. What gives batches has its own.
       model_dir: where all that the run writes goes; runs/fit unless said.
       strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`.
       replicas: as `--replicas`, in each worker.

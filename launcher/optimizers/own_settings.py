@@ -58,8 +58,8 @@ def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
 
 def schedule(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.schedules.LearningRateSchedule | None:
     """The schedule that the optimizer was made with, if it was one."""
-    # Leans on Keras: it is this name, and what `exclude_from_weight_decay` named begins as `_EXCLUDED`.
-    # Noticed by tests/modes/test_fit_data.py. Then: find the new names; a schedule of one's own is refused until then.
+    # Leans on Keras: it is `_learning_rate`, and `_exclude_from_weight_decay…` are what that method was told. Noticed
+    # by tests/modes/test_fit_data.py. Then: find the new names; a schedule of one's own is refused until then.
     found = getattr(optimizer, "_learning_rate", None)
     return found if isinstance(found, keras.optimizers.schedules.LearningRateSchedule) else None
 

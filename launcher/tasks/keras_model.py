@@ -24,8 +24,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.keras_data import Structure, make_data, prepare
+from launcher.data.keras_data import make_data, prepare
 from launcher.data.pipeline import WEIGHT, Data, Shard
+from launcher.data.structure import Structure
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
 from launcher.machine import xla
@@ -65,7 +66,8 @@ class KerasTask(Task):
 
     Args:
       build: returns a compiled `keras.Model`; called under the strategy's scope.
-      train: arrays, (x, y) or (x, y, sample_weight), or a `tf.data.Dataset` of batches; or a function that returns it.
+      train: arrays, (x, y) or (x, y, sample_weight), a `tf.data.Dataset` of batches, or what gives batches in Python;
+        or a function that returns it.
       validation: the same, or None.
       class_weight: weight of each class in training, as in Keras's fit.
       shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
