@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from launcher.config import renamed
-from launcher.data.keras_data import batch_size_of
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.errors import UsageError, advice, failures
 from launcher.machine import cluster as cluster_lib
@@ -25,7 +24,7 @@ from launcher.run import programs
 from launcher.run.loading import Machine
 from launcher.run.programs import FitCall
 from launcher.run.recipe import Recipe
-from launcher.tasks.keras_model import KerasTask, is_function
+from launcher.tasks.keras_model import KerasTask
 
 # Arguments of Keras's fit that have another place here.
 _ELSEWHERE = {
@@ -71,11 +70,11 @@ def fit(
 
     Args:
       build: returns a compiled model; called under the strategy's scope.
-      train: (x, y) or (x, y, sample_weight) as arrays or nests of them, or a `tf.data.Dataset` of batches; or a
-        function that returns it.
+      train: (x, y) or (x, y, sample_weight) as arrays or nests of them; a `tf.data.Dataset` of batches; a PyDataset, a
+        generator or whatever gives batches in turn; or a function that returns it.
       validation: the same, or None.
       epochs: passes over the training data; unless `steps` is among the settings.
-      batch_size: examples of a step over all replicas, of arrays; 32 unless said. Of a dataset, it is its own.
+      batch_size: examples of a step over all replicas, of arrays; 32 unless said. What gives batches has its own.
       model_dir: where all that the run writes goes; runs/fit unless said.
       strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`.
       replicas: as `--replicas`, in each worker.
@@ -109,8 +108,6 @@ def fit(
     if handler is None:
         machine = _set_up(strategy, replicas, settings.get("seed", Recipe.seed))
         handler = functools.partial(_train_here, machine=machine)
-    train, validation = (source() if is_function(source) else source for source in (train, validation))
-    size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
     history = History()
     task = KerasTask(
         build=build,
@@ -123,6 +120,7 @@ def fit(
         validation_split=validation_split,
         callbacks=(*callbacks, history),
     )
+    size = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
     an_epoch = epoch_of(task.data(), size)
     call = FitCall(
         settings={

@@ -322,11 +322,9 @@ def _rate_variable(keras_optimizer: keras.optimizers.Optimizer, learning_rate: o
 
 def _own_rate(keras_optimizer: keras.optimizers.Optimizer) -> Schedule:
     """The rate that the Keras optimizer was made with, as a schedule of the run's step."""
+    if (own := own_settings.schedule(keras_optimizer)) is not None:
+        return lambda step, total_steps: own(step)
     rate = keras_optimizer.get_config()["learning_rate"]
-    if isinstance(rate, dict):
-        schedule = keras.optimizers.schedules.deserialize(rate)
-        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-            return lambda step, total_steps: schedule(step)
     if isinstance(rate, float):
         return _as_schedule(rate)
     raise UsageError(

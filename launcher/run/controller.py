@@ -7,7 +7,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from launcher.reporting.summary import Stopwatch
 from launcher.run.actions.base import Action, Event
 from launcher.run.actions.early_stopping import is_better
 from launcher.run.actions.spikes import SkippedSteps
+from launcher.run.input_position import InputPosition
 from launcher.run.loop import Loop
 from launcher.run.session import Session
 from launcher.run.start.starting_point import EVALUATION_DUE, LEFT_OUT
@@ -42,6 +44,7 @@ class Controller:
       evaluate: whether to evaluate while training and at the end.
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between two loops on the device.
+      host: what the checkpoint had besides the trainer's state.
       evaluation_due: whether an earlier attempt was stopped in the middle of the evaluation after the trainer's step.
     """
 
@@ -56,10 +59,12 @@ class Controller:
         actions: Sequence[Action] = (),
         stop_requested: Callable[[], bool] = lambda: False,
         evaluation_due: bool = False,
+        host: Mapping[str, np.ndarray] = MappingProxyType({}),
     ):
         plan, recipe = session.plan, session.plan.recipe
         self._trainer, self._evaluator = session.trainer, session.evaluator
-        self._data, self._recipe, self._total_steps = plan.data, recipe, plan.total_steps
+        self._input = InputPosition(session.trainer, plan.data, num_workers=plan.cluster.num_workers, state=host)
+        self._recipe, self._total_steps = recipe, plan.total_steps
         self._saver, self._reporter, self._stopwatch = saver, reporter, stopwatch
         self._evaluates = evaluate and bool(plan.data.num_eval_examples)
         self._diagnosis = Diagnosis(session.trainer, plan.data)
@@ -99,8 +104,9 @@ class Controller:
 
     def prepare(self) -> None:
         """Opens the data at the trainer's step and builds the training graph; nothing is trained or written."""
+        with self._phase("compile"), self._reporter.waiting(self._input):
+            self._batches = self._input.open()
         with self._phase("compile"), self._reporter.waiting("tracing the training step"):
-            self._batches = self._trainer.batches(self._data)
             traced = self._trainer.trace(self._batches)
             named = self._recipe.task.result_names
             names = {"loss", *(traced if named is None else named), *self._recipe.task.evaluation_metrics}
@@ -344,6 +350,7 @@ class Controller:
 
     def _of_host(self) -> dict[str, np.ndarray]:
         state = {f"{HOST}{name}": value for action in self._actions for name, value in action.state().items()}
+        state |= {f"{HOST}{name}": value for name, value in self._input.state().items()}
         if ranges := self._trainer.left_out.ranges:
             state[f"{HOST}{LEFT_OUT}"] = np.frombuffer(json.dumps(ranges).encode(), np.uint8)
         return state

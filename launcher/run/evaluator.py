@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
-from launcher.data.pipeline import Batch, Shard
+from launcher.data.pipeline import Batch, Shard, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted
 from launcher.run.loop import Loop
@@ -58,10 +58,14 @@ class Evaluator:
             raise UsageError(f"this data set has no evaluation examples (num_eval_examples = {num_examples})")
         if self._batches is None:
             self._batches = distribute_batches(
-                self._strategy, self._data.eval_batches, global_batch_size=self._global_batch_size
+                self._strategy,
+                self._data.eval_batches,
+                global_batch_size=self._global_batch_size,
+                rows=rows_of_replica(self._data, self._global_batch_size, self._strategy.num_replicas_in_sync),
             )
         batches, tables = iter(self._batches), []
-        left = math.ceil(num_examples / self._global_batch_size)
+        steps = getattr(self._data, "eval_steps", lambda size: math.ceil(num_examples / size))
+        left = steps(self._global_batch_size)
         while left:
             self._loop.choose(agree(self._loop.seconds))
             count = min(left, self._loop.steps)

@@ -304,6 +304,7 @@ class _Run:
             actions=self._actions,
             stop_requested=stop,
             evaluation_due=start.evaluation_due,
+            host=start.host,
         )
         self._reached = underway = _Underway(**vars(restored), saver=saver, controller=controller)
         return underway

@@ -24,13 +24,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.keras_data import DatasetData, Structure, make_data
+from launcher.data.keras_data import make_data, prepare
 from launcher.data.pipeline import WEIGHT, Data, Shard
+from launcher.data.structure import Structure
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
-from launcher.optimizers import Optimizer
+from launcher.optimizers import Optimizer, own_settings
 from launcher.tasks import keras_metrics
 from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_private import keras_losses_of
@@ -65,7 +66,8 @@ class KerasTask(Task):
 
     Args:
       build: returns a compiled `keras.Model`; called under the strategy's scope.
-      train: arrays, (x, y) or (x, y, sample_weight), or a `tf.data.Dataset` of batches; or a function that returns it.
+      train: arrays, (x, y) or (x, y, sample_weight), a `tf.data.Dataset` of batches, or what gives batches in Python;
+        or a function that returns it.
       validation: the same, or None.
       class_weight: weight of each class in training, as in Keras's fit.
       shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
@@ -107,15 +109,16 @@ class KerasTask(Task):
         self._of_batch: tuple[str, ...] = ()
         self._of_loss: frozenset[int] = frozenset()
         self._example: keras_metrics.Batch | None = None
-        self._compiled = self._has_own_losses = False
+        self._compiled = self._has_own_losses = self._is_prepared = False
 
     def data(self) -> Data:
         return self._opened()[0]
 
     def _opened(self) -> tuple[Data, list[Structure]]:
         if self._data is None:
+            again = [source if is_function(source) else None for source in self._sources]
             train, validation = (source() if is_function(source) else source for source in self._sources)
-            self._data = make_data(train, validation, **self._arguments)
+            self._data = make_data(train, validation, again=again, **self._arguments)
         return self._data
 
     def check(self) -> None:
@@ -132,6 +135,10 @@ class KerasTask(Task):
         """What `build` returns, compiled and without a step of its own, its variables, loss and metrics built."""
         model = self._build()
         _check(model, defined_at(self._build))
+        preprocess = getattr(model, "preprocess_samples", None)  # keras-hub's, whose fit maps it over the data
+        if preprocess is not None and not self._is_prepared:
+            data, raw = self._opened()
+            self._data, self._is_prepared = (data, prepare(data, raw, preprocess)), True
         where, structures = defined_at(self._build), self._opened()[1]
         for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())
@@ -158,6 +165,12 @@ class KerasTask(Task):
     def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
         """Finds out how the metrics' states are put together; UsageError where one's own cannot be right here."""
         model, self._compiled = self._model, compiled
+        unknown = next((one for one in self._opened()[1] if one.unknown), None)
+        if compiled and unknown is not None:
+            raise UsageError(
+                f"{unknown.unknown[0]} of a batch has sizes that are not known: {unknown}. XLA (train.jit_compile, a "
+                "TPU) needs all but the first: pad to one length and say so with tf.ensure_shape, or train without"
+            )
         if model is None or not keras_metrics.has_unknown(model):
             return
         size = getattr(self.data(), "batch_size", _TRIED)
@@ -187,19 +200,17 @@ class KerasTask(Task):
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """What the order of the examples rests on."""
-        if not isinstance(self.data(), DatasetData):
-            return []
-        return [
-            "every worker reads the whole tf.data.Dataset and takes its rows; its order, also after a restart, is what "
-            "its seeds make it"
-        ]
+        note = getattr(self.data(), "note", "")
+        return [note] if note else []
 
     def optimizer(self) -> Optimizer:
         """The one that the model was compiled with, at the rate that callbacks may set."""
         assert self._model is not None
         found = self._model.optimizer
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
-            found = found.inner_optimizer
+            found.inner_optimizer = found = own_settings.made_here(found.inner_optimizer)
+        else:
+            self._model.optimizer = found = own_settings.made_here(found)
         return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
 
     @no_autograph

@@ -251,7 +251,6 @@ def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
         ({"train": X}, r"without any y \(data is one tuple, \(x, y\)\)"),
         ({"build": scored()}, "build must be a function that returns a compiled model.*got Functional"),
         ({"replicas": 64, "batch_size": 64}, "TensorFlow was used before its devices were set up for mirrored"),
-        ({"train": keras.utils.PyDataset()}, "make a tf.data.Dataset of it"),
         ({"train": tf.data.Dataset.from_tensor_slices((X, LABEL))}, r"call .batch\(size\)"),
         ({"train": tf.data.Dataset.from_tensor_slices((X, LABEL)).batch(8).repeat()}, "steps_per_epoch"),
         ({"validation_split": 1.5}, "validation_split = 1.5"),
