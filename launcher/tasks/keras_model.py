@@ -197,7 +197,7 @@ class KerasTask(Task):
         found = self._model.optimizer
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
             found = found.inner_optimizer
-        return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
+        return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable), own_average=True)
 
     @no_autograph
     def loss(

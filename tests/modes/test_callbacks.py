@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import collections
 import csv
+import http.server
 import io
 import json
+import re
+import threading
 
 import keras
 import numpy as np
@@ -16,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 import launcher
+from launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -213,3 +217,233 @@ def test_a_killed_run_goes_on_as_if_nobody_had_touched_it(step, tmp_path):
     again = train("killed")
     assert again.history == undisturbed.history
     assert (killed / "log.csv").read_text() == (whole / "log.csv").read_text()
+
+
+def with_averages():
+    return build(keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=9))
+
+
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+def test_averages_of_the_optimizer_are_swapped_and_end_as_the_weights(swap_on_epoch, two, tmp_path):
+    def made(folder):
+        folder.mkdir()
+        path = str(folder / "{epoch}.weights.h5")
+        saves = callbacks.ModelCheckpoint(path, save_weights_only=True)
+        return [callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch), saves]
+
+    expected = of_keras(made(tmp_path / "theirs"), build=with_averages, epochs=4)
+    found = of_launcher(made(tmp_path / "mine"), tmp_path, build=with_averages, epochs=4, strategy=two)
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(found.history[name], values, rtol=1e-4, err_msg=name)
+    for name in files_of(tmp_path / "theirs"):
+        assert_same_weights(tmp_path / "mine" / name, tmp_path / "theirs" / name)
+    for one, other in zip(found.model.get_weights(), expected.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def events_of(folder):
+    """(file's folder, tag, step) of each scalar, and the values."""
+    found = {}
+    for path in sorted(folder.rglob("events.out.*")):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                if value.tensor.dtype == 1:
+                    place = path.parent.name, value.tag, event.step
+                    found.setdefault(place, []).append(tf.make_ndarray(value.tensor).item())
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"update_freq": 2}])
+def test_tensorboard_has_the_events_that_keras_writes(settings, tmp_path):
+    of_keras([callbacks.TensorBoard(tmp_path / "theirs", **settings)], epochs=2)
+    of_launcher([callbacks.TensorBoard(tmp_path / "mine", **settings)], tmp_path, epochs=2)
+    expected, found = events_of(tmp_path / "theirs"), events_of(tmp_path / "mine")
+    assert found.keys() == expected.keys()
+    assert any(tag.startswith("batch_") for _, tag, _ in found) == bool(settings)
+    for place, values in expected.items():
+        np.testing.assert_allclose(found[place], values, rtol=1e-4, err_msg=str(place))
+
+
+def test_a_backup_is_written_and_never_read(tmp_path):
+    class Looks(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.files = files_of(tmp_path / "backup")
+
+    def made():
+        return [callbacks.BackupAndRestore(str(tmp_path / "backup")), looks]
+
+    looks = Looks()
+    undisturbed = of_launcher([], tmp_path / "undisturbed", epochs=4)
+    with pytest.raises(KeyboardInterrupt):
+        of_launcher([*made(), Dies(10)], tmp_path, epochs=4)
+    assert files_of(tmp_path / "backup") == looks.files == ["latest.weights.h5", "training_metadata.json"]
+    resumed = of_launcher(made(), tmp_path, epochs=4)
+    assert resumed.history == undisturbed.history
+    assert not (tmp_path / "backup").exists()
+    attempts = [json.loads(line) for line in (tmp_path / "run" / "attempts.jsonl").read_text().splitlines()]
+    assert any(8 in line.values() for line in attempts), attempts  # from where it went on
+
+
+@pytest.mark.parametrize("kind", ["terminates", "own"])
+def test_a_training_ends_within_an_epoch_where_it_does_in_keras(kind, tmp_path):
+    class Ends(callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = self.model.optimizer.iterations >= 6
+
+    x = X.copy()
+    if kind == "terminates":
+        x[40] = np.inf  # in the third batch
+    made = callbacks.TerminateOnNaN if kind == "terminates" else Ends
+    theirs, mine = Told(), Told()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    settings = {"epochs": 3, "batch_size": 16, "shuffle": False, "verbose": 0}
+    build().fit(x, LABEL, validation_data=VALIDATION, callbacks=[made(), theirs], **settings)
+    run = str(tmp_path / "run")
+    found = launcher.fit(build, (x, LABEL), VALIDATION, callbacks=[made(), mine], model_dir=run, **settings)
+    assert [call[:2] for call in mine.calls] == [call[:2] for call in theirs.calls]
+    if kind == "own":
+        assert [call[2] for call in mine.calls] == [pytest.approx(call[2], rel=1e-4) for call in theirs.calls]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["step"] == (3 if kind == "terminates" else 6)
+    again = launcher.fit(build, (x, LABEL), VALIDATION, callbacks=[made()], model_dir=run, **settings)
+    assert again.history == found.history
+
+
+def test_a_remote_monitor_posts_each_epoch_and_lambdas_get_their_logs(tmp_path):
+    posted, ended = [], []
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monitor = callbacks.RemoteMonitor(f"http://127.0.0.1:{server.server_port}", send_as_json=True)
+        told = callbacks.LambdaCallback(on_train_begin=lambda logs: None, on_train_end=lambda logs: ended.append(logs))
+        history = of_launcher([monitor, [told]], tmp_path, epochs=2)
+        server.shutdown()
+    assert posted == [
+        {"epoch": epoch, **{name: values[epoch] for name, values in history.history.items()}} for epoch in range(2)
+    ]
+    assert ended == [{name: values[-1] for name, values in history.history.items()}]
+
+
+def test_what_is_shown_is_for_verbose_to_say(tmp_path, capsys):
+    of_launcher([], tmp_path / "quiet", epochs=1)
+    assert capsys.readouterr().out == ""
+    made = [callbacks.ProgbarLogger(), callbacks.ModelCheckpoint(str(tmp_path / "a.keras"))]
+    of_launcher(made, tmp_path / "shown", epochs=2, verbose=2)
+    shown = capsys.readouterr().out
+    assert "Epoch 2/2" in shown and "4/4 - " in shown
+    assert shown.count("ModelCheckpoint: called as in Keras, on the chief; the run itself keeps checkpoints") == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            lambda: callbacks.ModelCheckpoint("{val_mae}.keras"),
+            'callbacks: ModelCheckpoint.on_epoch_end: Failed to format this callback filepath: "{val_mae}.keras"',
+        ),
+        (callbacks.SwapEMAWeights, "callbacks: SwapEMAWeights.on_test_begin: SwapEMAWeights must be used when"),
+    ],
+)
+def test_a_mistake_in_a_callback_of_keras_is_one_message(made, message, tmp_path):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        of_launcher([made()], tmp_path, epochs=1)
+
+
+def test_another_first_epoch_than_that_of_the_folder_is_refused(tmp_path):
+    of_launcher([], tmp_path, epochs=1)
+    with pytest.raises(UsageError, match="initial_epoch = 1, and the run in this model_dir began with 0"):
+        of_launcher([], tmp_path, epochs=3, initial_epoch=1)
+
+
+def test_an_argument_that_is_changed_counts_for_what_goes_on(tmp_path):
+    def stops(patience):
+        return callbacks.EarlyStopping("loss", min_delta=10.0, patience=patience)
+
+    of_launcher([stops(9)], tmp_path, epochs=3)
+    assert of_launcher([stops(4)], tmp_path, epochs=9).epoch == [0, 1, 2, 3, 4]
+
+
+PROGRAM = """
+import os, signal, sys
+import keras, numpy as np
+import launcher
+from launcher.errors import UsageError
+
+out = os.environ["OUT"]
+rank = __import__("json").loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+random = np.random.default_rng(0)
+x = random.normal(size=(64, 4)).astype("float32")
+y = (x @ random.normal(size=(4, 3))).argmax(-1)
+
+def build():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3, "softmax")])
+    model.compile(keras.optimizers.RMSprop(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+class Own(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        mark = f"{out}/killed"
+        if os.environ.get("KILL") == str(rank) and self.model.optimizer.iterations == 10 and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+    def on_epoch_end(self, epoch, logs=None):
+        rate = float(self.model.optimizer.learning_rate.numpy())
+        with open(f"{out}/told{rank}", "a") as file:
+            print(epoch, rate, sorted(logs.items()), self.model.predict(x[:4], verbose=0).sum() > 0, file=file)
+
+class OfChief(Own):
+    chief_only = True
+    def on_epoch_end(self, epoch, logs=None):
+        assert rank == 0
+
+kinds = keras.callbacks
+launcher.fit(build, (x, y), (x[:24], y[:24]), epochs=8, batch_size=16, checkpoint_every=3, shuffle=False, callbacks=[
+    kinds.ReduceLROnPlateau(patience=0, min_delta=0.05, factor=0.5),
+    kinds.CSVLogger(f"{out}/log.csv"),
+    kinds.ModelCheckpoint(f"{out}/best.keras", save_best_only=True),
+    kinds.ModelCheckpoint(f"{out}/{{epoch}}.weights.h5", save_weights_only=True),
+    kinds.TensorBoard(f"{out}/events", histogram_freq=1, update_freq=1),
+    kinds.BackupAndRestore(f"{out}/backup"),
+    Own(),
+    OfChief(),
+    kinds.EarlyStopping(patience=2, min_delta=0.02, restore_best_weights=True),
+])
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("killed", ["0", "1"])
+def test_two_workers_one_of_which_is_killed_decide_alike_and_the_chief_writes(killed, run_launcher, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def train(name, kill=""):
+        (tmp_path / name).mkdir()
+        flags = ["--workers=2", f"--gin_file={program}", f"--model_dir={tmp_path / name / 'run'}"]
+        done = run_launcher(*flags, module="launcher.launch", env={"OUT": str(tmp_path / name), "KILL": kill})
+        assert done.returncode == 0, done.stdout + done.stderr
+        return tmp_path / name
+
+    whole, interrupted = train("whole"), train("interrupted", killed)
+    assert (interrupted / "killed").exists()
+    assert (whole / "told0").read_text() == (whole / "told1").read_text()
+    last = [(folder / "told0").read_text().splitlines()[-1] for folder in (whole, interrupted)]
+    assert last[0] == last[1]
+    assert (interrupted / "log.csv").read_text() == (whole / "log.csv").read_text()
+    saved = [path.name for path in whole.iterdir() if path.suffix in (".keras", ".h5")]
+    assert sorted(saved) == sorted(path.name for path in interrupted.iterdir() if path.suffix in (".keras", ".h5"))
+    assert len(saved) > 2
+    for name in saved:
+        assert_same_weights(interrupted / name, whole / name, exactly=True)
+    assert len({path.name.split(".")[-3] for path in (whole / "events").rglob("events.out*")}) == 1  # one process
+    assert not (whole / "backup").exists()

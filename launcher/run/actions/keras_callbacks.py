@@ -89,7 +89,8 @@ class KerasCallbacks(Action):
     ) -> KerasCallbacks | None:
         """Those of the session's task, going on from a starting point; None if it has none."""
         found = session.plan.recipe.task.callbacks()
-        return cls(found, session, start, is_chief=is_chief, earlier=earlier) if found else None
+        wanted = found or getattr(_optimizer(session.model), "use_ema", False)
+        return cls(found, session, start, is_chief=is_chief, earlier=earlier) if wanted else None
 
     def goes_on(self) -> None:
         self._begin(within_epoch=True)
@@ -163,6 +164,9 @@ class KerasCallbacks(Action):
         # A callback may go by the clock: what one worker says holds for all.
         self._has_ended = self._trainer.workers.any(bool(self._trainer.model.stop_training)) or self._stops
         if self._has_ended or step >= self._total:
+            optimizer = _optimizer(self._trainer.model)
+            if getattr(optimizer, "use_ema", False) and optimizer.built:
+                optimizer.finalize_variable_values(self._trainer.model.trainable_variables)
             self._call("on_train_end", self._last_logs)
         return self._has_ended
 
@@ -270,6 +274,12 @@ class KerasCallbacks(Action):
             state = {name: value for name, value in record.items() if name not in (_KIND, _FILE_BYTES)}
             names |= state.keys()
             callback_state.put(callback, state)
+
+
+def _optimizer(model: keras.Model) -> Any:
+    """The one that it is compiled with, if it is."""
+    found = getattr(model, "optimizer", None)
+    return getattr(found, "inner_optimizer", found)
 
 
 def _is_of_chief(callback: keras.callbacks.Callback) -> bool:
