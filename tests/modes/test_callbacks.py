@@ -20,6 +20,7 @@ import tensorflow as tf
 
 import launcher
 from launcher.errors import UsageError
+from launcher.run.actions.spikes import Spikes
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +70,8 @@ def assert_same_weights(path, other, exactly=False):
 
     def weights(file):
         if str(file).endswith(".keras"):
-            return keras.saving.load_model(file).get_weights()
+            model = keras.saving.load_model(file)
+            return [*model.get_weights(), *(one.numpy() for one in model.optimizer.variables)]
         model = build()
         model.load_weights(file)
         return model.get_weights()
@@ -291,23 +293,38 @@ def test_a_training_ends_within_an_epoch_where_it_does_in_keras(kind, tmp_path):
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = self.model.optimizer.iterations >= 6
 
-    x = X.copy()
+    weight = np.ones(64, np.float32)
     if kind == "terminates":
-        x[40] = np.inf  # in the third batch
+        weight[40] = np.inf  # in the third batch
     made = callbacks.TerminateOnNaN if kind == "terminates" else Ends
     theirs, mine = Told(), Told()
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     settings = {"epochs": 3, "batch_size": 16, "shuffle": False, "verbose": 0}
-    build().fit(x, LABEL, validation_data=VALIDATION, callbacks=[made(), theirs], **settings)
+    build().fit(X, LABEL, sample_weight=weight, validation_data=VALIDATION, callbacks=[made(), theirs], **settings)
     run = str(tmp_path / "run")
-    found = launcher.fit(build, (x, LABEL), VALIDATION, callbacks=[made(), mine], model_dir=run, **settings)
+    data = X, LABEL, weight
+    found = launcher.fit(build, data, VALIDATION, callbacks=[made(), mine], model_dir=run, **settings)
     assert [call[:2] for call in mine.calls] == [call[:2] for call in theirs.calls]
     if kind == "own":
         assert [call[2] for call in mine.calls] == [pytest.approx(call[2], rel=1e-4) for call in theirs.calls]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["step"] == (3 if kind == "terminates" else 6)
-    again = launcher.fit(build, (x, LABEL), VALIDATION, callbacks=[made()], model_dir=run, **settings)
+    again = launcher.fit(build, data, VALIDATION, callbacks=[made()], model_dir=run, **settings)
     assert again.history == found.history
+
+
+def test_a_run_that_goes_back_tells_them_of_each_epoch_once(tmp_path):
+    weight = np.ones(64, np.float32)
+    weight[40] = np.inf
+    rewind = Spikes(action="rewind", window=10, skip_batches=1, max_rewinds=9)
+    made = [callbacks.CSVLogger(str(tmp_path / "log.csv")), Remembers(str(tmp_path / "own.json"))]
+    settings = {"epochs": 3, "batch_size": 16, "shuffle": False, "checkpoint_every": 3, "spikes": rewind}
+    history = launcher.fit(build, (X, LABEL, weight), callbacks=made, model_dir=str(tmp_path / "run"), **settings)
+    assert (tmp_path / "run" / "attempts.jsonl").read_text().count("step") > 3  # it went back
+    assert history.epoch == [0, 1, 2]
+    assert [float(row["loss"]) for row in rows_of(tmp_path / "log.csv")] == history.history["loss"]
+    batches = json.loads((tmp_path / "own.json").read_text())[0]
+    assert {epoch: len(losses) for epoch, losses in batches.items()} == {"0": STEPS, "1": STEPS, "2": STEPS}
 
 
 def test_a_remote_monitor_posts_each_epoch_and_lambdas_get_their_logs(tmp_path):
@@ -377,7 +394,6 @@ PROGRAM = """
 import os, signal, sys
 import keras, numpy as np
 import launcher
-from launcher.errors import UsageError
 
 out = os.environ["OUT"]
 rank = __import__("json").loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
@@ -387,7 +403,8 @@ y = (x @ random.normal(size=(4, 3))).argmax(-1)
 
 def build():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3, "softmax")])
-    model.compile(keras.optimizers.RMSprop(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    optimizer = keras.optimizers.RMSprop(0.1, use_ema=True, ema_momentum=0.7)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 class Own(keras.callbacks.Callback):
@@ -409,6 +426,7 @@ class OfChief(Own):
 kinds = keras.callbacks
 launcher.fit(build, (x, y), (x[:24], y[:24]), epochs=8, batch_size=16, checkpoint_every=3, shuffle=False, callbacks=[
     kinds.ReduceLROnPlateau(patience=0, min_delta=0.05, factor=0.5),
+    kinds.SwapEMAWeights(),
     kinds.CSVLogger(f"{out}/log.csv"),
     kinds.ModelCheckpoint(f"{out}/best.keras", save_best_only=True),
     kinds.ModelCheckpoint(f"{out}/{{epoch}}.weights.h5", save_weights_only=True),

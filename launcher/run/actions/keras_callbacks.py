@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,9 @@ class KerasCallbacks(Action):
         )
         self._by_batches = [one for one in self._here if works_by_batches(one, TRAINED)]
         self.every_evaluation_batch = any(works_by_batches(one, TESTED) for one in callbacks)
-        self.acts_before_evaluation = any(answers(one, "on_test_begin") for one in callbacks)
+        self.acts_before_evaluation = any(
+            answers(one, "on_test_begin") and not isinstance(one, WRITERS) for one in callbacks
+        )
         self._begun = self._stops = self._has_ended = self._listens = self._is_not_finite = False
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}
@@ -240,9 +243,10 @@ class KerasCallbacks(Action):
             try:
                 getattr(callback, name)(*arguments, **named)
             except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
-                if type(callback).__module__.partition(".")[0] != "keras":
+                # Such as a file name with a metric that there is not; what a user's code raises keeps its traceback.
+                frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+                if not all(frame.f_globals.get("__name__", "").startswith("keras.") for frame in frames):
                     raise
-                # Such as a file name with a metric that there is not.
                 why = str(error.args[0] if error.args else error)
                 raise UsageError(f"callbacks: {type(callback).__name__}.{name}: {why}") from error
 
