@@ -177,8 +177,8 @@ class KerasCallbacks(Action):
         return "a callback of Keras set stop_training" if self._has_ended else ""
 
     def state(self) -> dict[str, np.ndarray]:
-        if not self._begun and self._restored is None:
-            return {}  # what callbacks hold before `on_train_begin` is no state of a training
+        if not self._begun:  # what callbacks hold before `on_train_begin` is no state of a training
+            return {} if self._restored is None else {_STATE: self._restored}
         own = {"ended": self._has_ended, "stops": self._stops, "sums": self._sums, "first_epoch": self._first_epoch}
         records: list[dict[str, Any]] = [{**own, "last_logs": self._last_logs}]
         for callback, first, names in zip(self._callbacks, self._first, self._changed, strict=True):
@@ -292,7 +292,7 @@ def _is_of_chief(callback: keras.callbacks.Callback) -> bool:
 
 def _of_file(callback: Any) -> dict[str, int]:
     """How much a CSVLogger has written, where this process has its file."""
-    if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
+    if not isinstance(callback, keras.callbacks.CSVLogger) or getattr(callback, "csv_file", None) is None:
         return {}
     return {_FILE_BYTES: tf.io.gfile.stat(callback.filename).length}
 
