@@ -162,7 +162,7 @@ class _Run:
             model_dir=order.model_dir,
             total_steps=plan.total_steps,
             is_chief=self._is_chief,
-            stream=None if plan.recipe.task.verbose else Silence(),
+            stream=Silence() if order.trains and not plan.recipe.task.verbose else None,
             sinks=[*plan.recipe.sinks, *metrics] if self._is_chief and order.trains else (),
             config=gin_used.operative_config,
         )

@@ -17,10 +17,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 
 import launcher
 from launcher.errors import UsageError
 from launcher.run.actions.spikes import Spikes
+from launcher.tasks.keras_callbacks import TESTED, TRAINED, works_by_batches
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +124,26 @@ def test_they_write_and_decide_what_they_do_in_keras(two, tmp_path):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("one", "by_batches"),
+    [
+        (callbacks.ModelCheckpoint("a.keras"), ()),
+        (callbacks.ModelCheckpoint("a.keras", save_freq=3), TRAINED),
+        (callbacks.TensorBoard(), ()),
+        (callbacks.TensorBoard(update_freq=3), TRAINED + TESTED),
+        (callbacks.TensorBoard(profile_batch=3), TRAINED),
+        (callbacks.BackupAndRestore("a"), ()),
+        (callbacks.EarlyStopping(), ()),
+        (callbacks.LambdaCallback(on_epoch_end=print), ()),
+        (callbacks.LambdaCallback(on_train_batch_end=print), TRAINED),
+        (callbacks.TerminateOnNaN(), TRAINED),
+    ],
+)
+def test_only_what_works_by_batches_ends_loops_on_the_device(one, by_batches):
+    for hooks in (TRAINED, TESTED):
+        assert works_by_batches(one, hooks) == (hooks[0] in by_batches), hooks
+
+
 class Told(callbacks.Callback):
     """Writes down all that it is told."""
 
@@ -141,7 +163,7 @@ for _hook in [name for name in dir(callbacks.Callback) if name.startswith("on_")
         setattr(Told, _hook, _note)
 
 
-@pytest.mark.parametrize("freq", [1, 2, [1, 4]])
+@pytest.mark.parametrize("freq", repeated_but([2, [1, 4]], [1, 2, [1, 4]]))
 def test_every_hook_is_called_as_in_keras(freq, tmp_path):
     theirs, mine = Told(), Told()
     settings = {"epochs": 5, "initial_epoch": 2, "validation_freq": freq, "validation_batch_size": 8}
@@ -196,7 +218,7 @@ class Remembers(callbacks.Callback):
             json.dump(record, file)
 
 
-@pytest.mark.parametrize("step", [6, 8, 11, 21])
+@pytest.mark.parametrize("step", repeated_but([11, 13], [6, 11, 13, 21]))
 def test_a_killed_run_goes_on_as_if_nobody_had_touched_it(step, tmp_path):
     def train(name, *more, **settings):
         folder = tmp_path / name
@@ -225,7 +247,7 @@ def with_averages():
     return build(keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=9))
 
 
-@pytest.mark.parametrize("swap_on_epoch", [False, True])
+@pytest.mark.parametrize("swap_on_epoch", repeated_but([True], [False, True]))
 def test_averages_of_the_optimizer_are_swapped_and_end_as_the_weights(swap_on_epoch, two, tmp_path):
     def made(folder):
         folder.mkdir()
@@ -368,6 +390,11 @@ def test_what_is_shown_is_for_verbose_to_say(tmp_path, capsys):
             lambda: callbacks.ModelCheckpoint("{val_mae}.keras"),
             'callbacks: ModelCheckpoint.on_epoch_end: Failed to format this callback filepath: "{val_mae}.keras"',
         ),
+        (lambda: callbacks.CSVLogger("no/such.csv"), "callbacks: CSVLogger.on_train_begin: [Errno 2] No such file"),
+        (
+            lambda: callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs["mae"]),
+            "test_callbacks.py line",
+        ),
         (callbacks.SwapEMAWeights, "callbacks: SwapEMAWeights.on_test_begin: SwapEMAWeights must be used when"),
     ],
 )
@@ -440,7 +467,7 @@ launcher.fit(build, (x, y), (x[:24], y[:24]), epochs=8, batch_size=16, checkpoin
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("killed", ["0", "1"])
+@pytest.mark.parametrize("killed", repeated_but(["0"], ["0", "1"]))
 def test_two_workers_one_of_which_is_killed_decide_alike_and_the_chief_writes(killed, run_launcher, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import steps_per_epoch
-from launcher.errors import UsageError
+from launcher.errors import UsageError, user_code
 from launcher.run.actions import callback_state
 from launcher.run.actions.base import Action, Event, Phase
 from launcher.run.session import Session
@@ -28,6 +27,11 @@ from launcher.tasks.base import folded, metric_results
 from launcher.tasks.keras_callbacks import BACKUPS, TESTED, TRAINED, WRITERS, answers, works_by_batches
 
 _STATE, _KIND, _FILE_BYTES = "callbacks", "kind of callback", "bytes of the file"
+# What Keras's callbacks raise for wrong arguments, such as a file name with a metric that there is not.
+_MISTAKES = (
+    *(KeyError, ValueError, TypeError, AttributeError, ImportError),
+    *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
+)
 
 
 class KerasCallbacks(Action):
@@ -242,12 +246,11 @@ class KerasCallbacks(Action):
         for callback in self._here if among is None else among:
             try:
                 getattr(callback, name)(*arguments, **named)
-            except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
-                # Such as a file name with a metric that there is not; what a user's code raises keeps its traceback.
-                frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
-                if not all(frame.f_globals.get("__name__", "").startswith("keras.") for frame in frames):
+            except _MISTAKES as error:
+                place = user_code.raised_at(error)
+                if place is None or place.file != __file__:  # in the user's own code
                     raise
-                why = str(error.args[0] if error.args else error)
+                why = error.args[0] if isinstance(error, KeyError) else error
                 raise UsageError(f"callbacks: {type(callback).__name__}.{name}: {why}") from error
 
     def _records_of(self) -> dict[int, dict[str, Any]]:
