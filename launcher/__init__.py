@@ -64,13 +64,13 @@ if _refusal():  # before any other import, which would fail with less to say
 # What Python programs use, each with the module that it is imported from when it is first used.
 __all__ = ["fit", "load"]
 _LAZY = {"fit": "launcher.modes.fit", "load": "launcher.serving.model_file"}
+_BEFORE = "launcher.machine.tensorflow_import"  # says what to install, before a module needs what an old Keras lacks
 
 
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Says what to install where TensorFlow or Keras is missing or too old, before a module needs what they lack.
-    importlib.import_module("launcher.machine.tensorflow_import").require_tensorflow()
+    importlib.import_module(_BEFORE).require_tensorflow()
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 

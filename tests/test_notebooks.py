@@ -229,6 +229,7 @@ def test_a_policy_that_a_call_chose_is_not_that_of_the_next(notebook):
             r"In\[\d+\] line 2, in broken\(\)\n    return build\(\)\.undefined\n"
             r"UsageError: In\[\d+\] line 2, in broken\(\): AttributeError: .*'undefined'.*",
         ),
+        ("launcher.fit(build, data, workers=0)", r"UsageError: fit: workers=0 must be a whole number, 1 or more.*"),
         (
             "launcher.fit(build, tf.data.Dataset.from_tensor_slices((x, y)).batch(32), workers=2)",
             r"UsageError: fit: train is a tf.data.Dataset.*give a function that makes it",

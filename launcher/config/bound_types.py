@@ -152,7 +152,7 @@ def _admits_callables(hint: Any) -> bool:
     if hint is types.NoneType or hint is None:
         return False
     origin = typing.get_origin(hint) or hint
-    if origin is typing.Literal:
+    if origin in (typing.Literal, typing.Any):  # an object of a kind, such as a task; no class before Python 3.11
         return False
     if not inspect.isclass(origin) or origin in (object, type, collections.abc.Callable):
         return True

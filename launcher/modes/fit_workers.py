@@ -64,6 +64,8 @@ def fit(*, workers: int, model_dir: str, strategy: Any, replicas: int | None, **
       UsageError: an argument cannot be sent or is wrong.
       LauncherError: the run failed, or was asked to stop.
     """
+    if type(workers) is not int or workers < 1:
+        raise UsageError(f"fit: workers={workers!r} must be a whole number, 1 or more, or None for this process alone")
     if strategy not in ("auto", "multi_worker"):
         raise UsageError(f"fit: workers={workers} decides on the strategy: leave strategy={strategy!r} out")
     check_model_dir(model_dir)

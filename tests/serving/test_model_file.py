@@ -87,9 +87,9 @@ def test_load_gives_the_weights_of_the_checkpoint_asked_for_with_and_without_the
 def test_load_without_checkpoints_takes_what_the_file_holds(copied):
     expected = launcher.load(str(copied)).predict(IMAGES, verbose=0)
     shutil.rmtree(copied / "checkpoints")
-    np.testing.assert_array_equal(launcher.load(str(copied)).predict(IMAGES, verbose=0), expected)
+    np.testing.assert_array_equal(launcher.load(str(copied), trust=True).predict(IMAGES, verbose=0), expected)
     with pytest.raises(UsageError, match=r"no checkpoint and no model\.keras with such weights"):
-        launcher.load(str(copied), "last")
+        launcher.load(str(copied), "last", trust=True)
 
 
 def test_what_load_refuses(copied, tmp_path):
@@ -146,7 +146,9 @@ def test_a_lambda_layer_of_a_folder_is_run_only_where_it_is_trusted(copied):
     model.save(copied / "model.keras")
     with zipfile.ZipFile(copied / "model.keras", "a") as file:
         file.writestr("launcher.json", '{"which": "best", "step": 1, "averaged": false}')
-    with pytest.raises(UsageError, match=r"model\.keras cannot be loaded: .*[Ll]ambda"):
+    with pytest.raises(
+        UsageError, match=r"model\.keras (cannot be loaded: .*[Ll]ambda|is not opened, as Keras 3\.(8|9|10|11)\.)"
+    ):
         launcher.load(str(copied))
     assert not ran.exists()
     launcher.load(str(copied), trust=True)(IMAGES)
@@ -184,10 +186,8 @@ class Shifted(keras.Model):
     def call(self, x):
         return self.dense(x) + self.shift()
 
-
-class One:
-    def __call__(self):
-        return 1.0
+    def get_config(self):  # so that every version of Keras says no
+        raise NotImplementedError("shift is a function")
 
 
 @gin.configurable
@@ -196,7 +196,7 @@ class Lines:
         return RandomAccessData(train=ArrayExamples({"x": np.arange(8, dtype="float32")[:, None]}))
 
     def model(self):
-        model = Shifted(One())
+        model = Shifted(lambda: 1.0)
         model(tf.zeros([1, 1]))
         return model
 
