@@ -1,6 +1,6 @@
 """What a checkpoint holds of callbacks: their attributes that are not as they were made, where these are plain values.
 
-Plain are numbers, text, functions of modules, arrays, tensors and variables, and lists, tuples, sets and dicts of them.
+Plain are numbers, text, functions of Keras's, arrays, tensors and variables, and lists, tuples, sets and dicts of them.
 What is not plain, such as a model or an open file, is of this process. No pickle: a checkpoint may be a stranger's.
 """
 
@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+_BFLOAT16 = tf.bfloat16.as_numpy_dtype
 _NOT_KEPT = ("params", "append_header")  # what this call says, and what CSVLogger reads off its file
 
 
@@ -28,7 +29,7 @@ def digests(callback: keras.callbacks.Callback) -> dict[str, bytes]:
     """Of each attribute that is plain, what changes with its value."""
     found = {}
     for name, value in vars(callback).items():
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, ValueError, NotImplementedError, RecursionError):
             arrays: list[np.ndarray] = []
             text = json.dumps(_plain(value, arrays))
             digest = hashlib.blake2b(text.encode(), digest_size=16)
@@ -90,6 +91,7 @@ def unpacked(archive: np.ndarray) -> list[dict[str, Any]]:
                 return _function(*plain["function"])
             if "array" in plain:
                 array = file[str(plain["array"])]
+                array = array.view(_BFLOAT16) if plain["bfloat16"] else array
                 return array[()] if plain["scalar"] else array
             items = [value_of(item) for item in next(iter(plain.values()))]
             return {"dict": dict, "tuple": tuple, "set": set}[next(iter(plain))](items)
@@ -103,11 +105,13 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, tf.Tensor | tf.Variable | keras.Variable):
         value = keras.ops.convert_to_numpy(value)
     if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        if array.dtype.hasobject:
-            raise TypeError("array of objects")
+        array, dtype = np.asarray(value), np.asarray(value).dtype
+        if dtype == _BFLOAT16:  # which a NumPy archive would forget
+            array = array.view(np.uint16)
+        elif dtype.kind in "OV":
+            raise TypeError(f"array of {dtype}")
         arrays.append(array)
-        return {"array": len(arrays) - 1, "scalar": isinstance(value, np.generic)}
+        return {"array": len(arrays) - 1, "scalar": isinstance(value, np.generic), "bfloat16": dtype == _BFLOAT16}
     if isinstance(value, list | collections.deque):
         return [_plain(item, arrays) for item in value]
     if isinstance(value, dict):
@@ -124,5 +128,5 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _function(module: str, name: str) -> Any:
-    """A function of a module that has been imported; None if there is none."""
-    return getattr(sys.modules.get(module), name, None)
+    """A function of Keras's; None for any other, which a checkpoint has no business with."""
+    return getattr(sys.modules.get(module), name, None) if module.startswith("keras.") else None
