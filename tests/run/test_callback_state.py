@@ -62,6 +62,13 @@ def test_only_what_has_changed_is_kept_also_within_a_list():
     assert changed(callback, first).keys() == {"seen", "best", "made_later"}
 
 
+def test_a_variable_that_replicas_share_is_not_read():
+    callback = keras.callbacks.Callback()
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        callback.metric, callback.weight = keras.metrics.Mean().variables[0], tf.Variable(0.0)
+    assert not {"metric", "weight"} & callback_state.digests(callback).keys()
+
+
 def test_what_was_kept_once_is_kept_although_it_is_as_it_was_made():
     callback = keras.callbacks.Callback()
     callback.wait = 0

@@ -103,6 +103,10 @@ def unpacked(archive: np.ndarray) -> list[dict[str, Any]]:
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
     """What JSON can hold, and what goes to the arrays; TypeError where there is no such form."""
     if isinstance(value, tf.Tensor | tf.Variable | keras.Variable):
+        # To read what replicas add up takes all workers.
+        held = value.value if isinstance(value, keras.Variable) else value
+        if isinstance(held, tf.distribute.DistributedValues):
+            raise TypeError("variable of several replicas")
         value = keras.ops.convert_to_numpy(value)
     if isinstance(value, np.ndarray | np.generic):
         array, dtype = np.asarray(value), np.asarray(value).dtype
