@@ -40,6 +40,14 @@ def test_a_plain_value_comes_back(name):
     assert getattr(found, "dtype", None) == getattr(wanted, "dtype", None)
 
 
+def test_what_version_0_1_wrote_is_read():
+    text = json.dumps([{"sums": {"dict": {" loss": {"array": "0", "scalar": True}}}, "best": None, "seen": [1]}])
+    file = io.BytesIO()
+    np.savez(file, text=np.frombuffer(text.encode(), np.uint8), **{"0": np.float64(0.5)})
+    (record,) = callback_state.unpacked(np.frombuffer(file.getvalue(), np.uint8))
+    assert record == {"sums": {" loss": np.float64(0.5)}, "best": None, "seen": [1]}
+
+
 def test_no_function_but_those_of_keras_comes_from_a_checkpoint():
     text = json.dumps([{"monitor_op": {"function": ["subprocess", "call"]}}])
     file = io.BytesIO()

@@ -55,6 +55,8 @@ def copied(callback: keras.callbacks.Callback) -> dict[str, Any]:
 def put(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
     """Gives a callback attributes; what is a container or a variable of a kind of its own stays that."""
     for name, value in state.items():
+        if name in _NOT_KEPT:  # version 0.1.0 kept all
+            continue
         current = vars(callback).get(name)
         if isinstance(current, tf.Variable | keras.Variable):
             current.assign(value)
@@ -91,8 +93,10 @@ def unpacked(archive: np.ndarray) -> list[dict[str, Any]]:
                 return _function(*plain["function"])
             if "array" in plain:
                 array = file[str(plain["array"])]
-                array = array.view(_BFLOAT16) if plain["bfloat16"] else array
+                array = array.view(_BFLOAT16) if plain.get("bfloat16") else array
                 return array[()] if plain["scalar"] else array
+            if isinstance(plain.get("dict"), dict):  # as version 0.1.0 wrote it
+                return {name: value_of(item) for name, item in plain["dict"].items()}
             items = [value_of(item) for item in next(iter(plain.values()))]
             return {"dict": dict, "tuple": tuple, "set": set}[next(iter(plain))](items)
 

@@ -201,8 +201,8 @@ class KerasCallbacks(Action):
         return {"loss": loss, **metric_results(self._task, sums, weight)}
 
     def _present(self, callback: keras.callbacks.Callback) -> None:
-        callback.set_params(self._params)
         callback.set_model(self._trainer.model)
+        callback.set_params(self._params)
 
     def _begin(self, within_epoch: bool) -> None:
         """Tells them that the training begins, before the first step of this process.
@@ -267,7 +267,8 @@ class KerasCallbacks(Action):
     def _restore(self) -> None:
         if self._restored is None:
             return
-        own = callback_state.unpacked(self._restored)[0]
+        written_by_0_1 = {"first_epoch": self._first_epoch, "stops": False, "last_logs": None}
+        own = written_by_0_1 | callback_state.unpacked(self._restored)[0]
         if own["first_epoch"] != self._first_epoch:
             raise UsageError(
                 f"fit: initial_epoch = {self._first_epoch}, and the run in this model_dir began with "
