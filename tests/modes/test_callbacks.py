@@ -218,7 +218,7 @@ class Remembers(callbacks.Callback):
             json.dump(record, file)
 
 
-@pytest.mark.parametrize("step", repeated_but([11, 13], [6, 11, 13, 21]))
+@pytest.mark.parametrize("step", repeated_but([9, 13], [6, 9, 11, 13, 21]))
 def test_a_killed_run_goes_on_as_if_nobody_had_touched_it(step, tmp_path):
     def train(name, *more, **settings):
         folder = tmp_path / name
@@ -228,6 +228,8 @@ def test_a_killed_run_goes_on_as_if_nobody_had_touched_it(step, tmp_path):
     undisturbed = train("undisturbed")
     with pytest.raises(KeyboardInterrupt):
         train("killed", Dies(step))
+    with open(tmp_path / "killed" / "log.csv", "a") as file:
+        file.write("7,torn")  # past the last checkpoint
     resumed = train("killed")
     assert resumed.history == undisturbed.history
     whole, killed = tmp_path / "undisturbed", tmp_path / "killed"
@@ -289,7 +291,8 @@ def test_tensorboard_has_the_events_that_keras_writes(settings, tmp_path):
         np.testing.assert_allclose(found[place], values, rtol=1e-4, err_msg=str(place))
 
 
-def test_a_backup_is_written_and_never_read(tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"checkpoint_every": 0}])
+def test_a_backup_is_written_and_never_read(settings, tmp_path):
     class Looks(callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.files = files_of(tmp_path / "backup")
@@ -298,15 +301,16 @@ def test_a_backup_is_written_and_never_read(tmp_path):
         return [callbacks.BackupAndRestore(str(tmp_path / "backup")), looks]
 
     looks = Looks()
-    undisturbed = of_launcher([], tmp_path / "undisturbed", epochs=4)
+    undisturbed = of_launcher([], tmp_path / "undisturbed", epochs=4, validation=None)
     with pytest.raises(KeyboardInterrupt):
-        of_launcher([*made(), Dies(10)], tmp_path, epochs=4)
+        of_launcher([*made(), Dies(10)], tmp_path, epochs=4, validation=None, **settings)
     assert files_of(tmp_path / "backup") == looks.files == ["latest.weights.h5", "training_metadata.json"]
-    resumed = of_launcher(made(), tmp_path, epochs=4)
+    resumed = of_launcher(made(), tmp_path, epochs=4, validation=None, **settings)
     assert resumed.history == undisturbed.history
     assert not (tmp_path / "backup").exists()
     attempts = [json.loads(line) for line in (tmp_path / "run" / "attempts.jsonl").read_text().splitlines()]
-    assert any(8 in line.values() for line in attempts), attempts  # from where it went on
+    begins = [line["step"] for line in attempts if line["is"] == "begin"]
+    assert begins == [0, 0 if settings else 8]
 
 
 @pytest.mark.parametrize("kind", ["terminates", "own"])
