@@ -37,8 +37,8 @@ def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
         return [0.0 for _ in variables]
     coefficients = [optimizer.weight_decay or 0.0 for _ in variables]
     muon = getattr(keras.optimizers, "Muon", None)
-    if muon is not None and type(optimizer) is muon:
-        # What has a velocity is updated by Adam, which has a coefficient of its own.
+    if muon is not None and type(optimizer) is muon and hasattr(optimizer, "adam_weight_decay"):
+        # What has a velocity is updated by Adam, which has a coefficient of its own in later versions of Keras.
         by_adam = [velocity is not None for velocity in optimizer.adam_velocities]
         other = optimizer.adam_weight_decay or 0.0
         coefficients = [other if adam else own for adam, own in zip(by_adam, coefficients, strict=True)]
