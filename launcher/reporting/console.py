@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import io
 import os
 import sys
 import threading
@@ -38,6 +39,13 @@ class Console(Protocol):
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
     def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None: ...
+
+
+class Silence(io.TextIOBase, TextIO):
+    """A stream for what nobody wants to see."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 def make_console(

@@ -236,7 +236,10 @@ class Controller:
         )
         with self._stopwatch.phase("evaluate"), averaged, self._reporter.waiting("evaluating"):
             self._hold(held)
-            event = {"step": self._trainer.step, **self._evaluator.evaluate(last, self._agree)}
+            for action in self._actions:
+                action.before_evaluation(self._trainer.step)
+            told = [action for action in self._actions if action.every_evaluation_batch]
+            event = {"step": self._trainer.step, **self._evaluator.evaluate(last, self._agree, told)}
             self._reporter.samples(self._trainer.step, self._evaluator.samples)
             self._hold(None)
         self._reporter.evaluation(event)
@@ -250,7 +253,8 @@ class Controller:
     def _state_to_hold(self) -> Callable[[], dict[str, np.ndarray]]:
         """What gives the state from which the evaluation that is about to be made is made again."""
         host = {**self._of_host(), f"{HOST}{EVALUATION_DUE}": np.ones(1, np.uint8)}
-        if not self.has_trained or not (self._trainer.state.snapshots_together or self._recipe.evaluate_ema):
+        changes = self._recipe.evaluate_ema or any(action.acts_before_evaluation for action in self._actions)
+        if not self.has_trained or not (self._trainer.state.snapshots_together or changes):
             return lambda: {**self._trainer.state.snapshot(), **host}
         weights = self._trainer.state.snapshot()  # in the middle of the evaluation they could not be had
         return lambda: {**weights, **host}
@@ -300,13 +304,16 @@ class Controller:
         if error is not None:
             raise error
         self._tell_after_steps(step)
+        if any(action.ends_after(step) for action in self._actions):
+            self._total_steps = step
         self._evaluate_and_save(step)
 
     def _evaluate_and_save(self, step: int, again: bool = False) -> None:
         """What follows steps, where it is due, or `again`: the checkpoint of this step is from the middle of it."""
         recipe, last = self._recipe, step >= self._total_steps
         event: Event = {}
-        if self._evaluates and (last or again or _due(step, recipe.evaluate_every)):
+        wanted = _due(step, recipe.evaluate_every) and all(one.wants_evaluation(step) for one in self._actions)
+        if self._evaluates and (last or again or wanted):
             event = self.evaluate(last)
         answers = [action.before_saving(step) for action in self._actions]
         if any(answers):

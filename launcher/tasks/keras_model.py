@@ -32,7 +32,7 @@ from launcher.errors.user_code import defined_at
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer, own_settings
-from launcher.tasks import keras_metrics
+from launcher.tasks import keras_callbacks, keras_metrics
 from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_private import keras_losses_of
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
@@ -45,18 +45,6 @@ _REPLACED = {
     "test_step": "the launcher's evaluation takes its place",
     "compute_loss": "it would take a mean over one replica's part of a batch",
 }
-# By name, as some of them need packages that may be missing.
-_CALLBACKS_REPLACED = {
-    "ModelCheckpoint": "bind train.checkpoint_every; the best is kept, and model.keras is written at the end",
-    "OrbaxCheckpoint": "bind train.checkpoint_every",
-    "BackupAndRestore": "the same command goes on where the run stopped",
-    "TensorBoard": "the run writes events for TensorBoard to its folder by itself",
-    "ProgbarLogger": "the run shows its progress by itself; train.log_every says how often",
-    "SwapEMAWeights": "bind train.ema_decay",
-    "TerminateOnNaN": "bind train.max_consecutive_overflows; steps that are not finite are skipped",
-    "RemoteMonitor": "send what metrics.jsonl says, or use a LambdaCallback",
-}
-_NEVER_CALLED = ("on_test_batch_begin", "on_test_batch_end", "on_predict_batch_begin", "on_predict_batch_end")
 _REDUCTIONS = ("sum_over_batch_size", "mean")
 
 
@@ -72,6 +60,7 @@ class KerasTask(Task):
       class_weight: weight of each class in training, as in Keras's fit.
       shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
       callbacks: Keras callbacks, see `launcher.run.actions.keras_callbacks`; or a function that returns them.
+      initial_epoch, validation_freq, verbose: as in Keras's fit; see `Task`.
     """
 
     # Of batch normalisation: the reference is one device, which sees the whole batch.
@@ -90,6 +79,9 @@ class KerasTask(Task):
         validation_steps: int | None = None,
         validation_split: float = 0.0,
         callbacks: Sequence[keras.callbacks.Callback] | Callable[[], Sequence[keras.callbacks.Callback]] = (),
+        initial_epoch: int = 0,
+        validation_freq: int | Sequence[int] = 1,
+        verbose: int | str = 1,
     ):
         check_builder("KerasTask.build", build, "@my.build")
         self._build = build
@@ -102,6 +94,9 @@ class KerasTask(Task):
             "validation_split": validation_split,
         }
         self._callbacks = callbacks
+        self.initial_epoch, self.validation_freq, self.verbose = keras_callbacks.epochs_of_fit(
+            initial_epoch, validation_freq, verbose
+        )
         self._data: tuple[Data, list[Structure]] | None = None
         self._model: keras.Model | None = None
         self._initial: list[np.ndarray] = []
@@ -123,13 +118,13 @@ class KerasTask(Task):
 
     def check(self) -> None:
         """Raises UsageError when a callback cannot work."""
-        _check_callbacks(self.callbacks())
+        keras_callbacks.check(self.callbacks())
 
     def callbacks(self) -> Sequence[keras.callbacks.Callback]:
         """Those of this run."""
         if callable(self._callbacks):
             self._callbacks = self._callbacks()
-        return tuple(self._callbacks)
+        return keras_callbacks.flat(self._callbacks)
 
     def model(self) -> keras.Model:
         """What `build` returns, compiled and without a step of its own, its variables, loss and metrics built."""
@@ -201,7 +196,7 @@ class KerasTask(Task):
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """What the order of the examples rests on."""
         note = getattr(self.data(), "note", "")
-        return [note] if note else []
+        return [*keras_callbacks.notes(self.callbacks()), *([note] if note else [])]
 
     def optimizer(self) -> Optimizer:
         """The one that the model was compiled with, at the rate that callbacks may set."""
@@ -211,7 +206,7 @@ class KerasTask(Task):
             found.inner_optimizer = found = own_settings.made_here(found.inner_optimizer)
         else:
             self._model.optimizer = found = own_settings.made_here(found)
-        return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
+        return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable), own_average=True)
 
     @no_autograph
     def loss(
@@ -357,27 +352,3 @@ def _check_reductions(model: keras.Model, where: str) -> None:
                 f"{where}: loss {loss.name!r} has reduction={reduction!r}, which depends on how a batch is divided; "
                 f"leave it at {_REDUCTIONS[0]!r}"
             )
-
-
-def _check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raises UsageError for what is no callback, has a counterpart here, or waits for what does not happen."""
-    for callback in callbacks:
-        name = type(callback).__name__
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise UsageError(f"callbacks: {callback!r} is not a keras.callbacks.Callback")
-        for known, instead in _CALLBACKS_REPLACED.items():
-            if any(base.__name__ == known for base in type(callback).__mro__):
-                raise UsageError(f"callbacks: {name} is not supported: {instead}")
-        for hook in _NEVER_CALLED:
-            if answers(callback, hook):
-                raise UsageError(f"callbacks: {name}.{hook} would never be called: evaluation runs on the device")
-
-
-def answers(callback: keras.callbacks.Callback, hook: str) -> bool:
-    """Whether a callback does something at an event, by its class or, as a LambdaCallback, by itself."""
-    inherited = getattr(type(callback), hook) is getattr(keras.callbacks.Callback, hook)
-    # A LambdaCallback sets those that it was not given, too.
-    given = hook in vars(callback) and not isinstance(callback, keras.callbacks.LambdaCallback)
-    if isinstance(callback, keras.callbacks.LambdaCallback):
-        given = getattr(vars(callback).get(hook), "__module__", "").split(".")[0] not in ("keras", "")
-    return given or not inherited

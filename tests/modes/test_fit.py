@@ -241,8 +241,10 @@ def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
     ("change", "message"),
     [
         ({"build": lambda: keras.Sequential([layers.Dense(3)])}, "is not compiled"),
-        ({"callbacks": [keras.callbacks.TensorBoard()]}, "TensorBoard is not supported"),
-        ({"verbose": 1}, "verbose is not supported: train.log_every"),
+        ({"callbacks": [print]}, "callbacks: <built-in function print> is not a keras.callbacks.Callback"),
+        ({"verbose": 3}, r"verbose = 3: must be 0 \(show nothing\), 1, 2 or 'auto'"),
+        ({"validation_freq": 0}, "validation_freq = 0: must be a number of epochs, or a list"),
+        ({"initial_epoch": 2, "epochs": 2}, "initial_epoch = 2 and epochs = 2: no epoch lies between them"),
         ({"train": None, "x": X, "y": LABEL}, r"x is not supported: it is the second argument, train, as \(x, y\)"),
         ({"epocs": 1}, "did you mean 'epochs'"),
         ({"train": (X, LABEL[:5])}, "must be of one length"),
