@@ -58,6 +58,7 @@ CROSSED = ("oldest", "2.18", "newest")
 OVERFLOW = """
 import keras, numpy as np
 import launcher
+from launcher.step.precision import DynamicLossScale
 
 def build():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
@@ -68,7 +69,7 @@ x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 x[9] = 3e38  # in the second step of eight, on the first of its replicas
 y = x.clip(-1, 1).sum(1, keepdims=True)
 history = launcher.fit(build, (x, y), epochs=2, batch_size=8, shuffle=False, replicas=2, precision="mixed_float16",
-                       model_dir="overflow", log_every=1)
+                       model_dir="overflow", log_every=1, loss_scale=DynamicLossScale(initial_scale=8.0))
 assert all(np.isfinite(w.numpy()).all() for w in history.model.weights)
 """
 DIGITS = "--gin_file=resnet_cpu.gin --gin_param='resnet.depth = 8' --gin_param='train.global_batch_size = 64'"
@@ -143,7 +144,8 @@ class Trial:
         )
         ran = self.run("two replicas, an overflow on one", [str(self.python), "overflow.py"], says="completed")
         if ran and not self.dry_run:
-            skipped = json.loads((self.folder / "overflow/summary.json").read_text()).get("skipped_steps")
+            summary = json.loads((self.folder / "overflow/summary.json").read_text())
+            skipped = summary["metrics"]["train"]["skipped_steps"]
             self.rows.append(("steps skipped: one in each epoch", skipped == 2, 0.0, f"skipped_steps = {skipped}"))
         self.launcher(
             "two workers",
@@ -218,7 +220,7 @@ class Trial:
         seconds, lines = time.monotonic() - begun, log.read_text(errors="replace").splitlines()
         said = [line for line in lines if says and says in line] or lines[-1:]
         passed = done == 0 and (not says or (bool(said) and says in said[-1]))
-        self.rows.append((what, passed, seconds, said[-1] if said else ""))
+        self.rows.append((what, passed, seconds, said[-1] if says and said else ""))
         print(
             f"{self.name}: {what}: {'passed' if passed else 'FAILED, see ' + str(log)} in {seconds:.0f} s", flush=True
         )

@@ -21,6 +21,7 @@ def distribute_batches(
     seed: int = 0,
     start_step: int = 0,
     left_out: LeftOut = ALL_IN,
+    rows: int = 0,
 ) -> Iterable:
     """An endless distributed data set; what a `tf.function` may iterate over, too.
 
@@ -28,6 +29,7 @@ def distribute_batches(
       make: `Shard -> tf.data.Dataset` of one replica's batches.
       start_step: the first step to make training batches for, counted from 0.
       left_out: training batches that no step is trained on.
+      rows: of each replica's batch, as in `Shard`.
 
     Raises:
       UsageError: the batch cannot be divided among the replicas, or is made by Python that runs in this process alone.
@@ -45,6 +47,7 @@ def distribute_batches(
             seed=seed,
             start_step=first - 1,
             in_this_process=in_this_process,
+            rows=rows,
         )
         # Known to be endless, TensorFlow asks no worker whether it has another batch: that would be a
         # collective in every step.
@@ -74,6 +77,12 @@ class _Batches(tf.experimental.ExtensionType):
 
     def __next__(self) -> Any:
         return _strategies[self.strategy].experimental_distribute_values_from_function(lambda _: next(self.iterator))
+
+
+def tf_iterator(batches: Any) -> tf.data.Iterator | None:
+    """What is under an iterator of `distribute_batches` and has a state to save; None where devices have some of it."""
+    found = batches.iterator if isinstance(batches, _Batches) else batches
+    return found if isinstance(found, tf.data.Iterator) else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,287 +1,61 @@
-"""What Keras's `fit` takes, as `Data`: arrays, data frames, and `tf.data.Dataset`s of (x, y[, sample_weight]).
+"""What Keras's `fit` takes, as `Data`: arrays, data frames, `tf.data.Dataset`s of batches, and batches made by Python.
 
-x and y may be one tensor, or any nest of tuples, lists and dicts. In a batch, each of their tensors has a key of its
-own, such as "x", "x/title" or "y/0"; `Structure` puts them together again.
+Data is (x, y[, sample_weight]), each one tensor or any nest of tuples, lists and dicts. In a batch, each of their
+tensors has a key of its own, such as "x", "x/title" or "y/0"; `Structure` puts them together again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
-import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import ArrayExamples, Batch, Data, RandomAccessData, Shard, weighted
+from launcher.data.dataset_data import DatasetData, as_tuple
+from launcher.data.pipeline import ArrayExamples, Batch, Data, RandomAccessData
+from launcher.data.python_batches import PythonBatches, is_python
+from launcher.data.structure import Structure, as_arrays, flatten, split_off
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
-_PARTS = ("x", "y", "sample_weight")
+
+class Mixed:
+    """`Data` that trains on one kind and is evaluated on another; what is set is set of both."""
+
+    pads_batches = True
+
+    def __init__(self, training: Any, evaluation: Any):
+        vars(self).update(training=training, evaluation=evaluation)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.evaluation if name in ("num_eval_examples", "eval_batches") else self.training, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for data in (self.training, self.evaluation):
+            setattr(data, name, value)
+
+    def eval_steps(self, global_batch_size: int) -> int:
+        """Batches of an evaluation."""
+        steps = getattr(self.evaluation, "eval_steps", lambda size: math.ceil(self.num_eval_examples / size))
+        return int(steps(global_batch_size))
 
 
-class Structure:
-    """How (x, y, sample_weight), arrays, tensors or their specifications, lie in the flat dict of a batch."""
+def prepare(data: Any, structures: Sequence[Structure], function: Callable[..., Any]) -> list[Structure]:
+    """Has a function of (x, y, sample_weight) change each batch, as keras-hub's preprocessors do.
 
-    def __init__(self, element: Any):
-        self._parts = _split(element)
-        # How many parts a dataset's element is a tuple of; 0 of arrays, which Keras packs by what there is.
-        self._length = len(element) if isinstance(element, tuple) and all(one is not None for one in element) else 0
-
-    def __str__(self) -> str:
-        leaves = flatten(self._parts).items()
-        return ", ".join(f"{key} is {_dtype(leaf).name} {[None, *leaf.shape[1:]]}" for key, leaf in leaves)
-
-    @property
-    def keys(self) -> set[str]:
-        """Of a batch, but for the weight that marks what fills it up."""
-        return set(flatten(self._parts))
-
-    def example(self) -> dict[str, tf.Tensor]:
-        """A batch of one example that is all zeros, or empty strings."""
-        return {
-            key: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], _dtype(leaf))
-            for key, leaf in flatten(self._parts).items()
-        }
-
-    def traced(self) -> Any:
-        """An element as in a graph that is traced, of zeros: of unknown length, unless all have the same."""
-
-        def zeros(leaf: Any) -> tf.Tensor:
-            known = leaf.shape[0] if isinstance(leaf, tf.TensorSpec) else None
-            size = tf.random.uniform([], 1, 2, tf.int32) if known is None else known
-            return tf.zeros([size, *(one or 1 for one in leaf.shape[1:])], _dtype(leaf))
-
-        return self.element(*self.pack({key: zeros(leaf) for key, leaf in flatten(self._parts).items()}))
-
-    def element(self, x: Any, y: Any, sample_weight: Any) -> Any:
-        """What Keras's `fit` gives `train_step` of these parts: of a dataset, what its elements are."""
-        if self._length > 1:
-            return (x, y, sample_weight)[: self._length if sample_weight is None else 3]
-        if self._length == 1:
-            return (x,)
-        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
-
-    def pack(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-        """x, y and sample_weight of a batch; None for what there is not."""
-        x, y, weight = (
-            None if part is None else keras.tree.pack_sequence_as(part, [batch[key] for key in _flat(name, part)])
-            for name, part in zip(_PARTS, self._parts, strict=True)
-        )
-        return x, y, weight
-
-
-def flatten(element: Any) -> dict[str, Any]:
-    """x, y and sample_weight as one dict, see `Structure`."""
-    parts = zip(_PARTS, _split(element), strict=True)
-    return {key: leaf for name, part in parts if part is not None for key, leaf in _flat(name, part).items()}
-
-
-def _dtype(leaf: Any) -> tf.DType:
-    return tf.string if getattr(leaf.dtype, "kind", "") == "U" else tf.as_dtype(leaf.dtype)
-
-
-def _split(element: Any) -> tuple[Any, Any, Any]:
-    if not isinstance(element, tuple):
-        return element, None, None
-    if not 1 <= len(element) <= len(_PARTS):
-        raise UsageError(f"data for fit is x, (x, y) or (x, y, sample_weight); got a tuple of {len(element)}")
-    x, y, sample_weight = (*element, None, None)[:3]
-    return x, y, sample_weight
-
-
-def _flat(name: str, part: Any) -> dict[str, Any]:
-    return {"/".join((name, *map(str, path))): leaf for path, leaf in keras.tree.flatten_with_path(part)}
-
-
-# -------------------------------------------------------------------------------------------------------------- arrays
-
-
-def as_arrays(element: Any, *, role: str) -> tuple[Any, Any, Any]:
-    """(x, y, sample_weight) with every leaf a NumPy array; data frames, series, lists of numbers and tensors are taken.
-
-    Floating point becomes float32 and text becomes strings, as Keras has it.
-    """
-    x, y, weight = (_arrays_of(f"{role} {name}", part) for name, part in zip(_PARTS, _split(element), strict=True))
-    lengths = {key: len(leaf) for key, leaf in flatten((x, y, weight)).items()}
-    if len(set(lengths.values())) > 1:
-        raise UsageError(f"{role} data: x, y and sample_weight must be of one length, got {lengths}")
-    return x, y, weight
-
-
-def _arrays_of(name: str, part: Any) -> Any:
-    if part is None:
-        return None
-    if isinstance(part, list) and part and not hasattr(part[0], "__len__"):
-        part = np.asarray(part)
-    return keras.tree.map_structure(lambda leaf: _array(name, leaf), part)
-
-
-def _array(name: str, leaf: Any) -> np.ndarray:
-    for method in ("to_numpy", "numpy"):  # of data frames and series; of tensors
-        if hasattr(leaf, method):
-            leaf = getattr(leaf, method)()
-            break
-    array = np.asarray(leaf)
-    if array.dtype == object and all(isinstance(item, str | bytes) for item in array.flat):
-        array = array.astype(str)
-    if array.dtype == object or not array.ndim:
-        raise UsageError(
-            f"{name}: expected an array, a data frame or a tensor whose first axis is the examples, got "
-            f"{type(leaf).__name__}{f' of shape {array.shape}' if array.ndim else ''}; columns of several types go in "
-            "as a dict of columns: dict(frame)"
-        )
-    return array.astype(np.float32) if array.dtype in (np.float64, np.float16) else array
-
-
-def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Training and validation arrays: the last `share` of the examples, as `validation_split` of Keras's fit."""
-    size = len(next(iter(flatten(arrays).values())))
-    first = math.floor(size * (1.0 - share)) if 0 < share < 1 else 0
-    if not 0 < first < size:
-        raise UsageError(f"validation_split = {share} of {size} examples: must leave some on both sides")
-
-    def part(rows: slice) -> tuple[Any, Any, Any]:
-        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], arrays)
-
-    return part(slice(first)), part(slice(first, None))
-
-
-# ------------------------------------------------------------------------------------------------------------ datasets
-
-
-def batch_size_of(dataset: tf.data.Dataset) -> int:
-    """Examples of a batch of a dataset: of its specification, or else of its first one; UsageError without batches."""
-    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in flatten(dataset.element_spec).values()}
-    if sizes == {None}:
-        for element in dataset.take(1):
-            sizes = {int(tf.shape(leaf)[0]) for leaf in flatten(element).values()}
-        if sizes == {None}:
-            raise UsageError("the dataset is empty")
-    if len(sizes) != 1 or sizes & {0, None}:
-        found = dict.fromkeys(map(str, sizes)) or {"none": None}
-        raise UsageError(
-            "a tf.data.Dataset for fit must hold batches, of at least one: the first axes of its elements are of size "
-            f"{', '.join(found)}; call .batch(size) on it"
-        )
-    return int(sizes.pop())
-
-
-class DatasetData:
-    """`Data` from `tf.data.Dataset`s of batches, in the order in which they come.
-
-    Every worker reads the whole dataset and takes its rows of each batch, so that a step's batch is the same on any
-    topology; a resumed run reads what its epoch has used up and goes on. Both hold as far as the dataset gives the
-    same elements each time: its shuffles and random maps need seeds, which `launcher` sets where it calls the function
-    that makes the dataset. A batch that is short, at the end of an epoch, is filled with examples of its own once
-    more, with weight 0.
-
-    Args:
-      train: batches of the run's global batch size, of which the last of an epoch may be shorter.
-      validation: batches of any size, or None.
-      steps_per_epoch: batches of an epoch; None for those of the dataset, which are counted if it cannot tell.
-      validation_steps: batches of `validation` to evaluate on; None for all.
+    Returns how batches are put together then.
     """
 
-    name = "tf.data"
-
-    def __init__(
-        self,
-        *,
-        train: tf.data.Dataset,
-        validation: tf.data.Dataset | None,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-    ):
-        self.batch_size = batch_size_of(train)
-        self._train = _as_dicts(train)
-        self._steps_per_epoch = steps_per_epoch or _num_batches(self._train, "training", "steps_per_epoch")
-        self.num_train_examples = self._steps_per_epoch * self.batch_size
-        self._validation: tf.data.Dataset | None = None
-        self.num_eval_examples = 0
-        if validation is not None:
-            self._validation = _as_dicts(validation if validation_steps is None else validation.take(validation_steps))
-            self.num_eval_examples = _num_examples(self._validation)
-
-    def steps_per_epoch(self, global_batch_size: int) -> int:
-        """Batches of an epoch; raises UsageError where they are of another size than the run's."""
-        if self.batch_size != global_batch_size:
-            raise UsageError(
-                f"the batches of the training dataset have {self.batch_size} examples, and train.global_batch_size = "
-                f"{global_batch_size}: they must be the same"
-            )
-        return self._steps_per_epoch
-
-    def check(self) -> None:
-        """Nothing to prepare."""
-
-    def identity(self) -> str:
-        """Of what a batch looks like: what is in it is known by reading it alone."""
-        return str(self._train.element_spec)
-
-    def train_batches(self, shard: Shard) -> tf.data.Dataset:
-        self.steps_per_epoch(shard.global_batch_size)
-        return _of_replicas(self._train.repeat().skip(shard.start_step), shard)
-
-    def eval_batches(self, shard: Shard) -> tf.data.Dataset:
-        if self._validation is None:
-            raise UsageError("there is no validation data; use --mode=train or give some")
-        return _of_replicas(self._validation.rebatch(shard.global_batch_size), shard)
-
-
-def _as_dicts(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    options = tf.data.Options()
-    options.deterministic = True
-    return dataset.map(
-        no_autograph(lambda *element: flatten(element if len(element) > 1 else element[0]))
-    ).with_options(options)
-
-
-def _num_batches(dataset: tf.data.Dataset, role: str, argument: str) -> int:
-    count = int(dataset.cardinality())
-    if count == tf.data.INFINITE_CARDINALITY:
-        raise UsageError(f"the {role} dataset is endless: say how many batches an epoch has with {argument}")
-    if count == tf.data.UNKNOWN_CARDINALITY:
-        count = int(dataset.reduce(np.int64(0), lambda so_far, _: so_far + 1))
-    if not count:
-        raise UsageError(f"the {role} dataset is empty")
-    return count
-
-
-def _num_examples(dataset: tf.data.Dataset) -> int:
-    """Examples of all batches; reads them all, as their number is what a mean is taken over."""
-    _num_batches(dataset.take(1), "validation", "validation_steps")
-    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise UsageError("the validation dataset is endless: say how much of it to use with validation_steps")
-    return int(dataset.reduce(np.int64(0), lambda so_far, batch: so_far + _rows(batch)))
-
-
-def _rows(batch: Batch) -> tf.Tensor:
-    return tf.shape(next(iter(batch.values())), tf.int64)[0]
-
-
-def _of_replicas(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
-    """The parts of this host's replicas of each global batch, in turn."""
-    size = shard.per_replica_batch_size
-
     @no_autograph
-    def part(batch: Batch, replica: tf.Tensor) -> Batch:
-        rows = _rows(batch)
-        place = replica * size + tf.range(size, dtype=tf.int64)
-        taken = {key: tf.gather(value, place % rows) for key, value in batch.items()}
-        return weighted(taken, size, tf.cast(place < rows, tf.float32))
+    def finish(batch: Batch) -> Batch:
+        structure = next(one for one in structures if one.keys == batch.keys())
+        return flatten(function(*structure.pack(batch)))
 
-    @no_autograph
-    def parts(batch: Batch) -> tf.data.Dataset:
-        replicas = tf.data.Dataset.range(shard.first_replica, shard.first_replica + shard.local_replicas)
-        return replicas.map(no_autograph(lambda replica: part(batch, replica)))
-
-    if shard.local_replicas == 1:
-        found = batches.map(no_autograph(lambda batch: part(batch, tf.constant(shard.first_replica, tf.int64))))
-    else:
-        found = batches.flat_map(parts)
-    return found.prefetch(tf.data.AUTOTUNE)
+    data.finish = finish
+    return [Structure(function(*one.pack(one.example()))) for one in structures]
 
 
 def make_data(
@@ -292,46 +66,66 @@ def make_data(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_split: float = 0.0,
+    again: Sequence[Callable[[], Any] | None] = (None, None),
 ) -> tuple[Data, list[Structure]]:
     """`Data` from what `fit` takes, and how its batches are put together again: of training, and of validation.
 
     Args:
-      train, validation: both datasets, or both arrays, see `DatasetData` and `as_arrays`.
+      train, validation: datasets, what gives batches in Python, or arrays: see `DatasetData`, `launcher.data.
+        python_batches` and `as_arrays`.
       shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
+      again: functions that make them anew.
     """
-    if isinstance(train, tf.data.Dataset):
-        if validation is not None and not isinstance(validation, tf.data.Dataset):
-            raise UsageError(f"the training data is a dataset and the validation data {type(validation).__name__}")
+    first = _batches_of(train, again[0], "training")
+    second = _batches_of(validation, again[1], "validation")
+    if first is not None:
         if validation_split:
             raise UsageError("validation_split is for arrays; split a tf.data.Dataset with take() and skip()")
         data = DatasetData(
-            train=train,
-            validation=validation,
+            train=first,
+            validation=second,
             steps_per_epoch=steps_per_epoch,
             validation_steps=validation_steps,
+            shuffle=shuffle,
         )
-        return data, [Structure(one.element_spec) for one in (train, validation) if one is not None]
-    if isinstance(train, keras.utils.PyDataset) or hasattr(train, "__next__"):
-        raise UsageError(
-            f"{type(train).__name__} is read by Python in an order of its own: make a tf.data.Dataset of it "
-            "(tf.data.Dataset.from_generator), or arrays"
-        )
+        if validation is None or second is not None:
+            return data, data.structures
+        arrays = as_arrays(validation, role="validation")
+        return Mixed(data, _from_arrays(arrays, arrays)), [*data.structures, Structure(arrays)]
     if train is None or (isinstance(train, Sequence) and not isinstance(train, tuple | list)):
         raise UsageError(f"expected training data as arrays, (x, y) or a tf.data.Dataset, got {type(train).__name__}")
-    for name, value in (("steps_per_epoch", steps_per_epoch), ("validation_steps", validation_steps)):
-        if value is not None:
-            raise UsageError(f"{name} is for datasets; of arrays, an epoch is all examples")
+    if validation_steps is not None and second is None:
+        raise UsageError("validation_steps is for datasets; of arrays, all examples are evaluated on")
     arrays = as_arrays(train, role="training")
+    if second is not None:
+        evaluation = DatasetData(train=second, validation=second, steps_per_epoch=1, validation_steps=validation_steps)
+        structures = [Structure(arrays), evaluation.structures[1]]
+        return Mixed(_from_arrays(arrays, None, shuffle, steps_per_epoch), evaluation), structures
     held_out = None
     if validation is not None:
         held_out = as_arrays(validation, role="validation")
     elif validation_split:
         arrays, held_out = split_off(arrays, validation_split)
-    structures = [Structure(one) for one in (arrays, held_out) if one is not None]
-    made = RandomAccessData(
+    made = _from_arrays(arrays, held_out, shuffle, steps_per_epoch)
+    return made, [Structure(one) for one in (arrays, held_out) if one is not None]
+
+
+def _batches_of(source: Any, again: Callable[[], Any] | None, role: str) -> tf.data.Dataset | PythonBatches | None:
+    """What gives batches; None of arrays."""
+    if isinstance(source, tf.data.Dataset):
+        return source
+    if not is_python(source):
+        return None
+    return PythonBatches(source, again, lambda element: flatten(as_arrays(as_tuple(element), role=role)), role=role)
+
+
+def _from_arrays(
+    arrays: Any, held_out: Any, shuffle: bool = True, steps_per_epoch: int | None = None
+) -> RandomAccessData:
+    return RandomAccessData(
         train=ArrayExamples(flatten(arrays)),
         evaluation=None if held_out is None else ArrayExamples(flatten(held_out)),
         shuffle=shuffle,
         whole_epochs=True,
+        steps=steps_per_epoch,
     )
-    return made, structures

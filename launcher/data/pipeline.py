@@ -53,19 +53,22 @@ class Shard:
         host that it drives.
     """
 
-    global_batch_size: int  # examples of one step over all replicas; divisible by `num_replicas`
+    global_batch_size: int  # examples of one step over all replicas; divisible by `num_replicas`, or `rows` are given
     num_replicas: int  # in sync over all hosts
     first_replica: int  # global index of this host's first replica
     local_replicas: int  # replicas this host feeds
     seed: int  # the run's
     start_step: int = 0
     in_this_process: bool = True
+    rows: int = 0  # of each replica's batch, padding included; 0 for its even share, see `rows_of_replica`
 
     def __post_init__(self) -> None:
         if self.num_replicas < 1 or self.local_replicas < 1 or self.first_replica < 0 or self.start_step < 0:
             raise ValueError(f"impossible shard: {self}")
         if self.first_replica + self.local_replicas > self.num_replicas:
             raise ValueError(f"the host's replicas exceed the {self.num_replicas} of the run: {self}")
+        if 0 < self.global_batch_size <= self.rows * self.num_replicas:
+            return
         if self.global_batch_size < 1 or self.global_batch_size % self.num_replicas:
             raise UsageError(
                 f"global batch size {self.global_batch_size} cannot be divided evenly over {self.num_replicas} "
@@ -74,7 +77,7 @@ class Shard:
 
     @property
     def per_replica_batch_size(self) -> int:
-        return self.global_batch_size // self.num_replicas
+        return self.rows or self.global_batch_size // self.num_replicas
 
     @property
     def host_batch_size(self) -> int:
@@ -100,7 +103,8 @@ class Data(Protocol):
     def check(self) -> None:
         """Raises UsageError when the data set is not prepared; called before anything is written."""
 
-    # A class may also have `steps_per_epoch(global_batch_size) -> int | None`: see the function of this name; and
+    # A class may also have `steps_per_epoch(global_batch_size) -> int | None` and `pads_batches = True`: see
+    # `steps_per_epoch` and `rows_of_replica`; `eval_steps(global_batch_size) -> int`, where batches are not full; and
     # `identity() -> str`, quick, which changes where the training examples or their order do.
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
@@ -114,6 +118,16 @@ def steps_per_epoch(data: Data, global_batch_size: int) -> int | None:
     """Steps of an epoch, if that is a whole number; None where batches run on over the ends of epochs."""
     find = getattr(data, "steps_per_epoch", None)
     return None if find is None else find(global_batch_size)
+
+
+def rows_of_replica(data: Data, global_batch_size: int, num_replicas: int, microbatches: int = 1) -> int:
+    """Rows of a replica's batch, as `Shard` takes them: 0 where the batch must be divided evenly.
+
+    Data with `pads_batches` fills up a batch that cannot be, with rows of weight 0 after all that are real.
+    """
+    if not getattr(data, "pads_batches", False):
+        return 0
+    return math.ceil(global_batch_size / (num_replicas * microbatches)) * microbatches
 
 
 def described(data: Data) -> dict[str, Any]:
@@ -211,8 +225,8 @@ class RandomAccessData:
     Position p of the training stream is example `shuffled(p)`; replica r of step s gets positions s*B + r*b up to
     s*B + (r+1)*b (B, b: global and per-replica batch). Positions run on over the ends of epochs: no batch is short.
 
-    With `whole_epochs`, an epoch is a whole number of batches, and the last one is padded: in the place of what is
-    missing stand examples of that batch once more, with weight 0.
+    With `whole_epochs`, an epoch is a whole number of batches, and the last one is padded, as is each that replicas do
+    not divide: in the place of what is missing stand examples of that batch once more, with weight 0.
 
     Args:
       train: the training examples.
@@ -222,6 +236,7 @@ class RandomAccessData:
       mix: mixes finished training examples with others of their epoch, each augmented as it is where it stands itself.
       shuffle: False for examples in their own order in every epoch.
       whole_epochs: see above; not with `mix`.
+      steps: what the run calls an epoch, as with Keras's `steps_per_epoch`; None for all examples.
     """
 
     train: Examples
@@ -231,6 +246,7 @@ class RandomAccessData:
     mix: Mixing | None = None
     shuffle: bool = True
     whole_epochs: bool = False
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         for role, examples in (("train", self.train), ("evaluation", self.evaluation)):
@@ -244,10 +260,11 @@ class RandomAccessData:
                 raise UsageError(f"RandomAccessData({role}=...): a data set needs at least one example, got none")
         self.num_train_examples = len(self.train)
         self.num_eval_examples = 0 if self.evaluation is None else len(self.evaluation)
+        self.pads_batches = self.whole_epochs
 
     def steps_per_epoch(self, global_batch_size: int) -> int | None:
         """Batches of an epoch, where epochs are whole."""
-        return math.ceil(len(self.train) / global_batch_size) if self.whole_epochs else None
+        return self.steps or (math.ceil(len(self.train) / global_batch_size) if self.whole_epochs else None)
 
     def check(self) -> None:
         """Nothing to prepare."""
@@ -304,7 +321,8 @@ class RandomAccessData:
         @no_autograph
         def batch_at(element: tf.Tensor) -> Batch:
             position = _positions(shard, element)
-            real = position < size
+            end = (element // shard.local_replicas + 1) * shard.global_batch_size
+            real = position < tf.minimum(end, size)
             # Padding repeats example 0: any real one will do, and an empty one might not be finite in a norm.
             batch = call_converted(examples.fetch, tf.where(real, position, 0))
             return weighted(self._finished(batch), shard.per_replica_batch_size, tf.cast(real, tf.float32))

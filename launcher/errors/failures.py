@@ -43,6 +43,11 @@ _RESTARTED = (
 # TensorFlow's.
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 
+# What the launcher's own Python and graphs say of a user's data while a pipeline runs, within TensorFlow's error; and
+# what others say that may pass.
+_IN_PIPELINE = re.compile(r"(?:^|\[)UsageError: ([^\]\n]+)", re.MULTILINE)
+_MAY_PASS = re.compile(r"UNKNOWN: (Connection|Timeout|OS|IO|BrokenPipe)\w*Error|^(Connection|Timeout|OS|IO)\w*Error: ")
+
 # What TensorFlow raises of an operation whose inputs are wrong, rather than of a machine that cannot compute it.
 _WRONG_INPUT = ("InvalidArgumentError", "NotFoundError", "UnimplementedError")
 
@@ -57,8 +62,12 @@ def explained(error: BaseException) -> BaseException:
         return original
     if not isinstance(original, Exception) or exit_code(original) == EXIT_RETRY or isinstance(original, MemoryError):
         return error
-    if _is_op_error(original) and type(original).__name__ not in _WRONG_INPUT:
-        return error
+    if _is_op_error(original):
+        if (told := _IN_PIPELINE.search(str(original))) is not None:
+            return UsageError(told[1])
+        is_python = "Traceback (most recent call last)" in str(original) and not _MAY_PASS.search(str(original))
+        if type(original).__name__ not in _WRONG_INPUT and not is_python:
+            return error
     try:
         return user_code.mistake(original) or _mistake_in_data(original) or error
     except Exception:  # such as a frame of another form in another TensorFlow: the traceback says all

@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from launcher.config import renamed
-from launcher.data.keras_data import batch_size_of
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.errors import UsageError, advice, failures
 from launcher.machine import cluster as cluster_lib
@@ -25,18 +24,15 @@ from launcher.run import programs
 from launcher.run.loading import Machine
 from launcher.run.programs import FitCall
 from launcher.run.recipe import Recipe
-from launcher.tasks.keras_model import KerasTask, is_function
+from launcher.tasks import keras_callbacks
+from launcher.tasks.keras_model import KerasTask
 
 # Arguments of Keras's fit that have another place here.
 _ELSEWHERE = {
     "x": "it is the second argument, train, as (x, y)",
     "y": "it is part of train: (x, y)",
     "validation_data": "it is called validation",
-    "verbose": "train.log_every says how often a line is printed; log_every=...",
-    "initial_epoch": "the same call goes on from the last checkpoint in model_dir",
     "sample_weight": "it is the third of train: (x, y, sample_weight)",
-    "validation_freq": "say after how many steps with evaluate_every",
-    "validation_batch_size": "say it with eval_batch_size",
     "steps_per_execution": "say it with steps_per_loop",
 }
 _BATCH_SIZE = 32  # Keras's
@@ -54,12 +50,16 @@ def fit(
     strategy: str | tf.distribute.Strategy = "auto",
     replicas: int | None = None,
     workers: int | None = None,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
+    callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None = (),
     class_weight: Mapping[int, float] | None = None,
     shuffle: bool = True,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_split: float = 0.0,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Sequence[int] = 1,
+    initial_epoch: int = 0,
+    verbose: int | str = "auto",
     **settings: Any,
 ) -> History:
     """Trains a compiled Keras model, as Keras's `fit` on one device would, on any devices.
@@ -71,11 +71,11 @@ def fit(
 
     Args:
       build: returns a compiled model; called under the strategy's scope.
-      train: (x, y) or (x, y, sample_weight) as arrays or nests of them, or a `tf.data.Dataset` of batches; or a
-        function that returns it.
+      train: (x, y) or (x, y, sample_weight) as arrays or nests of them; a `tf.data.Dataset` of batches; a PyDataset, a
+        generator or whatever gives batches in turn; or a function that returns it.
       validation: the same, or None.
       epochs: passes over the training data; unless `steps` is among the settings.
-      batch_size: examples of a step over all replicas, of arrays; 32 unless said. Of a dataset, it is its own.
+      batch_size: examples of a step over all replicas, of arrays; 32 unless said. What gives batches has its own.
       model_dir: where all that the run writes goes; runs/fit unless said.
       strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`.
       replicas: as `--replicas`, in each worker.
@@ -83,7 +83,11 @@ def fit(
         `launcher.launch --workers`; None for this process. What they need is sent to them by cloudpickle. A program
         that the launcher runs has the workers that its command line says.
       callbacks: see `launcher.run.actions.keras_callbacks`.
-      class_weight, shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
+      class_weight, shuffle, steps_per_epoch, validation_steps, validation_split, validation_batch_size,
+        validation_freq: as in Keras's fit.
+      initial_epoch: the number of the first epoch, counted from 0; `epochs` is that of the last one, counted from 1.
+        It is about numbers alone: the same call goes on by itself.
+      verbose: 0 to show nothing.
       **settings: what a recipe binds as `train.…`, such as `checkpoint_every=1000`; what it binds as `Clipping.…`,
         `StartFrom.…` or `Checkpoints.…` in a dict, such as `clipping={"global_norm": 1.0}`.
 
@@ -109,9 +113,8 @@ def fit(
     if handler is None:
         machine = _set_up(strategy, replicas, settings.get("seed", Recipe.seed))
         handler = functools.partial(_train_here, machine=machine)
-    train, validation = (source() if is_function(source) else source for source in (train, validation))
-    size = batch_size or (batch_size_of(train) if isinstance(train, tf.data.Dataset) else _BATCH_SIZE)
     history = History()
+    all_callbacks = (*keras_callbacks.flat(callbacks), history)
     task = KerasTask(
         build=build,
         train=train,
@@ -121,15 +124,25 @@ def fit(
         steps_per_epoch=steps_per_epoch,
         validation_steps=validation_steps,
         validation_split=validation_split,
-        callbacks=(*callbacks, history),
+        callbacks=all_callbacks,
+        initial_epoch=initial_epoch,
+        validation_freq=validation_freq,
+        verbose=verbose,
     )
+    size = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
+    if initial_epoch >= epochs and initial_epoch:
+        raise UsageError(f"fit: initial_epoch = {initial_epoch} and epochs = {epochs}: no epoch lies between them")
     an_epoch = epoch_of(task.data(), size)
+    backups = [one.save_freq for one in all_callbacks if isinstance(one, keras_callbacks.BACKUPS)]
     call = FitCall(
         settings={
             "task": task,
             "global_batch_size": size,
-            **({} if settings.get("steps") else {"epochs": epochs}),
+            **({} if settings.get("steps") else {"epochs": epochs - initial_epoch}),
             "evaluate_every": an_epoch,
+            "eval_batch_size": validation_batch_size,
+            # What a BackupAndRestore is for, the run's own checkpoints do.
+            **({"checkpoint_every": an_epoch if backups[0] == "epoch" else int(backups[0])} if backups else {}),
             # A program that is not changed computes as it did.
             "precision": keras.config.dtype_policy().name,
             "strategy": strategy if isinstance(strategy, str) else "auto",

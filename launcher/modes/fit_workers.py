@@ -210,6 +210,7 @@ def _trained(call: Mapping[str, Any], model_dir: str) -> keras.Model:
         keras.config.set_dtype_policy(summary["policy"])
         model = call["build"]()
         if not model.built:  # its data says how
+            keras.utils.clear_session(free_memory=False)
             own = {name: call[name] for name in inspect.signature(KerasTask).parameters if name in call}
             model = KerasTask(**own).model()
     finally:

@@ -53,6 +53,8 @@ class Optimizer:
       settable_rate: whether the learning rate may be set while training, as Keras's callbacks do, by
         `keras_optimizer.learning_rate = rate` on every worker. It is that optimizer's own then, a number, and part of a
         checkpoint.
+      own_average: whether the Keras optimizer may have `use_ema`. Its averages are kept as Keras does; to put them in
+        the place of the weights at the end is for the caller.
 
     Attributes:
       shards: of each variable that `build` was given, the shard that a replica updates; None where each updates the
@@ -72,8 +74,9 @@ class Optimizer:
         decoupled: bool | None = None,
         exclude_from_decay: Sequence[str] | None = None,
         settable_rate: bool = False,
+        own_average: bool = False,
     ):
-        _check_plain(keras_optimizer)
+        _check_plain(keras_optimizer, own_average)
         if not (math.isfinite(weight_decay) and weight_decay >= 0.0):
             raise UsageError(f"{keras_optimizer.name}: weight_decay = {weight_decay} must be 0 or more")
         if weight_decay and decoupled is None:
@@ -144,6 +147,8 @@ class Optimizer:
 
     def check_shardable(self) -> None:
         """Raises UsageError where the state cannot be shared out; see `launcher.optimizers.weight_shards`."""
+        if self._keras.use_ema:
+            raise UsageError(f"{self._keras.name}: use_ema keeps whole averages; bind train.ema_decay instead")
         check_shardable(self._keras)
 
     @property
@@ -248,6 +253,8 @@ class Optimizer:
             elif whole.constraint is not None:
                 self._keras.assign(whole, call_converted(whole.constraint, tf.convert_to_tensor(whole)))
         iterations = self._keras.iterations
+        if self._keras.use_ema:
+            self._move_averages(tf.convert_to_tensor(iterations))
         # Keras gives the count an aggregation, for which `assign_add` would call into the cross-replica context: not
         # allowed in a conditional. Every replica counts the same, so each adds to its own copy.
         tf.raw_ops.AssignAddVariableOp(resource=iterations.value.handle, value=tf.ones([], iterations.dtype))
@@ -265,6 +272,20 @@ class Optimizer:
             momentum=tf.constant(sgd.momentum, tf.float32),
             use_nesterov=sgd.nesterov,
         )
+
+    def _move_averages(self, updates: tf.Tensor) -> None:
+        """Moves the averages of `use_ema` as Keras's `apply` does, after the update that follows so many."""
+        # Leans on Keras: these averages, in the order of the variables. Noticed by tests/modes/test_callbacks.py. Then:
+        # see `Optimizer.apply` there.
+        averages, every = self._keras._model_variables_moving_average, self._keras.ema_overwrite_frequency
+        for variable, average in zip(self._updated, averages, strict=True):
+            weight = tf.convert_to_tensor(variable)
+            momentum = tf.where(updates == 0, 0.0, self._keras.ema_momentum)
+            momentum = tf.cast(momentum, weight.dtype)
+            new = momentum * tf.convert_to_tensor(average) + (1 - momentum) * weight
+            self._keras.assign(average, new)
+            if every:
+                self._keras.assign(variable, tf.where((updates + 1) % every == 0, new, weight))
 
     def _advance_nadam(self, nadam: keras.optimizers.Nadam) -> None:
         """Advances the product of momentum factors, which Keras does once a step outside of `update_step`."""
@@ -287,7 +308,7 @@ class Optimizer:
             raise UsageError(f"optimizer {self._keras.name!r} has been built for other variables: make a new one")
 
 
-def _check_plain(keras_optimizer: keras.optimizers.Optimizer) -> None:
+def _check_plain(keras_optimizer: keras.optimizers.Optimizer, own_average: bool) -> None:
     """Refuses what would be silently lost, because only `update_step` is called."""
     if not isinstance(keras_optimizer, keras.optimizers.Optimizer):
         raise UsageError(
@@ -302,7 +323,7 @@ def _check_plain(keras_optimizer: keras.optimizers.Optimizer) -> None:
         )
     for setting, advice in _NOT_APPLIED.items():
         value = getattr(keras_optimizer, setting, None)
-        if value:
+        if value and not (own_average and setting == "use_ema"):
             raise UsageError(f"{name}: {setting}={value} acts on each replica by itself under Keras; {advice}")
     if type(keras_optimizer).apply is not keras.optimizers.Optimizer.apply:
         raise UsageError(
@@ -324,11 +345,9 @@ def _rate_variable(keras_optimizer: keras.optimizers.Optimizer, learning_rate: o
 
 def _own_rate(keras_optimizer: keras.optimizers.Optimizer) -> Schedule:
     """The rate that the Keras optimizer was made with, as a schedule of the run's step."""
+    if (own := own_settings.schedule(keras_optimizer)) is not None:
+        return lambda step, total_steps: own(step)
     rate = keras_optimizer.get_config()["learning_rate"]
-    if isinstance(rate, dict):
-        schedule = keras.optimizers.schedules.deserialize(rate)
-        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-            return lambda step, total_steps: schedule(step)
     if isinstance(rate, float):
         return _as_schedule(rate)
     raise UsageError(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from launcher.errors import UsageError
 
@@ -14,6 +15,7 @@ _BOUNDS = {"clipnorm": "layer_norm", "clipvalue": "value", "global_clipnorm": "g
 # Leans on Keras: optimizers decay by `_apply_weight_decay` and ask `_use_weight_decay` which weights. Noticed by
 # tests/optimizers/test_keras_optimizers.py. Then: find the new names; such an optimizer is refused until then.
 _DECAY = "_apply_weight_decay"
+_EXCLUDED = "_exclude_from_weight_decay"
 
 
 def clipping(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
@@ -59,6 +61,40 @@ def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
         coefficient if is_decayed(variable.value) else 0.0
         for coefficient, variable in zip(coefficients, variables, strict=True)
     ]
+
+
+def schedule(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.schedules.LearningRateSchedule | None:
+    """The schedule that the optimizer was made with, if it was one."""
+    # Leans on Keras: it is `_learning_rate`, and `_exclude_from_weight_decay…` are what that method was told. Noticed
+    # by tests/modes/test_fit_data.py. Then: find the new names; a schedule of one's own is refused until then.
+    found = getattr(optimizer, "_learning_rate", None)
+    return found if isinstance(found, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
+def made_here(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer, or one like it where it was made outside of the current strategy's scope or built for a model.
+
+    It has the present learning rate, and no state of earlier steps. UsageError where its class cannot be made anew.
+    """
+    scope = tf.distribute.get_strategy().extended
+    if scope.variable_created_in_scope(optimizer.iterations.value) and not optimizer.built:
+        return optimizer
+    own = schedule(optimizer)
+    try:
+        if own is not None:  # which may not say how it is made
+            optimizer._learning_rate = 0.5
+        config = optimizer.get_config()
+        made = type(optimizer).from_config(config if own is None else {**config, "learning_rate": own})
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UsageError(
+            f"optimizer {optimizer.name!r} was made before the function that builds the model was called, and cannot "
+            f"be made anew from its get_config(): {error}; make it in that function"
+        ) from error
+    finally:
+        if own is not None:
+            optimizer._learning_rate = own
+    vars(made).update({name: value for name, value in vars(optimizer).items() if name.startswith(_EXCLUDED)})
+    return made
 
 
 def _private(of: object, name: str) -> Callable[..., Any]:

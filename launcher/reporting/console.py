@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import io
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ from launcher.reporting.units import clock
 # Between two ticks of a clock on a terminal, and between two moves of the line that follow no log event.
 _TICK_SECONDS, _MOVE_SECONDS = 1.0, 0.2
 _PATIENCE_SECONDS = 5.0  # Until a log is told that something takes long.
+_AGAIN_SECONDS = 30.0  # Until it is told how far that is.
 _BAR = 20
 
 
@@ -30,13 +32,20 @@ class Console(Protocol):
     """Shows a run to a person."""
 
     def plan(self, lines: Mapping[str, str]) -> None: ...
-    def waiting(self, text: str) -> AbstractContextManager[None]: ...
+    def waiting(self, text: object) -> AbstractContextManager[None]: ...
     def progress(self, step: int) -> None: ...
     def train(self, event: Mapping[str, Any]) -> None: ...
     def evaluation(self, event: Mapping[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
     def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None: ...
+
+
+class Silence(io.TextIOBase, TextIO):
+    """A stream for what nobody wants to see."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 def make_console(
@@ -112,13 +121,14 @@ class PlainConsole:
         self._rows([row for group in panels.plan_groups(lines) for row in group])
 
     @contextlib.contextmanager
-    def waiting(self, text: str) -> Iterator[None]:
+    def waiting(self, text: object) -> Iterator[None]:
         """Says so at the start and at the end, where it takes more than a few seconds."""
-        seconds = 0.0
+        seconds, said = 0.0, (0.0, "")
 
         def tick(since: float) -> None:
-            nonlocal seconds
-            if not seconds:
+            nonlocal seconds, said
+            if not seconds or (since - said[0] > _AGAIN_SECONDS and str(text) != said[1]):
+                said = since, str(text)
                 _print(self._stream, f"{text} …")
             seconds = since
 
@@ -190,7 +200,7 @@ class NotebookConsole(PlainConsole):
         self._event: Mapping[str, Any] = {}
 
     @contextlib.contextmanager
-    def waiting(self, text: str) -> Iterator[None]:
+    def waiting(self, text: object) -> Iterator[None]:
         """Shows it in the place of the progress line."""
         if not self._event:  # evaluations are too short and too many
             self._line.show(f"{text} …")
@@ -229,7 +239,7 @@ class LiveConsole:
         self._panel([row for group in groups for row in (*group, ("", ""))][:-1], f"launcher {launcher.__version__}")
 
     @contextlib.contextmanager
-    def waiting(self, text: str) -> Iterator[None]:
+    def waiting(self, text: object) -> Iterator[None]:
         """Shows it, with the time that it takes, in the place of the progress line."""
         from rich.text import Text
 

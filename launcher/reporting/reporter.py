@@ -70,8 +70,8 @@ class Reporter:
             self._plan = dict(lines)
             self._console.plan({name: line for name, line in lines.items() if not again or name.startswith("note")})
 
-    def waiting(self, text: str) -> AbstractContextManager[None]:
-        """Shows what is being waited for while the block is open, and for how long."""
+    def waiting(self, text: object) -> AbstractContextManager[None]:
+        """Shows what is being waited for while the block is open, and for how long; a text may change meanwhile."""
         return self._console.waiting(text) if self._is_chief else contextlib.nullcontext()
 
     def progress(self, step: int) -> None:

@@ -7,7 +7,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from launcher.reporting.summary import Stopwatch
 from launcher.run.actions.base import Action, Event
 from launcher.run.actions.early_stopping import is_better
 from launcher.run.actions.spikes import SkippedSteps
+from launcher.run.input_position import InputPosition
 from launcher.run.loop import Loop
 from launcher.run.session import Session
 from launcher.run.start.starting_point import EVALUATION_DUE, LEFT_OUT
@@ -42,6 +44,7 @@ class Controller:
       evaluate: whether to evaluate while training and at the end.
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between two loops on the device.
+      host: what the checkpoint had besides the trainer's state.
       evaluation_due: whether an earlier attempt was stopped in the middle of the evaluation after the trainer's step.
     """
 
@@ -56,10 +59,12 @@ class Controller:
         actions: Sequence[Action] = (),
         stop_requested: Callable[[], bool] = lambda: False,
         evaluation_due: bool = False,
+        host: Mapping[str, np.ndarray] = MappingProxyType({}),
     ):
         plan, recipe = session.plan, session.plan.recipe
         self._trainer, self._evaluator = session.trainer, session.evaluator
-        self._data, self._recipe, self._total_steps = plan.data, recipe, plan.total_steps
+        self._input = InputPosition(session.trainer, plan.data, num_workers=plan.cluster.num_workers, state=host)
+        self._recipe, self._total_steps = recipe, plan.total_steps
         self._saver, self._reporter, self._stopwatch = saver, reporter, stopwatch
         self._evaluates = evaluate and bool(plan.data.num_eval_examples)
         self._diagnosis = Diagnosis(session.trainer, plan.data)
@@ -99,8 +104,9 @@ class Controller:
 
     def prepare(self) -> None:
         """Opens the data at the trainer's step and builds the training graph; nothing is trained or written."""
+        with self._phase("compile"), self._reporter.waiting(self._input):
+            self._batches = self._input.open()
         with self._phase("compile"), self._reporter.waiting("tracing the training step"):
-            self._batches = self._trainer.batches(self._data)
             traced = self._trainer.trace(self._batches)
             named = self._recipe.task.result_names
             names = {"loss", *(traced if named is None else named), *self._recipe.task.evaluation_metrics}
@@ -230,7 +236,10 @@ class Controller:
         )
         with self._stopwatch.phase("evaluate"), averaged, self._reporter.waiting("evaluating"):
             self._hold(held)
-            event = {"step": self._trainer.step, **self._evaluator.evaluate(last, self._agree)}
+            for action in self._actions:
+                action.before_evaluation(self._trainer.step)
+            told = [action for action in self._actions if action.every_evaluation_batch]
+            event = {"step": self._trainer.step, **self._evaluator.evaluate(last, self._agree, told)}
             self._reporter.samples(self._trainer.step, self._evaluator.samples)
             self._hold(None)
         self._reporter.evaluation(event)
@@ -244,7 +253,8 @@ class Controller:
     def _state_to_hold(self) -> Callable[[], dict[str, np.ndarray]]:
         """What gives the state from which the evaluation that is about to be made is made again."""
         host = {**self._of_host(), f"{HOST}{EVALUATION_DUE}": np.ones(1, np.uint8)}
-        if not self.has_trained or not (self._trainer.state.snapshots_together or self._recipe.evaluate_ema):
+        changes = self._recipe.evaluate_ema or any(action.acts_before_evaluation for action in self._actions)
+        if not self.has_trained or not (self._trainer.state.snapshots_together or changes):
             return lambda: {**self._trainer.state.snapshot(), **host}
         weights = self._trainer.state.snapshot()  # in the middle of the evaluation they could not be had
         return lambda: {**weights, **host}
@@ -294,13 +304,16 @@ class Controller:
         if error is not None:
             raise error
         self._tell_after_steps(step)
+        if any(action.ends_after(step) for action in self._actions):
+            self._total_steps = step
         self._evaluate_and_save(step)
 
     def _evaluate_and_save(self, step: int, again: bool = False) -> None:
         """What follows steps, where it is due, or `again`: the checkpoint of this step is from the middle of it."""
         recipe, last = self._recipe, step >= self._total_steps
         event: Event = {}
-        if self._evaluates and (last or again or _due(step, recipe.evaluate_every)):
+        wanted = _due(step, recipe.evaluate_every) and all(one.wants_evaluation(step) for one in self._actions)
+        if self._evaluates and (last or again or wanted):
             event = self.evaluate(last)
         answers = [action.before_saving(step) for action in self._actions]
         if any(answers):
@@ -344,6 +357,7 @@ class Controller:
 
     def _of_host(self) -> dict[str, np.ndarray]:
         state = {f"{HOST}{name}": value for action in self._actions for name, value in action.state().items()}
+        state |= {f"{HOST}{name}": value for name, value in self._input.state().items()}
         if ranges := self._trainer.left_out.ranges:
             state[f"{HOST}{LEFT_OUT}"] = np.frombuffer(json.dumps(ranges).encode(), np.uint8)
         return state

@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
-from launcher.data.pipeline import Batch, Shard
+from launcher.data.pipeline import Batch, Shard, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted
+from launcher.run.actions.base import Action
 from launcher.run.loop import Loop
 from launcher.run.plan import RunPlan
 from launcher.step import gradients, summation
@@ -41,13 +42,19 @@ class Evaluator:
         self._sample_batch: Batch | None = None
         self._decoding = DecodingEvaluator(strategy, model, plan) if isinstance(self._task, Decodes) else None
 
-    def evaluate(self, last: bool = True, agree: Callable[[float], float] = lambda seconds: 0.0) -> dict[str, float]:
+    def evaluate(
+        self,
+        last: bool = True,
+        agree: Callable[[float], float] = lambda seconds: 0.0,
+        told: Sequence[Action] = (),
+    ) -> dict[str, float]:
         """Evaluates the current weights.
 
         Args:
           last: whether this is the evaluation after the last step; tasks may do more then.
           agree: called by all workers between two loops on the device, with the seconds of the last one; returns their
             mean. What it raises ends the evaluation.
+          told: who is told of each batch; there is one in each loop then.
 
         Returns:
           `loss` and the task's metrics, means over all evaluation examples or made from these, metrics of what the
@@ -58,16 +65,35 @@ class Evaluator:
             raise UsageError(f"this data set has no evaluation examples (num_eval_examples = {num_examples})")
         if self._batches is None:
             self._batches = distribute_batches(
-                self._strategy, self._data.eval_batches, global_batch_size=self._global_batch_size
+                self._strategy,
+                self._data.eval_batches,
+                global_batch_size=self._global_batch_size,
+                rows=rows_of_replica(self._data, self._global_batch_size, self._strategy.num_replicas_in_sync),
             )
-        batches, tables = iter(self._batches), []
-        left = math.ceil(num_examples / self._global_batch_size)
+        batches = iter(self._batches)
+        tables: list[np.ndarray] = []
+        steps = getattr(self._data, "eval_steps", lambda size: math.ceil(num_examples / size))
+        left = steps(self._global_batch_size)
         while left:
             self._loop.choose(agree(self._loop.seconds))
-            count = min(left, self._loop.steps)
+            count = 1 if told else min(left, self._loop.steps)
+            for one in told:
+                one.before_evaluation_batch(len(tables))
             with self._loop.timed(count):
                 tables.append(self._run_batches(batches, tf.constant(count, tf.int32)).numpy())
             left -= count
+            for one in told:
+                one.after_evaluation_batch(len(tables) - 1, lambda: self._result(tables)[0])
+        result, weight = self._result(tables)
+        self.notes = []
+        if self._decoding is not None and (score := self._decoding.evaluate(last, agree)):
+            result.update(score.metrics)
+            self.notes, self._samples = score.notes, score.samples
+        result["examples"] = weight
+        return result
+
+    def _result(self, tables: Sequence[np.ndarray]) -> tuple[dict[str, float], float]:
+        """Loss and metrics over the batches of some loops, and their weight."""
         # float64 on the host: counts stay exact past 2**24 examples.
         table = np.concatenate(tables).astype(np.float64)
         loss, weight = table[:, :2].sum(axis=0).tolist()
@@ -75,13 +101,8 @@ class Evaluator:
         parts = np.split(table[:, 2:], ends, axis=1) if self._metric_names else []
         totals = {name: folded(name, part) for name, part in zip(self._metric_names, parts, strict=True)}
         sums = {name: part if len(part) > 1 else part[0] for name, part in totals.items()}
-        result = dict(self._task.finish_metrics({"loss": loss / weight, **metric_results(self._task, sums, weight)}))
-        self.notes = []
-        if self._decoding is not None and (score := self._decoding.evaluate(last, agree)):
-            result.update(score.metrics)
-            self.notes, self._samples = score.notes, score.samples
-        result["examples"] = weight
-        return result
+        means = {"loss": loss / weight, **metric_results(self._task, sums, weight)}
+        return dict(self._task.finish_metrics(means)), weight
 
     def samples(self) -> Sequence[tuple[str, str, str]]:
         """What the model made of some examples, as `Score.samples`, for one worker to ask; () where there are none."""

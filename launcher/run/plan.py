@@ -7,7 +7,7 @@ import platform
 
 import tensorflow as tf
 
-from launcher.data.pipeline import Data
+from launcher.data.pipeline import Data, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
@@ -61,7 +61,8 @@ class RunPlan:
 
     @property
     def per_replica_batch_size(self) -> int:
-        return self.recipe.global_batch_size // self.strategy.num_replicas
+        size, replicas = self.recipe.global_batch_size, self.strategy.num_replicas
+        return rows_of_replica(self.data, size, replicas, self.microbatches) or size // replicas
 
     @property
     def num_parts(self) -> int:
@@ -114,6 +115,8 @@ class RunPlan:
         recipe = self.recipe
         parts = ((self.strategy.num_replicas, "replica"), (self.microbatches, "microbatch"))
         split = " x ".join([*(plural(*part) for part in parts), str(self.microbatch_size)])
+        padding = self.num_parts * self.microbatch_size - recipe.global_batch_size
+        split += f", {padding} of them padding" if padding else ""
         why = f" ({self.microbatches_why})" if self.microbatches_why else ""
         examples, details = self.data.num_train_examples, getattr(self.data, "details", "")
         again = f"{'on' if self.rematerialize else 'off'} ({self.rematerialize_why})"
@@ -144,8 +147,10 @@ def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, 
 
 
 def check_batches(plan: RunPlan) -> None:
-    """Raises UsageError where a global batch cannot be split evenly over the plan's replicas and microbatches."""
+    """Raises UsageError where a global batch is neither split evenly over replicas and microbatches nor padded."""
     recipe, num_replicas = plan.recipe, plan.strategy.num_replicas
+    if rows_of_replica(plan.data, recipe.global_batch_size, num_replicas):
+        return
     parts = num_replicas * plan.microbatches
     if recipe.global_batch_size % parts:
         below, above = recipe.global_batch_size // parts * parts, -(-recipe.global_batch_size // parts) * parts

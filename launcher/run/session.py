@@ -96,7 +96,14 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
 
     def spec() -> batch_spec.BatchSpec:
         size, replicas = plan.recipe.global_batch_size, plan.strategy.num_replicas
-        shard = Shard(global_batch_size=size, num_replicas=replicas, first_replica=0, local_replicas=1, seed=plan.seed)
+        shard = Shard(
+            global_batch_size=size,
+            num_replicas=replicas,
+            first_replica=0,
+            local_replicas=1,
+            seed=plan.seed,
+            rows=plan.per_replica_batch_size,
+        )
         whole = batch_spec.of_one_replica(plan.data, shard)
         return {key: tf.TensorSpec([plan.microbatch_size, *one.shape[1:]], one.dtype) for key, one in whole.items()}
 

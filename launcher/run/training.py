@@ -21,6 +21,7 @@ from launcher.machine import accelerators, exit_barrier, gce, tpu
 from launcher.model_dir import lease
 from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
+from launcher.reporting.console import Silence
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.reporting.trackers import Prometheus
@@ -161,11 +162,13 @@ class _Run:
             model_dir=order.model_dir,
             total_steps=plan.total_steps,
             is_chief=self._is_chief,
+            stream=Silence() if order.trains and not plan.recipe.task.verbose else None,
             sinks=[*plan.recipe.sinks, *metrics] if self._is_chief and order.trains else (),
             config=gin_used.operative_config,
         )
         self._last_events = LastEvents()
         self._actions: Sequence[Action] = ()
+        self._callbacks: KerasCallbacks | None = None
         self._attempt = AttemptsFile(order.model_dir, os.environ, stopwatch.seconds)
 
     def train_or_evaluate(self) -> None:
@@ -265,7 +268,8 @@ class _Run:
         recipe, actions = self._plan.recipe, list[Action]()
         if not self._order.trains:
             return []
-        if (callbacks := KerasCallbacks.of(built, start, is_chief=self._is_chief)) is not None:
+        if (callbacks := KerasCallbacks.of(built, start, is_chief=self._is_chief, earlier=self._callbacks)) is not None:
+            self._callbacks = callbacks
             actions.append(callbacks)
         if recipe.spikes is not None:
             actions.append(
@@ -304,6 +308,7 @@ class _Run:
             actions=self._actions,
             stop_requested=stop,
             evaluation_due=start.evaluation_due,
+            host=start.host,
         )
         self._reached = underway = _Underway(**vars(restored), saver=saver, controller=controller)
         return underway

@@ -34,6 +34,8 @@ class Diagnosis:
 
         By default of the last step, since which the weights have not changed, with the present loss scale.
         """
+        if getattr(self._data, "reads_once", False):
+            return "unknown layers: the generator has no batch twice"
         counters, last, present = self._trainer.counters, self._trainer.step, self._trainer.loss_scale
         step = last if step is None else step
         batch = self._batch_of(step)
@@ -59,7 +61,7 @@ class Diagnosis:
         to twice as much.
         """
         examples = self._trainer.config.global_batch_size
-        if not 0 < weight < 0.75 * examples:
+        if not 0 < weight < 0.75 * examples or getattr(self._data, "reads_once", False):
             return
         sums = self._on_host(self._weights(self._batch_of(self._trainer.step)))
         if sums[1] > 1.5 * sums[0]:
@@ -67,6 +69,8 @@ class Diagnosis:
 
     def non_finite_in_batch(self, step: int) -> str | None:
         """Says where the batch of a step holds numbers that are not finite; None if it holds none."""
+        if getattr(self._data, "reads_once", False):
+            return None
         found = np.argwhere(
             self._on_host(self._non_finite_rows(self._batch_of(step)))
         )  # of key and row of the global batch

@@ -114,7 +114,7 @@ class LocalPass:
         if count == 1:
             return self._microbatch(batch, scale, step, 0, moving_before)
         parts = {
-            name: tf.reshape(tensor, [count, tensor.shape[0] // count, *tensor.shape[1:]])
+            name: tf.reshape(tensor, [count, tensor.shape[0] // count, *_sizes(tensor)])
             for name, tensor in batch.items()
         }
 
@@ -210,15 +210,20 @@ def set_seeds(
     if not states:
         return
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    per_replica = config.global_batch_size // num_replicas()
+    part = -(-config.global_batch_size // (num_replicas() * config.microbatches))
     # The offset, not the replica, so that 2 replicas of 2 microbatches draw what 4 replicas draw.
-    offset = replica * per_replica + microbatch * (per_replica // config.microbatches)
+    offset = replica * (part * config.microbatches) + microbatch * part
     pair = tf.stack([tf.constant(config.seed & 0x7FFFFFFF, tf.int32), tf.constant(0, tf.int32)])
     pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(step, tf.int32))
     pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(offset, tf.int32))
     drawn = tf.random.stateless_uniform([len(states), 2], seed=pair, minval=0, maxval=2**31 - 1, dtype=tf.int32)
     for index, variable in enumerate(states):
         variable.value.assign(tf.cast(drawn[index], variable.value.dtype))
+
+
+def _sizes(tensor: tf.Tensor) -> list[int | tf.Tensor]:
+    """Of the axes but the first, as numbers where they are known."""
+    return [tf.shape(tensor)[axis] if size is None else size for axis, size in enumerate(tensor.shape)][1:]
 
 
 @no_autograph

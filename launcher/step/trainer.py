@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
 from launcher.data.order import ALL_IN, LeftOut
-from launcher.data.pipeline import Data
+from launcher.data.pipeline import Data, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine import exit_barrier
 from launcher.optimizers import Optimizer, Optimizers
@@ -194,6 +194,9 @@ class Trainer:
             seed=self.config.seed,
             start_step=self.step if start_step is None else start_step,
             left_out=self.left_out,
+            rows=rows_of_replica(
+                data, self.config.global_batch_size, self.strategy.num_replicas_in_sync, self.config.microbatches
+            ),
         )
         return exit_barrier.keep(iter(batches))
 

@@ -104,6 +104,7 @@ def whole_shard(plan: RunPlan, start_step: int = 0) -> Shard:
         local_replicas=plan.strategy.num_replicas,
         seed=plan.seed,
         start_step=start_step,
+        rows=plan.per_replica_batch_size,
     )
 
 

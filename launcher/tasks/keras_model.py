@@ -24,14 +24,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.keras_data import DatasetData, Structure, make_data
+from launcher.data.keras_data import make_data, prepare
 from launcher.data.pipeline import WEIGHT, Data, Shard
+from launcher.data.structure import Structure
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
-from launcher.optimizers import Optimizer, Optimizers
-from launcher.tasks import keras_metrics, keras_own_step
+from launcher.optimizers import Optimizer, Optimizers, own_settings
+from launcher.tasks import keras_callbacks, keras_metrics, keras_own_step
 from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_own_step import OwnSteps, Sums
 from launcher.tasks.keras_private import keras_losses_of, with_local_metrics
@@ -41,18 +42,6 @@ from launcher.tasks.keras_weights import class_weights, each_tensor, padding_lef
 _OF_BATCH = "batch/"
 _TRIED = 8  # examples
 _COLOURS = re.compile(r"\x1b\[\d*m")
-# By name, as some of them need packages that may be missing.
-_CALLBACKS_REPLACED = {
-    "ModelCheckpoint": "bind train.checkpoint_every; the best is kept, and model.keras is written at the end",
-    "OrbaxCheckpoint": "bind train.checkpoint_every",
-    "BackupAndRestore": "the same command goes on where the run stopped",
-    "TensorBoard": "the run writes events for TensorBoard to its folder by itself",
-    "ProgbarLogger": "the run shows its progress by itself; train.log_every says how often",
-    "SwapEMAWeights": "bind train.ema_decay",
-    "TerminateOnNaN": "bind train.max_consecutive_overflows; steps that are not finite are skipped",
-    "RemoteMonitor": "send what metrics.jsonl says, or use a LambdaCallback",
-}
-_NEVER_CALLED = ("on_test_batch_begin", "on_test_batch_end", "on_predict_batch_begin", "on_predict_batch_end")
 _REDUCTIONS = ("sum_over_batch_size", "mean")
 
 
@@ -62,11 +51,13 @@ class KerasTask(Task):
 
     Args:
       build: returns a compiled `keras.Model`; called under the strategy's scope.
-      train: arrays, (x, y) or (x, y, sample_weight), or a `tf.data.Dataset` of batches; or a function that returns it.
+      train: arrays, (x, y) or (x, y, sample_weight), a `tf.data.Dataset` of batches, or what gives batches in Python;
+        or a function that returns it.
       validation: the same, or None.
       class_weight: weight of each class in training, as in Keras's fit.
       shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
       callbacks: Keras callbacks, see `launcher.run.actions.keras_callbacks`; or a function that returns them.
+      initial_epoch, validation_freq, verbose: as in Keras's fit; see `Task`.
     """
 
     # Of batch normalisation: the reference is one device, which sees the whole batch.
@@ -85,6 +76,9 @@ class KerasTask(Task):
         validation_steps: int | None = None,
         validation_split: float = 0.0,
         callbacks: Sequence[keras.callbacks.Callback] | Callable[[], Sequence[keras.callbacks.Callback]] = (),
+        initial_epoch: int = 0,
+        validation_freq: int | Sequence[int] = 1,
+        verbose: int | str = 1,
     ):
         check_builder("KerasTask.build", build, "@my.build")
         self._build = build
@@ -97,6 +91,9 @@ class KerasTask(Task):
             "validation_split": validation_split,
         }
         self._callbacks = callbacks
+        self.initial_epoch, self.validation_freq, self.verbose = keras_callbacks.epochs_of_fit(
+            initial_epoch, validation_freq, verbose
+        )
         self._data: tuple[Data, list[Structure]] | None = None
         self._model: keras.Model | None = None
         self._initial: list[np.ndarray] = []
@@ -104,7 +101,7 @@ class KerasTask(Task):
         self._of_batch: tuple[str, ...] = ()
         self._of_loss: frozenset[int] = frozenset()
         self._example: keras_metrics.Batch | None = None
-        self._compiled = self._has_own_losses = False
+        self._compiled = self._has_own_losses = self._is_prepared = False
         self._own: OwnSteps | None = None
 
     def data(self) -> Data:
@@ -112,24 +109,29 @@ class KerasTask(Task):
 
     def _opened(self) -> tuple[Data, list[Structure]]:
         if self._data is None:
+            again = [source if is_function(source) else None for source in self._sources]
             train, validation = (source() if is_function(source) else source for source in self._sources)
-            self._data = make_data(train, validation, **self._arguments)
+            self._data = make_data(train, validation, again=again, **self._arguments)
         return self._data
 
     def check(self) -> None:
         """Raises UsageError when a callback cannot work."""
-        _check_callbacks(self.callbacks())
+        keras_callbacks.check(self.callbacks())
 
     def callbacks(self) -> Sequence[keras.callbacks.Callback]:
         """Those of this run."""
         if callable(self._callbacks):
             self._callbacks = self._callbacks()
-        return tuple(self._callbacks)
+        return keras_callbacks.flat(self._callbacks)
 
     def model(self) -> keras.Model:
         """What `build` returns, compiled and without a step of its own, its variables, loss and metrics built."""
         model = self._model = with_local_metrics(self._build)
         _check(model, defined_at(self._build))
+        preprocess = getattr(model, "preprocess_samples", None)  # keras-hub's, whose fit maps it over the data
+        if preprocess is not None and not self._is_prepared:
+            data, raw = self._opened()
+            self._data, self._is_prepared = (data, prepare(data, raw, preprocess)), True
         where, structures = defined_at(self._build), self._opened()[1]
         self._own = None
         if keras_own_step.overridden(model):
@@ -165,6 +167,12 @@ class KerasTask(Task):
     def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
         """Finds out how the metrics' states are put together; UsageError where one's own cannot be right here."""
         model, self._compiled = self._model, compiled
+        unknown = next((one for one in self._opened()[1] if one.unknown), None)
+        if compiled and unknown is not None:
+            raise UsageError(
+                f"{unknown.unknown[0]} of a batch has sizes that are not known: {unknown}. XLA (train.jit_compile, a "
+                "TPU) needs all but the first: pad to one length and say so with tf.ensure_shape, or train without"
+            )
         if (
             compiled
             and self._own is None
@@ -208,14 +216,9 @@ class KerasTask(Task):
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """What the order of the examples rests on."""
-        notes = [] if self._own is None else self._own.notes
-        if not isinstance(self.data(), DatasetData):
-            return notes
-        return [
-            *notes,
-            "every worker reads the whole tf.data.Dataset and takes its rows; its order, also after a restart, is what "
-            "its seeds make it",
-        ]
+        note = getattr(self.data(), "note", "")
+        own = [] if self._own is None else self._own.notes
+        return [*own, *keras_callbacks.notes(self.callbacks()), *([note] if note else [])]
 
     @property
     def untold(self) -> frozenset[str]:  # type: ignore[override]  # known only once steps are traced
@@ -244,8 +247,10 @@ class KerasTask(Task):
             return Optimizers(uses)
         found = self._model.optimizer
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
-            found = found.inner_optimizer
-        return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable))
+            found.inner_optimizer = found = own_settings.made_here(found.inner_optimizer)
+        else:
+            self._model.optimizer = found = own_settings.made_here(found)
+        return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable), own_average=True)
 
     @no_autograph
     def train_step(self, batch: dict[str, tf.Tensor], tracing: Tracing) -> Sums:
@@ -420,27 +425,3 @@ def _check_reductions(model: keras.Model, where: str) -> None:
                 f"{where}: loss {loss.name!r} has reduction={reduction!r}, which depends on how a batch is divided; "
                 f"leave it at {_REDUCTIONS[0]!r}"
             )
-
-
-def _check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raises UsageError for what is no callback, has a counterpart here, or waits for what does not happen."""
-    for callback in callbacks:
-        name = type(callback).__name__
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise UsageError(f"callbacks: {callback!r} is not a keras.callbacks.Callback")
-        for known, instead in _CALLBACKS_REPLACED.items():
-            if any(base.__name__ == known for base in type(callback).__mro__):
-                raise UsageError(f"callbacks: {name} is not supported: {instead}")
-        for hook in _NEVER_CALLED:
-            if answers(callback, hook):
-                raise UsageError(f"callbacks: {name}.{hook} would never be called: evaluation runs on the device")
-
-
-def answers(callback: keras.callbacks.Callback, hook: str) -> bool:
-    """Whether a callback does something at an event, by its class or, as a LambdaCallback, by itself."""
-    inherited = getattr(type(callback), hook) is getattr(keras.callbacks.Callback, hook)
-    # A LambdaCallback sets those that it was not given, too.
-    given = hook in vars(callback) and not isinstance(callback, keras.callbacks.LambdaCallback)
-    if isinstance(callback, keras.callbacks.LambdaCallback):
-        given = getattr(vars(callback).get(hook), "__module__", "").split(".")[0] not in ("keras", "")
-    return given or not inherited

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,10 @@ class Action:
 
     goes_back = False
     """Whether this action may have the run go back to an earlier checkpoint, so that its beginning is saved, too."""
+    acts_before_evaluation = False
+    """Whether `before_evaluation` may change the weights, which are saved as they are before it."""
+    every_evaluation_batch = False
+    """Whether this action is told of the batches of evaluations, each of which is then a loop of its own."""
 
     def begins(self, phase: str, step: int) -> None:
         """A phase, "compile", "train", "evaluate" or "checkpoint", begins after `step` steps."""
@@ -58,6 +62,23 @@ class Action:
 
     def on_log(self, event: Event) -> None:
         """A log event of the training was reported."""
+
+    def ends_after(self, step: int) -> bool:
+        """Whether `step`, after which nothing has been evaluated or saved, is to be the run's last one."""
+        return False
+
+    def wants_evaluation(self, step: int) -> bool:
+        """Whether the evaluation that is due after `step` is to be made, where the run does not end."""
+        return True
+
+    def before_evaluation(self, step: int) -> None:
+        """An evaluation begins after `step` steps."""
+
+    def before_evaluation_batch(self, index: int) -> None:
+        """A batch of the evaluation begins; `every_evaluation_batch` only."""
+
+    def after_evaluation_batch(self, index: int, metrics: Callable[[], Mapping[str, float]]) -> None:
+        """It has ended; `metrics()` gives loss and metrics of the evaluation's batches so far."""
 
     def goes_on(self) -> None:
         """Before its first step this attempt evaluates, as an earlier one was stopped in the middle of that."""

@@ -1,126 +1,199 @@
-"""Keras callbacks in a run: called on every worker, at the ends of epochs, with what Keras's fit would tell them.
+"""Keras callbacks in a run, told what Keras's fit would tell them, with the names and numbers that it would give.
 
-Their state (numbers, text, arrays and lists of them) is part of a checkpoint, so that an `EarlyStopping` goes on
-counting after a restart. An epoch's metrics are those of all its steps, wherever the run was interrupted.
+What only writes is called on the chief, all others on every worker, where they decide the same by the same numbers.
+Their state is part of a checkpoint (see `callback_state`), so that an `EarlyStopping` goes on counting after a restart.
+An epoch's metrics are those of all its steps, wherever the run was interrupted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
-import io
-import json
-import sys
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from launcher.data.pipeline import steps_per_epoch
-from launcher.errors import UsageError
+from launcher.errors import UsageError, user_code
+from launcher.run.actions import callback_state
 from launcher.run.actions.base import Action, Event, Phase
 from launcher.run.session import Session
 from launcher.run.start.starting_point import StartingPoint
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import folded, metric_results
-from launcher.tasks.keras_model import answers
+from launcher.tasks.keras_callbacks import BACKUPS, TESTED, TRAINED, WRITERS, answers, works_by_batches
 
-_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-_STATE, _KIND = "callbacks", "kind of callback"
+_STATE, _KIND, _FILE_BYTES = "callbacks", "kind of callback", "bytes of the file"
+# What Keras's callbacks raise for wrong arguments, such as a file name with a metric that there is not.
+_MISTAKES = (
+    *(KeyError, ValueError, TypeError, AttributeError, ImportError),
+    *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
+)
 
 
 class KerasCallbacks(Action):
-    """Calls callbacks of Keras at a run's events; they may read and set the trainer's model and optimizer."""
+    """Calls callbacks of Keras at a run's events; they may read and set the trainer's model and optimizer.
+
+    `earlier`: what did so in this process until the run went back to the starting point.
+    """
 
     def __init__(
-        self, callbacks: Sequence[keras.callbacks.Callback], session: Session, start: StartingPoint, *, is_chief: bool
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        session: Session,
+        start: StartingPoint,
+        *,
+        is_chief: bool,
+        earlier: KerasCallbacks | None = None,
     ):
         plan = session.plan
         an_epoch = steps_per_epoch(plan.data, plan.recipe.global_batch_size)
         if an_epoch is None:
             raise UsageError("callbacks need data whose epochs are whole numbers of steps, and these have none")
-        self._callbacks = [one for one in callbacks if is_chief or not isinstance(one, keras.callbacks.CSVLogger)]
+        self._callbacks = callbacks
+        self._here = [one for one in callbacks if is_chief or not (isinstance(one, WRITERS) or _is_of_chief(one))]
         self._trainer, self._task = session.trainer, plan.recipe.task
-        self._an_epoch, self._total = an_epoch, plan.total_steps
-        self._every_step = any(answers(callback, hook) for callback in callbacks for hook in _HOOKS)
-        self._begun = False
+        self._an_epoch, self._total, self._first_epoch = an_epoch, plan.total_steps, self._task.initial_epoch
+        # A loop on the device ends where one of them has to be told, on all workers alike.
+        self._every_step = any(
+            works_by_batches(one, TRAINED) and type(one) is not keras.callbacks.ProgbarLogger for one in callbacks
+        )
+        self._by_batches = [one for one in self._here if works_by_batches(one, TRAINED)]
+        self.every_evaluation_batch = any(works_by_batches(one, TESTED) for one in callbacks)
+        self.acts_before_evaluation = any(
+            answers(one, "on_test_begin") and not isinstance(one, WRITERS) for one in callbacks
+        )
+        self._begun = self._stops = self._has_ended = self._listens = self._is_not_finite = False
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}
-        self._earlier = start.host.get(_STATE)
-        self._has_ended = False
-        for callback in self._callbacks:
-            callback.set_params({"epochs": -(-self._total // an_epoch), "steps": an_epoch, "verbose": 0})
-            callback.set_model(self._trainer.model)
+        self._last_logs: dict[str, float] | None = None
+        self._restored = start.host.get(_STATE)
+        self._first: list[dict[str, bytes]] = (
+            earlier._first if earlier else [callback_state.digests(one) for one in callbacks]
+        )
+        self._changed: list[set[str]] = [set() for _ in callbacks]
+        self._made: list[dict[str, Any]] = []
+        if earlier is not None:
+            for callback, made in zip(callbacks, earlier._made, strict=True):
+                vars(callback).clear()
+                vars(callback).update(made)
+        if plan.recipe.spikes is not None:  # the run may go back to its beginning
+            self._made = [callback_state.copied(one) for one in callbacks]
+        epochs = self._first_epoch - (-self._total // an_epoch)
+        self._params = {"epochs": epochs, "steps": an_epoch, "verbose": self._task.verbose}
+        for callback in callbacks:
+            if not isinstance(callback, WRITERS):  # which may write at once
+                self._present(callback)
         self._trainer.model.stop_training = False
         self._restore()
 
     @classmethod
-    def of(cls, session: Session, start: StartingPoint, *, is_chief: bool) -> KerasCallbacks | None:
+    def of(
+        cls, session: Session, start: StartingPoint, *, is_chief: bool, earlier: KerasCallbacks | None
+    ) -> KerasCallbacks | None:
         """Those of the session's task, going on from a starting point; None if it has none."""
         found = session.plan.recipe.task.callbacks()
-        return cls(found, session, start, is_chief=is_chief) if found else None
-
-    def begins(self, phase: str, step: int) -> None:
-        if phase == "evaluate":
-            self._call("on_test_begin")
+        wanted = found or getattr(_optimizer(session.model), "use_ema", False)
+        return cls(found, session, start, is_chief=is_chief, earlier=earlier) if wanted else None
 
     def goes_on(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._call("on_train_begin")
-            self._restore()
+        self._begin(within_epoch=True)
 
     def before_steps(self) -> None:
         step = self._trainer.step
-        self.goes_on()
+        self._begin(within_epoch=step % self._an_epoch > 0)
         if step % self._an_epoch == 0:
             self._sums = {}
-            self._call("on_epoch_begin", step // self._an_epoch)
-        if self._every_step:
-            self._call("on_train_batch_begin", step % self._an_epoch)
+            self._call("on_epoch_begin", self._epoch_after(step + 1), None)
+        self._call("on_train_batch_begin", step % self._an_epoch, among=self._by_batches, logs=None)
 
     def steps_until_due(self, step: int) -> int | None:
         return 1 if self._every_step else self._an_epoch - step % self._an_epoch
 
     def took(self, records: StepRecords) -> None:
         finite = records.finite > 0
+        self._is_not_finite = not np.isfinite(records.loss[-1])
         parts = {" loss": records.loss, " weight": records.weight, **{f"/{k}": v for k, v in records.metrics.items()}}
         for name, values in parts.items():
             earlier = np.asarray(self._sums[name])[None] if name in self._sums else values[:0]
             self._sums[name] = folded(name[1:], np.concatenate([earlier, values[finite]]))
 
     def after_steps(self, step: int, phase: Phase) -> None:
-        if self._every_step:
-            self._call("on_train_batch_end", (step - 1) % self._an_epoch, self._logs())
+        if self._by_batches:
+            logs = {**self._logs(), **({"loss": float("nan")} if self._is_not_finite else {})}
+            self._call("on_train_batch_end", (step - 1) % self._an_epoch, among=self._by_batches, logs=logs)
+
+    def ends_after(self, step: int) -> bool:
+        # Of those called after each step one may end the epoch there, as in Keras.
+        if self._every_step and step % self._an_epoch:
+            self._stops = self._trainer.workers.any(bool(self._trainer.model.stop_training))
+        return self._stops
+
+    def wants_evaluation(self, step: int) -> bool:
+        """By validation_freq; evaluations within an epoch, and the run's last one, are another's wish."""
+        frequency = self._task.validation_freq
+        if step % self._an_epoch and not self._stops:
+            return True
+        number = self._epoch_after(step) + 1
+        return number % frequency == 0 if isinstance(frequency, int) else number in frequency
+
+    def before_evaluation(self, step: int) -> None:
+        self._listens = self._begun and self.wants_evaluation(step)
+        if self._listens:
+            self._call("on_test_begin", None)
+
+    def before_evaluation_batch(self, index: int) -> None:
+        if self._listens:
+            self._call("on_test_batch_begin", index, logs=None)
+
+    def after_evaluation_batch(self, index: int, metrics: Callable[[], Mapping[str, float]]) -> None:
+        if self._listens:
+            self._call("on_test_batch_end", index, logs=dict(metrics()))
 
     def on_evaluation(self, event: Event) -> None:
-        self._evaluation = {f"val_{name}": value for name, value in event.items() if name not in ("step", "examples")}
-        self._evaluation = {k: v for k, v in self._evaluation.items() if k not in self._task.untold}
-        self._call("on_test_end", {name.removeprefix("val_"): value for name, value in self._evaluation.items()})
+        if self._listens:
+            logs = {name: value for name, value in event.items() if name not in ("step", "examples")}
+            logs = {name: value for name, value in logs.items() if f"val_{name}" not in self._task.untold}
+            self._evaluation = {f"val_{name}": value for name, value in logs.items()}
+            self._call("on_test_end", logs)
 
     def before_saving(self, step: int) -> bool:
-        if step % self._an_epoch and step < self._total:
+        at_end = step % self._an_epoch == 0
+        if not (at_end or self._stops or step >= self._total):
             return False
-        if not step % self._an_epoch:
-            logs = {**self._logs(), **self._evaluation}
+        if at_end or self._stops:
+            self._last_logs = {**self._logs(), **self._evaluation}
             self._evaluation = {}
-            self._call("on_epoch_end", step // self._an_epoch - 1, logs)
+            logs = dict(self._last_logs)  # to which callbacks add
+            self._call("on_epoch_end", self._epoch_after(step), logs)
         # A callback may go by the clock: what one worker says holds for all.
-        self._has_ended = self._trainer.workers.any(bool(self._trainer.model.stop_training))
+        self._has_ended = self._trainer.workers.any(bool(self._trainer.model.stop_training)) or self._stops
         if self._has_ended or step >= self._total:
-            self._call("on_train_end")
+            optimizer = _optimizer(self._trainer.model)
+            if getattr(optimizer, "use_ema", False) and optimizer.built:
+                optimizer.finalize_variable_values(self._trainer.model.trainable_variables)
+            self._call("on_train_end", self._last_logs)
         return self._has_ended
 
     def why_ended(self) -> str:
         return "a callback of Keras set stop_training" if self._has_ended else ""
 
     def state(self) -> dict[str, np.ndarray]:
-        if not self._begun and self._earlier is None:
-            return {}  # what callbacks hold before `on_train_begin` is no state of a training
-        records: list[dict[str, Any]] = [{"ended": self._has_ended, "sums": self._sums}]
-        records += [{**vars(callback), _KIND: type(callback).__name__} for callback in self._callbacks]
-        return {_STATE: _packed(records)}
+        if not self._begun:  # what callbacks hold before `on_train_begin` is no state of a training
+            return {} if self._restored is None else {_STATE: self._restored}
+        own = {"ended": self._has_ended, "stops": self._stops, "sums": self._sums, "first_epoch": self._first_epoch}
+        records: list[dict[str, Any]] = [{**own, "last_logs": self._last_logs}]
+        for callback, first, names in zip(self._callbacks, self._first, self._changed, strict=True):
+            state = callback_state.changed(callback, first, names)
+            records.append({_KIND: type(callback).__name__, **_of_file(callback), **state})
+        return {_STATE: callback_state.packed(records)}
+
+    def _epoch_after(self, step: int) -> int:
+        """The number, from 0, of the epoch whose step this is, counted from 1."""
+        return self._first_epoch + (step - 1) // self._an_epoch
 
     def _logs(self) -> dict[str, float]:
         weight = float(self._sums.get(" weight", 0.0))
@@ -129,73 +202,114 @@ class KerasCallbacks(Action):
         shown = {} if "loss" in self._task.untold else {"loss": loss}
         return {**shown, **metric_results(self._task, sums, weight)}
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _present(self, callback: keras.callbacks.Callback) -> None:
+        callback.set_model(self._trainer.model)
+        callback.set_params(self._params)
+
+    def _begin(self, within_epoch: bool) -> None:
+        """Tells them that the training begins, before the first step of this process.
+
+        In a training that goes on, they are told of it anew, and of an epoch that goes on; then they get the state
+        that they had, and so does what they may have set: weights and the learning rate.
+        """
+        if self._begun:
+            return
+        self._begun = True
+        before = self._trainer.state.snapshot() if self._restored is not None else {}
+        with contextlib.ExitStack() as appending:
+            for callback in self._here:
+                if isinstance(callback, WRITERS):
+                    self._present(callback)
+                if isinstance(callback, keras.callbacks.CSVLogger) and self._restored is not None:
+                    appending.enter_context(self._appended(callback))
+            # A backup would be put in the place of the checkpoint from which the run goes on.
+            self._call("on_train_begin", None, among=[one for one in self._here if not isinstance(one, BACKUPS)])
+        if self._restored is not None:
+            if within_epoch:
+                self._call("on_epoch_begin", self._epoch_after(max(self._trainer.step, 1)), None)
+            self._restore()
+            self._trainer.state.restore(before)
+
+    @contextlib.contextmanager
+    def _appended(self, callback: Any) -> Iterator[None]:
+        """Inside the block a CSVLogger opens its file to go on after the rows that the checkpoint knows of."""
+        size, append = self._records_of().get(id(callback), {}).get(_FILE_BYTES), callback.append
+        if size is None:
+            yield
+            return
+        _cut(callback.filename, size)
+        callback.append = True
+        yield
+        callback.append = append
+
+    def _call(
+        self, name: str, *arguments: Any, among: Sequence[keras.callbacks.Callback] | None = None, **named: Any
+    ) -> None:
+        for callback in self._here if among is None else among:
+            try:
+                getattr(callback, name)(*arguments, **named)
+            except _MISTAKES as error:
+                place = user_code.raised_at(error)
+                if place is None or place.file != __file__:  # in the user's own code
+                    raise
+                why = error.args[0] if isinstance(error, KeyError) else error
+                raise UsageError(f"callbacks: {type(callback).__name__}.{name}: {why}") from error
+
+    def _records_of(self) -> dict[int, dict[str, Any]]:
+        """What the checkpoint has of callbacks, by their ids: they may have come and gone between two attempts."""
+        found: dict[int, dict[str, Any]] = {}
+        records = callback_state.unpacked(self._restored)[1:] if self._restored is not None else []
         for callback in self._callbacks:
-            getattr(callback, name)(*arguments)
+            record = next((one for one in records if one[_KIND] == type(callback).__name__), None)
+            if record is not None:
+                records = [one for one in records if one is not record]
+                found[id(callback)] = record
+        return found
 
     def _restore(self) -> None:
-        if self._earlier is None:
+        if self._restored is None:
             return
-        own, *states = _unpacked(self._earlier)
-        self._sums, self._has_ended = own["sums"], own["ended"]
-        for callback in self._callbacks:
-            # Callbacks may have come and gone between two attempts.
-            state = next((one for one in states if one[_KIND] == type(callback).__name__), None)
-            if state is not None:
-                states = [one for one in states if one is not state]
-                vars(callback).update({name: value for name, value in state.items() if name != _KIND})
+        written_by_0_1 = {"first_epoch": self._first_epoch, "stops": False, "last_logs": None}
+        own = written_by_0_1 | callback_state.unpacked(self._restored)[0]
+        if own["first_epoch"] != self._first_epoch:
+            raise UsageError(
+                f"fit: initial_epoch = {self._first_epoch}, and the run in this model_dir began with "
+                f"{own['first_epoch']}: it goes on by itself, so leave the argument as it was, or name another folder"
+            )
+        self._sums, self._has_ended, self._stops = own["sums"], own["ended"], own["stops"]
+        self._last_logs = own["last_logs"]
+        records = self._records_of()
+        for callback, names in zip(self._callbacks, self._changed, strict=True):
+            record = records.get(id(callback), {})
+            state = {name: value for name, value in record.items() if name not in (_KIND, _FILE_BYTES)}
+            names |= state.keys()
+            callback_state.put(callback, state)
 
 
-def _function(module: str, name: str) -> Any:
-    """A function of a module that has been imported; None if there is none."""
-    return getattr(sys.modules.get(module), name, None)
+def _optimizer(model: keras.Model) -> Any:
+    """The one that it is compiled with, if it is."""
+    found = getattr(model, "optimizer", None)
+    return getattr(found, "inner_optimizer", found)
 
 
-def _packed(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """What of the records can be kept, as the bytes of a NumPy archive: JSON text, and the arrays that it names."""
-    arrays: dict[str, np.ndarray] = {}
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray | np.generic):
-            arrays[str(len(arrays))] = np.asarray(value)
-            return {"array": str(len(arrays) - 1), "scalar": isinstance(value, np.generic)}
-        if isinstance(value, list | tuple):
-            return [plain(item) for item in value]
-        if isinstance(value, dict):
-            return {"dict": {str(key): plain(item) for key, item in value.items()}}
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        # Such as the comparison that goes with a sign of min_delta.
-        if inspect.isfunction(value) and _function(value.__module__, value.__qualname__) is value:
-            return {"function": [value.__module__, value.__qualname__]}
-        raise TypeError(type(value).__name__)
-
-    kept: list[dict[str, Any]] = []
-    for record in records:
-        kept.append({})
-        for name, value in record.items():
-            with contextlib.suppress(TypeError):  # a model, a function, an open file: of this process
-                kept[-1][name] = plain(value)
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, text=np.frombuffer(json.dumps(kept).encode(), np.uint8), **arrays)
-    return np.frombuffer(file.getvalue(), np.uint8)
+def _is_of_chief(callback: keras.callbacks.Callback) -> bool:
+    return bool(getattr(callback, "chief_only", False))
 
 
-def _unpacked(packed: np.ndarray) -> list[dict[str, Any]]:
-    with np.load(io.BytesIO(packed.tobytes()), allow_pickle=False) as file:
+def _of_file(callback: Any) -> dict[str, int]:
+    """How much a CSVLogger has written, where this process has its file."""
+    if not isinstance(callback, keras.callbacks.CSVLogger) or getattr(callback, "csv_file", None) is None:
+        return {}
+    return {_FILE_BYTES: tf.io.gfile.stat(callback.filename).length}
 
-        def value_of(plain: Any) -> Any:
-            if isinstance(plain, list):
-                return [value_of(item) for item in plain]
-            if isinstance(plain, dict):
-                if "function" in plain:
-                    return _function(*plain["function"])
-                if "dict" in plain:
-                    return {name: value_of(item) for name, item in plain["dict"].items()}
-                array = file[plain["array"]]
-                return array[()] if plain["scalar"] else array
-            return plain
 
-        return [
-            {name: value_of(value) for name, value in record.items()} for record in json.loads(file["text"].tobytes())
-        ]
+def _cut(path: str, size: int) -> None:
+    """Takes off what is in a file past so many bytes."""
+    if not tf.io.gfile.exists(path) or tf.io.gfile.stat(path).length <= size:
+        return
+    with tf.io.gfile.GFile(path, "rb") as file:
+        kept = file.read(size)
+    partial = os.path.join(os.path.dirname(path), f"partial.{os.path.basename(path)}")
+    with tf.io.gfile.GFile(partial, "wb") as file:
+        file.write(kept)
+    tf.io.gfile.rename(partial, path, overwrite=True)

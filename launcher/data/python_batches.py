@@ -1,0 +1,222 @@
+"""Batches that Python makes, as `tf.data`: a Keras PyDataset, generators, and whatever else gives batches in turn.
+
+A PyDataset has any batch by its number. What is iterated over, such as PyTorch's DataLoader, is begun again for each
+epoch. A generator can be read once, unless a function that returns it is given. Where a run goes on from the middle,
+the batches before are made once more and left out, in the order in which Python gives them; of a PyDataset nothing but
+`on_epoch_end` is called.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.order import shuffled
+from launcher.errors import UsageError
+
+_HOOKS = ("on_epoch_begin", "on_epoch_end")
+_PEEKED = 2  # batches, as Keras does, to find out which sizes differ
+_KEPT = 8  # of a generator: what a look at its first batches has read is trained on all the same
+
+ToArrays = Callable[[Any], dict[str, np.ndarray]]
+
+
+def is_python(source: Any) -> bool:
+    """Whether data is batches that Python makes, rather than arrays or a dataset of TensorFlow's."""
+    if isinstance(source, keras.utils.PyDataset):
+        return True
+    has_values = any(hasattr(source, name) for name in ("__array__", "to_numpy", "numpy", "shape"))
+    return hasattr(source, "__iter__") and not isinstance(source, tuple | list | dict | str | bytes) and not has_values
+
+
+class PythonBatches:
+    """Batches of a source for which `is_python` holds.
+
+    Args:
+      source: what gives the batches.
+      again: makes it anew; None where there is but this one.
+      to_arrays: makes a batch a dict of arrays, each with as many rows.
+      role: "training" or "validation", for messages.
+
+    Attributes:
+      num_batches: of an epoch; None where the source does not tell.
+      first: the first batch as the source gives it.
+      element_spec: of the dicts.
+      reads_once: whether a batch of an earlier epoch is gone.
+      is_kept: whether any earlier batch is, so that what is to be read again has to be kept.
+    """
+
+    def __init__(self, source: Any, again: Callable[[], Any] | None, to_arrays: ToArrays, *, role: str):
+        self._source, self._again, self._to_arrays, self._role = source, again, to_arrays, role
+        self._kind = type(source).__name__
+        self._is_indexed = isinstance(source, keras.utils.PyDataset)
+        self._has_hooks = any(
+            getattr(type(source), hook, None) is not getattr(keras.utils.PyDataset, hook, None) for hook in _HOOKS
+        )
+        self._once = _Once(source, role) if again is None and hasattr(source, "__next__") else None
+        self.is_kept = self._once is not None
+        self.reads_once = self.is_kept or (again is None and self._is_indexed and self._has_hooks)
+        self._epoch = 0  # of a PyDataset that is told of epochs
+        try:
+            self.num_batches: int | None = source.num_batches if self._is_indexed else len(source)
+        except (TypeError, NotImplementedError):
+            self.num_batches = None
+        peeked = [*itertools.islice(self._from_first(), _PEEKED)]
+        if not peeked:
+            raise UsageError(f"the {role} {self._kind} gives no batches")
+        self.first = peeked[0]
+        found = [to_arrays(element) for element in peeked]
+        self.batch_size = len(next(iter(found[0].values())))
+        self.element_spec = {
+            key: tf.TensorSpec(
+                [None, *(one if one == other else None for one, other in _sizes(found[0][key], found[-1].get(key)))],
+                tf.string if leaf.dtype.kind == "U" else leaf.dtype,
+            )
+            for key, leaf in found[0].items()
+        }
+
+    @property
+    def note(self) -> str:
+        """What the order of the batches rests on."""
+        if self._is_indexed:
+            return (
+                f"every worker has the whole {self._kind} and takes its rows of each batch; a restart calls "
+                "on_epoch_end again for each epoch that has ended: exact if batches depend on that and their numbers"
+            )
+        return (
+            f"every worker reads the whole {self._kind} and takes its rows of each batch; a restart reads it again up "
+            "to the step: exact if it gives the same batches each time"
+        )
+
+    def dataset(self, start: int = 0, *, shuffle: bool = False, seed: int = 0) -> tf.data.Dataset:
+        """Endless dicts, from batch `start` on; with `shuffle`, a PyDataset's come in another order in each epoch."""
+
+        def batches() -> Iterator[dict[str, np.ndarray]]:
+            for element in self._elements(start, shuffle=shuffle, seed=seed):
+                arrays = self._to_arrays(element)
+                if (rows := len(next(iter(arrays.values())))) > self.batch_size:
+                    raise UsageError(
+                        f"the {self._role} {self._kind} gives a batch of {rows} examples, and its first one has "
+                        f"{self.batch_size}: no batch may be larger than the first"
+                    )
+                yield arrays
+
+        return tf.data.Dataset.from_generator(batches, output_signature=self.element_spec)
+
+    def _from_first(self) -> Iterator[Any]:
+        """A look at the first batches, of which a PyDataset is not told."""
+        if self._once is not None:
+            return self._once.begin(_PEEKED)
+        if not self._is_indexed:
+            return iter(self._source)
+        return (self._source[number] for number in range(_PEEKED if self.num_batches is None else self.num_batches))
+
+    def _elements(self, start: int, *, shuffle: bool, seed: int) -> Iterator[Any]:
+        if self._once is not None:
+            return self._once.read(start)
+        if self._is_indexed:
+            return self._by_number(start, shuffle, seed)
+        return itertools.islice(self._in_turn(), start, None)
+
+    def _in_turn(self) -> Iterator[Any]:
+        source = self._source if self._again is None else self._again()
+        while True:
+            found = False
+            for element in source:
+                found = True
+                yield element
+            if not found:
+                return
+            source = source if self._again is None else self._again()
+
+    def _by_number(self, start: int, shuffle: bool, seed: int) -> Iterator[Any]:
+        size = self.num_batches
+        dataset, epoch = self._source, 0 if size is None else start // size
+        if self._has_hooks:
+            dataset, before = (self._source, self._epoch) if self._again is None else (self._again(), 0)
+            if epoch < before:
+                raise UsageError(
+                    f"this {self._kind} is in epoch {before + 1} and cannot go back to epoch {epoch + 1}: give a "
+                    "function that returns it, which is called for another one"
+                )
+            for _ in range(before, epoch):
+                self._tell(dataset, "on_epoch_end")
+        with concurrent.futures.ThreadPoolExecutor(max(1, getattr(dataset, "workers", 1) or 1)) as pool:
+            while True:
+                first = start if size is None else start % size
+                order: Any = itertools.count(first)
+                if size is not None:
+                    order = range(first, size)
+                    if shuffle:
+                        positions = tf.range(epoch * size + first, (epoch + 1) * size, dtype=tf.int64)
+                        order = shuffled(positions, seed=seed, size=size)[1].numpy().tolist()
+                self._tell(dataset, "on_epoch_begin")
+                yield from _ahead(pool, dataset, iter(order))
+                self._tell(dataset, "on_epoch_end")
+                epoch, start = epoch + 1, 0
+                if self._has_hooks and self._again is None:
+                    self._epoch = epoch
+
+    def _tell(self, dataset: Any, hook: str) -> None:
+        if self._has_hooks and hasattr(dataset, hook):
+            getattr(dataset, hook)()
+
+
+def _sizes(first: np.ndarray, other: np.ndarray | None) -> Iterator[tuple[int, int | None]]:
+    return itertools.zip_longest(first.shape[1:], first.shape[1:] if other is None else other.shape[1:])
+
+
+def _ahead(pool: concurrent.futures.Executor, dataset: Any, order: Iterator[int]) -> Iterator[Any]:
+    """Batches in their order, of which as many are made ahead as the dataset allows."""
+    workers = max(1, getattr(dataset, "workers", 1) or 1)
+    ahead = workers if workers == 1 else max(workers, min(getattr(dataset, "max_queue_size", 10), 4 * workers))
+    futures = collections.deque(pool.submit(dataset.__getitem__, number) for number in itertools.islice(order, ahead))
+    while futures:
+        found = futures.popleft().result()
+        futures.extend(pool.submit(dataset.__getitem__, number) for number in itertools.islice(order, 1))
+        yield found
+
+
+class _Once:
+    """What a generator gives, by number; only the last few can be had again."""
+
+    def __init__(self, source: Iterator[Any], role: str):
+        self._source, self._role = source, role
+        self._kept: collections.deque[Any] = collections.deque(maxlen=_KEPT)
+        self._read = 0
+        self._lock = threading.Lock()
+
+    def begin(self, count: int) -> Iterator[Any]:
+        """As many of the first, or as there are; before anything else is read."""
+        self._kept.extend(itertools.islice(self._source, count))
+        self._read = len(self._kept)
+        return iter([*self._kept])
+
+    def read(self, start: int) -> Iterator[Any]:
+        """Those from number `start` on; UsageError where they are no longer there, or not any more."""
+        for number in itertools.count(start):
+            with self._lock:
+                if number < self._read - len(self._kept):
+                    raise UsageError(
+                        f"the {self._role} generator cannot be read again from batch {number + 1}: give a function "
+                        "that returns it"
+                    )
+                while self._read <= number:
+                    try:
+                        self._kept.append(next(self._source))
+                    except StopIteration:
+                        raise UsageError(
+                            f"the {self._role} generator ended after {self._read} batches, and more are asked for: let "
+                            "it go on without end, or give a function that returns it"
+                        ) from None
+                    self._read += 1
+                found = self._kept[number - self._read]
+            yield found

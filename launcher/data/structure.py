@@ -1,0 +1,162 @@
+"""How (x, y, sample_weight), nests of whatever Keras's `fit` takes, become a flat dict of arrays, and a nest again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.errors import UsageError
+
+_PARTS = ("x", "y", "sample_weight")
+_NUMBERS = int | float | str | bytes | np.generic
+
+
+class Structure:
+    """How (x, y, sample_weight), arrays, tensors or their specifications, lie in the flat dict of a batch.
+
+    Args:
+      first: reads a batch, where sizes are not known without one.
+    """
+
+    def __init__(self, element: Any, first: Callable[[], Mapping[str, Any]] = dict):
+        self._parts, self._first = _split(element), first
+        # How many parts a dataset's element is a tuple of; 0 of arrays, which Keras packs by what there is.
+        self._length = len(element) if isinstance(element, tuple) and all(one is not None for one in element) else 0
+
+    def __str__(self) -> str:
+        leaves = flatten(self._parts).items()
+        return ", ".join(f"{key} is {_dtype(leaf).name} {[None, *inner_sizes(leaf)]}" for key, leaf in leaves)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Keys whose sizes differ between batches, or may do so."""
+        return [key for key, leaf in flatten(self._parts).items() if None in inner_sizes(leaf)]
+
+    @property
+    def keys(self) -> set[str]:
+        """Of a batch, but for the weight that marks what fills it up."""
+        return set(flatten(self._parts))
+
+    def example(self) -> dict[str, tf.Tensor]:
+        """A batch of one example that is all zeros, or empty strings, as large as one of the first batch."""
+        sizes = {key: leaf.shape[1:] for key, leaf in self._first().items()} if self.unknown else {}
+        return {
+            key: tf.zeros([1, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf))
+            for key, leaf in flatten(self._parts).items()
+        }
+
+    def traced(self) -> Any:
+        """An element as in a graph that is traced, of zeros: of unknown length, unless all have the same."""
+        sizes = {key: leaf.shape[1:] for key, leaf in self._first().items()} if self.unknown else {}
+
+        def zeros(key: str, leaf: Any) -> tf.Tensor:
+            known = leaf.shape[0] if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank else None
+            size = tf.random.uniform([], 1, 2, tf.int32) if known is None else known
+            return tf.zeros([size, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf))
+
+        return self.element(*self.pack({key: zeros(key, leaf) for key, leaf in flatten(self._parts).items()}))
+
+    def element(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        """What Keras's `fit` gives `train_step` of these parts: of a dataset, what its elements are."""
+        if self._length > 1:
+            return (x, y, sample_weight)[: self._length if sample_weight is None else 3]
+        if self._length == 1:
+            return (x,)
+        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+
+    def pack(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        """x, y and sample_weight of a batch; None for what there is not."""
+        x, y, weight = (
+            None if part is None else keras.tree.pack_sequence_as(part, [batch[key] for key in _flat(name, part)])
+            for name, part in zip(_PARTS, self._parts, strict=True)
+        )
+        return x, y, weight
+
+
+def flatten(element: Any) -> dict[str, Any]:
+    """x, y and sample_weight as one dict, see `Structure`."""
+    parts = zip(_PARTS, _split(element), strict=True)
+    return {key: leaf for name, part in parts if part is not None for key, leaf in _flat(name, part).items()}
+
+
+def inner_sizes(leaf: Any) -> list[int | None]:
+    """Sizes of the axes but the first; of an unknown number, one that is unknown."""
+    shape = tf.TensorShape(leaf.shape)
+    return [None] if shape.rank is None else shape[1:].as_list()
+
+
+def _dtype(leaf: Any) -> tf.DType:
+    return tf.string if getattr(leaf.dtype, "kind", "") == "U" else tf.as_dtype(leaf.dtype)
+
+
+def _split(element: Any) -> tuple[Any, Any, Any]:
+    if not isinstance(element, tuple):
+        return element, None, None
+    if not 1 <= len(element) <= len(_PARTS):
+        raise UsageError(f"data for fit is x, (x, y) or (x, y, sample_weight); got a tuple of {len(element)}")
+    x, y, sample_weight = (*element, None, None)[:3]
+    return x, y, sample_weight
+
+
+def _flat(name: str, part: Any) -> dict[str, Any]:
+    return {"/".join((name, *map(str, path))): leaf for path, leaf in keras.tree.flatten_with_path(part)}
+
+
+def as_arrays(element: Any, *, role: str) -> tuple[Any, Any, Any]:
+    """(x, y, sample_weight) with every leaf a NumPy array; data frames, series, lists of numbers and tensors are taken.
+
+    Floating point becomes float32 and text becomes strings, as Keras has it.
+    """
+    x, y, weight = (_arrays_of(f"{role} {name}", part) for name, part in zip(_PARTS, _split(element), strict=True))
+    lengths = {key: len(leaf) for key, leaf in flatten((x, y, weight)).items()}
+    if len(set(lengths.values())) > 1:
+        raise UsageError(f"{role} data: x, y and sample_weight must be of one length, got {lengths}")
+    return x, y, weight
+
+
+def _arrays_of(name: str, part: Any) -> Any:
+    if part is None:
+        return None
+    if isinstance(part, list) and all(isinstance(one, _NUMBERS) for one in keras.tree.flatten(part)):
+        try:
+            part = np.asarray(part)
+        except ValueError as error:
+            raise UsageError(f"{name}: lists of numbers must be of one length: {error}") from None
+    return keras.tree.map_structure(lambda leaf: _array(name, leaf), part)
+
+
+def _array(name: str, leaf: Any) -> np.ndarray:
+    if isinstance(leaf, tf.SparseTensor):
+        leaf = tf.sparse.to_dense(leaf)
+    for method in ("to_numpy", "toarray", "numpy"):  # of data frames and series; of sparse arrays; of tensors
+        if hasattr(leaf, method):
+            leaf = getattr(leaf, method)()
+            break
+    array = np.asarray(leaf)
+    if array.dtype == object and all(isinstance(item, str | bytes) for item in array.flat):
+        array = array.astype(str)
+    if array.dtype == object or not array.ndim:
+        raise UsageError(
+            f"{name}: expected an array, a data frame or a tensor whose first axis is the examples, got "
+            f"{type(leaf).__name__}{f' of shape {array.shape}' if array.ndim else ''}; columns of several types go in "
+            "as a dict of columns: dict(frame)"
+        )
+    return array.astype(np.float32) if array.dtype in (np.float64, np.float16) else array
+
+
+def split_off(arrays: tuple[Any, Any, Any], share: float) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Training and validation arrays: the last `share` of the examples, as `validation_split` of Keras's fit."""
+    size = len(next(iter(flatten(arrays).values())))
+    first = math.floor(size * (1.0 - share)) if 0 < share < 1 else 0
+    if not 0 < first < size:
+        raise UsageError(f"validation_split = {share} of {size} examples: must leave some on both sides")
+
+    def part(rows: slice) -> tuple[Any, Any, Any]:
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], arrays)
+
+    return part(slice(first)), part(slice(first, None))

@@ -1,0 +1,108 @@
+"""Kinds of Keras callbacks: which of them only write, and which have to be told of every batch.
+
+Tried with Keras 3.8.0 to 3.15.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from launcher.errors import UsageError
+
+_BACKUP, _CHECKPOINT, _EVENTS = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.TensorBoard,
+)
+BACKUPS = (_BACKUP,)
+WRITERS = (
+    _BACKUP,
+    _CHECKPOINT,
+    _EVENTS,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+)
+"""Those that decide nothing: they are called on the chief alone."""
+TRAINED = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+TESTED = ("on_test_batch_begin", "on_test_batch_end")
+
+
+def flat(callbacks: Any) -> tuple[Any, ...]:
+    """Callbacks as Keras's fit takes them: one, None, a nest of them or a CallbackList."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return tuple(one for one in keras.tree.flatten(callbacks) if one is not None)
+
+
+def check(callbacks: Sequence[Any]) -> None:
+    """Raises UsageError for what is no callback, or cannot work here."""
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UsageError(f"callbacks: {callback!r} is not a keras.callbacks.Callback")
+        # By name, as it needs a package that may be missing.
+        if any(base.__name__ == "OrbaxCheckpoint" for base in type(callback).__mro__):
+            name = type(callback).__name__
+            raise UsageError(f"callbacks: {name} is not supported: take a ModelCheckpoint, or train.checkpoint_every")
+
+
+def epochs_of_fit(initial_epoch: Any, validation_freq: Any, verbose: Any) -> tuple[int, int | tuple[int, ...], int]:
+    """These arguments of Keras's fit; UsageError for what they cannot be."""
+    if not isinstance(initial_epoch, int) or initial_epoch < 0:
+        raise UsageError(f"initial_epoch = {initial_epoch!r}: must be the number of an epoch, 0 or more")
+    numbers = [validation_freq] if isinstance(validation_freq, int) else validation_freq
+    if not isinstance(numbers, list | tuple | set | range) or not all(isinstance(n, int) and n > 0 for n in numbers):
+        raise UsageError(
+            f"validation_freq = {validation_freq!r}: must be a number of epochs, or a list of the epochs after which "
+            "to evaluate, counted from 1"
+        )
+    if verbose not in ("auto", 0, 1, 2):
+        raise UsageError(f"verbose = {verbose!r}: must be 0 (show nothing), 1, 2 or 'auto'")
+    frequency = validation_freq if isinstance(validation_freq, int) else tuple(numbers)
+    return initial_epoch, frequency, 1 if verbose == "auto" else int(verbose)
+
+
+def notes(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
+    """What the run does besides what callbacks do."""
+    beside = {
+        (_CHECKPOINT, _BACKUP): "keeps checkpoints, the best too, from which the same call goes on",
+        (_EVENTS,): "writes events for TensorBoard",
+    }
+    found = [(one, does) for kinds, does in beside.items() for one in callbacks if isinstance(one, kinds)]
+    if not found:
+        return []
+    names, does = dict.fromkeys(type(one).__name__ for one, _ in found), dict.fromkeys(what for _, what in found)
+    return [f"{', '.join(names)}: called as in Keras, on the chief; the run itself {' and '.join(does)}, in its folder"]
+
+
+def answers(callback: keras.callbacks.Callback, hook: str) -> bool:
+    """Whether a callback does something at an event, by its class or, as a LambdaCallback, by itself."""
+    inherited = getattr(type(callback), hook) is getattr(keras.callbacks.Callback, hook)
+    # A LambdaCallback sets those that it was not given, too.
+    given = hook in vars(callback) and not isinstance(callback, keras.callbacks.LambdaCallback)
+    if isinstance(callback, keras.callbacks.LambdaCallback):
+        given = getattr(vars(callback).get(hook), "__module__", "").split(".")[0] not in ("keras", "")
+    return given or not inherited
+
+
+def works_by_batches(callback: Any, hooks: Sequence[str]) -> bool:
+    """Whether a callback does something at one of these events of batches, set as it is."""
+    return any(answers(callback, hook) and not _is_idle(callback, hook) for hook in hooks)
+
+
+def _is_idle(callback: Any, hook: str) -> bool:
+    """Whether a hook is one of Keras's own that does nothing, the way that the callback is set."""
+
+    def is_of(*kinds: type) -> bool:
+        return any(isinstance(callback, one) and getattr(type(callback), hook) is getattr(one, hook) for one in kinds)
+
+    if is_of(_CHECKPOINT, _BACKUP):
+        return callback.save_freq == "epoch"
+    if is_of(_EVENTS):
+        # Leans on Keras: what `profile_batch` was. Noticed by tests/modes/test_callbacks.py. Then: each step is told.
+        traces = getattr(callback, "_should_trace", True) and hook in TRAINED
+        return callback.update_freq == "epoch" and not callback.write_steps_per_second and not traces
+    return is_of(keras.callbacks.ProgbarLogger) and hook in TESTED
