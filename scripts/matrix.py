@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -94,13 +94,17 @@ TESTS = {
     "kill and resume, bit for bit": [
         f"{RECOVERY}::test_killed_run_resumes_by_the_same_command_and_ends_bitwise_as_undisturbed"
     ],
-    "launcher.fit": ["tests/modes"],
+    "launcher.fit": ["tests/modes/test_fit.py"],
     "model.keras out and in": ["tests/serving/test_model_file.py"],
     "metrics of Keras": ["tests/tasks/test_keras_metrics.py"],
     "TPU programs, versions": ["tests/tpu", "tests/machine/test_versions.py"],
     "optimizers": ["tests/optimizers"],
     "checkpoints": ["tests/checkpoints"],
     "step": ["tests/step", "tests/test_topologies.py"],
+}
+LONGER = {  # where all environments are tried
+    "callbacks and data of fit": ["tests/modes/test_callbacks.py", "tests/modes/test_fit_data.py"],
+    "a train_step of one's own": ["tests/tasks/test_own_train_step.py"],
 }
 
 
@@ -161,7 +165,7 @@ class Trial:
             says="completed",
         )
 
-    def tests(self) -> None:
+    def tests(self, groups: Mapping[str, Sequence[str]]) -> None:
         """Runs all tests in one process with its helpers; a row for each group."""
         results = self.folder / "tests.xml"
         results.unlink(missing_ok=True)
@@ -170,7 +174,7 @@ class Trial:
             "-p",
             "no:cacheprovider",
             f"--junitxml={results}",
-            *(one for paths in TESTS.values() for one in paths),
+            *(one for paths in groups.values() for one in paths),
         ]
         self.run("tests", command, cwd=ROOT, says="passed")
         if self.dry_run or not results.exists():
@@ -179,7 +183,7 @@ class Trial:
             (f"{one.get('classname', '').replace('.', '/')}", one)
             for one in ElementTree.parse(results).iter("testcase")
         ]
-        for what, paths in TESTS.items():
+        for what, paths in groups.items():
             of = tuple(path.partition("::")[0].removesuffix(".py") for path in paths)
             found = [one for name, one in cases if name.startswith(of)]
             bad = sum(one.find("failure") is not None or one.find("error") is not None for one in found)
@@ -322,7 +326,7 @@ def main() -> int:
     for trial in trials:
         trial.install()
         trial.front_door()
-        trial.tests()
+        trial.tests(TESTS if options.only else TESTS | LONGER)
     cross([trial for trial in trials if trial.name in CROSSED])
     if not options.dry_run:
         text = report(trials)
