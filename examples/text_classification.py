@@ -33,7 +33,7 @@ vectorize_layer.adapt(raw_train_ds.map(lambda x, y: x))
 
 def vectorize_text(text, label):
     text = tf.expand_dims(text, -1)
-    return tf.ensure_shape(vectorize_layer(text), (None, sequence_length)), label  # Keras before 3.13 forgets it
+    return vectorize_layer(text), label
 
 
 train_ds = raw_train_ds.map(vectorize_text).cache().prefetch(buffer_size=10)

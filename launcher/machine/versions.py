@@ -1,7 +1,7 @@
 """The versions of TensorFlow and Keras that Launcher trains with, and what differs between them: asked for here alone.
 
 setup.py says the same to pip. Containers, notebooks and TPU images bring their own versions, which pip is not asked
-about, so they are looked at once more where TensorFlow is imported. `scripts/matrix.sh` tries the oldest, one between
+about, so they are looked at once more where TensorFlow is imported. `scripts/matrix.py` tries the oldest, one between
 and the newest.
 """
 
