@@ -7,8 +7,6 @@ and the newest.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import re
 import sys
 from typing import Any
@@ -59,28 +57,28 @@ def _text(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-# Arguments that Keras's own classes gained after 3.8 with defaults other than None, which change nothing.
-_GAINED = {"renorm": False, "renorm_momentum": 0.99, "use_gate": False, "antialias": False}
+# Arguments that Keras's own classes gained after 3.8, with their defaults, which change nothing.
+_GAINED: dict[str, Any] = {
+    **dict.fromkeys(("quantization_config", "lora_alpha", "output_padding", "sliding_window", "ragged", "salt")),
+    **dict.fromkeys(("input_axes", "output_axes", "renorm_clipping", "ignore_class")),
+    **dict.fromkeys(("renorm", "use_gate", "antialias"), False),
+    "renorm_momentum": 0.99,
+    "oov_method": "floormod",
+}
 
 
 def without_later_arguments(config: Any) -> Any:
-    """A saved model's configuration as Keras before this one reads it, too: without arguments that say nothing.
-
-    Later versions write what they have come to know as None, which older ones refuse to be given.
-    """
+    """A saved model's configuration as Keras 3.8 reads it, too: without later arguments that say nothing."""
     if isinstance(config, list):
         return [without_later_arguments(one) for one in config]
     if not isinstance(config, dict):
         return config
     config = {name: without_later_arguments(value) for name, value in config.items()}
-    settings, module = config.get("config"), str(config.get("module"))
-    if isinstance(settings, dict) and module.split(".")[0] == "keras":
-        made_by = getattr(importlib.import_module(module), str(config.get("class_name")), None)
-        known = inspect.signature(made_by).parameters if inspect.isclass(made_by) else {}
-
-        def says_nothing(name: str, value: Any) -> bool:
-            default = known[name].default if name in known else inspect.Parameter.empty
-            return (value is None and default is None) or (name in _GAINED and value == default == _GAINED[name])
-
-        config["config"] = {name: value for name, value in settings.items() if not says_nothing(name, value)}
+    settings = config.get("config")
+    if isinstance(settings, dict) and str(config.get("module")).split(".")[0] == "keras":
+        # `axis` is what others had before.
+        gained = _GAINED | ({"axis": -1} if config.get("class_name") == "SparseCategoricalCrossentropy" else {})
+        config["config"] = {
+            name: value for name, value in settings.items() if name not in gained or value != gained[name]
+        }
     return config

@@ -74,8 +74,8 @@ def save_keras(model: keras.Model, path: str, which: str, chosen: Weights) -> No
     model.save(path)
     with zipfile.ZipFile(path, "a") as file:
         config = versions.without_later_arguments(json.loads(file.read(_CONFIG)))
-        # Leans on Python: a zipfile's directory is these two. Noticed by tests/machine/test_versions.py. Then: write all
-        # members to another file; here one is written anew, not twice, and the weights stay where they are.
+        # Leans on Python: a zipfile's directory is these two. Noticed by tests/machine/test_versions.py. Then: write
+        # all members to another file; here one is written anew, not twice, and the weights stay where they are.
         file.filelist.remove(file.NameToInfo.pop(_CONFIG))
         file.writestr(_CONFIG, json.dumps(config))
         file.writestr(_ABOUT, json.dumps({"which": which, "step": chosen.step, "averaged": chosen.averaged}))
