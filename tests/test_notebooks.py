@@ -15,6 +15,7 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
+from cases import repeated_but
 from nbclient import NotebookClient
 from places import ROOT
 
@@ -291,6 +292,7 @@ def test_workers_train_what_cells_define_and_the_stop_button_has_them_save(tmp_p
         assert re.match(r"UsageError: First error .*: In\[\d+\] line 2, in broken\(\): AttributeError", broken.error)
 
 
+@pytest.mark.nightly
 def test_workers_do_not_outlive_the_kernel(tmp_path):
     with opened(tmp_path) as notebook:
         notebook.run(SETUP)
@@ -313,7 +315,7 @@ def test_workers_do_not_outlive_the_kernel(tmp_path):
         assert not alive
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", repeated_but(EXAMPLES[:1], EXAMPLES), ids=lambda path: path.stem)
 def test_the_examples_run_from_top_to_bottom(path, tmp_path):
     written = nbformat.read(path, as_version=4)
     nbformat.validate(written)

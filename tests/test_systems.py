@@ -7,6 +7,7 @@ import json
 import re
 import sys
 
+import psutil
 import pytest
 from places import PYTHONPATH, ROOT, SMALL_DIGITS
 
@@ -84,12 +85,15 @@ def test_a_forked_child_that_dies_is_an_error_and_not_an_answer():
 
         os._exit(3)
 
+    before = {*psutil.Process().children()}
     with pytest.raises(RuntimeError, match="ended without an answer"):
         child_process.run_forked(dies, seconds=60)
+    assert {*psutil.Process().children()} <= before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="makes Linux look like macOS")
 @pytest.mark.heavy
+@pytest.mark.nightly
 def test_without_what_linux_alone_has_workers_train_and_are_restarted(customized, run_launcher, tmp_path):
     env = customized("import like_macos\n")
     done = run_launcher(

@@ -142,7 +142,7 @@ def _receive(source: int, deadline: float, turn: Callable[[], None]) -> dict[str
         if select.select([source], [], [], _TURN_SECONDS)[0]:
             chunk = os.read(source, _CHUNK_BYTES)
             if not chunk and not content:
-                raise RuntimeError("the child process ended without an answer")
+                return {"error": "the child process ended without an answer"}
             if not chunk:
                 return dict(json.loads(content))
             content += chunk

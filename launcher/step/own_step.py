@@ -31,6 +31,7 @@ from launcher.step.step_config import StepConfig
 from launcher.step.train_step import StepReport, report_names
 from launcher.step.updates import Change, Trained, update
 from launcher.tasks.keras_model import KerasTask
+from launcher.tasks.keras_own_step import OwnSteps
 from launcher.tasks.keras_tracing import Tracing
 
 _NO_AVERAGE = MovingAverage([], None)
@@ -59,7 +60,7 @@ class OwnStep:
         self._loss_scale, self._counters, self._ema, self._config = loss_scale, counters, ema, config
         self._weights = list(model.trainable_variables)
         self._assigned = [one for one in self._weights if id(one) in {*map(id, task.step_assigns or ())}]
-        self._seeds = [*seed_states(model), task.step_seeds.state]
+        self._seeds = [*seed_states(model), task.own_steps.seeds.state]
         self._moving = [variable for variable in statistics if is_moving(variable)]
         self._counts = [variable for variable in statistics if not is_moving(variable)]
         self.metric_names: tuple[str, ...] = ()
@@ -79,7 +80,7 @@ class OwnStep:
         verdicts = Verdicts(self._weights, self._optimizers, config, counters, num_real)
         verdicts.keep(self._assigned)
         set_seeds(self._seeds, config, step)
-        loss, metrics = self._task.train_step(batch, verdicts.tracing(self._task.step_seeds))
+        loss, metrics = self._task.train_step(batch, verdicts.tracing(self._task.own_steps))
         self._trace_ended(metrics, verdicts)
         ends = [tf.convert_to_tensor(one.value) for one in self._moving]
         gained = [tf.cast(end - before[id(one)], tf.float32) for one, end in zip(self._moving, ends, strict=True)]
@@ -124,7 +125,7 @@ class OwnStep:
         num_real = tf.reduce_sum(batch[WEIGHT])
         verdicts = Verdicts(self._weights, self._optimizers, self._config, self._counters, num_real, looks_only=True)
         set_seeds(self._seeds, self._config, tf.convert_to_tensor(self._counters.step))
-        self._task.train_step(batch, verdicts.tracing(self._task.step_seeds))
+        self._task.train_step(batch, verdicts.tracing(self._task.own_steps))
         for variable, old in zip(assigned, before, strict=True):
             variable.value.assign(old)
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -173,12 +174,13 @@ class Verdicts:
         self.non_finite = tf.zeros([overflow.num_scalars(len(self._weights))])
         self.flags_sent = self.flags_summed = tf.zeros([len(self._weights)])
 
-    def tracing(self, seeds: keras.random.SeedGenerator) -> Tracing:
+    def tracing(self, steps: OwnSteps) -> Tracing:
         """What the model's step is traced by."""
         return Tracing(
             apply=self.apply,
             num_real=self._num_real,
-            seeds=seeds,
+            total=gradients.reduce_sum([self._num_real])[0] if steps.has_sums else self._num_real,
+            seeds=steps.seeds,
             weights=frozenset(self._positions) | {id(weight.value) for weight in self._weights},
             upstream=self._scale / self._config.nominal_weight * self._num_real,
             downstream=self._share,

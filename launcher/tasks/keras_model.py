@@ -231,10 +231,10 @@ class KerasTask(Task):
         return None if self._own is None else self._own.assigned
 
     @property
-    def step_seeds(self) -> keras.random.SeedGenerator:
-        """What a step of the model's own draws from where it says nothing else."""
+    def own_steps(self) -> OwnSteps:
+        """Those of a model that has any."""
         assert self._own is not None
-        return self._own.seeds
+        return self._own
 
     def optimizer(self) -> Optimizer | Optimizers:  # type: ignore[override]
         """The one that the model was compiled with, at the rate that callbacks may set; those that its step applies."""

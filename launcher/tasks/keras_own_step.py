@@ -47,6 +47,7 @@ class OwnSteps:
         self._model, self._example = model, example
         self.seeds = keras.random.SeedGenerator(0)
         self.assigned: list[keras.Variable] = []
+        self.has_sums = False
         self.uses()  # makes what Keras makes where a step is first traced: layers and metrics, not optimizers
         model.built = True  # also one that is never called
         self._metrics = _each_metric(model)
@@ -70,6 +71,7 @@ class OwnSteps:
             tracing = Tracing(apply=note, num_real=tf.constant(1.0), seeds=self.seeds, differentiates=False)
             with keras_tracing.replica(tracing, []):
                 getattr(self._model, step)(example())
+            self.has_sums |= tracing.has_sums
 
         # What layers make in the scope is given its first value when it ends, and what the graph assigns is left.
         with keras.StatelessScope() as scope, keras.SymbolicScope():
@@ -123,8 +125,8 @@ class OwnSteps:
         """What a person should know of them."""
         found = [
             "the model's own steps run on each replica's examples by themselves, and gradients are averaged over all "
-            "examples: that is the same training on any number of replicas where a loss is a mean over examples, not "
-            "where it is a sum or compares examples with one another; --mode=verify tells"
+            "examples: that is the same training on any number of replicas where a loss is a mean over examples or has "
+            "one value for each, not where it is one sum or compares examples with one another; --mode=verify tells"
         ]
         own = [one for one in self._metrics if not type(one).__module__.startswith("keras.") and one.variables]
         if own:

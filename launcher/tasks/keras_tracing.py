@@ -5,7 +5,8 @@ replica traces it, these give way to what the replica says:
 
 - `apply` of every optimizer, which `apply_gradients` calls, and `scale_loss`;
 - the gradient of a loss by trained weights begins with the loss scale and the replica's share of the examples, and
-  comes back without them, so that what the step does to gradients it does to those of its mean;
+  comes back without them, so that what the step does to gradients it does to those of its mean; that of a loss with
+  a dimension, of whose elements TensorFlow takes the sum, comes back as an estimate of the sum over all examples;
 - a metric's mean of one number counts the replica's examples, so that sums over replicas are sums over examples;
 - losses are means over the replica's own examples, whether Keras or the step takes them;
 - numbers that are drawn without a generator, by Keras or by `tf.random`, come from the replica's.
@@ -40,23 +41,27 @@ class Tracing:
     Attributes:
       apply: called in place of an optimizer's, with the optimizer, gradients and variables as they were given.
       num_real: float32 scalar, the replica's examples.
+      total: float32 scalar, the examples of all replicas, if `has_sums`.
       seeds: for numbers that are drawn without a generator.
       weights: ids of the trained variables.
       upstream: float32 scalar, what a loss is multiplied by where its gradient begins.
       downstream: float32 scalar, what its gradient is divided by.
       differentiates: whether gradients are computed; else they are zeros, which costs nothing and needs no variables.
-      losses: what was differentiated by trained weights.
+      losses: what was differentiated by trained weights, or the means of its elements.
+      has_sums: whether what was differentiated had dimensions.
       results: what metrics gave as their results, with the metric and the name of one of several, by id.
     """
 
     apply: Apply
     num_real: tf.Tensor
     seeds: keras.random.SeedGenerator
+    total: tf.Tensor | float = 1.0
     weights: frozenset[int] = frozenset()
     upstream: tf.Tensor | float = 1.0
     downstream: tf.Tensor | float = 1.0
     differentiates: bool = True
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    has_sums: bool = False
     results: dict[int, tuple[keras.metrics.Metric, str | None]] = dataclasses.field(default_factory=dict)
     kept: list[Any] = dataclasses.field(default_factory=list)  # so that no other object gets an id of `results`
 
@@ -152,16 +157,26 @@ def _gradient(real: Any) -> Any:
         tracing = _tracing.get()
         if tracing is None:
             return real(tape, target, sources, output_gradients=output_gradients, **rest)
+        leaves, by = tf.nest.flatten(target), keras.tree.flatten(sources)
+        are_sums = any(one.shape != () for one in leaves)
         if not tracing.differentiates:
+            tracing.has_sums |= are_sums and all(isinstance(one, (keras.Variable, tf.Variable)) for one in by)
             return keras.tree.map_structure(_zeros, sources)
-        by_weights = all(id(source) in tracing.weights for source in keras.tree.flatten(sources))
-        if output_gradients is not None or not by_weights or getattr(target, "shape", None) != ():
+        if (
+            output_gradients is not None
+            or any(id(one) not in tracing.weights for one in by)
+            or any((one.shape != ()) != are_sums for one in leaves)
+        ):
             return real(tape, target, sources, output_gradients=output_gradients, **rest)
-        tracing.losses.append(target)
-        found = real(tape, target, sources, output_gradients=tf.cast(tracing.upstream, target.dtype), **rest)
+        tracing.losses += [tf.reduce_mean(one) for one in leaves]
+        begins = tf.nest.map_structure(lambda one: tf.fill(tf.shape(one), tf.cast(tracing.upstream, one.dtype)), target)
+        found = real(tape, target, sources, output_gradients=begins, **rest)
+        downstream = tracing.downstream
+        if are_sums:
+            downstream *= tf.maximum(tracing.num_real, 1.0) / tracing.total
 
         def as_if_alone(one: Any) -> Any:
-            return None if one is None else tf.cast(tf.convert_to_tensor(one), tf.float32) / tracing.downstream
+            return None if one is None else tf.cast(tf.convert_to_tensor(one), tf.float32) / downstream
 
         # Of TensorFlow's, as it is what made the structure, and to which None is a leaf in every version.
         return tf.nest.map_structure(as_if_alone, found)

@@ -30,6 +30,7 @@ def launch(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_run_goes_on_with_it_and_without_as_if_it_had_never_changed(launch, tmp_path):
     text_run.write_corpus(tmp_path)
     recipe = (*text_run.corpus_bindings(tmp_path), *DROPPED, "Checkpoints.save_model = 'none'")

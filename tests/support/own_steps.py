@@ -158,6 +158,68 @@ class Critic(GAN):
         return {"loss": loss, "g_loss": g_loss}
 
 
+class Triplets(keras.Model):
+    """Metric learning: of three examples in a row of the data, two are to be nearer each other than the third."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.tracker = net(16, 12, 4), keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def loss_of(self, data):
+        anchor, positive, negative = (ops.cast(self.embedding(one), "float32") for one in data[0])
+        near, far = ops.sum((anchor - positive) ** 2, -1), ops.sum((anchor - negative) ** 2, -1)
+        return ops.maximum(near - far + 0.5, 0.0)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)  # one of each example, as published; TensorFlow differentiates their sum
+        gradients = tape.gradient(loss, self.embedding.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.embedding.trainable_weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class Denoiser(keras.Model):
+    """Diffusion: noise of a rate that comes with the data is predicted, of images normalised by a layer; an average."""
+
+    def __init__(self):
+        super().__init__()
+        self.normalizer, self.network = layers.Normalization(), net(17, 12, 16)
+        self.average = keras.models.clone_model(self.network)
+        self.average.set_weights(self.network.get_weights())
+        self.normalizer.adapt(X)
+
+    def compile(self, **settings):
+        super().compile(**settings)
+        self.noise_tracker = keras.metrics.Mean(name="n_loss")
+        self.image_tracker = keras.metrics.Mean(name="i_loss")
+
+    @property
+    def metrics(self):
+        return [self.noise_tracker, self.image_tracker]
+
+    def train_step(self, data):
+        images, noise, rate = data[0]
+        images, angle = self.normalizer(images, training=True), rate * 1.4
+        signal_rate, noise_rate = tf.cos(angle), tf.sin(angle)
+        noisy = signal_rate * images + noise_rate * noise
+        with tf.GradientTape() as tape:
+            found = ops.cast(self.network(tf.concat([noisy, noise_rate**2], 1), training=True), "float32")
+            noise_loss = self.loss(noise, found)
+            image_loss = self.loss(images, (noisy - noise_rate * found) / signal_rate)
+        gradients = tape.gradient(noise_loss, self.network.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.network.trainable_weights, strict=True))
+        self.noise_tracker.update_state(noise_loss)
+        self.image_tracker.update_state(image_loss)
+        for weight, average in zip(self.network.weights, self.average.weights, strict=True):
+            average.assign(0.9 * average + 0.1 * weight)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
 class Guide(keras.Model):
     """A functional model with Keras's own compile, loss and metrics, and weights of examples."""
 
@@ -211,11 +273,25 @@ def distiller(kind=Distiller):
     return model
 
 
+def triplets():
+    model = Triplets()
+    model.compile(keras.optimizers.SGD(0.01))
+    return model
+
+
+def denoiser():
+    model = Denoiser()
+    model.compile(optimizer=keras.optimizers.SGD(0.01, weight_decay=1e-3), loss=keras.losses.mean_absolute_error)
+    return model
+
+
 def adam():
     return keras.optimizers.Adam(1e-2)
 
 
 PAIRS, LABELLED = ((X, NOISE),), (X, LABEL)
+THREES = ((X, X[::-1].copy(), np.roll(X, 1, 0)),)
+NOISED = ((X, _random.normal(size=X.shape).astype(np.float32), _random.uniform(size=(61, 1)).astype(np.float32)),)
 CASES = {
     "VAE": (vae, PAIRS),
     "VAE, Adam": (lambda: vae(adam), PAIRS),
@@ -226,6 +302,8 @@ CASES = {
     "GAN with a penalty": (lambda: gan(penalty=True), PAIRS),
     "GAN with a teacher": (lambda: gan(averages=True), PAIRS),
     "critic": (critic, PAIRS),
+    "metric learning": (triplets, THREES),
+    "diffusion": (denoiser, NOISED),
     "functional": (functional, (X, LABEL, WEIGHT)),
     "test_step alone": (lambda: functional(TestsItself), LABELLED),
     "distiller": (distiller, LABELLED),

@@ -142,6 +142,7 @@ def test_a_task_that_depends_on_the_topology_is_found_out(run_launcher, recipe, 
 
 
 @pytest.mark.heavy
+@pytest.mark.nightly
 def test_training_that_amplifies_rounding_is_verified_and_a_small_mistake_in_it_is_not(run_launcher, recipe, tmp_path):
     finished = run_launcher(*recipe, *only_mirrored("chaos"))
     assert finished.returncode == 0, finished.stdout + finished.stderr
