@@ -21,6 +21,7 @@ from cases import repeated_but
 
 import launcher
 from launcher.errors import UsageError
+from launcher.run.actions import callback_state
 from launcher.run.actions.spikes import Spikes
 from launcher.tasks.keras_callbacks import TESTED, TRAINED, works_by_batches
 
@@ -243,6 +244,15 @@ def test_a_killed_run_goes_on_as_if_nobody_had_touched_it(step, tmp_path):
     again = train("killed")
     assert again.history == undisturbed.history
     assert (killed / "log.csv").read_text() == (whole / "log.csv").read_text()
+
+
+def test_what_is_kept_of_a_callback_has_the_same_order_in_every_process():
+    callback = callbacks.History()
+    for name in "qwertyuiop":
+        setattr(callback, name, 1.0)
+    kept = callback_state.changed(callback, {}, set("poiuytrewq"))
+    assert [*kept] == sorted(kept)
+    assert {*"qwertyuiop"} <= kept.keys()
 
 
 def with_averages():

@@ -204,7 +204,7 @@ class Denoiser(keras.Model):
 
     def train_step(self, data):
         images, noise, rate = data[0]
-        images, angle = self.normalizer(images, training=True), rate * 1.4
+        images, angle = ops.cast(self.normalizer(images), "float32"), rate * 1.4
         signal_rate, noise_rate = tf.cos(angle), tf.sin(angle)
         noisy = signal_rate * images + noise_rate * noise
         with tf.GradientTape() as tape:

@@ -43,7 +43,7 @@ def changed(callback: keras.callbacks.Callback, first: Mapping[str, bytes], name
     """The attributes whose digests are not the first ones, and those of these names, to which the others are added."""
     now = digests(callback)
     names |= {name for name, digest in now.items() if first.get(name) != digest and name not in _NOT_KEPT}
-    return {name: vars(callback)[name] for name in now.keys() & names}
+    return {name: vars(callback)[name] for name in sorted(now.keys() & names)}
 
 
 def copied(callback: keras.callbacks.Callback) -> dict[str, Any]:
