@@ -97,12 +97,14 @@ TESTS = {
     "launcher.fit": ["tests/modes/test_fit.py"],
     "model.keras out and in": ["tests/serving/test_model_file.py"],
     "metrics of Keras": ["tests/tasks/test_keras_metrics.py"],
-    "TPU programs, versions": ["tests/tpu", "tests/machine/test_versions.py"],
+    "versions": ["tests/machine/test_versions.py"],
     "optimizers": ["tests/optimizers"],
     "checkpoints": ["tests/checkpoints"],
-    "step": ["tests/step", "tests/test_topologies.py"],
+    "topologies": ["tests/test_topologies.py"],
 }
 LONGER = {  # where all environments are tried
+    "step": ["tests/step"],
+    "TPU programs": ["tests/tpu"],
     "callbacks and data of fit": ["tests/modes/test_callbacks.py", "tests/modes/test_fit_data.py"],
     "a train_step of one's own": ["tests/tasks/test_own_train_step.py"],
 }
