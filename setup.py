@@ -71,6 +71,7 @@ setup(
         "launcher": ["py.typed"],
         "models": ["py.typed"],
         "gin_configs": ["**/*.gin"],
+        "launcher.data.images": ["digits_split.txt"],
         "launcher.preflight": ["published_rates.txt", "tpu_slices.txt"],
         "launcher.reporting": ["web/**/*"],
     },

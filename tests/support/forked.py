@@ -177,7 +177,7 @@ def _prepare(modules: Sequence[str]) -> None:
         from launcher.machine.tensorflow_import import import_tensorflow
 
         import_tensorflow()
-        modules = ("gin", "absl.flags", "sklearn.datasets", "sklearn.model_selection", "launcher.modes.train")
+        modules = ("gin", "absl.flags", "launcher.modes.train")
     for name in modules:
         importlib.import_module(name)
     if "launcher.run.loading" in sys.modules:
