@@ -62,6 +62,7 @@ class KerasCallbacks(Action):
             works_by_batches(one, TRAINED) and type(one) is not keras.callbacks.ProgbarLogger for one in callbacks
         )
         self._by_batches = [one for one in self._here if works_by_batches(one, TRAINED)]
+        self._told_every = getattr(self._trainer.model, "steps_per_execution", None) or 1
         self.every_evaluation_batch = any(works_by_batches(one, TESTED) for one in callbacks)
         self.acts_before_evaluation = any(
             answers(one, "on_test_begin") and not isinstance(one, WRITERS) for one in callbacks
@@ -108,10 +109,13 @@ class KerasCallbacks(Action):
         if step % self._an_epoch == 0:
             self._sums = {}
             self._call("on_epoch_begin", self._epoch_after(step + 1), {})
-        self._call("on_train_batch_begin", step % self._an_epoch, among=self._by_batches, logs={})
+        if step % self._an_epoch % self._told_every == 0:
+            self._call("on_train_batch_begin", step % self._an_epoch, among=self._by_batches, logs={})
 
     def steps_until_due(self, step: int) -> int | None:
-        return 1 if self._every_step else self._an_epoch - step % self._an_epoch
+        within = step % self._an_epoch
+        until_told = self._told_every - within % self._told_every if self._every_step else self._an_epoch
+        return min(until_told, self._an_epoch - within)
 
     def took(self, records: StepRecords) -> None:
         finite = records.finite > 0
@@ -122,9 +126,11 @@ class KerasCallbacks(Action):
             self._sums[name] = folded(name[1:], np.concatenate([earlier, values[finite]]))
 
     def after_steps(self, step: int, phase: Phase) -> None:
-        if self._by_batches:
+        within = (step - 1) % self._an_epoch + 1
+        if self._by_batches and (within % self._told_every == 0 or within == self._an_epoch):
             logs = {**self._logs(), **({"loss": float("nan")} if self._is_not_finite else {})}
-            self._call("on_train_batch_end", (step - 1) % self._an_epoch, among=self._by_batches, logs=logs)
+            number = -(-within // self._told_every) * self._told_every - 1  # of a short execution, too, as in Keras
+            self._call("on_train_batch_end", number, among=self._by_batches, logs=logs)
 
     def ends_after(self, step: int) -> bool:
         # Of those called after each step one may end the epoch there, as in Keras.
