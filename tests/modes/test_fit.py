@@ -244,6 +244,11 @@ def test_a_model_compiled_in_float16_has_its_loss_scaled_in_any_policy_of_the_ru
     assert_same(found, expected, tolerance=1e-2, shown=1e-2)
 
 
+def test_without_validation_a_loss_of_ones_own_is_computed_for_training_alone(tmp_path):
+    found = launcher.fit(lambda: of_one_layer("float32", 1.0), (X, X[:, :3]), model_dir=str(tmp_path))
+    assert set(found.model.told) == {True}
+
+
 class _Dies(keras.callbacks.Callback):
     def __init__(self, batch):
         super().__init__()
