@@ -21,7 +21,7 @@ from launcher.run import layer_settings, own_step_limits
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
-from launcher.step import freezing, initial_values, layer_policies, moving_statistics
+from launcher.step import freezing, initial_values, layer_policies, moving_statistics, precision
 from launcher.step.clipping import Clipping
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
@@ -64,6 +64,10 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         if recipe.task.step_assigns is not None:
             own_step_limits.check(plan)
         optimizer = build_optimizer(plan)
+    if recipe.loss_scale == "auto" and isinstance(
+        getattr(model, "optimizer", None), keras.optimizers.LossScaleOptimizer
+    ):  # compiled in float16 whatever the policy of the run is
+        plan = dataclasses.replace(plan, loss_scale=precision.resolve_loss_scale("auto", "mixed_float16"))
     layer_settings.check_batch_norm(model, plan)
     compiled = plan.jit_compile or plan.strategy.accelerator == "tpu"
     recipe.task.placed(plan.strategy.num_replicas, plan.microbatches, compiled)

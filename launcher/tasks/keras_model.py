@@ -153,7 +153,7 @@ class KerasTask(Task):
             own = list(model.losses)
             # What they count is as it was, afterwards.
             with _refused(what), keras.StatelessScope() as scope, keras_losses_of(own, model):
-                _compute_loss(model, x, y, outputs, weight, training=False)
+                _compute_loss(model, x, y, outputs, weight, training=True)
                 counted = [one for one in model.metrics_variables if scope.get_current_value(one) is not None]
                 model.compute_metrics(x, y, outputs, weight)
             self._example = x, y, outputs, weight

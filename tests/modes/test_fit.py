@@ -212,6 +212,43 @@ def test_callbacks_set_the_rate_and_end_the_run_as_in_keras(two, tmp_path):
     assert_same(again, expected)
 
 
+class OfOneLayer(keras.Model):
+    """A layer in a policy of its own, and a loss that is computed in training alone."""
+
+    def __init__(self, policy):
+        super().__init__(dtype=policy)
+        self.dense, self.told = layers.Dense(3, dtype=policy), []
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.told.append(training)
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+def of_one_layer(policy, weight):
+    model = OfOneLayer(policy)
+    model.compile(keras.optimizers.SGD(0.1 / weight), "mse", loss_weights=weight)
+    return model
+
+
+def test_a_model_compiled_in_float16_has_its_loss_scaled_in_any_policy_of_the_run(two, tmp_path):
+    def build():  # its gradients are less than float16 has
+        return of_one_layer("mixed_float16", 1e-8)
+
+    data = (X, X[:, :3])
+    expected, validation = of_keras(build, data)
+    settings = {"epochs": 3, "batch_size": 16, "shuffle": False, "model_dir": str(tmp_path), "strategy": two}
+    found = launcher.fit(build, data, validation, **settings)
+    assert_same(found, expected, tolerance=1e-2, shown=1e-2)
+
+
+def test_without_validation_a_loss_of_ones_own_is_computed_for_training_alone(tmp_path):
+    found = launcher.fit(lambda: of_one_layer("float32", 1.0), (X, X[:, :3]), model_dir=str(tmp_path))
+    assert set(found.model.told) == {True}
+
+
 class _Dies(keras.callbacks.Callback):
     def __init__(self, batch):
         super().__init__()

@@ -62,6 +62,7 @@ class KerasCallbacks(Action):
             works_by_batches(one, TRAINED) and type(one) is not keras.callbacks.ProgbarLogger for one in callbacks
         )
         self._by_batches = [one for one in self._here if works_by_batches(one, TRAINED)]
+        self._told_every = getattr(self._trainer.model, "steps_per_execution", None) or 1
         self.every_evaluation_batch = any(works_by_batches(one, TESTED) for one in callbacks)
         self.acts_before_evaluation = any(
             answers(one, "on_test_begin") and not isinstance(one, WRITERS) for one in callbacks
@@ -107,11 +108,14 @@ class KerasCallbacks(Action):
         self._begin(within_epoch=step % self._an_epoch > 0)
         if step % self._an_epoch == 0:
             self._sums = {}
-            self._call("on_epoch_begin", self._epoch_after(step + 1), None)
-        self._call("on_train_batch_begin", step % self._an_epoch, among=self._by_batches, logs=None)
+            self._call("on_epoch_begin", self._epoch_after(step + 1), {})
+        if step % self._an_epoch % self._told_every == 0:
+            self._call("on_train_batch_begin", step % self._an_epoch, among=self._by_batches, logs={})
 
     def steps_until_due(self, step: int) -> int | None:
-        return 1 if self._every_step else self._an_epoch - step % self._an_epoch
+        within = step % self._an_epoch
+        until_told = self._told_every - within % self._told_every if self._every_step else self._an_epoch
+        return min(until_told, self._an_epoch - within)
 
     def took(self, records: StepRecords) -> None:
         finite = records.finite > 0
@@ -122,9 +126,11 @@ class KerasCallbacks(Action):
             self._sums[name] = folded(name[1:], np.concatenate([earlier, values[finite]]))
 
     def after_steps(self, step: int, phase: Phase) -> None:
-        if self._by_batches:
+        within = (step - 1) % self._an_epoch + 1
+        if self._by_batches and (within % self._told_every == 0 or within == self._an_epoch):
             logs = {**self._logs(), **({"loss": float("nan")} if self._is_not_finite else {})}
-            self._call("on_train_batch_end", (step - 1) % self._an_epoch, among=self._by_batches, logs=logs)
+            number = -(-within // self._told_every) * self._told_every - 1  # of a short execution, too, as in Keras
+            self._call("on_train_batch_end", number, among=self._by_batches, logs=logs)
 
     def ends_after(self, step: int) -> bool:
         # Of those called after each step one may end the epoch there, as in Keras.
@@ -143,11 +149,11 @@ class KerasCallbacks(Action):
     def before_evaluation(self, step: int) -> None:
         self._listens = self._begun and self.wants_evaluation(step)
         if self._listens:
-            self._call("on_test_begin", None)
+            self._call("on_test_begin", {})
 
     def before_evaluation_batch(self, index: int) -> None:
         if self._listens:
-            self._call("on_test_batch_begin", index, logs=None)
+            self._call("on_test_batch_begin", index, logs={})
 
     def after_evaluation_batch(self, index: int, metrics: Callable[[], Mapping[str, float]]) -> None:
         if self._listens:
@@ -175,7 +181,7 @@ class KerasCallbacks(Action):
             optimizer = _optimizer(self._trainer.model)
             if getattr(optimizer, "use_ema", False) and optimizer.built:
                 optimizer.finalize_variable_values(self._trainer.model.trainable_variables)
-            self._call("on_train_end", self._last_logs)
+            self._call("on_train_end", self._last_logs or {})
         return self._has_ended
 
     def why_ended(self) -> str:
@@ -223,10 +229,10 @@ class KerasCallbacks(Action):
                 if isinstance(callback, keras.callbacks.CSVLogger) and self._restored is not None:
                     appending.enter_context(self._appended(callback))
             # A backup would be put in the place of the checkpoint from which the run goes on.
-            self._call("on_train_begin", None, among=[one for one in self._here if not isinstance(one, BACKUPS)])
+            self._call("on_train_begin", {}, among=[one for one in self._here if not isinstance(one, BACKUPS)])
         if self._restored is not None:
             if within_epoch:
-                self._call("on_epoch_begin", self._epoch_after(max(self._trainer.step, 1)), None)
+                self._call("on_epoch_begin", self._epoch_after(max(self._trainer.step, 1)), {})
             self._restore()
             self._trainer.state.restore(before)
 
