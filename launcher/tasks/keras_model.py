@@ -284,8 +284,10 @@ class KerasTask(Task):
             return each_tensor(part, lambda one: one[: tf.maximum(tf.cast(num_real, tf.int32), 1)])
 
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
-        has_statistics = any("moving_mean" in one.path for one in model.weights)
-        if self._has_own_losses and not compiled and not (training and has_statistics):
+        has_statistics = training and any("moving_mean" in one.path for one in model.weights)
+        context = tf.distribute.get_replica_context()
+        is_alone = context is None or context.num_replicas_in_sync == 1
+        if not compiled and (is_alone if has_statistics else self._has_own_losses):
             x = rows(x)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)
@@ -311,9 +313,8 @@ class KerasTask(Task):
         if compiled:  # the mean over what fills up the batch, too, but for the model's own losses
             extra = tf.add_n([tf.cast(one, tf.float32) for one in own]) if own else 0.0
             loss = (tf.cast(total, tf.float32) - extra) * float(over.shape.num_elements()) + weight * extra
-        context, num_rows = tf.distribute.get_replica_context(), num_real
-        takes_whole_batches = bool(self._of_batch) or any(fold.whole for fold in self._folds)
-        if takes_whole_batches and context is not None and context.num_replicas_in_sync > 1:
+        num_rows, takes_whole_batches = num_real, bool(self._of_batch) or any(fold.whole for fold in self._folds)
+        if takes_whole_batches and not is_alone:
             parts = keras_metrics.of_all_replicas(*together, needs_x=keras_metrics.is_overridden(model))
             whole, logs = keras_metrics.updated(model, initial, parts)
             is_first = tf.equal(context.replica_id_in_sync_group, 0)
