@@ -245,11 +245,11 @@ class KerasTask(Task):
                     f"{defined_at(self._build)}: train_step applies no Keras optimizer, so it trains nothing"
                 )
             return Optimizers(uses)
-        found = self._model.optimizer
+        found, weights = self._model.optimizer, self._model.trainable_variables
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
-            found.inner_optimizer = found = own_settings.made_here(found.inner_optimizer)
+            found.inner_optimizer = found = own_settings.made_here(found.inner_optimizer, weights)
         else:
-            self._model.optimizer = found = own_settings.made_here(found)
+            self._model.optimizer = found = own_settings.made_here(found, weights)
         return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable), own_average=True)
 
     @no_autograph

@@ -1,0 +1,96 @@
+"""`launcher.fit(model, …)` stands where `model.fit(…)` stood: the model itself is trained, from the state that it has.
+
+Keras's own `fit` is the oracle, with examples in their own order.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from own_steps import GAN, NOISE, X
+
+import launcher
+from launcher.errors import UsageError
+
+pytestmark = pytest.mark.slow
+
+random = np.random.default_rng(0)
+LABEL = random.integers(0, 3, len(X))
+WEIGHT = random.uniform(0.5, 2.0, len(X)).astype(np.float32)
+HELD_OUT = X[:20], LABEL[:20]
+
+
+def classifier():
+    """Not built yet, with an optimizer that has a state and a layer whose statistics move."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+def assert_same(ours, keras_own):
+    for name in keras_own.history:
+        np.testing.assert_allclose(ours.history[name], keras_own.history[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    for found, wanted in zip(ours.model.get_weights(), keras_own.model.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_model_goes_on_from_call_to_call_as_with_keras(replicas, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = {"validation_data": HELD_OUT, "batch_size": 10, "shuffle": False, "verbose": 0}
+    mine, other = classifier(), classifier()
+    for _ in range(2):
+        history = launcher.fit(mine, X, LABEL, replicas=replicas, **arguments)
+        assert history.model is mine
+        assert_same(history, other.fit(X, LABEL, **arguments))
+    np.testing.assert_allclose(mine.predict(X, verbose=0), other.predict(X, verbose=0), atol=1e-5)
+    # Afterwards it is a model of this process, which Keras trains, with the optimizer's state.
+    assert_same(mine.fit(X, LABEL, **arguments), other.fit(X, LABEL, **arguments))
+
+
+def test_data_by_keras_names_is_taken(tmp_path):
+    arguments = {"x": X, "y": LABEL, "sample_weight": WEIGHT, "validation_data": list(HELD_OUT), "shuffle": False}
+    mine, other = classifier(), classifier()
+    history = launcher.fit(mine, **arguments, verbose=0, model_dir=str(tmp_path / "model"))
+    assert_same(history, other.fit(**arguments, verbose=0))
+    assert_same(launcher.fit(classifier, **arguments, model_dir=str(tmp_path / "function"), seed=3), history)
+
+
+def test_a_model_with_optimizers_of_its_own_goes_on(tmp_path):
+    def gan():
+        keras.utils.set_random_seed(5)
+        model = GAN()
+        model.compile(keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2))
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
+    mine, other = gan(), gan()
+    for number in range(2):
+        launcher.fit(mine, data, model_dir=str(tmp_path / str(number)), replicas=2)
+        other.fit(data, verbose=0)
+        for found, wanted in zip(mine.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_layers_made_afterwards_get_names_of_their_own(tmp_path):
+    model = classifier()
+    launcher.fit(model, X, LABEL, model_dir=str(tmp_path))
+    assert keras.layers.Dense(1).name not in [layer.name for layer in model.layers]
+
+
+def test_where_a_second_model_or_process_is_needed_a_function_is_asked_for(tmp_path):
+    with pytest.raises(UsageError, match="give a function that builds the model"):
+        launcher.fit(classifier(), X, LABEL, workers=2, model_dir=str(tmp_path))
+    with pytest.raises(UsageError, match="a function that builds the model"):
+        launcher.fit(classifier(), X, LABEL, model_dir=str(tmp_path), precision_watch={"every": 1})
+
+
+def test_statistics_of_a_short_batch_are_of_its_examples_on_one_replica(tmp_path):
+    arguments = {"shuffle": False, "verbose": 0}  # 61 examples, 32 a batch
+    history = launcher.fit(classifier(), X, LABEL, **arguments, model_dir=str(tmp_path))
+    assert_same(history, classifier().fit(X, LABEL, **arguments))
