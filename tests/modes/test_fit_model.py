@@ -94,3 +94,44 @@ def test_statistics_of_a_short_batch_are_of_its_examples_on_one_replica(tmp_path
     arguments = {"shuffle": False, "verbose": 0}  # 61 examples, 32 a batch
     history = launcher.fit(classifier(), X, LABEL, **arguments, model_dir=str(tmp_path))
     assert_same(history, classifier().fit(X, LABEL, **arguments))
+
+
+def sure():
+    """Of probabilities so near 0 that only their logits tell the loss."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(3, "softmax", kernel_initializer="ones")])
+    model.layers[0].kernel.assign(40 * model.layers[0].kernel * [[-1, 0, 1]])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+class Endpoint(keras.layers.Layer):
+    """Has a loss of Keras's in its call."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.loss = keras.layers.Dense(3), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def call(self, inputs):
+        x, label = inputs
+        logits = self.dense(x)
+        self.add_loss(self.loss(label, logits))
+        return logits
+
+
+def by_a_layer():
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((16,)), keras.Input((), dtype="int32")
+    model = keras.Model(inputs, Endpoint()(inputs))
+    model.compile("sgd")
+    return model
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("build", "data"), [(sure, (X, LABEL)), (by_a_layer, ([X, LABEL],))], ids=["logits", "layer"])
+def test_a_loss_is_that_of_keras(build, data, replicas, tmp_path):
+    arguments = {"shuffle": False, "verbose": 0, "batch_size": 16}
+    history = launcher.fit(build(), *data, **arguments, replicas=replicas, model_dir=str(tmp_path))
+    keras_own = build().fit(*data, **arguments)
+    assert build is not sure or keras_own.history["loss"][0] > 17
+    assert_same(history, keras_own)
