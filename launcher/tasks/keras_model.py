@@ -35,7 +35,7 @@ from launcher.optimizers import Optimizer, Optimizers, own_settings
 from launcher.tasks import keras_callbacks, keras_metrics, keras_own_step
 from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_own_step import OwnSteps, Sums
-from launcher.tasks.keras_private import keras_losses_of, with_local_metrics
+from launcher.tasks.keras_private import keras_losses_of, undivided, with_local_metrics
 from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
 
@@ -291,7 +291,8 @@ class KerasTask(Task):
             x = rows(x)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)
-        outputs = _call(model, x, training)
+        with undivided():  # of layers that have a loss of Keras's
+            outputs = _call(model, x, training)
         own = list(model.losses)
         if compiled:
             outputs, weights, over = weights_of(outputs, sample_weight, real)

@@ -40,31 +40,53 @@ def with_local_metrics(build: Callable[[], Any]) -> Any:
         return build()
 
 
+_divides, _inside = contextlib.ExitStack(), 0
+
+
+@contextlib.contextmanager
+def undivided() -> Iterator[None]:
+    """Has Keras leave the replicas out of losses that it reduces: it takes 1/replicas, for a sum over equal parts.
+
+    Replicas' threads may take turns inside. TrainingError where this Keras has other names for it.
+    """
+    global _inside
+    module = sys.modules[keras.losses.Loss.__module__]
+    if missing := [name for name in SCALES if not hasattr(module, name)]:
+        raise _unknown(missing[0])
+    if not _inside:
+        for name in SCALES:
+            _divides.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, lambda value: value)
+    _inside += 1
+    try:
+        yield
+    finally:
+        _inside -= 1
+        if not _inside:
+            _divides.close()
+
+
 @contextlib.contextmanager
 def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator[None]:
     """Has Keras compute a loss as on one device, with these as the model's own, also inside a stateless scope.
 
-    Of each loss that Keras reduces itself it takes 1/replicas, for a sum over equal parts of a batch. Here a part's
-    mean is weighted by its examples. TrainingError where this Keras has other names for it.
+    Here a part's mean is weighted by its examples. TrainingError as of `undivided`.
     """
-    module = sys.modules[keras.losses.Loss.__module__]
-    missing = [name for name in SCALES if not hasattr(module, name)]
-    missing += ["_losses_override"] if not hasattr(model, "_losses_override") else []
-    if missing:
-        raise TrainingError(
-            f"Keras {keras.version()} has no {missing[0]}, by which a compiled model's loss is taken over replicas; "
-            "install keras 3.8 to 3.15"
-        )
-    before = {name: getattr(module, name) for name in SCALES}
-    try:
-        for name in SCALES:
-            setattr(module, name, lambda value: value)
-        model._losses_override[:] = losses
-        yield
-    finally:
-        model._losses_override.clear()
-        for name, function in before.items():
-            setattr(module, name, function)
+    if not hasattr(model, "_losses_override"):
+        raise _unknown("_losses_override")
+    with undivided():
+        try:
+            model._losses_override[:] = losses
+            yield
+        finally:
+            model._losses_override.clear()
+
+
+def _unknown(name: str) -> TrainingError:
+    return TrainingError(
+        f"Keras {keras.version()} has no {name}, by which a compiled model's loss is taken over replicas; "
+        "install keras 3.8 to 3.15"
+    )
 
 
 class Held:
