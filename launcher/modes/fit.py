@@ -140,7 +140,7 @@ def fit(
         verbose=verbose,
     )
     task.has_model = model is not None
-    size = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
+    size = task.tried = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
     if initial_epoch >= epochs and initial_epoch:
         raise UsageError(f"fit: initial_epoch = {initial_epoch} and epochs = {epochs}: no epoch lies between them")
     an_epoch = epoch_of(task.data(), size)

@@ -40,7 +40,7 @@ from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
 
 _OF_BATCH = "batch/"
-_TRIED = 8  # examples
+_ERRORS = (AttributeError, ValueError, TypeError, KeyError, NotImplementedError, tf.errors.InvalidArgumentError)
 _COLOURS = re.compile(r"\x1b\[\d*m")
 _REDUCTIONS = ("sum_over_batch_size", "mean")
 
@@ -63,6 +63,7 @@ class KerasTask(Task):
     # Of batch normalisation: the reference is one device, which sees the whole batch.
     statistics_over_global_batch = True
     adds_losses = True
+    tried = 8  # examples of arrays, where a batch is looked at before training
 
     def __init__(
         self,
@@ -146,7 +147,13 @@ class KerasTask(Task):
         for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())
             with _refused(f"{where}: {model.name!r} does not take this data, in which {structure}"):
-                outputs = model(x, training=False)
+                try:
+                    outputs = model(x, training=False)
+                except _ERRORS:  # there are models that take neither zeros nor one example
+                    if structure.keys != structures[0].keys:
+                        raise
+                    x, y, weight = self._first_batch()
+                    outputs = model(x, training=False)
             what = f"{where}: the loss or a metric does not take the model's outputs with {structure}"
             if y is None:
                 what += ", without any y (data is one tuple, (x, y))"
@@ -186,10 +193,7 @@ class KerasTask(Task):
             )
         if model is None or self._own is not None or not keras_metrics.has_unknown(model):
             return
-        size = getattr(self.data(), "batch_size", _TRIED)
-        shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
-        batch = next(iter(self.data().train_batches(shard)))
-        x, y, weight = self._packed({key: tf.concat([part, part][: 1 + (size < 2)], 0) for key, part in batch.items()})
+        x, y, weight = self._first_batch()
         tried = x, y, _call(model, x, False), weight
         self._folds = keras_metrics.folds(model, tried, self._of_loss)
         self._of_batch = keras_metrics.of_one_batch(model, tried)
@@ -205,6 +209,13 @@ class KerasTask(Task):
                 f"{where} {whole[0]!r} does not add up over the rows of a batch, so it needs the whole batch: that "
                 f"works neither with train.microbatches > 1 (it is {microbatches}) nor under XLA on several replicas"
             )
+
+    def _first_batch(self) -> tuple[Any, Any, Any]:
+        """x, y and sample_weight of examples of the training data, two or more."""
+        size = getattr(self.data(), "batch_size", self.tried)
+        shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
+        batch = next(iter(self.data().train_batches(shard)))
+        return self._packed({key: tf.concat([part, part][: 1 + (size < 2)], 0) for key, part in batch.items()})
 
     def _packed(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         return self._structure(batch).pack(batch)
@@ -380,14 +391,7 @@ class KerasTask(Task):
 def _refused(what: str) -> Iterator[None]:
     try:
         yield
-    except (
-        AttributeError,
-        ValueError,
-        TypeError,
-        KeyError,
-        NotImplementedError,
-        tf.errors.InvalidArgumentError,
-    ) as error:
+    except _ERRORS as error:
         lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
         # Keras says first in which layer it was.
         line = next((line for line in lines if not line.startswith("Exception encountered")), type(error).__name__)

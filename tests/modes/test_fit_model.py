@@ -135,3 +135,19 @@ def test_a_loss_is_that_of_keras(build, data, replicas, tmp_path):
     keras_own = build().fit(*data, **arguments)
     assert build is not sure or keras_own.history["loss"][0] > 17
     assert_same(history, keras_own)
+
+
+def test_a_model_that_takes_neither_zeros_nor_one_example_is_tried_with_the_data(tmp_path):
+    def build():
+        keras.utils.set_random_seed(3)
+        known = keras.layers.IntegerLookup(vocabulary=[5, 6, 7], num_oov_indices=0)
+        embedded = [known, keras.layers.Embedding(3, 4), keras.layers.Flatten()]
+        of_eight = keras.layers.Lambda(lambda x: keras.ops.reshape(x, (8, 4)))
+        model = keras.Sequential([*embedded, of_eight, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    data = (5 + LABEL[:48, None], LABEL[:48].astype(np.float32))
+    arguments = {"shuffle": False, "verbose": 0, "batch_size": 8}
+    history = launcher.fit(build(), *data, **arguments, model_dir=str(tmp_path))
+    assert_same(history, build().fit(*data, **arguments))
