@@ -305,10 +305,11 @@ def _noise_off() -> None:
 
 
 # Packages that fetch, show or score; what else is missing leaves an example out.
-STUBBED = tuple(
-    "IPython cv2 editdistance gdown imageio imgaug imutils ipywidgets jiwer librosa medmnist networkx nibabel nltk pydot "
-    "rdkit requests seaborn tensorflow_addons tensorflow_docs tensorflow_io torch trimesh wandb".split()
-)
+STUBBED = (
+    "IPython", "cv2", "editdistance", "gdown", "imageio", "imgaug", "imutils", "ipywidgets", "jiwer", "librosa",
+    "medmnist", "networkx", "nibabel", "nltk", "pydot", "rdkit", "requests", "seaborn", "tensorflow_addons",
+    "tensorflow_docs", "tensorflow_io", "torch", "trimesh", "wandb",
+)  # fmt: skip
 
 
 def _stub(missing: Sequence[str]) -> None:
