@@ -271,8 +271,11 @@ class KerasTask(Task):
 
     def _rows(self, batch: dict[str, tf.Tensor], training: bool) -> Any:
         """A replica's real examples as the model's own steps take them; one where there is none."""
-        count = tf.maximum(tf.cast(tf.reduce_sum(batch[WEIGHT]), tf.int32), 1)
-        x, y, weight = self._packed({name: one[:count] for name, one in batch.items()})
+        context, rows = tf.distribute.get_replica_context(), batch[WEIGHT].shape[0]
+        if rows is None or rows * context.num_replicas_in_sync != self._structure(batch).rows:  # it may be a short one
+            count = tf.maximum(tf.cast(tf.reduce_sum(batch[WEIGHT]), tf.int32), 1)
+            batch = {name: one[:count] for name, one in batch.items()}
+        x, y, weight = self._packed(batch)
         if training and self._class_weight:
             weight = class_weights(y, self._class_weight, weight)
         return self._structure(batch).element(x, y, weight)

@@ -151,3 +151,42 @@ def test_a_model_that_takes_neither_zeros_nor_one_example_is_tried_with_the_data
     arguments = {"shuffle": False, "verbose": 0, "batch_size": 8}
     history = launcher.fit(build(), *data, **arguments, model_dir=str(tmp_path))
     assert_same(history, build().fit(*data, **arguments))
+
+
+class Counted(keras.Model):
+    """Has a step that takes the number of examples for known, and that of words as it comes."""
+
+    def __init__(self, is_known):
+        super().__init__()
+        self.embedding, self.is_known = keras.layers.Embedding(4, 3), is_known
+
+    def call(self, words):
+        return keras.ops.mean(self.embedding(words), axis=(1, 2))
+
+    def train_step(self, data):
+        words, y = data
+        examples = keras.ops.cast(words.shape[0] if self.is_known else tf.shape(words)[0], "float32")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((self(words) - y) ** 2) / examples
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["of known batches", "of unknown lengths"])
+def test_a_step_sees_the_shapes_that_it_sees_in_keras(is_known, tmp_path):
+    def build():
+        keras.utils.set_random_seed(3)
+        model = Counted(is_known)
+        model.compile("sgd")
+        return model
+
+    def rows():
+        for label in LABEL[:32]:
+            yield np.full(5, label), np.float32(label)
+
+    spec = (tf.TensorSpec([5 if is_known else None], tf.int64), tf.TensorSpec([]))
+    data = tf.data.Dataset.from_generator(rows, output_signature=spec)
+    data = data.batch(32, drop_remainder=is_known)
+    history = launcher.fit(build(), data, steps_per_epoch=1, model_dir=str(tmp_path), replicas=2 if is_known else 1)
+    assert_same(history, build().fit(data, steps_per_epoch=1, verbose=0))
