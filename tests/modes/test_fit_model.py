@@ -83,6 +83,11 @@ def test_layers_made_afterwards_get_names_of_their_own(tmp_path):
     assert keras.layers.Dense(1).name not in [layer.name for layer in model.layers]
 
 
+def test_a_message_names_the_line_of_the_call(tmp_path):
+    with pytest.raises(UsageError, match=r"test_fit_model.py line \d+: the model is not compiled"):
+        launcher.fit(keras.Sequential([keras.layers.Dense(1)]), X, LABEL, model_dir=str(tmp_path))
+
+
 def test_where_a_second_model_or_process_is_needed_a_function_is_asked_for(tmp_path):
     with pytest.raises(UsageError, match="give a function that builds the model"):
         launcher.fit(classifier(), X, LABEL, workers=2, model_dir=str(tmp_path))
