@@ -24,7 +24,7 @@ from unittest import mock
 import numpy as np
 
 TRAIN, TEST = 80, 32
-BATCHES, ROWS, FITS = 2, 40, 3
+BATCHES, FITS = 2, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,6 +404,10 @@ def stand_in() -> Callable[..., Any]:
     except ImportError:
         pass
     _noise_off()
+    if os.environ["PUBLISHED_BY"] == "dense":
+        keras.layers.Embedding.call = lambda self, inputs: keras.ops.take(
+            self.embeddings * 1.0, keras.ops.cast(inputs, "int32"), axis=0
+        )
     if entry.files is not None:
         entry.files()
     del tf
@@ -632,7 +636,7 @@ def _smaller(data: Any, batches: int, size: int) -> Any:
         return tuple(_smaller(one, batches, size) for one in data)
     if data is None or isinstance(data, keras.utils.PyDataset) or hasattr(data, "__next__"):
         return data
-    rows = ROWS if batches > 1 else size
+    rows = batches * size + size // 2 if batches > 1 else size
     return keras.tree.map_structure(lambda one: one[:rows] if len(getattr(one, "shape", ())) else one, data)
 
 
