@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -111,6 +112,7 @@ def fit(
     model = build if isinstance(build, keras.Model) else None
     train, validation = _data(model is not None, data, train, validation, (x, y, sample_weight))
     validation = as_tuple(validation if validation_data is None else validation_data)
+    source = build if model is None else _builder(model)
     handler = programs.handler()
     if workers is not None and handler is None:
         if model is not None:
@@ -127,7 +129,7 @@ def fit(
     history = History()
     all_callbacks = (*keras_callbacks.flat(callbacks), history)
     task = KerasTask(
-        build=build if model is None else _builder(model),
+        build=source,
         train=train,
         validation=validation,
         class_weight=class_weight,
@@ -193,9 +195,10 @@ def _data(is_model: bool, data: Sequence[Any], train: Any, validation: Any, of_k
 
 def _builder(model: keras.Model) -> Callable[[], keras.Model]:
     """Makes a model's variables anew where it is called, in the scope of a strategy, each time as they are now."""
-    held = keras_private.Held(model)
+    held, drawn = keras_private.Held(model), random.getstate()
 
     def build() -> keras.Model:
+        random.setstate(drawn)  # the first values of what is not built yet are drawn by it
         held.make()
         return model
 

@@ -195,3 +195,25 @@ def test_a_step_sees_the_shapes_that_it_sees_in_keras(is_known, tmp_path):
     data = data.batch(32, drop_remainder=is_known)
     history = launcher.fit(build(), data, steps_per_epoch=1, model_dir=str(tmp_path), replicas=2 if is_known else 1)
     assert_same(history, build().fit(data, steps_per_epoch=1, verbose=0))
+
+
+def test_a_model_that_is_built_by_fit_begins_with_the_weights_of_keras(tmp_path):
+    class Attentive(keras.Model):
+        """Its attention makes layers where it is built."""
+
+        def __init__(self):
+            super().__init__()
+            self.attention, self.dense = keras.layers.MultiHeadAttention(2, 3), keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(self.attention(x, x)[:, 0])
+
+    def build():
+        keras.utils.set_random_seed(3)
+        model = Attentive()
+        model.compile("sgd", "mse")
+        return model
+
+    data, arguments = (X[:48].reshape(48, 4, 4), X[:48, 0]), {"shuffle": False, "verbose": 0}
+    history = launcher.fit(build(), *data, **arguments, model_dir=str(tmp_path))
+    assert_same(history, build().fit(*data, **arguments))
