@@ -10,7 +10,7 @@ and on two. One JSON line an example, then a table in Markdown.
 
 What is otherwise than published, for both alike: data is made up (`published_data.py`), sizes are cut, models of 224
 pixels begin untrained, pictures and what follows the last `fit` are left out, one `fit` trains at most two batches for
-two epochs, and of more than three calls of `fit` the rest is left out. The noise is off: dropout keeps everything,
+two epochs, and of more than two calls of `fit` the rest is left out. The noise is off: dropout keeps everything,
 random augmentation changes nothing, numbers that a model draws in its graph are the same ones each time, and no data is
 shuffled, as Launcher draws and shuffles by numbers of its own. Seeds are set anew after each `fit`.
 
