@@ -204,9 +204,11 @@ def _as_dicts(dataset: tf.data.Dataset, role: str) -> tf.data.Dataset:
                 "(x.to_tensor(), y)), and have layers leave out the padding by a mask"
             )
 
+    is_tuple = isinstance(dataset.element_spec, tuple)
+
     @no_autograph
     def as_dict(*element: Any) -> Batch:
-        leaves = flatten(element if len(element) > 1 else element[0]).items()
+        leaves = flatten(element if is_tuple else element[0]).items()
         return {key: tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf for key, leaf in leaves}
 
     found = dataset.map(as_dict)

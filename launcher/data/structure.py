@@ -44,18 +44,30 @@ class Structure:
 
     def example(self) -> dict[str, tf.Tensor]:
         """A batch of one example that is all zeros, or empty strings, as large as one of the first batch."""
-        sizes = {key: leaf.shape[1:] for key, leaf in self._first().items()} if self.unknown else {}
+        sizes = self._sizes()
         return {
             key: tf.zeros([1, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf))
             for key, leaf in flatten(self._parts).items()
         }
 
+    def _sizes(self) -> dict[str, Any]:
+        if not self.unknown:
+            return {}
+        with tf.init_scope():  # it is read now, also where a step is traced
+            return {key: leaf.shape[1:] for key, leaf in self._first().items()}
+
+    @property
+    def rows(self) -> int | None:
+        """Of every batch, where they are known to have the same."""
+        specs = [leaf for leaf in flatten(self._parts).values() if isinstance(leaf, tf.TensorSpec)]
+        found = {spec.shape[0] if spec.shape.rank else None for spec in specs}
+        return found.pop() if len(found) == 1 else None
+
     def traced(self) -> Any:
         """An element as in a graph that is traced, of zeros: of unknown length, unless all have the same."""
-        sizes = {key: leaf.shape[1:] for key, leaf in self._first().items()} if self.unknown else {}
+        sizes, known = self._sizes(), self.rows
 
         def zeros(key: str, leaf: Any) -> tf.Tensor:
-            known = leaf.shape[0] if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank else None
             size = tf.random.uniform([], 1, 2, tf.int32) if known is None else known
             return tf.zeros([size, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
+import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from launcher.config import renamed
+from launcher.data.dataset_data import as_tuple
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.errors import UsageError, advice, failures
 from launcher.machine import cluster as cluster_lib
@@ -24,26 +28,24 @@ from launcher.run import programs
 from launcher.run.loading import Machine
 from launcher.run.programs import FitCall
 from launcher.run.recipe import Recipe
-from launcher.tasks import keras_callbacks
+from launcher.tasks import keras_callbacks, keras_private
 from launcher.tasks.keras_model import KerasTask
 
-# Arguments of Keras's fit that have another place here.
-_ELSEWHERE = {
-    "x": "it is the second argument, train, as (x, y)",
-    "y": "it is part of train: (x, y)",
-    "validation_data": "it is called validation",
-    "sample_weight": "it is the third of train: (x, y, sample_weight)",
-    "steps_per_execution": "say it with steps_per_loop",
-}
+_OF_KERAS = ("data", "x", "y", "sample_weight", "validation_data")
 _BATCH_SIZE = 32  # Keras's
 _MODEL_DIR = os.path.join("runs", "fit")
+_with_models = itertools.count(1)  # calls of this process that were given a model, not a function, and no folder
 
 
 def fit(
-    build: Callable[[], keras.Model],
+    build: Callable[[], keras.Model] | keras.Model,
+    *data: Any,
     train: Any = None,
     validation: Any = None,
-    *,
+    x: Any = None,
+    y: Any = None,
+    sample_weight: Any = None,
+    validation_data: Any = None,
     epochs: float = 1,
     batch_size: int | None = None,
     model_dir: str | None = None,
@@ -65,15 +67,19 @@ def fit(
     """Trains a compiled Keras model, as Keras's `fit` on one device would, on any devices.
 
         history = launcher.fit(build, train_ds, validation=val_ds, epochs=10, model_dir="runs/mine")
+        history = launcher.fit(model, x, y, validation_data=(x_val, y_val), epochs=10)  # for model.fit(x, y, …)
 
     The same call goes on where it was interrupted. `python -m launcher.main --gin_file=PROGRAM.py` runs a program that
     calls this with the launcher's flags: on several replicas, on several workers, or in another mode.
 
     Args:
-      build: returns a compiled model; called under the strategy's scope.
+      build: returns a compiled model; called under the strategy's scope. Or a compiled model, which is trained from
+        the state that it has, and is in this process as any other afterwards.
+      data: train and validation; for a model x and y, as in Keras's fit.
       train: (x, y) or (x, y, sample_weight) as arrays or nests of them; a `tf.data.Dataset` of batches; a PyDataset, a
         generator or whatever gives batches in turn; or a function that returns it.
       validation: the same, or None.
+      x, y, sample_weight, validation_data: in the place of train and validation, as in Keras's fit.
       epochs: passes over the training data; unless `steps` is among the settings.
       batch_size: examples of a step over all replicas, of arrays; 32 unless said. What gives batches has its own.
       model_dir: where all that the run writes goes; runs/fit unless said.
@@ -99,24 +105,31 @@ def fit(
       UsageError: an argument or the data is wrong.
       LauncherError: the run failed, or was asked to stop.
     """
-    given = {name: value for name, value in locals().items() if name != "settings"}
+    given = {name: value for name, value in locals().items() if name not in ("settings", *_OF_KERAS)}
     _check_settings(settings)
-    if isinstance(build, keras.Model) or not callable(build):
-        raise UsageError(
-            f"fit: build must be a function that returns a compiled model, which is called under the strategy's scope; "
-            f"got {type(build).__name__}"
-        )
+    if not callable(build):
+        raise UsageError(f"fit: expected a compiled model, or a function that returns one; got {type(build).__name__}")
+    model = build if isinstance(build, keras.Model) else None
+    train, validation = _data(model is not None, data, train, validation, (x, y, sample_weight))
+    validation = as_tuple(validation if validation_data is None else validation_data)
+    source = build if model is None else _builder(model)
     handler = programs.handler()
     if workers is not None and handler is None:
-        return fit_workers.fit(**{**given, **settings, "model_dir": model_dir or _MODEL_DIR})
+        if model is not None:
+            raise UsageError("fit: workers=N starts other processes: give a function that builds the model there")
+        given |= {"train": train, "validation": validation, "model_dir": model_dir or _MODEL_DIR}
+        return fit_workers.fit(**{**given, **settings})
     # Devices and seeds are set up before a function makes the data: here, or before the program's first line.
     if handler is None:
+        if model is not None and model_dir is None:  # each call is another training of what there is
+            calls = next(_with_models)
+            model_dir = _MODEL_DIR if calls == 1 else os.path.join(_MODEL_DIR, f"fit_{calls}")
         machine = _set_up(strategy, replicas, settings.get("seed", Recipe.seed))
         handler = functools.partial(_train_here, machine=machine)
     history = History()
     all_callbacks = (*keras_callbacks.flat(callbacks), history)
     task = KerasTask(
-        build=build,
+        build=source,
         train=train,
         validation=validation,
         class_weight=class_weight,
@@ -129,7 +142,8 @@ def fit(
         validation_freq=validation_freq,
         verbose=verbose,
     )
-    size = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
+    task.has_model = model is not None
+    size = task.tried = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
     if initial_epoch >= epochs and initial_epoch:
         raise UsageError(f"fit: initial_epoch = {initial_epoch} and epochs = {epochs}: no epoch lies between them")
     an_epoch = epoch_of(task.data(), size)
@@ -161,14 +175,41 @@ def fit(
         raise told from error
     finally:
         keras.config.set_dtype_policy(policy)  # what comes after is the program's, also another call
+        if model is not None:
+            _builder(model)()
     return history
+
+
+def _data(is_model: bool, data: Sequence[Any], train: Any, validation: Any, of_keras: tuple[Any, ...]) -> list[Any]:
+    """Training and validation data from what was given by position and by Keras's names."""
+    if len(data) > 2:
+        raise UsageError(f"fit: say by its name what {data[2]!r} is, such as batch_size")
+    given = [*data, None, None][:2]
+    x, y, weight = of_keras
+    if is_model:
+        (x, y), given = (given[0] if x is None else x, given[1] if y is None else y), [None, None]
+    if x is not None:
+        train = x if y is None and weight is None else (x, y, weight)[: 2 + (weight is not None)]
+    return [other if one is None else one for one, other in zip(given, (train, validation), strict=True)]
+
+
+def _builder(model: keras.Model) -> Callable[[], keras.Model]:
+    """Makes a model's variables anew where it is called, in the scope of a strategy, each time as they are now."""
+    held, drawn = keras_private.Held(model), random.getstate()
+
+    def build() -> keras.Model:
+        random.setstate(drawn)  # the first values of what is not built yet are drawn by it
+        held.make()
+        return model
+
+    at = sys._getframe(2)  # the call of fit, which messages name
+    build.__code__ = build.__code__.replace(co_filename=at.f_code.co_filename, co_firstlineno=at.f_lineno)
+    return build
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(Recipe)]
     for name in renamed.grouped(settings, programs.GROUPS):
-        if name in _ELSEWHERE:
-            raise UsageError(f"fit: {name} is not supported: {_ELSEWHERE[name]}")
         if name not in known:
             raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
 

@@ -71,13 +71,14 @@ def schedule(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.schedule
     return found if isinstance(found, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
-def made_here(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer, or one like it where it was made outside of the current strategy's scope or built for a model.
+def made_here(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]) -> keras.optimizers.Optimizer:
+    """The optimizer, or one like it where it was made outside of the current strategy's scope or built for others.
 
-    It has the present learning rate, and no state of earlier steps. UsageError where its class cannot be made anew.
+    That has the present learning rate, and no state of earlier steps. UsageError where its class cannot be made anew.
     """
     scope = tf.distribute.get_strategy().extended
-    if scope.variable_created_in_scope(optimizer.iterations.value) and not optimizer.built:
+    is_for_others = optimizer.built and [*map(id, built_for(optimizer))] != [*map(id, weights)]
+    if scope.variable_created_in_scope(optimizer.iterations.value) and not is_for_others:
         return optimizer
     own = schedule(optimizer)
     try:

@@ -57,7 +57,8 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     recipe = plan.recipe
     # Names count up within a process and are what a checkpoint goes by: every build starts from the same ones. What an
     # earlier session of this process still holds is missing on a device; on a CPU Python's own collections will do.
-    keras.utils.clear_session(free_memory=plan.strategy.accelerator != "cpu")
+    if not recipe.task.has_model:
+        keras.utils.clear_session(free_memory=plan.strategy.accelerator != "cpu")
     notes: list[str] = []
     with initial_values.scope(strategy):
         model = build_model(plan, notes.append)

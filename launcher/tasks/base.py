@@ -46,6 +46,7 @@ class Task:
       step_assigns: of a model that has a step of its own, the variables that it assigns; else None.
       optimizer: a method that gives the optimizer that comes with the model; called after `model()`, under the same
         scope, unless `train.optimizer` is bound.
+      has_model: whether `model()` gives a model that the program has made already.
       initial_epoch: the number that callbacks know the first epoch by.
       validation_freq: which of the evaluations at ends of epochs are made: each of so many, or those of the epochs of
         these numbers, counted from 1.
@@ -62,6 +63,7 @@ class Task:
     untold: Collection[str] = ()
     step_assigns: Sequence[keras.Variable] | None = None
     optimizer: Callable[[], Optimizer] | None = None
+    has_model: bool = False
     initial_epoch: int = 0
     validation_freq: int | Sequence[int] = 1
     verbose: int = 1

@@ -35,12 +35,12 @@ from launcher.optimizers import Optimizer, Optimizers, own_settings
 from launcher.tasks import keras_callbacks, keras_metrics, keras_own_step
 from launcher.tasks.base import Task, check_builder
 from launcher.tasks.keras_own_step import OwnSteps, Sums
-from launcher.tasks.keras_private import keras_losses_of, with_local_metrics
+from launcher.tasks.keras_private import keras_losses_of, undivided, with_local_metrics
 from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
 
 _OF_BATCH = "batch/"
-_TRIED = 8  # examples
+_ERRORS = (AttributeError, ValueError, TypeError, KeyError, NotImplementedError, tf.errors.InvalidArgumentError)
 _COLOURS = re.compile(r"\x1b\[\d*m")
 _REDUCTIONS = ("sum_over_batch_size", "mean")
 
@@ -63,6 +63,7 @@ class KerasTask(Task):
     # Of batch normalisation: the reference is one device, which sees the whole batch.
     statistics_over_global_batch = True
     adds_losses = True
+    tried = 8  # examples of arrays, where a batch is looked at before training
 
     def __init__(
         self,
@@ -146,7 +147,13 @@ class KerasTask(Task):
         for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())
             with _refused(f"{where}: {model.name!r} does not take this data, in which {structure}"):
-                outputs = model(x, training=False)
+                try:
+                    outputs = model(x, training=False)
+                except _ERRORS:  # there are models that take neither zeros nor one example
+                    if structure.keys != structures[0].keys:
+                        raise
+                    x, y, weight = self._first_batch()
+                    outputs = model(x, training=False)
             what = f"{where}: the loss or a metric does not take the model's outputs with {structure}"
             if y is None:
                 what += ", without any y (data is one tuple, (x, y))"
@@ -186,10 +193,7 @@ class KerasTask(Task):
             )
         if model is None or self._own is not None or not keras_metrics.has_unknown(model):
             return
-        size = getattr(self.data(), "batch_size", _TRIED)
-        shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
-        batch = next(iter(self.data().train_batches(shard)))
-        x, y, weight = self._packed({key: tf.concat([part, part][: 1 + (size < 2)], 0) for key, part in batch.items()})
+        x, y, weight = self._first_batch()
         tried = x, y, _call(model, x, False), weight
         self._folds = keras_metrics.folds(model, tried, self._of_loss)
         self._of_batch = keras_metrics.of_one_batch(model, tried)
@@ -205,6 +209,13 @@ class KerasTask(Task):
                 f"{where} {whole[0]!r} does not add up over the rows of a batch, so it needs the whole batch: that "
                 f"works neither with train.microbatches > 1 (it is {microbatches}) nor under XLA on several replicas"
             )
+
+    def _first_batch(self) -> tuple[Any, Any, Any]:
+        """x, y and sample_weight of examples of the training data, two or more."""
+        size = getattr(self.data(), "batch_size", self.tried)
+        shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
+        batch = next(iter(self.data().train_batches(shard)))
+        return self._packed({key: tf.concat([part, part][: 1 + (size < 2)], 0) for key, part in batch.items()})
 
     def _packed(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         return self._structure(batch).pack(batch)
@@ -245,11 +256,11 @@ class KerasTask(Task):
                     f"{defined_at(self._build)}: train_step applies no Keras optimizer, so it trains nothing"
                 )
             return Optimizers(uses)
-        found = self._model.optimizer
+        found, weights = self._model.optimizer, self._model.trainable_variables
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
-            found.inner_optimizer = found = own_settings.made_here(found.inner_optimizer)
+            found.inner_optimizer = found = own_settings.made_here(found.inner_optimizer, weights)
         else:
-            self._model.optimizer = found = own_settings.made_here(found)
+            self._model.optimizer = found = own_settings.made_here(found, weights)
         return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable), own_average=True)
 
     @no_autograph
@@ -260,8 +271,11 @@ class KerasTask(Task):
 
     def _rows(self, batch: dict[str, tf.Tensor], training: bool) -> Any:
         """A replica's real examples as the model's own steps take them; one where there is none."""
-        count = tf.maximum(tf.cast(tf.reduce_sum(batch[WEIGHT]), tf.int32), 1)
-        x, y, weight = self._packed({name: one[:count] for name, one in batch.items()})
+        context, rows = tf.distribute.get_replica_context(), batch[WEIGHT].shape[0]
+        if rows is None or rows * context.num_replicas_in_sync != self._structure(batch).rows:  # it may be a short one
+            count = tf.maximum(tf.cast(tf.reduce_sum(batch[WEIGHT]), tf.int32), 1)
+            batch = {name: one[:count] for name, one in batch.items()}
+        x, y, weight = self._packed(batch)
         if training and self._class_weight:
             weight = class_weights(y, self._class_weight, weight)
         return self._structure(batch).element(x, y, weight)
@@ -284,12 +298,15 @@ class KerasTask(Task):
             return each_tensor(part, lambda one: one[: tf.maximum(tf.cast(num_real, tf.int32), 1)])
 
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
-        has_statistics = any("moving_mean" in one.path for one in model.weights)
-        if self._has_own_losses and not compiled and not (training and has_statistics):
+        has_statistics = training and any("moving_mean" in one.path for one in model.weights)
+        context = tf.distribute.get_replica_context()
+        is_alone = context is None or context.num_replicas_in_sync == 1
+        if not compiled and (is_alone if has_statistics else self._has_own_losses):
             x = rows(x)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)
-        outputs = _call(model, x, training)
+        with undivided():  # of layers that have a loss of Keras's
+            outputs = _call(model, x, training)
         own = list(model.losses)
         if compiled:
             outputs, weights, over = weights_of(outputs, sample_weight, real)
@@ -311,9 +328,8 @@ class KerasTask(Task):
         if compiled:  # the mean over what fills up the batch, too, but for the model's own losses
             extra = tf.add_n([tf.cast(one, tf.float32) for one in own]) if own else 0.0
             loss = (tf.cast(total, tf.float32) - extra) * float(over.shape.num_elements()) + weight * extra
-        context, num_rows = tf.distribute.get_replica_context(), num_real
-        takes_whole_batches = bool(self._of_batch) or any(fold.whole for fold in self._folds)
-        if takes_whole_batches and context is not None and context.num_replicas_in_sync > 1:
+        num_rows, takes_whole_batches = num_real, bool(self._of_batch) or any(fold.whole for fold in self._folds)
+        if takes_whole_batches and not is_alone:
             parts = keras_metrics.of_all_replicas(*together, needs_x=keras_metrics.is_overridden(model))
             whole, logs = keras_metrics.updated(model, initial, parts)
             is_first = tf.equal(context.replica_id_in_sync_group, 0)
@@ -378,14 +394,7 @@ class KerasTask(Task):
 def _refused(what: str) -> Iterator[None]:
     try:
         yield
-    except (
-        AttributeError,
-        ValueError,
-        TypeError,
-        KeyError,
-        NotImplementedError,
-        tf.errors.InvalidArgumentError,
-    ) as error:
+    except _ERRORS as error:
         lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
         # Keras says first in which layer it was.
         line = next((line for line in lines if not line.startswith("Exception encountered")), type(error).__name__)

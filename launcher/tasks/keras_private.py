@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from launcher.errors import TrainingError
 
-# Leans on Keras: models have `_losses_override`, trainers the two functions, numbers without a seed the other one.
-# Noticed by tests/tasks/test_keras_metrics.py, tests/tasks/test_own_train_step.py, tests/modes/test_fit.py. Then:
+# Leans on Keras: models have `_losses_override` and `_flatten_layers`, variables `_initialize`, trainers the two
+# functions, numbers without a seed the other one. Noticed by tests/tasks/test_keras_metrics.py,
+# tests/tasks/test_own_train_step.py, tests/modes/test_fit.py, tests/modes/test_fit_model.py. Then:
 # see how Keras's own TensorFlow trainer does it; a TrainingError or an AttributeError names what is gone.
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
 SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
@@ -39,28 +40,77 @@ def with_local_metrics(build: Callable[[], Any]) -> Any:
         return build()
 
 
+_divides, _inside = contextlib.ExitStack(), 0
+
+
+@contextlib.contextmanager
+def undivided() -> Iterator[None]:
+    """Has Keras leave the replicas out of losses that it reduces: it takes 1/replicas, for a sum over equal parts.
+
+    Replicas' threads may take turns inside. TrainingError where this Keras has other names for it.
+    """
+    global _inside
+    module = sys.modules[keras.losses.Loss.__module__]
+    if missing := [name for name in SCALES if not hasattr(module, name)]:
+        raise _unknown(missing[0])
+    if not _inside:
+        for name in SCALES:
+            _divides.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, lambda value: value)
+    _inside += 1
+    try:
+        yield
+    finally:
+        _inside -= 1
+        if not _inside:
+            _divides.close()
+
+
 @contextlib.contextmanager
 def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator[None]:
     """Has Keras compute a loss as on one device, with these as the model's own, also inside a stateless scope.
 
-    Of each loss that Keras reduces itself it takes 1/replicas, for a sum over equal parts of a batch. Here a part's
-    mean is weighted by its examples. TrainingError where this Keras has other names for it.
+    Here a part's mean is weighted by its examples. TrainingError as of `undivided`.
     """
-    module = sys.modules[keras.losses.Loss.__module__]
-    missing = [name for name in SCALES if not hasattr(module, name)]
-    missing += ["_losses_override"] if not hasattr(model, "_losses_override") else []
-    if missing:
-        raise TrainingError(
-            f"Keras {keras.version()} has no {missing[0]}, by which a compiled model's loss is taken over replicas; "
-            "install keras 3.8 to 3.15"
-        )
-    before = {name: getattr(module, name) for name in SCALES}
-    try:
-        for name in SCALES:
-            setattr(module, name, lambda value: value)
-        model._losses_override[:] = losses
-        yield
-    finally:
-        model._losses_override.clear()
-        for name, function in before.items():
-            setattr(module, name, function)
+    if not hasattr(model, "_losses_override"):
+        raise _unknown("_losses_override")
+    with undivided():
+        try:
+            model._losses_override[:] = losses
+            yield
+        finally:
+            model._losses_override.clear()
+
+
+def _unknown(name: str) -> TrainingError:
+    return TrainingError(
+        f"Keras {keras.version()} has no {name}, by which a compiled model's loss is taken over replicas; "
+        "install keras 3.8 to 3.15"
+    )
+
+
+class Held:
+    """What a model, its parts, metrics and optimizers hold of a strategy, with the values that its variables have."""
+
+    def __init__(self, model: keras.Model):
+        parts: list[Any] = list(model._flatten_layers())
+        self._models = [part for part in parts if isinstance(part, keras.Model)]
+        inner = [value for part in parts for value in vars(part).values()]
+        optimizers = [one for one in inner if isinstance(one, keras.optimizers.Optimizer)]
+        self._optimizers = [*optimizers, *(getattr(one, "inner_optimizer", one) for one in optimizers)]
+        variables = [one for part in [*parts, *optimizers] for one in part.variables]
+        variables += [one for held in self._models for one in held.metrics_variables]
+        found = {id(one): one for one in variables if getattr(one, "_value", None) is not None}
+        self._values = [(one, one.numpy()) for one in found.values()]
+
+    def make(self) -> None:
+        """Makes the variables anew in the current strategy's scope, with these values; what was traced is forgotten."""
+        for variable, value in self._values:
+            variable._initialize(value)
+        for optimizer in self._optimizers:
+            optimizer._distribution_strategy = tf.distribute.get_strategy()
+            weights = getattr(optimizer, "_trainable_variables", ())
+            optimizer._trainable_variables_indices = {optimizer._var_key(one): at for at, one in enumerate(weights)}
+        for model in self._models:
+            model._distribute_strategy = tf.distribute.get_strategy()
+            model.train_function = model.test_function = model.predict_function = None

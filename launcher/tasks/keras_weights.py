@@ -63,12 +63,14 @@ def class_weights(y: Any, class_weight: Mapping[int, float], sample_weight: Any)
 
 
 def each_tensor(part: Any, function: Callable[[Any], Any]) -> Any:
-    """`function` of every tensor of a nest, and of the masks that Keras keeps with them; None of None."""
+    """`function` of every tensor of a nest, and of the masks and logits that Keras keeps with them; None of None."""
 
     def of_one(tensor: Any) -> Any:
-        found, mask = function(tensor), getattr(tensor, "_keras_mask", None)
-        if mask is not None:
-            found._keras_mask = function(mask)
+        found = function(tensor)
+        # Of probabilities without their logits, a loss would be bounded.
+        for name in ("_keras_mask", "_keras_logits"):
+            if (beside := getattr(tensor, name, None)) is not None:
+                setattr(found, name, function(beside))
         return found
 
     return None if part is None else keras.tree.map_structure(of_one, part)

@@ -32,6 +32,8 @@ def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[
             copy = make()
     finally:
         keras.config.set_dtype_policy(policy)
+    if copy is source:
+        raise UsageError("a second model is needed, in float32: give launcher.fit a function that builds the model")
     for layer, *_ in walk(copy):
         if layer.compute_dtype in ("float16", "bfloat16"):  # whatever the policy, when its code says so
             layer.dtype_policy = "float32"

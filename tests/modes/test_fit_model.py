@@ -1,0 +1,219 @@
+"""`launcher.fit(model, …)` stands where `model.fit(…)` stood: the model itself is trained, from the state that it has.
+
+Keras's own `fit` is the oracle, with examples in their own order.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from own_steps import GAN, NOISE, X
+
+import launcher
+from launcher.errors import UsageError
+
+pytestmark = pytest.mark.slow
+
+random = np.random.default_rng(0)
+LABEL = random.integers(0, 3, len(X))
+WEIGHT = random.uniform(0.5, 2.0, len(X)).astype(np.float32)
+HELD_OUT = X[:20], LABEL[:20]
+
+
+def classifier():
+    """Not built yet, with an optimizer that has a state and a layer whose statistics move."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+def assert_same(ours, keras_own):
+    for name in keras_own.history:
+        np.testing.assert_allclose(ours.history[name], keras_own.history[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    for found, wanted in zip(ours.model.get_weights(), keras_own.model.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_model_goes_on_from_call_to_call_as_with_keras(replicas, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = {"validation_data": HELD_OUT, "batch_size": 10, "shuffle": False, "verbose": 0}
+    mine, other = classifier(), classifier()
+    for _ in range(2):
+        history = launcher.fit(mine, X, LABEL, replicas=replicas, **arguments)
+        assert history.model is mine
+        assert_same(history, other.fit(X, LABEL, **arguments))
+    np.testing.assert_allclose(mine.predict(X, verbose=0), other.predict(X, verbose=0), atol=1e-5)
+    # Afterwards it is a model of this process, which Keras trains, with the optimizer's state.
+    assert_same(mine.fit(X, LABEL, **arguments), other.fit(X, LABEL, **arguments))
+
+
+def test_data_by_keras_names_is_taken(tmp_path):
+    arguments = {"x": X, "y": LABEL, "sample_weight": WEIGHT, "validation_data": list(HELD_OUT), "shuffle": False}
+    mine, other = classifier(), classifier()
+    history = launcher.fit(mine, **arguments, verbose=0, model_dir=str(tmp_path / "model"))
+    assert_same(history, other.fit(**arguments, verbose=0))
+    assert_same(launcher.fit(classifier, **arguments, model_dir=str(tmp_path / "function"), seed=3), history)
+
+
+def test_a_model_with_optimizers_of_its_own_goes_on(tmp_path):
+    def gan():
+        keras.utils.set_random_seed(5)
+        model = GAN()
+        model.compile(keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2))
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
+    mine, other = gan(), gan()
+    for number in range(2):
+        launcher.fit(mine, data, model_dir=str(tmp_path / str(number)), replicas=2)
+        other.fit(data, verbose=0)
+        for found, wanted in zip(mine.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_layers_made_afterwards_get_names_of_their_own(tmp_path):
+    model = classifier()
+    launcher.fit(model, X, LABEL, model_dir=str(tmp_path))
+    assert keras.layers.Dense(1).name not in [layer.name for layer in model.layers]
+
+
+def test_a_message_names_the_line_of_the_call(tmp_path):
+    with pytest.raises(UsageError, match=r"test_fit_model.py line \d+: the model is not compiled"):
+        launcher.fit(keras.Sequential([keras.layers.Dense(1)]), X, LABEL, model_dir=str(tmp_path))
+
+
+def test_where_a_second_model_or_process_is_needed_a_function_is_asked_for(tmp_path):
+    with pytest.raises(UsageError, match="give a function that builds the model"):
+        launcher.fit(classifier(), X, LABEL, workers=2, model_dir=str(tmp_path))
+    with pytest.raises(UsageError, match="a function that builds the model"):
+        launcher.fit(classifier(), X, LABEL, model_dir=str(tmp_path), precision_watch={"every": 1})
+
+
+def test_statistics_of_a_short_batch_are_of_its_examples_on_one_replica(tmp_path):
+    arguments = {"shuffle": False, "verbose": 0}  # 61 examples, 32 a batch
+    history = launcher.fit(classifier(), X, LABEL, **arguments, model_dir=str(tmp_path))
+    assert_same(history, classifier().fit(X, LABEL, **arguments))
+
+
+def sure():
+    """Of probabilities so near 0 that only their logits tell the loss."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(3, "softmax", kernel_initializer="ones")])
+    model.layers[0].kernel.assign(40 * model.layers[0].kernel * [[-1, 0, 1]])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+class Endpoint(keras.layers.Layer):
+    """Has a loss of Keras's in its call."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.loss = keras.layers.Dense(3), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def call(self, inputs):
+        x, label = inputs
+        logits = self.dense(x)
+        self.add_loss(self.loss(label, logits))
+        return logits
+
+
+def by_a_layer():
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((16,)), keras.Input((), dtype="int32")
+    model = keras.Model(inputs, Endpoint()(inputs))
+    model.compile("sgd")
+    return model
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("build", "data"), [(sure, (X, LABEL)), (by_a_layer, ([X, LABEL],))], ids=["logits", "layer"])
+def test_a_loss_is_that_of_keras(build, data, replicas, tmp_path):
+    arguments = {"shuffle": False, "verbose": 0, "batch_size": 16}
+    history = launcher.fit(build(), *data, **arguments, replicas=replicas, model_dir=str(tmp_path))
+    keras_own = build().fit(*data, **arguments)
+    assert build is not sure or keras_own.history["loss"][0] > 17
+    assert_same(history, keras_own)
+
+
+def test_a_model_that_takes_neither_zeros_nor_one_example_is_tried_with_the_data(tmp_path):
+    def build():
+        keras.utils.set_random_seed(3)
+        known = keras.layers.IntegerLookup(vocabulary=[5, 6, 7], num_oov_indices=0)
+        embedded = [known, keras.layers.Embedding(3, 4), keras.layers.Flatten()]
+        of_eight = keras.layers.Lambda(lambda x: keras.ops.reshape(x, (8, 4)))
+        model = keras.Sequential([*embedded, of_eight, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    data = (5 + LABEL[:48, None], LABEL[:48].astype(np.float32))
+    arguments = {"shuffle": False, "verbose": 0, "batch_size": 8}
+    history = launcher.fit(build(), *data, **arguments, model_dir=str(tmp_path))
+    assert_same(history, build().fit(*data, **arguments))
+
+
+class Counted(keras.Model):
+    """Has a step that takes the number of examples for known, and that of words as it comes."""
+
+    def __init__(self, is_known):
+        super().__init__()
+        self.embedding, self.is_known = keras.layers.Embedding(4, 3), is_known
+
+    def call(self, words):
+        return keras.ops.mean(self.embedding(words), axis=(1, 2))
+
+    def train_step(self, data):
+        words, y = data
+        examples = keras.ops.cast(words.shape[0] if self.is_known else tf.shape(words)[0], "float32")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((self(words) - y) ** 2) / examples
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["of known batches", "of unknown lengths"])
+def test_a_step_sees_the_shapes_that_it_sees_in_keras(is_known, tmp_path):
+    def build():
+        keras.utils.set_random_seed(3)
+        model = Counted(is_known)
+        model.compile("sgd")
+        return model
+
+    def rows():
+        for label in LABEL[:32]:
+            yield np.full(5, label), np.float32(label)
+
+    spec = (tf.TensorSpec([5 if is_known else None], tf.int64), tf.TensorSpec([]))
+    data = tf.data.Dataset.from_generator(rows, output_signature=spec)
+    data = data.batch(32, drop_remainder=is_known)
+    history = launcher.fit(build(), data, steps_per_epoch=1, model_dir=str(tmp_path), replicas=2 if is_known else 1)
+    assert_same(history, build().fit(data, steps_per_epoch=1, verbose=0))
+
+
+def test_a_model_that_is_built_by_fit_begins_with_the_weights_of_keras(tmp_path):
+    class Attentive(keras.Model):
+        """Its attention makes layers where it is built."""
+
+        def __init__(self):
+            super().__init__()
+            self.attention, self.dense = keras.layers.MultiHeadAttention(2, 3), keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(self.attention(x, x)[:, 0])
+
+    def build():
+        keras.utils.set_random_seed(3)
+        model = Attentive()
+        model.compile("sgd", "mse")
+        return model
+
+    data, arguments = (X[:48].reshape(48, 4, 4), X[:48, 0]), {"shuffle": False, "verbose": 0}
+    history = launcher.fit(build(), *data, **arguments, model_dir=str(tmp_path))
+    assert_same(history, build().fit(*data, **arguments))
