@@ -71,6 +71,8 @@ setup(
         "launcher": ["py.typed"],
         "models": ["py.typed"],
         "gin_configs": ["**/*.gin"],
+        "launcher.data": ["catalog.json"],
+        "launcher.machine": ["accelerators.json"],
         "launcher.preflight": ["published_rates.txt", "tpu_slices.txt"],
         "launcher.reporting": ["web/**/*"],
     },
