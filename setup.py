@@ -72,6 +72,7 @@ setup(
         "models": ["py.typed"],
         "gin_configs": ["**/*.gin"],
         "launcher.data": ["catalog.json"],
+        "launcher.doctor": ["variables.json"],
         "launcher.jobs": ["jobset.yaml"],
         "launcher.machine": ["accelerators.json"],
         "launcher.preflight": ["published_rates.txt", "tpu_slices.txt"],
