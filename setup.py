@@ -75,6 +75,7 @@ setup(
         "launcher.doctor": ["variables.json"],
         "launcher.jobs": ["jobset.yaml"],
         "launcher.machine": ["accelerators.json"],
+        "launcher.model_dir": ["contents.json"],
         "launcher.preflight": ["published_rates.txt", "tpu_slices.txt"],
         "launcher.reporting": ["web/**/*"],
     },

@@ -30,7 +30,8 @@ class Facts:
 
 
 def _facts(row: dict[str, Any]) -> Facts:
-    return Facts(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Facts(**fields)
 
 
 _KNOWN = json.loads(Path(__file__).with_name("catalog.json").read_text("utf-8"))

@@ -159,12 +159,7 @@ def _filled_in(part: Any, values: Mapping[str, Any]) -> Any:
 
 def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
     """The manifests as a file that a person can read and keep; `arguments` are the command line that asked for it."""
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"--backend=kubernetes needs PyYAML, which is not installed: {installation.command('kubernetes')}"
-        ) from None
+    yaml: Any = installation.required("yaml", by="--backend=kubernetes", extra="kubernetes", package="PyYAML")
     words = [shlex.quote(word) for word in arguments if word != _DRY_RUN]
     command = " \\\n    ".join([f"python -m launcher.launch {_DRY_RUN}", *words])
     selector = f"jobset.sigs.k8s.io/jobset-name={where.name},batch.kubernetes.io/job-completion-index=0"
