@@ -260,7 +260,6 @@ def package_findings(found: InstalledPackages) -> Iterator[Finding]:
 
 
 def _unmet(found: InstalledPackages) -> Iterator[Finding]:
-    """Findings on what packages require, and on those that hide others."""
     for requirement in requirements().required:
         if problem := found.problem(requirement):
             yield fail(f"Launcher requires {problem}", f"pip install '{requirement}'")

@@ -64,7 +64,6 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _data(request: dict[str, Any]) -> dict[str, Any] | None:
-    """Opens the recipe's data and checks whether it is prepared."""
     if "recipe" not in request:
         return None
     from launcher.tasks.base import open_data
@@ -76,7 +75,6 @@ def _data(request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
-    """Chooses strategy and policy as a training would."""
     from launcher.machine import cluster, strategy
 
     requested = request["strategy"] or getattr(request.get("recipe"), "strategy", "auto")

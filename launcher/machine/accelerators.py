@@ -150,8 +150,6 @@ _KNOWN = json.loads(Path(__file__).with_name("accelerators.json").read_text("utf
 
 
 def _read(row: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a chip or a card, as accelerators.json has them."""
-
     def field(value: Any) -> Any:
         if isinstance(value, dict):
             number = value["value"] if "value" in value else value["gib"] * 2**30

@@ -11,10 +11,14 @@ import logging
 import os
 import re
 import socket
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 from launcher.reporting import strict_json
 from launcher.reporting.sinks import PICTURE, RunStart, Sink
@@ -68,8 +72,6 @@ class TensorBoard(Sink):
     def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
         if self._failed:
             return
-        import tensorflow as tf
-
         try:
             action(*arguments)
         except (OSError, tf.errors.OpError) as error:
@@ -77,8 +79,6 @@ class TensorBoard(Sink):
             _logger.warning("TensorBoard events are no longer written to %s: %s.", self._directory, error)
 
     def _add_scalars(self, run: str, event: Mapping[str, Any], *more: Any) -> None:
-        import tensorflow as tf
-
         values = [
             tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
             for name, value in event.items()
@@ -87,11 +87,12 @@ class TensorBoard(Sink):
         self._add(run, int(event["step"]), [*values, *more])
 
     def _add(self, run: str, step: int, values: Sequence[Any]) -> None:
-        import tensorflow as tf
-
         if self._start is not None:
             start, self._start = self._start, None
-            texts = [_text("plan", _table(["", ""], start.plan.items())), _text("config", _code(start.config))]
+            texts = [
+                _text("plan", _table(["", ""], start.plan.items())),
+                _text("config", textwrap.indent(start.config, "    ")),
+            ]
             self._record(run, step=start.step, summary=tf.compat.v1.Summary(value=texts))
             if hyperparameters := _hyperparameters(start):
                 self._record(run, step=start.step, summary=hyperparameters)
@@ -104,8 +105,6 @@ class TensorBoard(Sink):
         self._add("eval", step, [*values, *([_images("pictures", pictures)] if pictures else [])])
 
     def _add_precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
-        import tensorflow as tf
-
         histograms = [
             tf.compat.v1.Summary.Value(tag=f"exponents/{name}", histo=_histogram(counts))
             for name, counts in exponents.items()
@@ -114,14 +113,10 @@ class TensorBoard(Sink):
         self._add_scalars("precision", numbers, *histograms)
 
     def _mark_restart(self, run: str, step: int) -> None:
-        import tensorflow as tf
-
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
         self._record(run, step=step + 1, session_log=start)
 
     def _record(self, run: str, **fields: Any) -> None:
-        import tensorflow as tf
-
         if run not in self._writers:
             self._writers[run] = tf.io.TFRecordWriter(str(self._new_file(run)))
             version = tf.compat.v1.Event(wall_time=self._clock(), file_version="brain.Event:2")
@@ -139,17 +134,11 @@ class TensorBoard(Sink):
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-def _code(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
-
-
 def _text(tag: str, markdown: str) -> Any:
-    """For TensorBoard's page of texts."""
     return _of_plugin("text", tag, [markdown])
 
 
@@ -160,8 +149,6 @@ def _images(tag: str, pictures: Sequence[bytes]) -> Any:
 
 
 def _of_plugin(plugin: str, tag: str, strings: Sequence[str | bytes]) -> Any:
-    import tensorflow as tf
-
     metadata = tf.compat.v1.SummaryMetadata(
         plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin),
     )
@@ -173,17 +160,12 @@ def _hyperparameters(start: RunStart) -> Any:
         from tensorboard.plugins.hparams import api
     except ImportError:
         return None
-    import tensorflow as tf
-
     summary = api.hparams_pb(start.hyperparameters, trial_id=start.model_dir)
     return tf.compat.v1.Summary.FromString(summary.SerializeToString())
 
 
 def _histogram(counts: Any) -> Any:
     """TensorBoard's histogram of the exponents of finite values that are not zero; bin e has the exponent e - 127."""
-    import numpy as np
-    import tensorflow as tf
-
     found = np.flatnonzero(counts[1:-1]) + 1
     if not len(found):
         return tf.compat.v1.HistogramProto()

@@ -5,22 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from launcher.data.catalog import DIGITS
-from launcher.errors import UsageError
 from launcher.machine import installation
 
 Arrays = dict[str, np.ndarray]
 
 
 def check() -> None:
-    """Raises UsageError where scikit-learn is missing."""
-    try:
-        import sklearn  # noqa: F401
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "sklearn":
-            raise
-        raise UsageError(
-            f"image_data.name = 'digits' needs scikit-learn, which holds the images: {installation.command('demo')}"
-        ) from None
+    """Raises UsageError where scikit-learn, which holds the images, is missing."""
+    installation.required("sklearn", by="image_data.name = 'digits'", extra="demo", package="scikit-learn")
 
 
 def load() -> tuple[Arrays, Arrays]:
