@@ -147,16 +147,10 @@ def _xla(request: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": time.monotonic() - started}
 
 
+# By name, in the order in which they are taken.
 TOPICS = {
-    "import": _import,
-    "build": _build,
-    "devices": _devices,
-    "recipe": _recipe,
-    "data": _data,
-    "plan": _plan,
-    "model_dir": _model_dir,
-    "gpus": _gpus,
-    "xla": _xla,
+    one.__name__.removeprefix("_"): one
+    for one in (_import, _build, _devices, _recipe, _data, _plan, _model_dir, _gpus, _xla)
 }
 
 

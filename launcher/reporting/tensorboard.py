@@ -7,7 +7,6 @@ where it goes on (`SessionLog.START`, on which TensorBoard forgets the later poi
 from __future__ import annotations
 
 import base64
-import logging
 import os
 import re
 import socket
@@ -23,7 +22,6 @@ import tensorflow as tf
 from launcher.reporting import strict_json
 from launcher.reporting.sinks import PICTURE, RunStart, Sink
 
-_logger = logging.getLogger(__name__)
 _FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
 
@@ -33,58 +31,49 @@ class TensorBoard(Sink):
     The samples of evaluations go to DIR/eval as texts and images. With the first event go the plan and the
     configuration as text and, where the package `tensorboard` is installed, the hyperparameters.
 
-    It is a copy of metrics.jsonl for the eyes, so a failure to write is one warning and the end of the copy, not of the
-    training.
+    It is a copy of metrics.jsonl for the eyes, so a failure to write is the end of the copy, not of the training; see
+    `Sink`.
     """
 
     def __init__(self, directory: str, *, clock: Callable[[], float] = time.time):
         self._directory = Path(directory)
         self._clock = clock
         self._writers: dict[str, Any] = {}
-        self._failed = False
         self._start: RunStart | None = None
 
     def started(self, run: RunStart) -> None:
         self._start = run
 
     def measured(self, split: str, event: Mapping[str, Any]) -> None:
-        self._guarded(self._add_scalars, split, event)
+        self._add(split, int(event["step"]), _scalars(event))
 
     def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
         """Writes a table of texts; pictures stand above it, in the order of its rows."""
-        self._guarded(self._add_samples, step, rows)
+        pictures = [base64.b64decode(given.removeprefix(PICTURE)) for given, *_ in rows if given.startswith(PICTURE)]
+        shown = [(str(number), *row[1:]) for number, row in enumerate(rows, start=1)] if pictures else rows
+        values = [_text("samples", _table(["given", "the model's", "expected"], shown))]
+        self._add("eval", step, [*values, *([_images("pictures", pictures)] if pictures else [])])
 
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
         """Writes the numbers of an event, and by tag how many values there are of each float32 exponent, 256 bins."""
-        self._guarded(self._add_precision, event, exponents)
+        numbers = {name: value for name, value in event.items() if not isinstance(value, str | Mapping)}
+        histograms = [
+            tf.compat.v1.Summary.Value(tag=f"exponents/{name}", histo=_histogram(counts))
+            for name, counts in exponents.items()
+        ]
+        self._add("precision", int(event["step"]), [*_scalars(numbers), *histograms])
 
     def truncate_after(self, step: int) -> None:
         """Makes TensorBoard forget what an earlier attempt logged past `step`."""
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
         for run in ("train", "eval", "precision"):
             if (self._directory / run).is_dir():
-                self._guarded(self._mark_restart, run, step)
+                self._record(run, step=step + 1, session_log=start)
 
     def close(self) -> None:
         for writer in self._writers.values():
-            self._guarded(writer.close)
+            writer.close()
         self._writers.clear()
-
-    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
-        if self._failed:
-            return
-        try:
-            action(*arguments)
-        except (OSError, tf.errors.OpError) as error:
-            self._failed = True
-            _logger.warning("TensorBoard events are no longer written to %s: %s.", self._directory, error)
-
-    def _add_scalars(self, run: str, event: Mapping[str, Any], *more: Any) -> None:
-        values = [
-            tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
-            for name, value in event.items()
-            if name != "step"
-        ]
-        self._add(run, int(event["step"]), [*values, *more])
 
     def _add(self, run: str, step: int, values: Sequence[Any]) -> None:
         if self._start is not None:
@@ -97,24 +86,6 @@ class TensorBoard(Sink):
             if hyperparameters := _hyperparameters(start):
                 self._record(run, step=start.step, summary=hyperparameters)
         self._record(run, step=step, summary=tf.compat.v1.Summary(value=values))
-
-    def _add_samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
-        pictures = [base64.b64decode(given.removeprefix(PICTURE)) for given, *_ in rows if given.startswith(PICTURE)]
-        shown = [(str(number), *row[1:]) for number, row in enumerate(rows, start=1)] if pictures else rows
-        values = [_text("samples", _table(["given", "the model's", "expected"], shown))]
-        self._add("eval", step, [*values, *([_images("pictures", pictures)] if pictures else [])])
-
-    def _add_precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
-        histograms = [
-            tf.compat.v1.Summary.Value(tag=f"exponents/{name}", histo=_histogram(counts))
-            for name, counts in exponents.items()
-        ]
-        numbers = {name: value for name, value in event.items() if not isinstance(value, str | Mapping)}
-        self._add_scalars("precision", numbers, *histograms)
-
-    def _mark_restart(self, run: str, step: int) -> None:
-        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-        self._record(run, step=step + 1, session_log=start)
 
     def _record(self, run: str, **fields: Any) -> None:
         if run not in self._writers:
@@ -131,6 +102,14 @@ class TensorBoard(Sink):
         used = [int(match[1]) for match in map(_FILE.fullmatch, os.listdir(folder)) if match]
         stamp = max([int(self._clock()), *(seconds + 1 for seconds in used)])
         return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.v2"
+
+
+def _scalars(event: Mapping[str, Any]) -> list[Any]:
+    return [
+        tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
+        for name, value in event.items()
+        if name != "step"
+    ]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
