@@ -124,7 +124,6 @@ class BatchNormalization(keras.layers.Layer):
         }
 
     def _normalize(self, images: tf.Tensor) -> tf.Tensor:
-        """Normalises by the moving statistics."""
         return self._fused(images, self.moving_mean, self.moving_variance, is_training=False).y
 
     def _fused(self, images: tf.Tensor, mean: Any, variance: Any, *, is_training: bool) -> Any:
@@ -139,7 +138,6 @@ class BatchNormalization(keras.layers.Layer):
         )
 
     def _normalize_by_batch(self, images: tf.Tensor) -> tf.Tensor:
-        """Normalises by the statistics of the batch, and moves the moving statistics."""
         context = tf.distribute.get_replica_context() if self.synchronized else None
         if context is not None and context.num_replicas_in_sync > 1:
             outputs, mean, variance = self._normalize_replicas(images, context)

@@ -4,8 +4,8 @@
     python scripts/reference.py
 
 Every flag, binding, exit code and file of a run is described where it is defined: in the flag's help, in the docstring
-of the class or function, in `launcher.errors.EXIT_CODES`, in `launcher.model_dir.CONTENTS`, and in the first lines of a
-recipe. What has no description there is an error here. tests/test_reference.py compares all pages with this.
+of the class or function, in `launcher.errors.EXIT_CODES`, in launcher/model_dir/contents.json, and in the first lines
+of a recipe. What has no description there is an error here. tests/test_reference.py compares all pages with this.
 
 Figures and assumptions: see scripts/quotes.py.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ from typing import Any
 import gin
 import quotes
 
-from launcher import errors, launch, model_dir, modes
+from launcher import errors, launch, modes
 from launcher.config import bound_types
 from launcher.config.gin_files import RECIPES, read_file, recipes
 from launcher.config.gin_private import internals
@@ -34,6 +35,7 @@ from launcher.jobs.drill import plan as drills
 
 ROOT = Path(__file__).resolve().parents[1]
 
+_CONTENTS = json.loads((ROOT / "launcher/model_dir/contents.json").read_text("utf-8"))
 _MADE = "<!-- Written by scripts/reference.py; do not edit. -->\n"
 _ENTRY = re.compile(r"((?:\w+, )*\w+): ?(.*)")
 _KERAS = (
@@ -94,7 +96,7 @@ def reference() -> str:
         table(("code", "`launcher.main`", "`launcher.launch`"), _exit_codes()),
         "## Files of a run\n",
         "What `--model_dir` receives. Most of them are there only when there is something to say.\n",
-        items((code(name), sentence(says)) for name, says in model_dir.CONTENTS.items()),
+        items((code(name), sentence(says)) for name, says in _CONTENTS.items()),
         "## Environment variables\n",
         "Beside those of TensorFlow, NCCL, Slurm and Kubernetes:\n",
         items(_variables()),

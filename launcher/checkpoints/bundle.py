@@ -16,7 +16,6 @@ import numpy as np
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, write_durably
 from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
 from launcher.checkpoints.manifest import FORMAT, MANIFEST, STATE, checksum, described, folder_name, sha256_of
-from launcher.machine.host_arrays import shared_tensor
 from launcher.worker import drill
 
 
@@ -117,6 +116,8 @@ def _check_savable(step: int, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _write_bundle(prefix: Path, arrays: Mapping[str, np.ndarray]) -> None:
     import tensorflow as tf
+
+    from launcher.machine.host_arrays import shared_tensor
 
     try:
         # Not in the scope of whoever calls: connected to a TPU's hosts, TensorFlow writes from one of those by default.

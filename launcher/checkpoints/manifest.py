@@ -135,10 +135,6 @@ def _is_tensor(about: Any) -> bool:
     return is_known and all(map(_is_whole_number, about["shape"]))
 
 
-def _are_tensors(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_tensor, value.values()))
-
-
 # What this version relies on, each with whether a value can be one.
 _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "format": lambda value: _is_whole_number(value) and value == FORMAT,
@@ -148,7 +144,7 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "run": _is_table,
     "scaling": _is_table,
     "files": _are_files,
-    "tensors": _are_tensors,
+    "tensors": lambda value: isinstance(value, dict) and all(map(_is_tensor, value.values())),
 }
 
 

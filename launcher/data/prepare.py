@@ -228,7 +228,6 @@ def _probe(url: str) -> str | None:
 
 @contextlib.contextmanager
 def _readable_errors(name: str, builder: Any, root: Path) -> Iterator[None]:
-    """Turns what TFDS, the network and the disk raise into messages."""
     try:
         yield
     except LauncherError:
@@ -250,7 +249,6 @@ def _readable_errors(name: str, builder: Any, root: Path) -> Iterator[None]:
 
 
 def _is_in_the_way(error: OSError, root: Path) -> bool:
-    """Whether nothing can be written under `root`."""
     path = Path(error.filename) if isinstance(error.filename, str) else None
     concerned = path is not None and (path.is_relative_to(root) or root.is_relative_to(path))
     return error.errno in _FULL or (concerned and error.errno in _NOT_WRITABLE)

@@ -26,19 +26,9 @@ from launcher.machine import installation
 # All of them bring files of the one module `tensorflow`.
 PROVIDERS = (
     "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-tpu",
-    "tensorflow-gpu",
-    "tensorflow-intel",
-    "tensorflow-macos",
-    "tensorflow-rocm",
-    "tensorflow-aarch64",
-    "tf-nightly",
-    "tf-nightly-cpu",
-    "tf-nightly-tpu",
-    "intel-tensorflow",
+    *(f"tensorflow-{kind}" for kind in ("cpu", "tpu", "gpu", "intel", "macos", "rocm", "aarch64")),
+    *("tf-nightly", "tf-nightly-cpu", "tf-nightly-tpu", "intel-tensorflow"),
 )
-
 
 # What TensorFlow is made of beside our own requirements; each one's requirements are looked at.
 _LOOKED_AT = ("keras", "tensorflow-datasets", "jax", "jaxlib", "h5py", "tensorboard", "typeguard", "rich")
@@ -260,7 +250,6 @@ def package_findings(found: InstalledPackages) -> Iterator[Finding]:
 
 
 def _unmet(found: InstalledPackages) -> Iterator[Finding]:
-    """Findings on what packages require, and on those that hide others."""
     for requirement in requirements().required:
         if problem := found.problem(requirement):
             yield fail(f"Launcher requires {problem}", f"pip install '{requirement}'")

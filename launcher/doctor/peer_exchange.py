@@ -169,7 +169,6 @@ class _Exchanging:
                 self._all_heard.set()
 
     def _call(self, index: int, address: str) -> Peer:
-        """Calls one worker until it answers or the time is over."""
         while True:
             peer = self._try(index, address)
             if peer.state == ANSWERED or self._left == 0:
@@ -199,7 +198,6 @@ class _Exchanging:
         return Peer(index=index, address=address, state=state, detail=detail)
 
     def _ask(self, connection: socket.socket) -> dict[str, Any]:
-        """Sends this worker's line and reads that of the other one."""
         connection.settimeout(_ANSWER_SECONDS)
         sent, started = time.time(), time.monotonic()
         connection.sendall(self._line())

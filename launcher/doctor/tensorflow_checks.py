@@ -41,7 +41,6 @@ def tensorflow(context: Context) -> Iterator[Finding]:
 
 
 def _crash(outcome: child.ChildResult) -> Finding:
-    """The finding on a process that ended badly after the import."""
     seen = f"after {list(outcome.answers)[-1]!r} its process {outcome.how}"
     if _UNKNOWN_FLAG.search(outcome.log):
         return fail(seen, "unset XLA_FLAGS, or correct it: XLA ends a process over a flag it does not know")

@@ -6,72 +6,14 @@ import ipaddress
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.doctor.check import FAIL, WARN, Context, Finding, check, fail, ok, warn
+from launcher.doctor.check import FAIL, Context, Finding, check, fail, ok, warn
 
-_TRUE = ("1", "true")
-
-# Variable, whether a value is a mistake, how bad it is, what it does, and what to do.
-_MISTAKES: tuple[tuple[str, Callable[[str], bool], str, str, str], ...] = (
-    (
-        "TF_USE_LEGACY_KERAS",
-        lambda value: value.lower() in _TRUE,
-        FAIL,
-        "tf.keras is Keras 2 then, and Launcher's models are Keras 3",
-        "unset TF_USE_LEGACY_KERAS",
-    ),
-    (
-        "KERAS_BACKEND",
-        lambda value: value != "tensorflow",
-        FAIL,
-        "Keras would not use TensorFlow",
-        "export KERAS_BACKEND=tensorflow",
-    ),
-    (
-        "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION",
-        lambda value: value == "python",
-        WARN,
-        "protocol buffers are parsed in Python, many times slower",
-        "unset PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION; if an import fails then, pip install --upgrade protobuf",
-    ),
-    (
-        "CUDA_LAUNCH_BLOCKING",
-        lambda value: value == "1",
-        WARN,
-        "every GPU kernel waits for the one before",
-        "unset CUDA_LAUNCH_BLOCKING: it is for debugging",
-    ),
-    (
-        "NVIDIA_TF32_OVERRIDE",
-        lambda value: value == "0",
-        WARN,
-        "TF32 is off whatever gpu.tf32 says, and float32 matrices are multiplied several times slower",
-        "unset NVIDIA_TF32_OVERRIDE; gpu.tf32 = False turns TF32 off for one recipe",
-    ),
-    (
-        "TF_FORCE_GPU_ALLOW_GROWTH",
-        lambda value: value.lower() not in _TRUE,
-        WARN,
-        "memory growth is off whatever gpu.memory_growth says",
-        "unset TF_FORCE_GPU_ALLOW_GROWTH; gpu.memory_growth = False turns growth off for one recipe",
-    ),
-    (
-        "TF_ENABLE_ONEDNN_OPTS",
-        lambda value: value.lower() not in _TRUE,
-        WARN,
-        "oneDNN's kernels are off, and training on a CPU is slower",
-        "unset TF_ENABLE_ONEDNN_OPTS, unless results have to agree with a run without oneDNN",
-    ),
-    (
-        "TF_XLA_FLAGS",
-        lambda value: "tf_xla_auto_jit" in value,
-        WARN,
-        "XLA clusters operations by itself, whatever train.jit_compile says",
-        "unset TF_XLA_FLAGS; train.jit_compile = True compiles the forward and backward pass",
-    ),
-)
+# What each variable does where its value is wrong, or not right, as patterns say.
+_KNOWN = json.loads(Path(__file__).with_name("variables.json").read_text("utf-8"))
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -82,13 +24,14 @@ def variables(context: Context) -> Iterator[Finding]:
 
 
 def _mistakes(environ: Mapping[str, str]) -> Iterator[Finding]:
-    for name, is_mistake, status, effect, fix in _MISTAKES:
+    for known in _KNOWN:
+        name = known["variable"]
         # Of these, oneDNN is on by default on x86 alone.
         if name == "TF_ENABLE_ONEDNN_OPTS" and platform.machine() not in ("x86_64", "AMD64"):
             continue
         value = environ.get(name, "")
-        if value and is_mistake(value):
-            yield (fail if status == FAIL else warn)(f"{name}={value}: {effect}", fix)
+        if value and bool(re.fullmatch(known.get("wrong") or known["right"], value)) == ("wrong" in known):
+            yield (fail if known["status"] == FAIL else warn)(f"{name}={value}: {known['effect']}", known["fix"])
 
 
 def _proxies(context: Context) -> Iterator[Finding]:

@@ -177,7 +177,6 @@ class Agent:
         return Tee(None, "", send)
 
     def _tell_of(self, worker: Worker) -> None:
-        """Says what is new."""
         worker.refresh()
         now, report, error = time.monotonic(), worker.report, worker.error
         state = {

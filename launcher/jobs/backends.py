@@ -202,7 +202,6 @@ def _shown(item: str) -> str:
 
 
 def _passed_on(wanted: list[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that go to the hosts."""
     found = {
         name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
     }

@@ -78,7 +78,6 @@ class FirstError:
 
     @property
     def _victims(self) -> dict[int, str]:
-        """What became of the others, by rank."""
         return {one.rank: _beside(one, self.cause) for one in self.outcomes if one.rank != self.cause.rank}
 
 

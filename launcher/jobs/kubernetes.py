@@ -1,8 +1,8 @@
 """A job as a JobSet of Kubernetes: one pod a worker, each with a supervisor of its own, restarted by the cluster.
 
 There is no head. In every pod runs `python -m launcher.launch --backend=member`, which finds its peers by what
-`launcher.machine.cluster.kubernetes` reads and this module writes. What becomes of the job is for the JobSet to decide,
-by the exit codes of its pods:
+`launcher.machine.cluster.kubernetes` reads and jobset.yaml, which is filled in here, says. What becomes of the job is
+for the JobSet to decide, by the exit codes of its pods:
 
     64, 70       the JobSet fails at once: a retry will not help
     42           saved and preempted: the pod is replaced, which no count limits. So ends also what failed with a new
@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from absl import flags
@@ -48,7 +48,6 @@ FLAGS: Mapping[str, Any] = {
 }  # fmt: skip
 
 _REPLICATED_JOB = "worker"
-_CONTAINER = "worker"
 # The supervisor kills what is left of a worker at the end of its grace period, and writes its report.
 _GRACE_MARGIN_SECONDS = 30
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -59,11 +58,7 @@ _KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?")
 _WORD = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _DRY_RUN = "--dry_run"
 _TPU = "google.com/tpu"
-_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"  # which the controller gives to every pod of a JobSet
-_ANNOTATIONS = {
-    "JOBSET_NAME": _NAME_LABEL,
-    "REPLICATED_JOB_NAME": "jobset.sigs.k8s.io/replicatedjob-name",
-}
+_TEMPLATE = Path(__file__).with_name("jobset.yaml")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,50 +112,57 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
     )
 
 
-def manifest(job: Job, where: Pods) -> dict[str, Any]:
-    """The JobSet."""
-    hopeless = {"name": "retry-will-not-help", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(where),
-        "spec": {
-            # Workers look for each other before they are ready, and none is ready before it has found the others.
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {"maxRestarts": job.max_restarts, "rules": [hopeless]},
-            "replicatedJobs": [{"name": _REPLICATED_JOB, "replicas": 1, "template": {"spec": _job(job, where)}}],
-        },
+def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
+    """The network policy and the JobSet, of jobset.yaml."""
+    folder = PurePosixPath(job.model_dir)
+    volumes: list[dict[str, Any]] = [{"name": "runs", "persistentVolumeClaim": {"claimName": where.volume_claim}}]
+    mounts = [{"name": "runs", "mountPath": str(folder if folder.parent == PurePosixPath("/") else folder.parent)}]
+    if "nvidia.com/gpu" in where.resources:
+        # NCCL needs more shared memory than the 64 MB that a container has.
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    member = ["--backend=member", f"--grace_period={job.grace_period_seconds:g}"]
+    member.append(f"--start_timeout={job.start_timeout_seconds:g}")
+    if job.stall_timeout_seconds is not None:
+        member.append(f"--stall_timeout={job.stall_timeout_seconds:g}")
+    values = {
+        "name": where.name,
+        "namespace": where.namespace or None,
+        "max_restarts": job.max_restarts,
+        "workers": job.workers,
+        "workers_as_text": str(job.workers),
+        "hopeless": [EXIT_USAGE, EXIT_FAILED],
+        "preempted": [EXIT_PREEMPTED],
+        "grace_seconds": int(job.grace_period_seconds) + _GRACE_MARGIN_SECONDS,
+        "node_selector": dict(where.node_selector),
+        "image": where.image,
+        "command": ["python", "-m", "launcher.launch", *member, *job.arguments],
+        "port": DEFAULT_PORT,
+        "mounts": mounts,
+        "requests": dict(where.resources),
+        # A limit on processor time would only slow down; the others cannot be shared.
+        "limits": {name: quantity for name, quantity in where.resources.items() if name != "cpu"},
+        "volumes": volumes,
     }
+    return [_filled_in(document, values) for document in yaml.safe_load_all(_TEMPLATE.read_text("utf-8"))]
 
 
-def network_policy(where: Pods) -> dict[str, Any]:
-    """Lets nobody but the pods of this JobSet connect to them: TensorFlow's server does what anybody asks it to.
-
-    Among them every port is open. NCCL chooses its own.
-    """
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(where),
-        "spec": {
-            "podSelector": {"matchLabels": {_NAME_LABEL: where.name}},
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": {"matchLabels": {_NAME_LABEL: where.name}}}]}],
-        },
-    }
+def _filled_in(part: Any, values: Mapping[str, Any]) -> Any:
+    """Part of a manifest with values in the place of their names, and without what has no value."""
+    if isinstance(part, list):
+        return [_filled_in(one, values) for one in part]
+    if isinstance(part, dict):
+        found = {name: _filled_in(one, values) for name, one in part.items()}
+        return {name: one for name, one in found.items() if one not in (None, {})}
+    return values[part[1:]] if isinstance(part, str) and part.startswith("$") else part
 
 
 def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
     """The manifests as a file that a person can read and keep; `arguments` are the command line that asked for it."""
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"--backend=kubernetes needs PyYAML, which is not installed: {installation.command('kubernetes')}"
-        ) from None
+    yaml: Any = installation.required("yaml", by="--backend=kubernetes", extra="kubernetes", package="PyYAML")
     words = [shlex.quote(word) for word in arguments if word != _DRY_RUN]
     command = " \\\n    ".join([f"python -m launcher.launch {_DRY_RUN}", *words])
-    selector = f"{_NAME_LABEL}={where.name},batch.kubernetes.io/job-completion-index=0"
+    selector = f"jobset.sigs.k8s.io/jobset-name={where.name},batch.kubernetes.io/job-completion-index=0"
     namespace = f" --namespace={where.namespace}" if where.namespace else ""
     header = f"""\
 A JobSet: {job.workers} pod(s) that train one model together. Rendered by
@@ -178,9 +180,7 @@ pods of this job may connect to its pods: TensorFlow's server asks nobody who th
 that enforces a NetworkPolicy; on others, let only people you trust into the cluster.
 """
     comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
-    # The policy first, to be in force before there is a pod.
-    documents = (network_policy(where), manifest(job, where))
-    return comment + str(yaml.safe_dump_all(documents, sort_keys=False, width=120))
+    return comment + str(yaml.safe_dump_all(_manifests(job, where, yaml), sort_keys=False, width=120))
 
 
 def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
@@ -196,72 +196,6 @@ def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
     if done.returncode:
         raise LauncherError(f"kubectl apply ended with exit code {done.returncode}; what it said stands above")
     return EXIT_DONE
-
-
-def _metadata(where: Pods) -> dict[str, str]:
-    return {"name": where.name, **({"namespace": where.namespace} if where.namespace else {})}
-
-
-def _job(job: Job, where: Pods) -> dict[str, Any]:
-    return {
-        "completionMode": "Indexed",
-        "completions": job.workers,
-        "parallelism": job.workers,
-        "backoffLimit": 0,
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "FailJob", "onExitCodes": _exit_codes(EXIT_USAGE, EXIT_FAILED)},
-                # Neither ends the attempt of the others by itself: a pod that has saved comes back at its own pace.
-                {"action": "Ignore", "onExitCodes": _exit_codes(EXIT_PREEMPTED)},
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            ]
-        },
-        "template": {"spec": _pod(job, where)},
-    }
-
-
-def _exit_codes(*codes: int) -> dict[str, Any]:
-    return {"containerName": _CONTAINER, "operator": "In", "values": list(codes)}
-
-
-def _pod(job: Job, where: Pods) -> dict[str, Any]:
-    folder = PurePosixPath(job.model_dir)
-    mount = folder if folder.parent == PurePosixPath("/") else folder.parent
-    volumes: list[dict[str, Any]] = [{"name": "runs", "persistentVolumeClaim": {"claimName": where.volume_claim}}]
-    mounts = [{"name": "runs", "mountPath": str(mount)}]
-    if "nvidia.com/gpu" in where.resources:
-        # NCCL needs more shared memory than the 64 MB that a container has.
-        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
-        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
-    member = ["--backend=member", f"--grace_period={job.grace_period_seconds:g}"]
-    member.append(f"--start_timeout={job.start_timeout_seconds:g}")
-    if job.stall_timeout_seconds is not None:
-        member.append(f"--stall_timeout={job.stall_timeout_seconds:g}")
-    container: dict[str, Any] = {
-        "name": _CONTAINER,
-        "image": where.image,
-        "command": ["python", "-m", "launcher.launch", *member, *job.arguments],
-        "env": [
-            {"name": "LAUNCHER_NUM_WORKERS", "value": str(job.workers)},
-            *(
-                {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}}
-                for name, annotation in _ANNOTATIONS.items()
-            ),
-        ],
-        "ports": [{"containerPort": DEFAULT_PORT}],
-        "volumeMounts": mounts,
-    }
-    if where.resources:
-        # A limit on processor time would only slow down; the others cannot be shared.
-        limits = {name: quantity for name, quantity in where.resources.items() if name != "cpu"}
-        container["resources"] = {"requests": dict(where.resources), **({"limits": limits} if limits else {})}
-    return {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": int(job.grace_period_seconds) + _GRACE_MARGIN_SECONDS,
-        **({"nodeSelector": dict(where.node_selector)} if where.node_selector else {}),
-        "containers": [container],
-        "volumes": volumes,
-    }
 
 
 def _pairs(flag: str, items: Sequence[str], values: re.Pattern[str], example: str) -> dict[str, str]:

@@ -104,7 +104,6 @@ def _early(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _main(ready: int, module: str, arguments: Sequence[str]) -> int:
-    """Imports, waits, and runs the worker's program."""
     if module == _MAIN:
         importlib.import_module(_MAIN).prepare([_MAIN, *arguments])
         del sys.modules[_MAIN]  # it is run, not imported

@@ -203,7 +203,6 @@ def _read(hostfile: str) -> list[tuple[Host, int | None]]:
 
 
 def _host(text: str, source: str) -> tuple[Host, int | None]:
-    """A host, and how many workers it is said to run."""
     name, _, rest = text.partition(" ")
     match = _HOST.fullmatch(name)
     if match is None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-if TYPE_CHECKING:
-    import tensorflow as tf
+import tensorflow as tf
 
 _ALIGNMENT = 64  # bytes: what TensorFlow's operations want of a tensor's memory on a CPU
 
@@ -17,8 +13,6 @@ def shared_tensor(array: np.ndarray) -> tf.Tensor:
 
     Good for writing alone: other operations want memory that is aligned as TensorFlow aligns it.
     """
-    import tensorflow as tf
-
     is_bfloat16 = array.dtype.name == "bfloat16"  # which NumPy does not know by itself
     bits = array.view(np.uint16) if is_bfloat16 else array
     shareable = bits.dtype.kind in "fiu" and bits.dtype.isnative and bits.flags.c_contiguous and bits.flags.writeable
@@ -32,8 +26,6 @@ def shared_tensor(array: np.ndarray) -> tf.Tensor:
 
 def copied_tensor(array: np.ndarray) -> tf.Tensor:
     """The array's numbers as a tensor for any operation, in memory of its own, on the device of the scope."""
-    import tensorflow as tf
-
     if array.dtype.kind not in "fiu" or not array.nbytes:
         return tf.constant(array)
     memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)

@@ -6,6 +6,7 @@ No package index has Launcher, so its name alone does not do. Imports no TensorF
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ import re
 import shlex
 import shutil
 import sys
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -49,6 +51,16 @@ def command(extra: str) -> str:
         return f"{pip()} install '.[{extra}]' in a checkout of Launcher"
     known = _from(origin, extra) if origin else None
     return f"{pip()} install {shlex.join([known] if known else _packages(distribution, extra))}"
+
+
+def required(module: str, *, by: str, extra: str, package: str = "") -> types.ModuleType:
+    """A module of an extra; UsageError, that `by` needs its package and how to install it, where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise UsageError(f"{by} needs {package or module}, which is not installed: {command(extra)}") from None
 
 
 def tensorflow_command() -> str:

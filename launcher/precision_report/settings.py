@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from launcher.config import gin_bindings
+from launcher.config.bound_types import check_least
 from launcher.errors import UsageError
 from launcher.step.precision import POLICIES
 
@@ -28,9 +29,7 @@ class PrecisionReportSettings:
     layers: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("batches", "layers"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"precision_report.{name} = {getattr(self, name)}: must be 1 or more")
+        check_least("precision_report", self, batches=1, layers=1)
         if self.policy is not None and self.policy not in POLICIES:
             raise UsageError(f"precision_report.policy = {self.policy!r}: expected one of {', '.join(POLICIES)}")
         if any(count < 1 for count in self.wire_replicas):

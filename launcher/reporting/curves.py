@@ -69,7 +69,8 @@ def of_run(folder: RunFolder) -> Charts:
             continue
         skipped = skips(folder) if name == "loss_scale" else []
         level = {value for one in series for value in one["y"] if value is not None}
-        if len(level) <= 1 and not skipped and not _has_gaps(folder, name):
+        has_gaps = any(name in event.get(strict_json.NON_FINITE, ()) for event in folder.events)
+        if len(level) <= 1 and not skipped and not has_gaps:
             if level and (name, level) != ("loss_scale", {1.0}):  # of a loss that is not scaled
                 constant[name] = level.pop()
             continue
@@ -199,13 +200,7 @@ def _place(folder: RunFolder, step: int, at: float | None) -> dict[str, Any]:
     return place
 
 
-def _has_gaps(folder: RunFolder, name: str) -> bool:
-    """Whether a measurement was not finite at times."""
-    return any(name in event.get(strict_json.NON_FINITE, ()) for event in folder.events)
-
-
 def _first_steps(folder: RunFolder) -> list[int]:
-    """The step of the first log event of each attempt."""
     events = folder.of_split("train")
     starts = [attempt.from_step for attempt in folder.attempts if attempt.from_step is not None] or [-1]
     return [step for start in starts if (step := next((e["step"] for e in events if e["step"] > start), None))]

@@ -97,7 +97,9 @@ class MetricsFile:
             except OSError:
                 if not content.startswith(whole):
                     raise
-                _cut(self._path, len(whole))  # needs no room on the disk
+                with open(self._path, "r+b") as file:  # needs no room on the disk
+                    file.truncate(len(whole))
+                    os.fsync(file.fileno())
         return sum(line != b"" for line in lines) - len(kept)
 
     def flush(self) -> None:
@@ -170,12 +172,6 @@ def _heal(path: Path) -> None:
         return
     with open(path, "ab") as file:
         file.write(b"\n")
-
-
-def _cut(path: Path, size: int) -> None:
-    with open(path, "r+b") as file:
-        file.truncate(size)
-        os.fsync(file.fileno())
 
 
 def _parse(line: str | bytes) -> dict[str, Any] | None:

@@ -183,7 +183,6 @@ SECTIONS = (curves, spikes, evaluations, samples, attempts, where_the_time_went,
 
 
 def _first_ten(heading: Sequence[str], rows: Sequence[Sequence[Any]], others: str) -> str:
-    """A table of the first ten rows, and the others once they are asked for."""
     shown = page.grid([heading, *rows[:10]])
     rest = page.grid([heading, *rows[10:]])
     return shown + page.details(f"{len(rows) - 10} {others}", rest) if len(rows) > 10 else shown

@@ -7,19 +7,21 @@ where it goes on (`SessionLog.START`, on which TensorBoard forgets the later poi
 from __future__ import annotations
 
 import base64
-import logging
 import os
 import re
 import socket
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from launcher.reporting import strict_json
 from launcher.reporting.sinks import PICTURE, RunStart, Sink
 
-_logger = logging.getLogger(__name__)
 _FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
 
@@ -29,99 +31,63 @@ class TensorBoard(Sink):
     The samples of evaluations go to DIR/eval as texts and images. With the first event go the plan and the
     configuration as text and, where the package `tensorboard` is installed, the hyperparameters.
 
-    It is a copy of metrics.jsonl for the eyes, so a failure to write is one warning and the end of the copy, not of the
-    training.
+    It is a copy of metrics.jsonl for the eyes, so a failure to write is the end of the copy, not of the training; see
+    `Sink`.
     """
 
     def __init__(self, directory: str, *, clock: Callable[[], float] = time.time):
         self._directory = Path(directory)
         self._clock = clock
         self._writers: dict[str, Any] = {}
-        self._failed = False
         self._start: RunStart | None = None
 
     def started(self, run: RunStart) -> None:
         self._start = run
 
     def measured(self, split: str, event: Mapping[str, Any]) -> None:
-        self._guarded(self._add_scalars, split, event)
+        self._add(split, int(event["step"]), _scalars(event))
 
     def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
         """Writes a table of texts; pictures stand above it, in the order of its rows."""
-        self._guarded(self._add_samples, step, rows)
-
-    def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
-        """Writes the numbers of an event, and by tag how many values there are of each float32 exponent, 256 bins."""
-        self._guarded(self._add_precision, event, exponents)
-
-    def truncate_after(self, step: int) -> None:
-        """Makes TensorBoard forget what an earlier attempt logged past `step`."""
-        for run in ("train", "eval", "precision"):
-            if (self._directory / run).is_dir():
-                self._guarded(self._mark_restart, run, step)
-
-    def close(self) -> None:
-        for writer in self._writers.values():
-            self._guarded(writer.close)
-        self._writers.clear()
-
-    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
-        if self._failed:
-            return
-        import tensorflow as tf
-
-        try:
-            action(*arguments)
-        except (OSError, tf.errors.OpError) as error:
-            self._failed = True
-            _logger.warning("TensorBoard events are no longer written to %s: %s.", self._directory, error)
-
-    def _add_scalars(self, run: str, event: Mapping[str, Any], *more: Any) -> None:
-        import tensorflow as tf
-
-        values = [
-            tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
-            for name, value in event.items()
-            if name != "step"
-        ]
-        self._add(run, int(event["step"]), [*values, *more])
-
-    def _add(self, run: str, step: int, values: Sequence[Any]) -> None:
-        import tensorflow as tf
-
-        if self._start is not None:
-            start, self._start = self._start, None
-            texts = [_text("plan", _table(["", ""], start.plan.items())), _text("config", _code(start.config))]
-            self._record(run, step=start.step, summary=tf.compat.v1.Summary(value=texts))
-            if hyperparameters := _hyperparameters(start):
-                self._record(run, step=start.step, summary=hyperparameters)
-        self._record(run, step=step, summary=tf.compat.v1.Summary(value=values))
-
-    def _add_samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
         pictures = [base64.b64decode(given.removeprefix(PICTURE)) for given, *_ in rows if given.startswith(PICTURE)]
         shown = [(str(number), *row[1:]) for number, row in enumerate(rows, start=1)] if pictures else rows
         values = [_text("samples", _table(["given", "the model's", "expected"], shown))]
         self._add("eval", step, [*values, *([_images("pictures", pictures)] if pictures else [])])
 
-    def _add_precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
-        import tensorflow as tf
-
+    def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
+        """Writes the numbers of an event, and by tag how many values there are of each float32 exponent, 256 bins."""
+        numbers = {name: value for name, value in event.items() if not isinstance(value, str | Mapping)}
         histograms = [
             tf.compat.v1.Summary.Value(tag=f"exponents/{name}", histo=_histogram(counts))
             for name, counts in exponents.items()
         ]
-        numbers = {name: value for name, value in event.items() if not isinstance(value, str | Mapping)}
-        self._add_scalars("precision", numbers, *histograms)
+        self._add("precision", int(event["step"]), [*_scalars(numbers), *histograms])
 
-    def _mark_restart(self, run: str, step: int) -> None:
-        import tensorflow as tf
-
+    def truncate_after(self, step: int) -> None:
+        """Makes TensorBoard forget what an earlier attempt logged past `step`."""
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-        self._record(run, step=step + 1, session_log=start)
+        for run in ("train", "eval", "precision"):
+            if (self._directory / run).is_dir():
+                self._record(run, step=step + 1, session_log=start)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _add(self, run: str, step: int, values: Sequence[Any]) -> None:
+        if self._start is not None:
+            start, self._start = self._start, None
+            texts = [
+                _text("plan", _table(["", ""], start.plan.items())),
+                _text("config", textwrap.indent(start.config, "    ")),
+            ]
+            self._record(run, step=start.step, summary=tf.compat.v1.Summary(value=texts))
+            if hyperparameters := _hyperparameters(start):
+                self._record(run, step=start.step, summary=hyperparameters)
+        self._record(run, step=step, summary=tf.compat.v1.Summary(value=values))
 
     def _record(self, run: str, **fields: Any) -> None:
-        import tensorflow as tf
-
         if run not in self._writers:
             self._writers[run] = tf.io.TFRecordWriter(str(self._new_file(run)))
             version = tf.compat.v1.Event(wall_time=self._clock(), file_version="brain.Event:2")
@@ -138,18 +104,20 @@ class TensorBoard(Sink):
         return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.v2"
 
 
+def _scalars(event: Mapping[str, Any]) -> list[Any]:
+    return [
+        tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
+        for name, value in event.items()
+        if name != "step"
+    ]
+
+
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-def _code(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
-
-
 def _text(tag: str, markdown: str) -> Any:
-    """For TensorBoard's page of texts."""
     return _of_plugin("text", tag, [markdown])
 
 
@@ -160,8 +128,6 @@ def _images(tag: str, pictures: Sequence[bytes]) -> Any:
 
 
 def _of_plugin(plugin: str, tag: str, strings: Sequence[str | bytes]) -> Any:
-    import tensorflow as tf
-
     metadata = tf.compat.v1.SummaryMetadata(
         plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin),
     )
@@ -173,17 +139,12 @@ def _hyperparameters(start: RunStart) -> Any:
         from tensorboard.plugins.hparams import api
     except ImportError:
         return None
-    import tensorflow as tf
-
     summary = api.hparams_pb(start.hyperparameters, trial_id=start.model_dir)
     return tf.compat.v1.Summary.FromString(summary.SerializeToString())
 
 
 def _histogram(counts: Any) -> Any:
     """TensorBoard's histogram of the exponents of finite values that are not zero; bin e has the exponent e - 127."""
-    import numpy as np
-    import tensorflow as tf
-
     found = np.flatnonzero(counts[1:-1]) + 1
     if not len(found):
         return tf.compat.v1.HistogramProto()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import importlib
 import re
 import threading
 from collections.abc import Mapping
@@ -41,7 +40,7 @@ class WandbSink(Sink):
         self._run: Any = None
 
     def started(self, run: RunStart) -> None:
-        wandb = _imported("wandb")
+        wandb: Any = installation.required("wandb", by="train.sinks", extra="wandb")
         folder = Path(run.model_dir).absolute()
         self._run = wandb.init(
             **self._settings,
@@ -82,7 +81,8 @@ class MlflowSink(Sink):
         self._run = ""
 
     def started(self, run: RunStart) -> None:
-        client = _imported("mlflow").MlflowClient(tracking_uri=self._uri)
+        mlflow: Any = installation.required("mlflow", by="train.sinks", extra="mlflow")
+        client = mlflow.MlflowClient(tracking_uri=self._uri)
         found = client.get_experiment_by_name(self._experiment)
         experiment = found.experiment_id if found is not None else client.create_experiment(self._experiment)
         name = self._name or Path(run.model_dir).absolute().name
@@ -101,16 +101,6 @@ class MlflowSink(Sink):
             status = {"completed": "FINISHED", "preempted": "KILLED"}.get(summary["status"], "FAILED")
             self._client.set_terminated(self._run, status)
             self._client = None
-
-
-def _imported(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        install = installation.command(package)
-        raise UsageError(f"train.sinks needs {package}, which is not installed: {install}") from None
 
 
 def _numbers(split: str, event: Mapping[str, Any]) -> dict[str, float]:

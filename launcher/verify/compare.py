@@ -130,7 +130,6 @@ def _curve(quantity: str, expected: np.ndarray, found: np.ndarray, skipped: np.n
 
 
 def _kinds(record: Record) -> dict[str, str]:
-    """The quantity that each variable of the state belongs to."""
     trained = set(record.trained)
     kinds = {}
     for name in record.state:
@@ -223,7 +222,6 @@ def _exact(
 
 
 def _replicas(record: Record) -> Deviation:
-    """Whether all replicas of the run hold the same bits."""
     first, *others = record.digests
     if not others:
         return Deviation(quantity="replicas", value=None)

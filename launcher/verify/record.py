@@ -37,7 +37,8 @@ class Record:
     def save(self, path: Path) -> None:
         notes = json.dumps({"trained": self.trained, "digests": [dict(one) for one in self.digests]})
         arrays = {f"steps/{name}": getattr(self, name) for name in STEP_ARRAYS}
-        arrays |= {f"state/{name}": _storable(value) for name, value in self.state.items()}
+        for name, value in self.state.items():  # NumPy's files know nothing of bfloat16
+            arrays[f"state/{name}"] = value if value.dtype.kind in "fiub" else value.astype(np.float32)
         np.savez(path, notes=np.array(notes), **arrays)
 
 
@@ -61,8 +62,3 @@ def _load(path: Path) -> Record:
             trained=tuple(notes["trained"]),
             digests=tuple(notes["digests"]),
         )
-
-
-def _storable(value: np.ndarray) -> np.ndarray:
-    # NumPy's files know nothing of bfloat16.
-    return value if value.dtype.kind in "fiub" else value.astype(np.float32)

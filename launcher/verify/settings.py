@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import gin
 
 from launcher.config import gin_bindings
+from launcher.config.bound_types import check_least
 from launcher.errors import UsageError
 
 DEVICES = ("auto", "cpu", "gpu")
@@ -41,9 +42,7 @@ class Tolerances:
     moving_statistics: float = 1e-4
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if not getattr(self, field.name) >= 0:
-                raise UsageError(f"Tolerances.{field.name} = {getattr(self, field.name)}: must be 0 or more")
+        check_least("Tolerances", self, **{field.name: 0 for field in dataclasses.fields(self)})
 
 
 # Of the dtypes that are computed in, half the distance from 1 to the next number.
@@ -127,8 +126,7 @@ class VerifySettings:
     dropout: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"verify.steps = {self.steps}: must be 1 or more")
+        check_least("verify", self, steps=1)
         if not self.timeout_seconds > 0:
             raise UsageError(f"verify.timeout_seconds = {self.timeout_seconds}: must be more than 0")
         if self.devices not in DEVICES:

@@ -95,7 +95,6 @@ def show(results: Sequence[Result], tolerances: Tolerances, console: Console, st
 
 
 def _rows(results: Sequence[Result], tolerances: Tolerances) -> list[list[str]]:
-    """The heading and a row for each quantity."""
     found = [{one.quantity: _text(result, one) for one in result.deviations} for result in results]
     rows = [["deviation", "tolerance", *(result.topology.name for result in results)]]
     for name in QUANTITIES:

@@ -250,7 +250,6 @@ def may_be_rounding(result: Result, baseline: Record) -> bool:
 
 
 def _advice(offenders: Sequence[tuple[Deviation, Result]]) -> str:
-    """Advice on deviations that rounding does not explain."""
     if any(one.first_step == 1 for one, _ in offenders):
         return _AT_ONCE
     asked = [result.control for _, result in offenders if result.control is not None]
@@ -266,7 +265,6 @@ def _advice(offenders: Sequence[tuple[Deviation, Result]]) -> str:
 
 
 def _about_rounding(results: Sequence[Result]) -> list[str]:
-    """Notes for people on topologies where only rounding exceeds the tolerances."""
     found = [result for result in results if result.is_rounding]
     if not found:
         return []

@@ -88,7 +88,6 @@ def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_ch
 
 
 def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, str], ...]:
-    """Digests of every local replica's own copies."""
     found: list[dict[str, str]] = [dict(steps) for _ in range(built.plan.strategy.local_replicas)]
     for name, variable in built.trainer.state.variables().items():
         if built.trainer.state.shard_of(variable) is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.reporting.sinks import PICTURE
+from launcher.reporting.sinks import PICTURE, RunStart, Sinks
 from launcher.reporting.tensorboard import TensorBoard
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -99,10 +99,11 @@ def test_nothing_is_made_before_the_first_event(tmp_path: Path) -> None:
 
 def test_a_board_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
-    board = TensorBoard(str(tmp_path / "tensorboard"))
+    run = RunStart(model_dir=str(tmp_path), plan={}, config="", step=0, total_steps=3)
+    sinks = Sinks([TensorBoard(str(tmp_path / "tensorboard"))], lambda: run)
     with caplog.at_level(logging.WARNING):
         for step in (1, 2, 3):
-            board.train({"step": step, "loss": 0.0})
-        board.close()
+            sinks.tell("train", {"step": step, "loss": 0.0})
+        sinks.tell("close")
     assert len(caplog.messages) == 1
-    assert "no longer written" in caplog.messages[0]
+    assert "TensorBoard gets no more of this run" in caplog.messages[0]

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from launcher.data.catalog import DIGITS
-from launcher.errors import UsageError
 from launcher.machine import installation
 
 Arrays = dict[str, np.ndarray]
@@ -43,7 +42,7 @@ def _path() -> Path:
     found = importlib.util.find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise UsageError(
-            f"image_data.name = 'digits' needs scikit-learn, which holds the images: {installation.command('demo')}"
+            f"image_data.name = 'digits' needs scikit-learn, which is not installed: {installation.command('demo')}"
         )
     path = Path(found.submodule_search_locations[0]) / "datasets/data/digits.csv.gz"
     if not path.exists():

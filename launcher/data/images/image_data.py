@@ -247,7 +247,6 @@ def _source(name: str | None, source: ImageSource | None) -> ImageSource:
 
 
 def _standardised(facts: Facts, mean: Sequence[float] | None, std: Sequence[float] | None) -> Facts:
-    """The facts with the mean and the standard deviation that are bound."""
     channels = facts.image_shape[2]
     for key, values in (("mean", mean), ("std", std)):
         if values is not None and (len(values) != channels or (key == "std" and min(values) <= 0)):

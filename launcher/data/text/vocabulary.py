@@ -36,15 +36,7 @@ _SPACE_MARK, _ESCAPE = "\u2581", "\x1a"
 
 def module(binding: str = "a subword vocabulary") -> types.ModuleType:
     """The module `sentencepiece`; raises UsageError, in which `binding` is named, where it is missing."""
-    try:
-        import sentencepiece
-    except ModuleNotFoundError as error:
-        if error.name != "sentencepiece":
-            raise
-        raise UsageError(
-            f"{binding} needs sentencepiece, which is not installed: {installation.command('text')}"
-        ) from None
-    return sentencepiece
+    return installation.required("sentencepiece", by=binding, extra="text")
 
 
 class Vocabulary:
