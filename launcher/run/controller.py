@@ -227,6 +227,7 @@ class Controller:
     def evaluate(self, last: bool = True) -> Event:
         """Evaluates the current weights and reports them; `last` as in `Evaluator.evaluate`."""
         held = self._state_to_hold()
+        self._trainer.bring_home()
         # The first evaluation is traced and compiled, which takes as long as it takes.
         self._begin("evaluate" if self._has_evaluated else "compile")
         averaged = (
