@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from launcher.errors import PeerError, UsageError
-from launcher.machine import installation, peers, ports
+from launcher.machine import exit_barrier, installation, peers, ports
 from launcher.machine.cluster import Cluster
 from launcher.machine.devices import Devices, StrategyPlan
+from launcher.machine.stderr_filter import without_early_log
 
 KIND = "pjrt"  # what a plan of these devices says in the place of a tf.distribute strategy
 # JAX ends a process whose peer has been silent for so long; the error of a broken connection comes much earlier.
@@ -90,11 +91,16 @@ def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> 
       PortTakenError: another process listens on this worker's port.
     """
     check_jax()
+    with without_early_log():
+        return _started(wanted, cluster, compile_cache)
+
+
+def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> JaxDevices:
     import jax
 
     platforms = {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[wanted.accelerator]
-    # Warnings of JAX's own, such as of a donated argument of a program of a user's, are not a person's to act on.
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+    for of_other_devices in ("jax._src.xla_bridge", "jax_plugins"):  # whose plugins are there, and cannot be used
+        logging.getLogger(of_other_devices).setLevel(logging.ERROR)
     try:
         jax.config.update("jax_platforms", platforms)
         jax.config.update("jax_enable_x64", True)  # counters have 64 bits
@@ -131,6 +137,7 @@ def _join(jax: Any, cluster: Cluster) -> None:
         jax.distributed.initialize(
             cluster.workers[0], cluster.num_workers, cluster.index, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
         )
+    exit_barrier.end_first()  # JAX's own function waits for a peer that is gone, and aborts
     if not cluster.is_chief:
         # As TensorFlow's server would: by this port the chief knows how long this process is there.
         kept = ports.listener(ports.port_of(cluster.workers[cluster.index]), backlog=128)
