@@ -48,4 +48,3 @@ class Engine(Protocol):
 
     def bring_home(self) -> None:
         """Puts all values that the devices hold into TensorFlow's variables, and forgets them."""
-

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -220,6 +221,22 @@ class State:
             if id(source) in weights:
                 state[names[id(slot)]] = weights[id(source)]
         return state | dict(slots)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside the block the model has the averaged weights, as `MovingAverage.in_place_of_weights` has it."""
+        if self._engine is None or not self._ema.shards:
+            with self._ema.in_place_of_weights(self._strategy):
+                yield
+            return
+        weights = [(source, source.numpy()) for source, _ in self._ema.variables]
+        for source, average in self._ema.variables:
+            source.assign(self._whole(average))
+        try:
+            yield
+        finally:
+            for source, value in weights:
+                source.assign(value)
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Puts a snapshot, or a shard of one, whose names and shapes fit, into every replica's variables."""

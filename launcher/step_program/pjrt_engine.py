@@ -158,7 +158,9 @@ class PjrtEngine:
         values = self.session.trainer.state.snapshot()
         rest = {name: one.numpy() for name, one in self._lowered.variables.items() if name not in values}
         values |= rest | self._lowered.constants
-        self._held = {name: self._placed(name, values[name]) for name, one in self._arguments.items() if one.kind != "batch"}
+        self._held = {
+            name: self._placed(name, values[name]) for name, one in self._arguments.items() if one.kind != "batch"
+        }
         self.holds = True
 
     def _placed(self, name: str, value: np.ndarray) -> Any:
