@@ -106,7 +106,7 @@ def _is_op_error(error: BaseException) -> bool:
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether another process went away, or came back without what it knew: by what TensorFlow says, or this program."""
+    """Whether TensorFlow or this program says that another process went away, or came back without what it knew."""
     if isinstance(error, PeerError):
         return True
     if not _is_op_error(error):

@@ -58,7 +58,7 @@ def register() -> list[int]:
 
 
 def end_first() -> None:
-    """Has the process end before functions of `atexit` that are registered by now, such as those that wait for peers."""
+    """Has the process end before the functions of `atexit` that are registered by now; one may await peers."""
     if _codes is not None:
         atexit.unregister(_end_with)
         atexit.register(_end_with, _codes)

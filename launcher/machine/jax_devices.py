@@ -133,6 +133,7 @@ def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) 
 def _join(jax: Any, cluster: Cluster) -> None:
     if jax.config.jax_platforms == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM
     with peers.all_there(cluster):
         jax.distributed.initialize(
             cluster.workers[0], cluster.num_workers, cluster.index, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS

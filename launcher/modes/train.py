@@ -83,7 +83,8 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
         stopwatch = Stopwatch(started=take_beginning())
         with gin_bindings.usage_errors():
             plan = make_plan()
-            if memory_trial.is_open(plan) and MODES[request.mode].trains:
+            on_pjrt = isinstance(request, EngineRequest) and request.engine == "pjrt"  # which refuses it
+            if not on_pjrt and memory_trial.is_open(plan) and MODES[request.mode].trains:
                 plan = memory_trial.decide(plan, gin_files=request.gin_file, gin_params=request.gin_param)
             _check_stopping(request, plan)
             plan.data.check()
@@ -139,5 +140,5 @@ def _builder(request: Request) -> Callable[[RunPlan], session.Session]:
         return session.build
     from launcher.step_program import pjrt_engine  # with JAX, which need not be there
 
-    compile_cache = getattr(request, "compile_cache", None)
-    return lambda plan: pjrt_engine.build(plan, compile_cache)
+    options = {"compile_cache": getattr(request, "compile_cache", None), "from_chief": request.restore_from_chief}
+    return lambda plan: pjrt_engine.build(plan, **options)

@@ -179,8 +179,8 @@ class State:
             return np.asarray(tf.convert_to_tensor(value).numpy())
         copies = self._copies(variable)
         if self._engine is not None:
-            first = np.concatenate([copies[0].numpy()] * shard.count, shard.axis)
-            return self._beside.get(id(variable), first)
+            alike = np.concatenate([copies[0].numpy()] * shard.count, shard.axis)  # as optimizers begin with
+            return self._beside.get(id(variable), alike)
         if not self._workers.are_several:
             return np.concatenate([one.numpy() for one in copies], shard.axis)
         first = self._replicas[0]

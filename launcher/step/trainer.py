@@ -208,8 +208,9 @@ class Trainer:
         if self._engine is None:
             return self.batches_at_home(data, start)
         rows = rows_of_replica(data, self.config.global_batch_size, self.num_replicas, self.config.microbatches)
-        position = {"start_step": start, "left_out": self.left_out}
-        batches = self._engine.distribute(data.train_batches, seed=self.config.seed, rows=rows, **position)
+        batches = self._engine.distribute(
+            data.train_batches, seed=self.config.seed, start_step=start, left_out=self.left_out, rows=rows
+        )
         return exit_barrier.keep(iter(batches))
 
     def batches_at_home(self, data: Data, start_step: int) -> Iterator:

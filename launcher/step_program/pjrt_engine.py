@@ -1,7 +1,7 @@
 """`--engine=pjrt`: the step that TensorFlow traced, run by JAX on its own devices, one a replica.
 
-The program is that of `lowering`, for as many replicas as there are devices. It is called inside a `jax.jit` over a mesh
-of them, where what TensorFlow calls a replica is a partition: collectives are over the numbers of the devices.
+The program is that of `lowering`, for as many replicas as there are devices. It is called inside a `jax.jit` over a
+mesh of them, where what TensorFlow calls a replica is a partition: collectives are over the numbers of the devices.
 Parts of JAX that promise little (`jax.export`'s record of a module) were tried with 0.10.2.
 """
 
@@ -35,25 +35,29 @@ _AHEAD = 2
 _REPLICA = "replica"
 
 
-def build(plan: RunPlan, compile_cache: str | None = None) -> Session:
-    """The session of a plan of `jax_devices.plan`, whose steps JAX runs.
+def build(plan: RunPlan, *, compile_cache: str | None, from_chief: bool) -> Session:
+    """The session of a plan of `jax_devices.plan`, whose steps JAX runs; the last two as `training.Order` has them.
 
     Raises:
       UsageError: JAX is missing or has other devices, or the recipe needs TensorFlow's own runtime.
       PeerError: a peer did not come.
     """
-    _check(plan)
+    _check(plan, from_chief)
     devices = jax_devices.start(plan.strategy, plan.cluster, compile_cache)
     engine = PjrtEngine(devices, plan.recipe.global_batch_size)
     engine.session = built = session_lib.build(plan, engine)
     return built
 
 
-def _check(plan: RunPlan) -> None:
+def _check(plan: RunPlan, from_chief: bool) -> None:
     recipe = plan.recipe
     if recipe.task.step_assigns is not None:
         raise UsageError(
             "--engine=pjrt: the model has a train_step of its own, which runs in TensorFlow alone; leave --engine out"
+        )
+    if from_chief:
+        raise UsageError(
+            "--restore_from_chief is for --engine=tensorflow: give every worker --model_dir on a disk that all share"
         )
     if "auto" in (recipe.microbatches, recipe.rematerialize):
         raise UsageError(

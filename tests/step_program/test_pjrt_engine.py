@@ -176,7 +176,8 @@ def worker_of(supervisor: int, rank: int):
 
 
 @pytest.mark.heavy
-def test_the_worker_that_is_left_says_that_another_is_gone(start_launcher, free_ports, tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_together_where_one_is_killed_or_asked_to_stop(start_launcher, free_ports, tmp_path, sent):
     hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
     workers = []
     for index in range(2):
@@ -186,12 +187,14 @@ def test_the_worker_that_is_left_says_that_another_is_gone(start_launcher, free_
         workers.append(start_launcher(*all_flags, PJRT, "--mode=train", env={"TF_CONFIG": json.dumps(config)}))
     store = CheckpointStore(str(tmp_path / "run" / "checkpoints"))
     workers[0].wait_until(lambda: len(store.steps()) >= 2, 120)
-    workers[1].send(signal.SIGKILL)
+    workers[1].send(sent)
+    code, said = (75, "error: another worker went away") if sent == signal.SIGKILL else (42, "asked to stop: step")
     left = workers[0].wait(60)
-    assert left.returncode == 75, left.stderr
-    assert "error: another worker went away" in left.stderr
+    assert left.returncode == code, left.stderr
+    assert said in left.stderr
     assert "Traceback" not in left.stderr
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_code"] == 75
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_code"] == code
+    assert workers[1].wait(60).returncode == (42 if sent == signal.SIGTERM else -sent)
 
 
 PROGRAM = """
@@ -226,11 +229,12 @@ def test_what_jax_cannot_run_is_one_message_with_the_layers_name(run_launcher, t
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    ("given", "said"),
     [
         ((PJRT, "--strategy=mirrored"), "--strategy=mirrored"),
         ((PJRT, "--tpu=local"), "--tpu=local"),
         ((PJRT, "--gin_param=train.microbatches = 'auto'"), "train.microbatches"),
+        ((PJRT, "--restore_from_chief"), "--restore_from_chief"),
         ((PJRT, "--mode=predict"), "--engine"),
         ((PJRT, "--replicas=3", "--gin_param=train.global_batch_size = 64"), "train.global_batch_size = 64"),
     ],
