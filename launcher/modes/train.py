@@ -140,5 +140,5 @@ def _builder(request: Request) -> Callable[[RunPlan], session.Session]:
         return session.build
     from launcher.step_program import pjrt_engine  # with JAX, which need not be there
 
-    options = {"compile_cache": getattr(request, "compile_cache", None), "from_chief": request.restore_from_chief}
-    return lambda plan: pjrt_engine.build(plan, **options)
+    cache, from_chief = getattr(request, "compile_cache", None), request.restore_from_chief
+    return lambda plan: pjrt_engine.build(plan, compile_cache=cache, from_chief=from_chief)
