@@ -35,7 +35,6 @@ def distribute_batches(
       UsageError: the batch cannot be divided among the replicas, or is made by Python that runs in this process alone.
     """
     in_this_process = not _drives_other_hosts(strategy)
-    first = left_out.batch_of(start_step + 1)
 
     def host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         local = context.num_replicas_in_sync // context.num_input_pipelines
@@ -45,13 +44,11 @@ def distribute_batches(
             first_replica=context.input_pipeline_id * local,
             local_replicas=local,
             seed=seed,
-            start_step=first - 1,
+            start_step=start_step,
             in_this_process=in_this_process,
             rows=rows,
         )
-        # Known to be endless, TensorFlow asks no worker whether it has another batch: that would be a
-        # collective in every step.
-        return left_out.drop_from(make(shard), first=first, parts=local).repeat()
+        return batches_of_host(make, shard, left_out)
 
     if _is_this_cpu(strategy):
         # What a strategy iterates over calls functions on other devices for each batch, which costs more processor time
@@ -60,6 +57,17 @@ def distribute_batches(
         dataset = host_dataset(tf.distribute.InputContext(num_replicas_in_sync=count))
         return dataset if count == 1 else _OnThisCpu(strategy, dataset)
     return strategy.distribute_datasets_from_function(host_dataset)
+
+
+def batches_of_host(
+    make: Callable[[Shard], tf.data.Dataset], shard: Shard, left_out: LeftOut = ALL_IN
+) -> tf.data.Dataset:
+    """An endless data set of the batches of a host's replicas in turn; `start_step` counts batches left out as none."""
+    first = left_out.batch_of(shard.start_step + 1)
+    batches = make(dataclasses.replace(shard, start_step=first - 1))
+    # Known to be endless, TensorFlow asks no worker whether it has another batch: that would be a collective in every
+    # step.
+    return left_out.drop_from(batches, first=first, parts=shard.local_replicas).repeat()
 
 
 # By `id`, which is what a type that a `tf.function` takes can hold.

@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 
-from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, UsageError, user_code
+from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, PeerError, UsageError, user_code
 
 _PASSING = {
     getattr(errno, name)
@@ -106,7 +106,9 @@ def _is_op_error(error: BaseException) -> bool:
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether TensorFlow says that another process went away, or came back without what it knew."""
+    """Whether TensorFlow or this program says that another process went away, or came back without what it knew."""
+    if isinstance(error, PeerError):
+        return True
     if not _is_op_error(error):
         return False
     import tensorflow as tf
@@ -120,7 +122,7 @@ def is_peer_failure(error: BaseException) -> bool:
 
 def unwrap(error: BaseException) -> BaseException:
     """The exception that was raised, where gin (0.5.0) replaced it by a proxy with a longer message, once or more."""
-    while "ExceptionProxy" in (method := type(error).__str__).__qualname__:
+    while "ExceptionProxy" in ((method := type(error).__str__).__qualname__ or ""):  # JAX's has none
         original = inspect.getclosurevars(method).nonlocals.get("exception")
         if not isinstance(original, BaseException):
             break

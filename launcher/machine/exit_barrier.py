@@ -57,6 +57,13 @@ def register() -> list[int]:
     return _codes
 
 
+def end_first() -> None:
+    """Has the process end before the functions of `atexit` that are registered by now; one may await peers."""
+    if _codes is not None:
+        atexit.unregister(_end_with)
+        atexit.register(_end_with, _codes)
+
+
 def _end_with(codes: list[int]) -> None:
     if not codes:  # an exception, which Python reports
         return

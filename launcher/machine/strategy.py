@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.machine import installation, peers
+from launcher.machine import installation, jax_devices, peers
 from launcher.machine import tpu as tpu_lib
 from launcher.machine.accelerators import FLOAT16_CAPABILITY
 from launcher.machine.cluster import Cluster, tf_config
@@ -231,7 +231,9 @@ def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
 
 def configure(plan: StrategyPlan) -> None:
     """Sets this process's devices up; before anything else uses TensorFlow's devices."""
-    if plan.accelerator == "gpu" and not plan.absent:
+    if plan.kind == jax_devices.KIND:
+        tf.config.set_visible_devices([], "GPU")  # they are JAX's
+    elif plan.accelerator == "gpu" and not plan.absent:
         configure_gpus(plan.local_replicas, plan.gpu_options)
     if plan.accelerator == "cpu" and plan.kind == "mirrored":
         configure_logical_cpus(plan.local_replicas)
@@ -252,6 +254,8 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
         return tpu_lib.connect(plan.tpu, plan.num_replicas)
     try:
         configure(plan)
+        if plan.kind == jax_devices.KIND:
+            return tf.distribute.OneDeviceStrategy("/CPU:0")
         if plan.kind == "one_device":
             return tf.distribute.OneDeviceStrategy(f"/{plan.devices[0]}")
         if plan.kind == "mirrored":

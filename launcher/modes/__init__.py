@@ -80,7 +80,19 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainRequest(Request):
+class EngineRequest(Request):
+    """The flags of the modes that can run a step by another engine than TensorFlow's."""
+
+    engine: str = flag(
+        "what runs the steps: tensorflow, by tf.distribute; or pjrt, JAX's runtime, with --replicas devices a process.",
+        "tensorflow",
+        flags.DEFINE_enum,
+        enum_values=["tensorflow", "pjrt"],
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainRequest(EngineRequest):
     """The flags of the modes that train."""
 
     profile_steps: str | None = flag(
@@ -210,7 +222,7 @@ MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
         Mode("train", "trains", request=TrainRequest, trains=True),
-        Mode("eval", "evaluates the newest checkpoint", module="train"),
+        Mode("eval", "evaluates the newest checkpoint", module="train", request=EngineRequest),
         Mode("train_and_eval", "trains and evaluates in turn", module="train", request=TrainRequest, trains=True),
         Mode(
             "verify",

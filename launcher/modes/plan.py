@@ -24,4 +24,5 @@ def make_machine(request: Request, *, connect: bool = True) -> loading.Machine:
         seed=request.seed,
         deterministic=request.deterministic,
         connect=connect,
+        engine=getattr(request, "engine", None),
     )

@@ -15,10 +15,10 @@ from launcher.machine import cluster as cluster_lib
 from launcher.machine import compile_cache
 from launcher.machine.exit_barrier import chief_last
 from launcher.model_dir import check_model_dir, lease
-from launcher.modes import MODES, Request, TrainRequest, commands
+from launcher.modes import MODES, EngineRequest, Request, TrainRequest, commands
 from launcher.modes.plan import make_machine, resolve
 from launcher.reporting.summary import Stopwatch, take_beginning
-from launcher.run import loading, memory_trial, programs, training
+from launcher.run import loading, memory_trial, programs, session, training
 from launcher.run.actions.profile import ProfiledSteps
 from launcher.run.input_faults import input_was_there
 from launcher.run.plan import RunPlan
@@ -83,7 +83,8 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
         stopwatch = Stopwatch(started=take_beginning())
         with gin_bindings.usage_errors():
             plan = make_plan()
-            if memory_trial.is_open(plan) and MODES[request.mode].trains:
+            on_pjrt = isinstance(request, EngineRequest) and request.engine == "pjrt"  # which refuses it
+            if not on_pjrt and memory_trial.is_open(plan) and MODES[request.mode].trains:
                 plan = memory_trial.decide(plan, gin_files=request.gin_file, gin_params=request.gin_param)
             _check_stopping(request, plan)
             plan.data.check()
@@ -101,7 +102,7 @@ def _check_stopping(request: Request, plan: RunPlan) -> None:
 
 
 def _prepare_compile_cache(request: Request, plan: RunPlan) -> None:
-    if not isinstance(request, TrainRequest) or request.compile_cache is None:
+    if not isinstance(request, TrainRequest) or request.compile_cache is None or request.engine == "pjrt":
         return
     if not plan.jit_compile:
         on_tpu = plan.strategy.accelerator == "tpu"
@@ -128,5 +129,16 @@ def _order(request: Request, plan: RunPlan, *, from_chief: bool) -> Order:
         metrics_port=getattr(request, "metrics_port", None),
         compile_cache=getattr(request, "compile_cache", None),
         next_commands=lambda: commands.after_training(request, recipe.task),
+        build=_builder(request),
         save_model=save_model,
     )
+
+
+def _builder(request: Request) -> Callable[[RunPlan], session.Session]:
+    """What makes the session on the engine that the flags name."""
+    if not isinstance(request, EngineRequest) or request.engine != "pjrt":
+        return session.build
+    from launcher.step_program import pjrt_engine  # with JAX, which need not be there
+
+    cache, from_chief = getattr(request, "compile_cache", None), request.restore_from_chief
+    return lambda plan: pjrt_engine.build(plan, compile_cache=cache, from_chief=from_chief)

@@ -227,13 +227,10 @@ class Controller:
     def evaluate(self, last: bool = True) -> Event:
         """Evaluates the current weights and reports them; `last` as in `Evaluator.evaluate`."""
         held = self._state_to_hold()
+        self._trainer.bring_home()
         # The first evaluation is traced and compiled, which takes as long as it takes.
         self._begin("evaluate" if self._has_evaluated else "compile")
-        averaged = (
-            self._trainer.ema.in_place_of_weights(self._trainer.strategy)
-            if self._recipe.evaluate_ema
-            else contextlib.nullcontext()
-        )
+        averaged = self._trainer.state.averaged() if self._recipe.evaluate_ema else contextlib.nullcontext()
         with self._stopwatch.phase("evaluate"), averaged, self._reporter.waiting("evaluating"):
             self._hold(held)
             for action in self._actions:

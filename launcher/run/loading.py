@@ -12,9 +12,10 @@ import tensorflow as tf
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
+from launcher.machine import jax_devices
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import elastic
-from launcher.machine.devices import settings_left
+from launcher.machine.devices import discover, settings_left
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
 from launcher.run import plan, programs
@@ -93,6 +94,7 @@ class Machine:
         this machine's devices nor the flags on them matter.
       connect: whether a session will be built from the plan; else no peer and no TPU is connected to, and a TPU need
         not be there.
+      engine: what runs the steps; None for TensorFlow.
       made: the strategy, once it has been made.
     """
 
@@ -104,6 +106,7 @@ class Machine:
     deterministic: bool = False
     on: StrategyPlan | None = None
     connect: bool = True
+    engine: str | None = None
     made: tf.distribute.Strategy | None = None
 
     def __post_init__(self) -> None:
@@ -187,6 +190,14 @@ class Machine:
     def _decide(self, recipe_strategy: str) -> StrategyPlan:
         if self.on is not None:
             return self.on
+        if self.engine == jax_devices.KIND:
+            for name, value in (("--strategy", self.strategy), ("--tpu", self.tpu)):
+                if value is not None:
+                    raise UsageError(
+                        f"{name}={value} is for --engine=tensorflow: JAX takes the accelerators of this machine, or "
+                        "--replicas CPU devices; leave it out"
+                    )
+            return jax_devices.plan(self.replicas, self._cluster, self.environ, discover())
         try:
             return strategy_lib.plan(
                 requested=self.strategy or recipe_strategy,

@@ -10,6 +10,7 @@ import tensorflow as tf
 from launcher.data.pipeline import Data, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
+from launcher.machine import jax_devices
 from launcher.machine import strategy as strategy_lib
 from launcher.reporting.units import plural
 from launcher.run.recipe import Recipe
@@ -78,6 +79,11 @@ class RunPlan:
     def jit_compile(self) -> bool:
         """Whether to have parts of the step compiled with XLA; on a TPU all of it is in any case, as one program."""
         return self.recipe.jit_compile and self.strategy.accelerator != "tpu"
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the model's part of the step is compiled, by whatever runs it."""
+        return self.recipe.jit_compile or self.strategy.accelerator == "tpu" or self.strategy.kind == jax_devices.KIND
 
     @property
     def loss_chunks(self) -> LossChunks:

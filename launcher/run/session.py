@@ -23,6 +23,7 @@ from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step import freezing, initial_values, layer_policies, moving_statistics, precision
 from launcher.step.clipping import Clipping
+from launcher.step.engine import Engine
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
 from launcher.watch import float32_copy
@@ -43,17 +44,17 @@ class Session:
     notes: tuple[str, ...] = ()
 
 
-def build(plan: RunPlan) -> Session:
+def build(plan: RunPlan, engine: Engine | None = None) -> Session:
     """Builds a session in this process; the first call decides the devices, so there is one a process."""
     if plan.made is not None:
-        return build_on(plan.made, plan)
+        return build_on(plan.made, plan, engine)
     if plan.deterministic:
         tf.config.experimental.enable_op_determinism()
-    return build_on(strategy_lib.build(plan.strategy, plan.cluster), plan)
+    return build_on(strategy_lib.build(plan.strategy, plan.cluster), plan, engine)
 
 
-def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
-    """The same on a strategy that exists, with as many replicas as the plan says."""
+def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | None = None) -> Session:
+    """The same on a strategy that exists, with as many replicas as the plan says; an engine has them in its place."""
     recipe = plan.recipe
     # Names count up within a process and are what a checkpoint goes by: every build starts from the same ones. What an
     # earlier session of this process still holds is missing on a device; on a CPU Python's own collections will do.
@@ -70,8 +71,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
     ):  # compiled in float16 whatever the policy of the run is
         plan = dataclasses.replace(plan, loss_scale=precision.resolve_loss_scale("auto", "mixed_float16"))
     layer_settings.check_batch_norm(model, plan)
-    compiled = plan.jit_compile or plan.strategy.accelerator == "tpu"
-    recipe.task.placed(plan.strategy.num_replicas, plan.microbatches, compiled)
+    recipe.task.placed(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled)
     if recipe.penalty is not None:
         recipe.penalty.check(model)
     trainer = Trainer(
@@ -87,6 +87,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan) -> Session:
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
         left_out=ALL_IN.with_ranges(recipe.skip_batches),
+        engine=engine,
     )
     evaluator = Evaluator(strategy, model, plan)
     return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, notes=tuple(notes))
@@ -194,7 +195,7 @@ def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers) -> StepConfig:
         penalty=recipe.penalty,
         jit_compile=plan.jit_compile,
         loss_chunks=plan.loss_chunks,
-        compiled=plan.jit_compile or plan.strategy.accelerator == "tpu",
+        compiled=plan.is_compiled,
         seed=plan.seed,
         selects=plan.strategy.accelerator == "tpu" or (recipe.shard_optimizer and optimizer.reduces_shards),
         shards=plan.strategy.num_replicas if recipe.shard_optimizer else 1,

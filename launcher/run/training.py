@@ -68,6 +68,7 @@ class Order:
       profiled: the steps that are traced, if any.
       metrics_port, compile_cache: the flags of these names.
       next_commands: returns what can be done with the trained model: commands by what they are for.
+      build: makes the session of a plan.
       save_model: writes the trained model beside its checkpoints, for the chief, and says where.
     """
 
@@ -80,6 +81,7 @@ class Order:
     metrics_port: int | None
     compile_cache: str | None
     next_commands: Callable[[], Mapping[str, str]]
+    build: Callable[[RunPlan], Session]
     save_model: Callable[[keras.Model, CheckpointStore], str]
 
 
@@ -198,6 +200,7 @@ class _Run:
                     underway.controller.prepare()
         if self._is_chief and self._plan.recipe.checkpoints.save_model != "none":
             with self._stopwatch.phase("checkpoint"):
+                restored.built.trainer.bring_home()
                 note = self._order.save_model(restored.built.model, restored.store)
             self._reporter.note(note)
 
@@ -205,7 +208,7 @@ class _Run:
         """Builds the session and gives it the state from which the run goes on."""
         plan, recipe = self._plan, self._plan.recipe
         with gin_bindings.usage_errors(), self._reporter.waiting("building the model"):
-            built = session.build(plan)
+            built = self._order.build(plan)
             data = pipeline.described(plan.data) if self._order.trains else {}
         store = CheckpointStore(
             os.path.join(self._order.model_dir, "checkpoints"),

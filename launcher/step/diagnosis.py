@@ -39,7 +39,7 @@ class Diagnosis:
         counters, last, present = self._trainer.counters, self._trainer.step, self._trainer.loss_scale
         step = last if step is None else step
         batch = self._batch_of(step)
-        counters.step.assign(step - 1)
+        counters.step.assign(step - 1)  # at home since there is a batch
         counters.scale.scale.assign(present if scale is None else scale)
         rows = self._on_host(self._non_finite(batch))
         counters.step.assign(last)
@@ -85,7 +85,8 @@ class Diagnosis:
 
     def _batch_of(self, step: int) -> Any:
         """The global batch of a step, counted from 1, made once more."""
-        return next(self._trainer.batches(self._data, start_step=step - 1))
+        self._trainer.bring_home()
+        return next(self._trainer.batches_at_home(self._data, step - 1))
 
     def _on_host(self, value: Any) -> np.ndarray:
         """What every replica has alike."""

@@ -99,7 +99,7 @@ def _turns(loop: Any, nodes: Sequence[Any], library: Mapping[str, Any]) -> int |
         before = _made_by(outer, nodes)
         if before is None or before.op not in _LOOPS:
             return _integer(outer, nodes)
-        place = int((outer.split(":") + ["0"])[1])
+        place = int(outer.rpartition(":")[2]) if ":" in outer else 0  # in a function: name:output:place
         return _turns(before, nodes, library) if _counts(before, place, nodes, library) else None
 
     def of(compare: Any) -> int | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,13 +16,15 @@ from launcher.machine.no_autograph import call_converted
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.step import precision
+from launcher.step.engine import Engine
 from launcher.step.gradients import Checked
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
 from launcher.step.workers import Workers, on_replicas
 
 # Prefixes of names in a checkpoint.
-MODEL, AVERAGES, _SCALE = "model/", "ema/", "loss_scale/"
+MODEL, AVERAGES, SCALE = "model/", "ema/", "loss_scale/"
+LIMITS = "counters/limits"  # of `Counters.limits`, which a checkpoint does not have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,8 @@ class Counters:
 class State:
     """All that a resumed run needs of a trainer; the copies in shards of weights get their first values here.
 
+    With an engine, what has a shard of a weight's shape is kept whole beside the variable, which is never read then.
+
     Attributes:
       scaling: what a checkpoint says of the loss scale, whose state is another one's where any of this differs.
     """
@@ -82,7 +87,10 @@ class State:
         ema: MovingAverage,
         counters: Counters,
         loss_scale: LossScale,
+        engine: Engine | None = None,
     ):
+        self._engine = engine
+        self._beside: dict[int, np.ndarray] = {}
         self._strategy, self._workers, self._loss_scale = strategy, workers, loss_scale
         self._model, self._optimizer, self._ema, self._counters = model, optimizer, ema, counters
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
@@ -102,7 +110,7 @@ class State:
             "counters/skipped": self._counters.skipped,
         }
         for field, variable in zip(ScaleState._fields, self._counters.scale, strict=True):
-            named[f"{_SCALE}{field}"] = variable
+            named[f"{SCALE}{field}"] = variable
         named |= weight_names(self._model)
         for variable in self._optimizer.variables:
             named[unique_name(f"optimizer/{variable.path}", named)] = variable
@@ -125,11 +133,11 @@ class State:
     def initial_loss_scale(self) -> dict[str, np.ndarray]:
         """The shard of a snapshot that is the state of the loss scale, as a run starts with it."""
         state = self._loss_scale.initial()
-        return {f"{_SCALE}{name}": np.array(value) for name, value in zip(state._fields, state, strict=True)}
+        return {f"{SCALE}{name}": np.array(value) for name, value in zip(state._fields, state, strict=True)}
 
     def could_have_scaled(self, state: Mapping[str, np.ndarray]) -> bool:
         """Whether this run's loss scale could have left a snapshot; for checkpoints that do not say which one did."""
-        fields = {name: state[f"{_SCALE}{name}"].item() for name in ScaleState._fields}
+        fields = {name: state[f"{SCALE}{name}"].item() for name in ScaleState._fields}
         return precision.could_have_left(self._loss_scale, ScaleState(**fields), int(state["counters/skipped"]))
 
     def specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -155,7 +163,13 @@ class State:
 
         What is shared out is put together, so that the state is the same on any number of replicas.
         """
+        if self._engine is not None and self._engine.holds:
+            return {name: self._engine.value(name) for name in self.variables()}
         return {name: self._whole(variable) for name, variable in self.variables().items()}
+
+    def value(self, name: str, variable: tf.Variable) -> np.ndarray:
+        """What a variable that is no shard has after the last step; `name` is the one it has in a checkpoint."""
+        return self._engine.value(name) if self._engine is not None and self._engine.holds else variable.numpy()
 
     def _whole(self, variable: tf.Variable | keras.Variable) -> np.ndarray:
         shard = self.shard_of(variable)
@@ -164,6 +178,9 @@ class State:
             # The tensor shares the variable's memory, of which `numpy` makes the one copy.
             return np.asarray(tf.convert_to_tensor(value).numpy())
         copies = self._copies(variable)
+        if self._engine is not None:
+            alike = np.concatenate([copies[0].numpy()] * shard.count, shard.axis)  # as optimizers begin with
+            return self._beside.get(id(variable), alike)
         if not self._workers.are_several:
             return np.concatenate([one.numpy() for one in copies], shard.axis)
         first = self._replicas[0]
@@ -177,6 +194,9 @@ class State:
         shard = self.shard_of(variable)
         if shard is None:
             variable.assign(value)
+            return
+        if self._engine is not None:
+            self._beside[id(variable)] = value
             return
         for replica, one in zip(self._replicas, self._copies(variable), strict=True):
             one.assign(shard.of_replica(value, replica))
@@ -202,8 +222,26 @@ class State:
                 state[names[id(slot)]] = weights[id(source)]
         return state | dict(slots)
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside the block the model has the averaged weights, as `MovingAverage.in_place_of_weights` has it."""
+        if self._engine is None or not self._ema.shards:
+            with self._ema.in_place_of_weights(self._strategy):
+                yield
+            return
+        weights = [(source, source.numpy()) for source, _ in self._ema.variables]
+        for source, average in self._ema.variables:
+            source.assign(self._whole(average))
+        try:
+            yield
+        finally:
+            for source, value in weights:
+                source.assign(value)
+
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Puts a snapshot, or a shard of one, whose names and shapes fit, into every replica's variables."""
+        if self._engine is not None:
+            self._engine.bring_home()
         variables = self.variables()
         for name, value in state.items():
             self._put(variables[name], value)

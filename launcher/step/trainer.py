@@ -17,11 +17,12 @@ from launcher.machine import exit_barrier
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.reporting.units import first
 from launcher.step import flops, initial_values, moving_statistics, overflow, summation
+from launcher.step.engine import Engine
 from launcher.step.local_pass import OwnTime, Watch
 from launcher.step.moving_average import MovingAverage
 from launcher.step.own_step import OwnStep
 from launcher.step.precision import LossScale
-from launcher.step.state import Counters, State
+from launcher.step.state import LIMITS, SCALE, Counters, State
 from launcher.step.step_config import StepConfig
 from launcher.step.train_step import ReplicaStep
 from launcher.step.workers import Workers
@@ -68,8 +69,10 @@ class Trainer:
       rate_multipliers: see `Optimizer.build`.
       measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
       left_out: batches that no step is trained on. Kept as an attribute, which takes effect with the next `batches`.
+      engine: what runs the steps in the place of TensorFlow, if anything does.
 
     Attributes:
+      num_replicas: of all workers.
       state: what a checkpoint holds of it.
       workers: the other workers of the run, to be asked between two loops.
       loop_steps: steps of the last call of `train`, also of one that failed.
@@ -90,8 +93,11 @@ class Trainer:
         rate_multipliers: Sequence[float] | None = None,
         measure_input_wait: bool = True,
         left_out: LeftOut = ALL_IN,
+        engine: Engine | None = None,
     ):
         self.strategy = strategy
+        self.num_replicas = strategy.num_replicas_in_sync if engine is None else engine.num_replicas
+        self._engine = engine
         self.model = model
         self.optimizer = optimizer
         self.config = config
@@ -106,8 +112,9 @@ class Trainer:
             moving = filter(moving_statistics.is_moving, self.statistics)
             self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay, config.shards)
             self.ema.build()
-            self.workers = Workers(strategy)
-            self._own_time = OwnTime() if measure_input_wait and self.workers.are_several else None
+            self.workers = Workers.of(strategy) if engine is None else engine.workers
+            timed = measure_input_wait and self.workers.are_several and engine is None
+            self._own_time = OwnTime() if timed else None
         self.state = State(
             strategy=strategy,
             workers=self.workers,
@@ -116,10 +123,11 @@ class Trainer:
             ema=self.ema,
             counters=self.counters,
             loss_scale=loss_scale,
+            engine=engine,
         )
         self.task, self._loss_scale = task, loss_scale
         self.replica_step = self._step()
-        self._traced: tf.types.experimental.ConcreteFunction | None = None
+        self._graph: tf.Graph | None = None
         self._run_steps = summation.in_order(self._run_steps_in_graph, strategy)
 
     def _step(self) -> ReplicaStep | OwnStep:
@@ -164,39 +172,58 @@ class Trainer:
     @property
     def step(self) -> int:
         """Steps done, skipped ones included."""
-        return int(self.counters.step.numpy())
+        return int(self.state.value("counters/step", self.counters.step))
 
     @property
     def skipped_steps(self) -> int:
-        return int(self.counters.skipped.numpy())
+        return int(self.state.value("counters/skipped", self.counters.skipped))
 
     @property
     def loss_scale(self) -> float:
         """The scale the next step will use."""
-        return float(self.counters.scale.scale.numpy())
+        return float(self.state.value(f"{SCALE}scale", self.counters.scale.scale))
 
     @property
     def skips_at_floor(self) -> int:
         """Consecutive skipped steps at a scale that cannot fall further."""
-        return int(self.counters.scale.skips_at_floor.numpy())
+        return int(self.state.value(f"{SCALE}skips_at_floor", self.counters.scale.skips_at_floor))
 
     def limit(self, loss: float, gradient_norm: float) -> None:
         """Sets the mean loss and the gradient norm above which steps are skipped, on every replica."""
-        if self.counters.limits is not None:
+        if self.counters.limits is not None and self._engine is not None and self._engine.holds:
+            self._engine.put(LIMITS, np.array([loss, gradient_norm], np.float32))
+        elif self.counters.limits is not None:
             self.counters.limits.assign([loss, gradient_norm])
+
+    def bring_home(self) -> None:
+        """Has the model, the optimizer and the counters the values that the last step gave them, before they are used
+        or changed by anything but `train` and `state`.
+        """
+        if self._engine is not None:
+            self._engine.bring_home()
 
     def batches(self, data: Data, start_step: int | None = None) -> Iterator:
         """Batches for `train`, starting at the data position of the current step or of another one."""
+        start = self.step if start_step is None else start_step
+        if self._engine is None:
+            return self.batches_at_home(data, start)
+        rows = rows_of_replica(data, self.config.global_batch_size, self.num_replicas, self.config.microbatches)
+        batches = self._engine.distribute(
+            data.train_batches, seed=self.config.seed, start_step=start, left_out=self.left_out, rows=rows
+        )
+        return exit_barrier.keep(iter(batches))
+
+    def batches_at_home(self, data: Data, start_step: int) -> Iterator:
+        """The same batches for what runs in TensorFlow on the strategy's replicas, whatever runs the steps."""
+        replicas, microbatches = self.strategy.num_replicas_in_sync, self.config.microbatches
         batches = distribute_batches(
             self.strategy,
             data.train_batches,
             global_batch_size=self.config.global_batch_size,
             seed=self.config.seed,
-            start_step=self.step if start_step is None else start_step,
+            start_step=start_step,
             left_out=self.left_out,
-            rows=rows_of_replica(
-                data, self.config.global_batch_size, self.strategy.num_replicas_in_sync, self.config.microbatches
-            ),
+            rows=rows_of_replica(data, self.config.global_batch_size, replicas, microbatches),
         )
         return exit_barrier.keep(iter(batches))
 
@@ -217,22 +244,29 @@ class Trainer:
         Returns:
           The names of the task's metrics.
         """
-        self._traced = self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32))
+        if self._engine is None:
+            self._graph = self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32)).graph
+        else:
+            self._graph = self._engine.prepare()
         return self.replica_step.metric_names
 
     def matrix_flops(self) -> flops.Flops | None:
         """FLOPs of one step on one replica, once it is traced; None where its graph does not tell. Takes some 0.1 s."""
-        if self._traced is None:
+        if self._graph is None:
             return None
         microbatches = [self.config.microbatches] if self.config.microbatches > 1 else []
-        found = flops.count(self._traced.graph, [1, *microbatches])
+        found = flops.count(self._graph, [1, *microbatches])
         local_replicas = len(self.strategy.extended.worker_devices)
         return flops.Flops(*(one / local_replicas for one in found)) if found and found.hardware else None
 
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
         """Takes `num_steps` steps on the device; fetching their records waits for the steps to end."""
         first_step, self.loop_steps = self.step + 1, num_steps
-        table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy().astype(np.float64)
+        if self._engine is None:
+            table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy()
+        else:
+            table = self._engine.run(batches, num_steps)
+        table = table.astype(np.float64)
         columns = _columns((*self.replica_step.report_names, "waited"), table)
 
         def within(field: str) -> dict[str, np.ndarray]:

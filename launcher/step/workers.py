@@ -25,16 +25,29 @@ def on_replicas(strategy: tf.distribute.Strategy, function: Callable[..., Any]) 
 
 
 class Workers:
-    """The workers of a strategy; without any collective where there is one alone.
+    """The workers of a run; without any collective where there is one alone.
+
+    Args:
+      total: the sum of what all say, of whom there are `count`; each worker may be several of them.
 
     Attributes:
-      are_several: whether there are more than one.
+      are_several: whether there are more workers than one.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy):
-        self._strategy = strategy
-        self.are_several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        self._sum = on_replicas(strategy, _sum)
+    def __init__(self, total: Callable[[npt.ArrayLike], np.ndarray], count: int, *, are_several: bool):
+        self._total, self._count = total, count
+        self.are_several = are_several
+
+    @classmethod
+    def of(cls, strategy: tf.distribute.Strategy) -> Workers:
+        """Those of a strategy, all of whose replicas say what their worker says."""
+        run = on_replicas(strategy, _sum)
+        several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+        def total(value: npt.ArrayLike) -> np.ndarray:
+            return strategy.experimental_local_results(run(tf.constant(value)))[0].numpy()
+
+        return cls(total, strategy.num_replicas_in_sync, are_several=several)
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so; the same answer on all."""
@@ -43,7 +56,7 @@ class Workers:
     def mean(self, values: npt.ArrayLike) -> np.ndarray:
         """The mean of what the workers say; the same answer on all."""
         mine = np.asarray(values, np.float64)
-        return self._sum_over_replicas(mine) / self._strategy.num_replicas_in_sync if self.are_several else mine
+        return self._total(mine) / self._count if self.are_several else mine
 
     def gather(self, values: Sequence[float], *, worker: int, num_workers: int) -> np.ndarray:
         """The values of all workers, [workers, n]."""
@@ -56,15 +69,11 @@ class Workers:
         saw on disk: a shared disk may show its files late.
         """
         mine = step + ((zlib.crc32(repr(left_out.ranges).encode()) & 0xFFFFF) << 30)
-        expected = mine * self._strategy.num_replicas_in_sync
-        if self.are_several and int(self._sum_over_replicas(np.int64(mine))) != expected:
+        if self.are_several and int(self._total(np.int64(mine))) != mine * self._count:
             raise PeerError(
                 f"this worker restored step {step}, another worker a different one, or with other batches left out; "
                 "is --model_dir one directory that all workers share? Run the same command again"
             )
-
-    def _sum_over_replicas(self, value: npt.ArrayLike) -> np.ndarray:
-        return self._strategy.experimental_local_results(self._sum(tf.constant(value)))[0].numpy()
 
 
 def _sum(value: tf.Tensor) -> tf.Tensor:

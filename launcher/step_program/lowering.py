@@ -18,7 +18,7 @@ from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.step.state import unique_name
+from launcher.step.state import LIMITS, unique_name
 from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random
 from launcher.step_program.pod_replica import PodReplica
 
@@ -31,6 +31,7 @@ class Argument:
     shape: tuple[int, ...]
     dtype: str  # NumPy's name; "bfloat16" is ml_dtypes'
     kind: str  # "batch", "variable" or "constant"; of a result, "report" or "variable"
+    axis: int | None = None  # the dimension of the whole that is divided over the replicas; None: each has all of it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,9 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
         except (ValueError, tf.errors.OpError) as error:
             raise cannot_lower.explain(error, traced.graph, session.model) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
+    state = trainer.state
+    axes = {name: shard.axis for name, variable in state.variables().items() if (shard := state.shard_of(variable))}
+    arguments = [dataclasses.replace(argument, axis=axes.get(argument.name)) for argument in arguments]
     reports = [
         Argument(name=name, shape=(), dtype="float32", kind="report") for name in trainer.replica_step.report_names
     ]
@@ -180,8 +184,10 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
 
 
 def _variables(session: Session) -> dict[str, tf.Variable]:
-    """All that a step can change: what a checkpoint holds, and the states of seed generators."""
+    """All that a step can change: what a checkpoint holds, the limits of spikes, and states of seed generators."""
     named = dict(session.trainer.state.variables())
+    if (limits := session.trainer.counters.limits) is not None:
+        named[LIMITS] = limits
     known = {id(variable) for variable in named.values()}
     for variable in session.model.variables:
         if id(variable) not in known:

@@ -13,6 +13,7 @@ from launcher.step_program import tpu_random
 from launcher.step_program.jax_parts import JaxParts
 from launcher.step_program.pod_replica import ALL_GATHER, ALL_REDUCE, REPLICA_ID
 
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 TensorType = tuple[tuple[int, ...], str]
 """Shape, and dtype by NumPy's name or, for bfloat16, ml_dtypes'."""
 
@@ -84,6 +85,29 @@ def serialize(jax: JaxParts, text: str) -> tuple[bytes, str]:
             jax.stablehlo.StablehloCompatibilityRequirement.WEEK_4
         )
         return jax.mlir.serialize_portable_artifact(module, version), version
+
+
+def of_partitions(jax: JaxParts, text: str) -> bytes:
+    """The same program, in StableHLO's portable form, for one replica of as many partitions, as a mesh of JAX has them.
+
+    Collectives are over the devices' numbers, and what was a replica's number is a partition's.
+    """
+    with jax.new_context():
+        module = jax.ir.Module.parse(text)
+        channel = jax.ir.Attribute.parse("#stablehlo.channel_handle<handle = 1, type = 1>")
+        for collective in _operations(jax, module, *(f"stablehlo.{name}" for name in _COLLECTIVES)):
+            collective.attributes["channel_handle"] = channel
+            collective.attributes["use_global_device_ids"] = jax.ir.UnitAttr.get()
+        for number in _operations(jax, module, "stablehlo.replica_id"):
+            with jax.ir.InsertionPoint(number), number.location:
+                number.results[0].replace_all_uses_with(jax.stablehlo.partition_id())
+            number.erase()
+        main = jax.ir.SymbolTable(module.operation)["main"]
+        if "arg_attrs" in main.attributes:
+            del main.attributes["arg_attrs"]  # whose memory a result takes is said by who calls it
+        for attribute in ("mhlo.num_replicas", "mhlo.num_partitions"):
+            del module.operation.attributes[attribute]
+        return jax.mlir.serialize_portable_artifact(module, jax.stablehlo.get_current_version())
 
 
 def _operations(jax: JaxParts, module: Any, *names: str) -> list[Any]:

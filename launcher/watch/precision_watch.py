@@ -91,7 +91,8 @@ class Watch:
         """Looks at one batch; all workers call this after the same step. TrainingError without memory for the pass."""
         trainer = self._trainer
         if self._batches is None:
-            self._batches = trainer.batches(self._data, start_step=max(0, trainer.step // self._every - 1))
+            self._batches = trainer.batches_at_home(self._data, max(0, trainer.step // self._every - 1))
+        trainer.bring_home()
         try:
             found = self._run(next(self._batches))
         except tf.errors.ResourceExhaustedError as error:

@@ -138,3 +138,20 @@ def test_peaks_are_found_by_the_drivers_names():
     assert gpu_peak("NVIDIA GB200").value == 2500e12
     assert gpu_peak("Tesla V100-SXM2-16GB").value == 125e12
     assert gpu_peak("NVIDIA L40") is None
+
+
+def test_a_loop_with_a_gradient_inside_a_function_is_counted():
+    @tf.function(autograph=False, jit_compile=True)
+    def inner(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            _, y = tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, h @ w), (0, x), maximum_iterations=3)
+        return tape.gradient(y, w)
+
+    def outer(x, w):
+        return inner(x, w)
+
+    graph = (
+        tf.function(outer, autograph=False).get_concrete_function(tf.TensorSpec([4, 8]), tf.TensorSpec([8, 8])).graph
+    )
+    assert flops.count(graph, [1]) == flops.Flops(*[3 * 3 * 2 * 4 * 8 * 8] * 2)

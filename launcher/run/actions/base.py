@@ -196,7 +196,7 @@ class MeasureFlops(Action):
         if self._of_step is None:
             return
         steps_per_second = event["examples_per_second"] / self._trainer.config.global_batch_size
-        replicas = self._trainer.strategy.num_replicas_in_sync
+        replicas = self._trainer.num_replicas
         event["flops_per_second"] = self._of_step.hardware * replicas * steps_per_second
         if self._peak is not None:
             event["mfu"] = self._of_step.model * steps_per_second / self._peak

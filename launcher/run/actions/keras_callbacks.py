@@ -251,6 +251,9 @@ class KerasCallbacks(Action):
     def _call(
         self, name: str, *arguments: Any, among: Sequence[keras.callbacks.Callback] | None = None, **named: Any
     ) -> None:
+        # They may look at the model, and change it. All workers bring it home together, whoever of them calls.
+        if among is None or self._every_step:
+            self._trainer.bring_home()
         for callback in self._here if among is None else among:
             try:
                 getattr(callback, name)(*arguments, **named)

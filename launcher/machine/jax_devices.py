@@ -1,0 +1,167 @@
+"""JAX's devices for `--engine=pjrt`: how many there will be, and their start, once a process and with its peers.
+
+Tried with JAX 0.10.2. JAX reads its settings when its devices are first asked for, so nothing else may do so before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import glob
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from launcher.errors import PeerError, UsageError
+from launcher.machine import exit_barrier, installation, peers, ports
+from launcher.machine.cluster import Cluster
+from launcher.machine.devices import Devices, StrategyPlan
+from launcher.machine.stderr_filter import without_early_log
+
+KIND = "pjrt"  # what a plan of these devices says in the place of a tf.distribute strategy
+# JAX ends a process whose peer has been silent for so long; the error of a broken connection comes much earlier.
+_HEARTBEAT_SECONDS = 20
+# What JAX 0.10.2 says where another process is gone: of Gloo (CPUs), NCCL (GPUs) and its own coordination.
+_PEER_WORDS = ("gloo", "nccl", "unavailable", "deadline_exceeded", "heartbeat", "connection", "coordination", "aborted")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JaxDevices:
+    """One device a replica, in the order of replicas; `local` are those of this process, which stand together."""
+
+    jax: Any
+    all: tuple[Any, ...]
+    local: tuple[Any, ...]
+    num_processes: int
+
+    @property
+    def first(self) -> int:
+        """The number of this process's first replica."""
+        return self.all.index(self.local[0])
+
+
+def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], devices: Devices) -> StrategyPlan:
+    """As many local devices as `--replicas` says, else all accelerators, else one CPU device; JAX is not asked."""
+    gpus = len(devices.gpus) or _visible_gpus(environ)
+    accelerator, there = ("gpu", gpus) if gpus else ("tpu", len(devices.tpu_chips)) if devices.tpu_chips else ("cpu", 0)
+    if accelerator != "cpu" and environ.get("JAX_PLATFORMS", "") == "cpu":
+        accelerator, there = "cpu", 0
+    if there and replicas is not None and replicas != there and (cluster.num_workers > 1 or replicas > there):
+        raise UsageError(f"--replicas={replicas}, but this machine has {there} {accelerator.upper()} device(s)")
+    count, notes = replicas or there or 1, list[str]()
+    if accelerator == "cpu" and count > 1:
+        notes.append(f"{count} devices of JAX share this machine's cores: for trying out, not for speed")
+    capabilities = [gpu.compute_capability for gpu in devices.gpus[:count]]
+    return StrategyPlan(
+        kind=KIND,
+        num_replicas=count * cluster.num_workers,
+        local_replicas=count,
+        why=f"--engine=pjrt: the step runs by JAX on {accelerator.upper()} devices",
+        devices=tuple(f"{accelerator.upper()}:{index}" for index in range(count)),
+        accelerator=accelerator,
+        notes=(*notes, *ports.public_address_notes(cluster.workers)),
+        compute_capability=min((one for one in capabilities if one), default=None) if all(capabilities) else None,
+    )
+
+
+def _visible_gpus(environ: Mapping[str, str]) -> int:
+    """GPUs by their device files, as TensorFlow may be one that does not see them."""
+    there = len(glob.glob("/dev/nvidia[0-9]*"))
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    return there if chosen is None else min(there, len([one for one in chosen.split(",") if one.strip(" -1")]))
+
+
+def check_jax() -> None:
+    """Raises UsageError where JAX is missing; imports nothing else of it."""
+    try:
+        import jax  # noqa: F401
+    except ImportError:
+        raise UsageError(f"--engine=pjrt needs JAX: {installation.jax_command('preflight')}") from None
+
+
+def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> JaxDevices:
+    """Starts JAX on the devices of a plan, and waits for the peers.
+
+    Raises:
+      UsageError: JAX is missing, or does not have these devices.
+      PeerError: a peer did not come.
+      PortTakenError: another process listens on this worker's port.
+    """
+    check_jax()
+    with without_early_log():
+        return _started(wanted, cluster, compile_cache)
+
+
+def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> JaxDevices:
+    import jax
+
+    platforms = {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[wanted.accelerator]
+    for of_other_devices in ("jax._src.xla_bridge", "jax_plugins"):  # whose plugins are there, and cannot be used
+        logging.getLogger(of_other_devices).setLevel(logging.ERROR)
+    try:
+        jax.config.update("jax_platforms", platforms)
+        jax.config.update("jax_enable_x64", True)  # counters have 64 bits
+        if wanted.accelerator == "cpu":
+            jax.config.update("jax_num_cpu_devices", wanted.local_replicas)
+        if compile_cache is not None:
+            jax.config.update("jax_compilation_cache_dir", os.path.abspath(os.path.expanduser(compile_cache)))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        if cluster.num_workers > 1:
+            _join(jax, cluster)
+        found, local = jax.devices(), jax.local_devices()
+    except (AttributeError, RuntimeError) as error:
+        if cluster.num_workers > 1 and is_peer_failure(error):
+            raise PeerError(f"JAX could not connect the {cluster.num_workers} workers: {_first_line(error)}") from error
+        raise UsageError(
+            f"--engine=pjrt: JAX {jax.__version__} cannot start on {platforms.split(',')[0]} devices "
+            f"({_first_line(error)}); tried with JAX 0.10.2: {installation.jax_command('preflight')}"
+        ) from None
+    if cluster.num_workers == 1:
+        found = local = found[: wanted.local_replicas]
+    if (len(found), len(local)) != (wanted.num_replicas, wanted.local_replicas):
+        raise UsageError(
+            f"--engine=pjrt: {wanted.local_replicas} replica(s) on this worker and {wanted.num_replicas} in all are "
+            f"planned, and JAX sees {len(local)} and {len(found)} device(s): say how many with --replicas, the same "
+            "number on every worker"
+        )
+    return JaxDevices(jax=jax, all=tuple(found), local=tuple(local), num_processes=cluster.num_workers)
+
+
+def _join(jax: Any, cluster: Cluster) -> None:
+    if jax.config.jax_platforms == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM
+    with peers.all_there(cluster):
+        jax.distributed.initialize(
+            cluster.workers[0], cluster.num_workers, cluster.index, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
+        )
+    exit_barrier.end_first()  # JAX's own function waits for a peer that is gone, and aborts
+    if not cluster.is_chief:
+        # As TensorFlow's server would: by this port the chief knows how long this process is there.
+        kept = ports.listener(ports.port_of(cluster.workers[cluster.index]), backlog=128)
+        atexit.register(kept.close)
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether JAX says that another process went away."""
+    return type(error).__module__.partition(".")[0] in ("jax", "jaxlib", "builtins") and any(
+        word in str(error).lower() for word in _PEER_WORDS
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def whole(array: Any) -> np.ndarray:
+    """A copy of a global array's value: of one that is divided over processes, put together by all of them."""
+    if array.is_fully_replicated:
+        return np.array(array.addressable_shards[0].data)
+    if array.is_fully_addressable:
+        return np.array(array)
+    from jax.experimental import multihost_utils
+
+    return np.array(multihost_utils.process_allgather(array, tiled=True))

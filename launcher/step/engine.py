@@ -1,0 +1,50 @@
+"""What runs a trainer's steps in the place of TensorFlow's runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.order import LeftOut
+from launcher.data.pipeline import Shard
+from launcher.step.workers import Workers
+
+
+class Engine(Protocol):
+    """Runs the step of a session on devices of its own, one a replica.
+
+    A run's state is in one place at a time: in TensorFlow's variables, or on the engine's devices. It goes there with
+    the next steps, and comes home when somebody is to see or to change the variables.
+
+    Attributes:
+      num_replicas: of all processes.
+      workers: the processes, to be asked between two loops.
+      holds: whether the state is on the engine's devices.
+    """
+
+    num_replicas: int
+    workers: Workers
+    holds: bool
+
+    def distribute(
+        self, make: Callable[[Shard], tf.data.Dataset], *, seed: int, start_step: int, left_out: LeftOut, rows: int
+    ) -> Iterable:
+        """The training batches of this process's replicas, as `distribute_batches` has them."""
+
+    def prepare(self) -> tf.Graph:
+        """Makes the program; returns the graph of one replica's step, and runs nothing."""
+
+    def run(self, batches: Iterator, num_steps: int) -> np.ndarray:
+        """float32 [steps, numbers of a report + 1]: the report of each step, and how long it waited for its batch."""
+
+    def value(self, name: str) -> np.ndarray:
+        """The whole value that the devices hold of a variable, by its name in a checkpoint; a copy."""
+
+    def put(self, name: str, value: np.ndarray) -> None:
+        """Sets what the devices hold of a variable."""
+
+    def bring_home(self) -> None:
+        """Puts all values that the devices hold into TensorFlow's variables, and forgets them."""

@@ -1,0 +1,256 @@
+"""`--engine=pjrt`: the same runs, with their steps on JAX's devices; TensorFlow's engine is the oracle."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import one_bad_row
+import psutil
+import pytest
+from places import PYTHONPATH, SMALL_DIGITS
+from running import is_running
+
+from launcher.checkpoints import CheckpointStore
+
+pytestmark = pytest.mark.slow
+
+PJRT = "--engine=pjrt"
+# All that a step has besides gradients: clipping, accumulation, averages, weight decay, moving statistics of none.
+EVERYTHING = (
+    "train.microbatches = 2",
+    "train.ema_decay = 0.9",
+    "train.optimizer = @adamw",
+    "adamw.learning_rate = 0.01",
+    "Clipping.global_norm = 0.5",
+    "train.log_every = 1",
+    "Checkpoints.save_model = 'none'",
+)
+BAD_ROW = """
+import one_bad_row
+train.task = @one_bad_row.task()
+train.optimizer = @adamw
+adamw.learning_rate = 0.01
+train.precision = 'mixed_float16'
+train.global_batch_size = 8
+train.steps = 12
+train.log_every = 1
+Checkpoints.save_model = 'none'
+"""
+
+
+def flags(model_dir: Path, steps: int, *bindings: str, recipe: str = SMALL_DIGITS) -> list[str]:
+    return [f"--gin_file={recipe}", f"--model_dir={model_dir}"] + [
+        f"--gin_param={text}" for text in (f"train.steps = {steps}", *bindings)
+    ]
+
+
+def state(model_dir: Path) -> dict[str, np.ndarray]:
+    """Of the newest checkpoint: weights, slots, averages and counters."""
+    store = CheckpointStore(str(model_dir / "checkpoints"))
+    return {name: value for name, value in store.read(store.latest()).items() if not name.startswith("host/")}
+
+
+def logged(model_dir: Path, name: str = "loss") -> list[float]:
+    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
+    return [event[name] for line in lines if (event := json.loads(line))["split"] == "train"]
+
+
+def assert_close(found: Path, expected: Path) -> None:
+    mine, wanted = state(found), state(expected)
+    assert mine.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(mine[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def assert_same_bits(found: Path, expected: Path) -> None:
+    mine, wanted = state(found), state(expected)
+    assert mine.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(mine[name], value, err_msg=name)
+
+
+def test_checkpoints_cross_between_engines_and_numbers_of_devices(run_launcher, tmp_path):
+    crossed, undisturbed = tmp_path / "crossed", tmp_path / "undisturbed"
+    assert run_launcher(*flags(undisturbed, 24, *EVERYTHING)).returncode == 0
+    for steps, on in (
+        (4, ()),
+        (8, (PJRT, "--replicas=8")),
+        (12, ("--replicas=2",)),
+        (18, (PJRT, "--replicas=4")),
+        (24, ()),
+    ):
+        done = run_launcher(*flags(crossed, steps, "train.epochs = None", *EVERYTHING), *on)
+        assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(logged(crossed), logged(undisturbed), rtol=1e-5)
+    assert_close(crossed, undisturbed)
+
+
+def test_model_and_evaluation_are_those_of_tensorflow(run_launcher, tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    bindings = ("train.evaluate_every = 3", "train.evaluate_ema = True", *EVERYTHING[:-1])
+    assert run_launcher(*flags(theirs, 9, *bindings)).returncode == 0
+    done = run_launcher(*flags(ours, 9, *bindings), PJRT, "--replicas=2", "--mode=train_and_eval")
+    assert done.returncode == 0, done.stderr
+    assert "model.keras holds the model" in done.stdout
+    found, wanted = (
+        [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()] for one in (ours, theirs)
+    )
+    assert [(one["step"], one["split"]) for one in found] == [(one["step"], one["split"]) for one in wanted]
+    for mine, expected in zip(found, wanted, strict=True):
+        assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert mine["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
+
+
+def test_an_overflow_on_one_device_skips_the_step_on_all(run_launcher, tmp_path):
+    recipe = tmp_path / "bad_row.gin"
+    recipe.write_text(BAD_ROW)
+    env = {"PYTHONPATH": PYTHONPATH}
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder, on in ((ours, (PJRT, "--replicas=4")), (theirs, ())):
+        done = run_launcher(f"--gin_file={recipe}", f"--model_dir={folder}", "--mode=train", *on, env=env)
+        assert done.returncode == 0, done.stderr
+    skipped = logged(ours, "skipped_steps")
+    assert skipped[one_bad_row.BAD_STEP - 1] == skipped[one_bad_row.BAD_STEP - 2] + 1
+    assert skipped[-1] < len(skipped) // 2
+    assert skipped == logged(theirs, "skipped_steps")
+    assert logged(ours, "loss_scale") == logged(theirs, "loss_scale")
+    mine, expected = state(ours), state(theirs)
+    for name, value in expected.items():
+        if name.startswith(("counters/", "loss_scale/")):
+            np.testing.assert_array_equal(mine[name], value, err_msg=name)
+        assert np.isfinite(mine[name]).all(), name
+
+
+@pytest.mark.parametrize("shared_out", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(start_launcher, run_launcher, tmp_path, shared_out):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    often = ("train.checkpoint_every = 5", "train.steps_per_loop = 1", f"train.shard_optimizer = {shared_out}")
+    given = (*often, "mlp.units = 64", *EVERYTHING)
+    assert run_launcher(*flags(undisturbed, 60, *given), PJRT, "--replicas=2").returncode == 0
+    first = start_launcher(*flags(killed, 60, *given), PJRT, "--replicas=2")
+    first.wait_until(lambda: len(CheckpointStore(str(killed / "checkpoints")).steps()) >= 2)
+    first.send(signal.SIGKILL)
+    assert first.wait().returncode == -signal.SIGKILL
+    second = run_launcher(*flags(killed, 60, *given), PJRT, "--replicas=2")
+    assert second.returncode == 0, second.stderr
+    assert re.search(r"restored step \d+ from", second.stdout)
+    assert_same_bits(killed, undisturbed)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("train.shard_optimizer = True", "mlp.units = 64"), marks=pytest.mark.nightly)]
+)
+def test_two_processes_train_as_one_and_come_back_when_one_is_killed(start_launcher, run_launcher, tmp_path, more):
+    together, undisturbed, killed = (tmp_path / name for name in ("together", "undisturbed", "killed"))
+    given = ("train.checkpoint_every = 5", "train.steps_per_loop = 1", "train.epochs = None", *EVERYTHING, *more)
+    assert run_launcher(*flags(together, 20, *given), PJRT, "--replicas=4").returncode == 0
+    job_flags = ("--workers=2", PJRT, "--replicas=2")
+    in_job = {"module": "launcher.launch", "fresh": True}  # whose workers are found by their environment
+    assert run_launcher(*flags(undisturbed, 400, *given), *job_flags, **in_job).returncode == 0
+    np.testing.assert_allclose(logged(undisturbed)[:20], logged(together), rtol=1e-5)
+    job = start_launcher(*flags(killed, 400, *given), *job_flags, **in_job)
+    store = CheckpointStore(str(killed / "checkpoints"))
+    job.wait_until(lambda: len(store.steps()) >= 2, 120)
+    victim = worker_of(job.process.pid, 1)
+    victim.kill()
+    done = job.wait(180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "worker 1 was killed by SIGKILL" in done.stdout + done.stderr
+    assert "restarting all workers" in done.stdout + done.stderr
+    assert not is_running(victim.pid)
+    assert logged(killed) == logged(undisturbed)
+    assert_same_bits(killed, undisturbed)
+
+
+def worker_of(supervisor: int, rank: int):
+    for process in psutil.Process(supervisor).children(recursive=True):
+        config = json.loads(process.environ().get("TF_CONFIG", "{}"))
+        if config.get("task", {}).get("index") == rank:
+            return process
+    raise AssertionError(f"no worker {rank} under {supervisor}")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_together_where_one_is_killed_or_asked_to_stop(start_launcher, free_ports, tmp_path, sent):
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    workers = []
+    for index in range(2):
+        config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+        given = ("train.checkpoint_every = 5", "train.steps_per_loop = 1")
+        all_flags = flags(tmp_path / "run", 100_000, *given)
+        workers.append(start_launcher(*all_flags, PJRT, "--mode=train", env={"TF_CONFIG": json.dumps(config)}))
+    store = CheckpointStore(str(tmp_path / "run" / "checkpoints"))
+    workers[0].wait_until(lambda: len(store.steps()) >= 2, 120)
+    workers[1].send(sent)
+    code, said = (75, "error: another worker went away") if sent == signal.SIGKILL else (42, "asked to stop: step")
+    left = workers[0].wait(60)
+    assert left.returncode == code, left.stderr
+    assert said in left.stderr
+    assert "Traceback" not in left.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_code"] == code
+    assert workers[1].wait(60).returncode == (42 if sent == signal.SIGTERM else -sent)
+
+
+PROGRAM = """
+import keras
+import numpy as np
+import tensorflow as tf
+import launcher
+
+@keras.saving.register_keras_serializable()
+class Spoken(keras.layers.Layer):
+    def call(self, x):
+        return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), tf.float32)
+
+def build():
+    model = keras.Sequential([keras.Input((4,)), Spoken(name="spoken", dtype="float32"), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+x = np.ones((32, 4), np.float32)
+launcher.fit(build, (x, x[:, :2]), epochs=2, batch_size=8)
+"""
+
+
+def test_what_jax_cannot_run_is_one_message_with_the_layers_name(run_launcher, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = run_launcher(f"--gin_file={program}", f"--model_dir={tmp_path / 'run'}", PJRT)
+    assert done.returncode == 64, done.stderr
+    assert "'spoken' of type Spoken" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((PJRT, "--strategy=mirrored"), "--strategy=mirrored"),
+        ((PJRT, "--tpu=local"), "--tpu=local"),
+        ((PJRT, "--gin_param=train.microbatches = 'auto'"), "train.microbatches"),
+        ((PJRT, "--restore_from_chief"), "--restore_from_chief"),
+        ((PJRT, "--mode=predict"), "--engine"),
+        ((PJRT, "--replicas=3", "--gin_param=train.global_batch_size = 64"), "train.global_batch_size = 64"),
+    ],
+)
+def test_what_does_not_go_with_the_engine_is_one_message(run_launcher, tmp_path, given, said):
+    done = run_launcher(*flags(tmp_path / "run", 3), *given)
+    assert done.returncode == 64, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_jax_it_is_one_message(run_launcher, tmp_path):
+    absent = tmp_path / "absent"
+    absent.mkdir()
+    (absent / "jax.py").write_text("raise ModuleNotFoundError('No module named jax', name='jax')")
+    done = run_launcher(*flags(tmp_path / "run", 3), PJRT, env={"PYTHONPATH": f"{absent}:{PYTHONPATH}"}, fresh=True)
+    assert done.returncode == 64, done.stderr
+    assert "--engine=pjrt needs JAX" in done.stderr
+    assert "Traceback" not in done.stderr
