@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.data.catalog import DIGITS
+from launcher.errors import UsageError
 from launcher.machine import installation
 
 Arrays = dict[str, np.ndarray]
