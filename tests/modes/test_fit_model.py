@@ -95,10 +95,22 @@ def test_where_a_second_model_or_process_is_needed_a_function_is_asked_for(tmp_p
         launcher.fit(classifier(), X, LABEL, model_dir=str(tmp_path), precision_watch={"every": 1})
 
 
-def test_statistics_of_a_short_batch_are_of_its_examples_on_one_replica(tmp_path):
-    arguments = {"shuffle": False, "verbose": 0}  # 61 examples, 32 a batch
-    history = launcher.fit(classifier(), X, LABEL, **arguments, model_dir=str(tmp_path))
-    assert_same(history, classifier().fit(X, LABEL, **arguments))
+def comparing():
+    """Of the examples of a batch with one another, by a model without statistics or losses of its own."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((16,))
+    hidden = keras.layers.Dense(3)(inputs)
+    hidden = keras.layers.Lambda(lambda x: x - keras.ops.mean(x, axis=0, keepdims=True))(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(hidden))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+@pytest.mark.parametrize("build", [classifier, comparing])
+def test_a_short_batch_is_of_its_examples_alone_on_one_replica(build, tmp_path):
+    arguments = {"shuffle": False, "verbose": 0, "validation_data": HELD_OUT}  # 61 and 20 examples, 32 a batch
+    history = launcher.fit(build(), X, LABEL, **arguments, model_dir=str(tmp_path))
+    assert_same(history, build().fit(X, LABEL, **arguments))
 
 
 def sure():
