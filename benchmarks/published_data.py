@@ -271,10 +271,11 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 def _without_dropout(real: Any) -> Any:
     @functools.wraps(real)
-    def init(self: Any, *args: Any, **arguments: Any) -> None:
-        real(self, *args, **{name: 0.0 if "dropout" in name else one for name, one in arguments.items()})
+    def call(self: Any, *args: Any, **arguments: Any) -> Any:
+        self.cell.dropout = self.cell.recurrent_dropout = 0.0
+        return real(self, *args, **arguments)
 
-    return init
+    return call
 
 
 def _noise_off() -> None:
@@ -285,7 +286,7 @@ def _noise_off() -> None:
                  "GaussianDropout", "AlphaDropout"):  # fmt: skip
         getattr(keras.layers, name).call = lambda self, inputs, training=False: inputs
     for name in ("LSTM", "GRU", "SimpleRNN", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"):
-        _replace(getattr(keras.layers, name), "__init__", _without_dropout)
+        _replace(getattr(keras.layers, name), "call", _without_dropout)
     for name in dir(keras.layers):
         if name.startswith("Random") or name in ("CutMix", "MixUp", "RandAugment", "AugMix", "Solarization"):
             kind = getattr(keras.layers, name)

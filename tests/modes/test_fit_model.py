@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_steps import GAN, NOISE, X
+from own_steps import GAN, NOISE, VAE, X
 
 import launcher
 from launcher.errors import UsageError
@@ -229,3 +229,18 @@ def test_a_model_that_is_built_by_fit_begins_with_the_weights_of_keras(tmp_path)
     data, arguments = (X[:48].reshape(48, 4, 4), X[:48, 0]), {"shuffle": False, "verbose": 0}
     history = launcher.fit(build(), *data, **arguments, model_dir=str(tmp_path))
     assert_same(history, build().fit(*data, **arguments))
+
+
+def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
+    def vae():
+        keras.utils.set_random_seed(5)
+        model = VAE()
+        model.compile(keras.optimizers.SGD(1e-2))
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
+    mine, other = vae(), vae()
+    launcher.fit(mine, data, model_dir=str(tmp_path))
+    other.fit(data, verbose=0)
+    # Keras cannot tell the shapes of a model without a call, and does not ask where there is no strategy.
+    np.testing.assert_allclose(mine.evaluate(data, verbose=0), other.evaluate(data, verbose=0), rtol=1e-5)
