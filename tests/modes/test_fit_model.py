@@ -235,7 +235,7 @@ def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
     def vae():
         keras.utils.set_random_seed(5)
         model = VAE()
-        model.compile(keras.optimizers.SGD(1e-2))
+        model.compile(keras.optimizers.SGD(1e-2), metrics=["mae"])
         return model
 
     data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
