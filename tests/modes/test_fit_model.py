@@ -190,6 +190,18 @@ class Counted(keras.Model):
         return {"loss": loss}
 
 
+def test_a_step_of_fewer_examples_than_a_batch_is_not_taken_for_one_of_means(tmp_path):
+    def build():
+        keras.utils.set_random_seed(3)
+        model = Counted(False)
+        model.compile("sgd")
+        return model
+
+    data = (np.tile(LABEL[:8, None], (1, 5)), LABEL[:8].astype(np.float32))  # of a batch of 32
+    history = launcher.fit(build(), *data, shuffle=False, model_dir=str(tmp_path))
+    assert_same(history, build().fit(*data, shuffle=False, verbose=0))
+
+
 @pytest.mark.parametrize("is_known", [True, False], ids=["of known batches", "of unknown lengths"])
 def test_a_step_sees_the_shapes_that_it_sees_in_keras(is_known, tmp_path):
     def build():
