@@ -158,7 +158,7 @@ for _hook in [name for name in dir(callbacks.Callback) if name.startswith("on_")
         def _note(self, *arguments, _hook=_hook, **named):
             logs = named["logs"] if named else arguments[-1]
             number = arguments[0] if len(arguments) + len(named) > 1 else None
-            self.calls.append([_hook, number, {key: float(value) for key, value in (logs or {}).items()}])
+            self.calls.append([_hook, number, {key: float(value) for key, value in logs.items()}])
 
         setattr(Told, _hook, _note)
 

@@ -107,8 +107,8 @@ class KerasCallbacks(Action):
         self._begin(within_epoch=step % self._an_epoch > 0)
         if step % self._an_epoch == 0:
             self._sums = {}
-            self._call("on_epoch_begin", self._epoch_after(step + 1), None)
-        self._call("on_train_batch_begin", step % self._an_epoch, among=self._by_batches, logs=None)
+            self._call("on_epoch_begin", self._epoch_after(step + 1), {})
+        self._call("on_train_batch_begin", step % self._an_epoch, among=self._by_batches, logs={})
 
     def steps_until_due(self, step: int) -> int | None:
         return 1 if self._every_step else self._an_epoch - step % self._an_epoch
@@ -143,11 +143,11 @@ class KerasCallbacks(Action):
     def before_evaluation(self, step: int) -> None:
         self._listens = self._begun and self.wants_evaluation(step)
         if self._listens:
-            self._call("on_test_begin", None)
+            self._call("on_test_begin", {})
 
     def before_evaluation_batch(self, index: int) -> None:
         if self._listens:
-            self._call("on_test_batch_begin", index, logs=None)
+            self._call("on_test_batch_begin", index, logs={})
 
     def after_evaluation_batch(self, index: int, metrics: Callable[[], Mapping[str, float]]) -> None:
         if self._listens:
@@ -223,10 +223,10 @@ class KerasCallbacks(Action):
                 if isinstance(callback, keras.callbacks.CSVLogger) and self._restored is not None:
                     appending.enter_context(self._appended(callback))
             # A backup would be put in the place of the checkpoint from which the run goes on.
-            self._call("on_train_begin", None, among=[one for one in self._here if not isinstance(one, BACKUPS)])
+            self._call("on_train_begin", {}, among=[one for one in self._here if not isinstance(one, BACKUPS)])
         if self._restored is not None:
             if within_epoch:
-                self._call("on_epoch_begin", self._epoch_after(max(self._trainer.step, 1)), None)
+                self._call("on_epoch_begin", self._epoch_after(max(self._trainer.step, 1)), {})
             self._restore()
             self._trainer.state.restore(before)
 
