@@ -105,7 +105,11 @@ TESTS = {
 LONGER = {  # where all environments are tried
     "step": ["tests/step"],
     "TPU programs": ["tests/tpu"],
-    "callbacks and data of fit": ["tests/modes/test_callbacks.py", "tests/modes/test_fit_data.py"],
+    "callbacks and data of fit": [
+        "tests/modes/test_callbacks.py",
+        "tests/modes/test_callbacks_workers.py",
+        "tests/modes/test_fit_data.py",
+    ],
     "a train_step of one's own": ["tests/tasks/test_own_train_step.py"],
 }
 
