@@ -12,7 +12,7 @@ import tensorflow as tf
 from own_steps import GAN, NOISE, VAE, X
 
 import launcher
-from launcher.errors import UsageError
+from launcher.errors import TrainingError, UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -256,3 +256,13 @@ def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
     other.fit(data, verbose=0)
     # Keras cannot tell the shapes of a model without a call, and does not ask where there is no strategy.
     np.testing.assert_allclose(mine.evaluate(data, verbose=0), other.evaluate(data, verbose=0), rtol=1e-5)
+
+
+def test_a_keras_that_lacks_what_a_model_is_put_on_devices_by_is_named(monkeypatch, tmp_path):
+    model = classifier()
+    with monkeypatch.context() as changed:
+        for kind in keras.optimizers.Optimizer.__mro__:
+            if "_var_key" in vars(kind):
+                changed.delattr(kind, "_var_key")
+        with pytest.raises(TrainingError, match=r"Keras 3\.\d+\.\d+ has no _var_key, .* install keras 3\.8"):
+            launcher.fit(model, X, LABEL, model_dir=str(tmp_path))
