@@ -125,7 +125,8 @@ def test_an_overflow_on_one_device_skips_the_step_on_all(run_launcher, tmp_path)
         assert np.isfinite(mine[name]).all(), name
 
 
-@pytest.mark.parametrize("shared_out", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # of two processes it is tried with every change, below
+@pytest.mark.parametrize("shared_out", [False, True])
 def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(start_launcher, run_launcher, tmp_path, shared_out):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     often = ("train.checkpoint_every = 5", "train.steps_per_loop = 1", f"train.shard_optimizer = {shared_out}")
