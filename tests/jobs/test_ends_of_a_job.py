@@ -95,7 +95,7 @@ def test_a_sigterm_while_the_job_starts_ends_it_with_42(fake_environment, tmp_pa
     flags = ["--workers=2", "--worker_module=fake_worker", "--gin_file=fake.gin", f"--model_dir={tmp_path / 'run'}"]
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", "-m", "launcher.launch", *flags],
-        env={**os.environ, **fake_environment(steps=10**9)},
+        env={**os.environ, **fake_environment(steps=10**9, on_sigterm="save")},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
