@@ -109,6 +109,14 @@ def test_a_sigterm_while_the_job_starts_ends_it_with_42(fake_environment, tmp_pa
     assert LaunchedJob(None, tmp_path / "run").running() == []
 
 
+def test_a_worker_that_a_sigterm_ends_while_it_starts_is_not_waited_for_by_the_others(launch):
+    job = launch("--grace_period=1e6", on_sigterm="save", faults=[fault("start_slowly", rank=0, step="start")])
+    job.until(lambda: "starting slowly" in job.log(1, 0) and len(job.running()) == 2)
+    job.started.process.send_signal(signal.SIGTERM)
+    assert job.wait().returncode == 42
+    assert job.running() == []
+
+
 def test_children_of_workers_end_with_the_job_also_those_that_left_their_group(run_job):
     children = [fault("start_children", rank=rank) for rank in (0, 1)]
     job, finished = run_job(faults=[*children, fault("send_self", number=int(signal.SIGKILL), step=3)])
