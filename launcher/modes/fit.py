@@ -83,7 +83,8 @@ def fit(
       epochs: passes over the training data; unless `steps` is among the settings.
       batch_size: examples of a step over all replicas, of arrays; 32 unless said. What gives batches has its own.
       model_dir: where all that the run writes goes; runs/fit unless said.
-      strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`.
+      strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`; unless said, the one under which a model was
+        made, as in Keras.
       replicas: as `--replicas`, in each worker.
       workers: train in so many processes of this machine, which are started, watched and restarted as by
         `launcher.launch --workers`; None for this process. What they need is sent to them by cloudpickle. A program
@@ -114,6 +115,7 @@ def fit(
     validation = as_tuple(validation if validation_data is None else validation_data)
     source = build if model is None else _builder(model)
     handler = programs.handler()
+    strategy = _chosen(strategy, model if replicas is None else None, is_program=handler is not None)
     if workers is not None and handler is None:
         if model is not None:
             raise UsageError("fit: workers=N starts other processes: give a function that builds the model there")
@@ -178,6 +180,22 @@ def fit(
         if model is not None:
             _builder(model)()
     return history
+
+
+def _chosen(
+    strategy: str | tf.distribute.Strategy, model: keras.Model | None, *, is_program: bool
+) -> str | tf.distribute.Strategy:
+    """The strategy that was asked for, or the one that the program has made its model under, as Keras's fit has it."""
+    within = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    if within is not None and (is_program or model is None or strategy not in ("auto", within)):
+        chooses = "fit" if model is None else f"strategy={strategy!r}"
+        raise UsageError(
+            f"fit: called in the scope of a {type(within).__name__}, but "
+            f"{'the command line of the launcher' if is_program else chooses} chooses what the model is made and "
+            "trained on: call fit outside of `with strategy.scope():`"
+        )
+    made = keras_private.strategy_of(model) if model is not None else None
+    return strategy if is_program or strategy != "auto" else within or made or strategy
 
 
 def _data(is_model: bool, data: Sequence[Any], train: Any, validation: Any, of_keras: tuple[Any, ...]) -> list[Any]:

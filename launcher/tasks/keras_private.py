@@ -88,6 +88,12 @@ def _unknown(name: str, what: str) -> TrainingError:
     return TrainingError(f"Keras {keras.version()} has no {name}, by which {what}; install keras 3.8 to 3.15")
 
 
+def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
+    """The strategy that a model was made under, and on which Keras's fit trains it; None for none."""
+    found: tf.distribute.Strategy | None = getattr(model, "_distribute_strategy", None)
+    return found
+
+
 class Held:
     """What a model, its parts, metrics and optimizers hold of a strategy, with the values that its variables have."""
 

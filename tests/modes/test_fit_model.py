@@ -5,6 +5,9 @@ Keras's own `fit` is the oracle, with examples in their own order.
 
 from __future__ import annotations
 
+import contextlib
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -27,6 +30,15 @@ def classifier():
     keras.utils.set_random_seed(3)
     layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
     model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+def plain():
+    """A model whose batches may be cut anywhere, as no BatchNormalization looks at a whole one."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
     return model
@@ -86,6 +98,29 @@ def test_layers_made_afterwards_get_names_of_their_own(tmp_path):
 def test_a_message_names_the_line_of_the_call(tmp_path):
     with pytest.raises(UsageError, match=r"test_fit_model.py line \d+: the model is not compiled"):
         launcher.fit(keras.Sequential([keras.layers.Dense(1)]), X, LABEL, model_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_a_model_made_under_a_strategy_is_trained_on_it(is_within, tmp_path):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    other = plain()
+    with strategy.scope():
+        mine = plain()
+    with strategy.scope() if is_within else contextlib.nullcontext():
+        history = launcher.fit(mine, X, LABEL, **arguments, model_dir=str(tmp_path))
+        mine.predict(X, verbose=0)
+    assert "that was given" in json.loads((tmp_path / "run.json").read_text())["plan"]["strategy"]
+    assert_same(history, other.fit(X, LABEL, **arguments))
+
+
+def test_a_scope_that_is_not_fits_own_is_one_message(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        for model, asked in ((classifier, "auto"), (classifier(), "one_device")):
+            with pytest.raises(UsageError, match=r"call fit outside of `with strategy.scope\(\):`"):
+                launcher.fit(model, X, LABEL, strategy=asked, model_dir=str(tmp_path))
+    assert not any(tmp_path.iterdir())
 
 
 def test_where_a_second_model_or_process_is_needed_a_function_is_asked_for(tmp_path):
@@ -244,14 +279,14 @@ def test_a_model_that_is_built_by_fit_begins_with_the_weights_of_keras(tmp_path)
 
 
 def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
-    def vae():
+    def plain():
         keras.utils.set_random_seed(5)
         model = VAE()
         model.compile(keras.optimizers.SGD(1e-2), metrics=["mae"])
         return model
 
     data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
-    mine, other = vae(), vae()
+    mine, other = plain(), plain()
     launcher.fit(mine, data, model_dir=str(tmp_path))
     other.fit(data, verbose=0)
     # Keras cannot tell the shapes of a model without a call, and does not ask where there is no strategy.
