@@ -330,7 +330,9 @@ def test_without_jax_it_is_one_message(run_launcher, tmp_path):
     absent = tmp_path / "absent"
     absent.mkdir()
     (absent / "jax.py").write_text("raise ModuleNotFoundError('No module named jax', name='jax')")
-    done = run_launcher(*flags(tmp_path / "run", 3), PJRT, env={"PYTHONPATH": f"{absent}:{PYTHONPATH}"}, fresh=True)
-    assert done.returncode == 64, done.stderr
-    assert "--engine=pjrt needs JAX" in done.stderr
-    assert "Traceback" not in done.stderr
+    for mode in ("train", "verify"):
+        given = (*flags(tmp_path / "run", 3), PJRT, f"--mode={mode}")
+        done = run_launcher(*given, env={"PYTHONPATH": f"{absent}:{PYTHONPATH}"}, fresh=True)
+        assert done.returncode == 64, done.stderr
+        assert "--engine=pjrt needs JAX" in done.stderr
+        assert "Traceback" not in done.stderr
