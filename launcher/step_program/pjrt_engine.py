@@ -32,6 +32,8 @@ from launcher.step_program.lowering import Argument, Lowered, StepProgram
 
 # Steps that are handed to the devices before the first of them has ended.
 _AHEAD = 2
+# Between two looks at whether devices are ready, where there are several.
+_LOOK_SECONDS = 1e-4
 _REPLICA = "replica"
 
 
@@ -157,7 +159,7 @@ class PjrtEngine:
                     held, row = step(held, self._batch(next(batches)))
                     rows.append(row)
                     if number >= _AHEAD:
-                        rows[number - _AHEAD].block_until_ready()
+                        _wait(rows[number - _AHEAD])
                 return _table(rows)
 
         return run
@@ -243,12 +245,28 @@ class _InTurn:
 
 def _table(rows: Sequence[Any]) -> np.ndarray:
     """What each row has on all devices, once it is there."""
+    for row in rows[-_AHEAD:]:
+        _wait(row)
     return np.stack([np.asarray(row.addressable_shards[0].data) for row in rows])
 
 
 def _time_when_ready(row: Any) -> float:
-    row.block_until_ready()
+    _wait(row)
     return time.monotonic()
+
+
+def _wait(row: Any) -> None:
+    """Until every device of this process has its part, or one has failed: others may wait for that one without end."""
+    parts = [shard.data for shard in row.addressable_shards]
+    while len(parts) > 1:
+        ready = [part.is_ready() for part in parts]
+        for part, is_ready in zip(parts, ready, strict=True):
+            if is_ready:
+                part.block_until_ready()  # raises what has failed
+        parts = [part for part, is_ready in zip(parts, ready, strict=True) if not is_ready]
+        time.sleep(_LOOK_SECONDS)
+    for part in parts:
+        part.block_until_ready()
 
 
 def _spec(axis: int | None) -> Any:

@@ -277,6 +277,42 @@ def test_workers_end_together_where_one_is_killed_or_asked_to_stop(start_launche
     assert workers[1].wait(60).returncode == (42 if sent == signal.SIGTERM else -sent)
 
 
+LONG_EVALUATION = """
+import keras
+import numpy as np
+import launcher
+
+def build():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+x = np.ones((2_000_000, 4), np.float32)
+launcher.fit(build, (x[:16], x[:16, :1]), validation_data=(x, x[:, :1]), epochs=1, batch_size=4)
+"""
+
+
+@pytest.mark.heavy
+def test_a_worker_that_is_killed_in_an_evaluation_ends_the_others_at_once(start_launcher, free_ports, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LONG_EVALUATION)
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    workers = []
+    for index in range(2):
+        config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+        given = (f"--gin_file={program}", f"--model_dir={tmp_path / 'run'}", PJRT, "--replicas=2")
+        workers.append(start_launcher(*given, env={"TF_CONFIG": json.dumps(config)}))
+    workers[0].wait_until(lambda: "evaluating" in workers[0].stdout, 120)
+    spent = psutil.Process(workers[0].process.pid).cpu_times  # what it compiles first takes less
+    until = spent().user + 4
+    workers[0].wait_until(lambda: spent().user > until, 120)
+    workers[1].send(signal.SIGKILL)
+    left = workers[0].wait(60)
+    assert left.returncode == 75, left.stderr
+    assert "another worker went away in the middle of an evaluation" in left.stderr
+    assert "Traceback" not in left.stderr
+
+
 PROGRAM = """
 import keras
 import numpy as np
