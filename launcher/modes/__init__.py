@@ -227,6 +227,7 @@ MODES: dict[str, Mode] = {
         Mode(
             "verify",
             "compares some steps on several topologies",
+            request=EngineRequest,
             refuses=dict.fromkeys(
                 _DEVICES, "compares topologies of its own; bind them, such as --gin_param='verify.replicas = (2, 4)'"
             ),

@@ -6,11 +6,11 @@ import os
 
 from launcher.config import gin_bindings
 from launcher.model_dir import check_model_dir, lease
-from launcher.modes import Request
+from launcher.modes import EngineRequest
 from launcher.verify.verification import Verification
 
 
-def run(request: Request) -> int:
+def run(request: EngineRequest) -> int:
     """Verifies the recipe; see `Verification`."""
     model_dir = check_model_dir(request.run_dir)
     writes_to = None if request.dry_run else model_dir
@@ -20,5 +20,6 @@ def run(request: Request) -> int:
             gin_params=request.gin_param,
             seed=request.seed,
             deterministic=request.deterministic,
+            engine=request.engine,
         )
         return verification.run(model_dir, dry_run=request.dry_run)

@@ -240,7 +240,7 @@ class Controller:
             self._reporter.samples(self._trainer.step, self._evaluator.samples)
             self._hold(None)
         self._reporter.evaluation(event)
-        for note in self._evaluator.notes if last else ():
+        for note in self._evaluator.notes:
             self._reporter.note(note)
         self._has_evaluated = True
         for action in self._actions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -12,21 +12,29 @@ import tensorflow as tf
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Batch, Shard, rows_of_replica
 from launcher.errors import UsageError
+from launcher.machine import xla
 from launcher.machine.no_autograph import call_converted
 from launcher.run.actions.base import Action
 from launcher.run.loop import Loop
 from launcher.run.plan import RunPlan
 from launcher.step import gradients, summation
+from launcher.step.engine import Engine
 from launcher.step.layers import activity_penalties
+from launcher.step.local_pass import num_replicas
 from launcher.tasks import loss_chunks as pieces
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results
 
 
 class Evaluator:
-    """Runs the task's loss over the evaluation examples, padded to whole batches with weight 0."""
+    """Runs the task's loss over the evaluation examples, padded to whole batches with weight 0.
 
-    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan):
-        self._strategy, self._model = strategy, model
+    An engine runs it in the place of TensorFlow, where it can.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan, engine: Engine | None = None
+    ):
+        self._strategy, self._model, self._engine = strategy, model, engine
         self._task: Task = plan.recipe.task
         self._data = plan.data
         self._global_batch_size = plan.eval_batch_size
@@ -35,7 +43,7 @@ class Evaluator:
         self._metric_sizes: list[int] = []
         self._forward = _compiled(self._sums, plan)
         self._run_batches = summation.in_order(self._run_batches_in_graph, strategy)
-        self._batches: tf.distribute.DistributedDataset | None = None
+        self._batches: Iterable | None = None
         self._loop = Loop()
         self.notes: list[str] = []
         self._samples: Sequence[tuple[str, str, str]] = ()
@@ -58,19 +66,14 @@ class Evaluator:
 
         Returns:
           `loss` and the task's metrics, means over all evaluation examples or made from these, metrics of what the
-          model wrote if the task decodes, and `examples`, the total weight. `notes` are about this evaluation then.
+          model wrote if the task decodes, and `examples`, the total weight. `notes` are what a person should know of
+          this evaluation then.
         """
         num_examples = self._data.num_eval_examples
         if not num_examples:
             raise UsageError(f"this data set has no evaluation examples (num_eval_examples = {num_examples})")
-        if self._batches is None:
-            self._batches = distribute_batches(
-                self._strategy,
-                self._data.eval_batches,
-                global_batch_size=self._global_batch_size,
-                rows=rows_of_replica(self._data, self._global_batch_size, self._strategy.num_replicas_in_sync),
-            )
-        batches = iter(self._batches)
+        self.notes = []
+        batches, run = self._begin()
         tables: list[np.ndarray] = []
         steps = getattr(self._data, "eval_steps", lambda size: math.ceil(num_examples / size))
         left = steps(self._global_batch_size)
@@ -80,17 +83,33 @@ class Evaluator:
             for one in told:
                 one.before_evaluation_batch(len(tables))
             with self._loop.timed(count):
-                tables.append(self._run_batches(batches, tf.constant(count, tf.int32)).numpy())
+                tables.append(run(batches, count))
             left -= count
             for one in told:
                 one.after_evaluation_batch(len(tables) - 1, lambda: self._result(tables)[0])
         result, weight = self._result(tables)
-        self.notes = []
         if self._decoding is not None and (score := self._decoding.evaluate(last, agree)):
             result.update(score.metrics)
-            self.notes, self._samples = score.notes, score.samples
+            self.notes += score.notes if last else ()
+            self._samples = score.samples
         result["examples"] = weight
         return result
+
+    def _begin(self) -> tuple[Iterator, Callable[[Iterator, int], np.ndarray]]:
+        """The batches of an evaluation, and what gives the sums of the next ones with the current weights."""
+        make, size = self._data.eval_batches, self._global_batch_size
+        if self._engine is not None:
+            try:
+                rows = rows_of_replica(self._data, size, self._engine.num_replicas)
+                self._batches = self._batches or self._engine.distribute(make, global_batch_size=size, rows=rows)
+                return iter(self._batches), self._engine.evaluation(self._sums_of_engine, self._batches)
+            except UsageError as error:  # of a mistake of the task's, TensorFlow says it once more
+                self._engine = self._batches = None
+                self.notes.append(f"evaluation runs in TensorFlow on the host's CPU, as JAX cannot run it: {error}")
+        if self._batches is None:
+            rows = rows_of_replica(self._data, size, self._strategy.num_replicas_in_sync)
+            self._batches = distribute_batches(self._strategy, make, global_batch_size=size, rows=rows)
+        return iter(self._batches), lambda batches, count: self._run_batches(batches, tf.constant(count)).numpy()
 
     def _result(self, tables: Sequence[np.ndarray]) -> tuple[dict[str, float], float]:
         """Loss and metrics over the batches of some loops, and their weight."""
@@ -127,8 +146,12 @@ class Evaluator:
     def _replica_sums(self, batch: Batch) -> tf.Tensor:
         return gradients.reduce_sum([self._forward(batch)])[0]
 
+    def _sums_of_engine(self, batch: Batch) -> tf.Tensor:
+        with xla.compiling(True):
+            return gradients.reduce_sum([self._sums(batch)])[0]
+
     def _sums(self, batch: Batch) -> tf.Tensor:
-        parts = activity_penalties(self._model, self._strategy.num_replicas_in_sync)
+        parts = activity_penalties(self._model, num_replicas())
         with pieces.using(self._loss_chunks), parts:
             loss, weight, metrics = loss_sums(self._task, self._model, batch, False)
         self._metric_names = tuple(sorted(metrics))

@@ -89,7 +89,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
         left_out=ALL_IN.with_ranges(recipe.skip_batches),
         engine=engine,
     )
-    evaluator = Evaluator(strategy, model, plan)
+    evaluator = Evaluator(strategy, model, plan, engine)
     return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, notes=tuple(notes))
 
 

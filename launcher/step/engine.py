@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.order import LeftOut
-from launcher.data.pipeline import Shard
+from launcher.data.order import ALL_IN, LeftOut
+from launcher.data.pipeline import Batch, Shard
 from launcher.step.workers import Workers
 
 
@@ -30,15 +30,36 @@ class Engine(Protocol):
     holds: bool
 
     def distribute(
-        self, make: Callable[[Shard], tf.data.Dataset], *, seed: int, start_step: int, left_out: LeftOut, rows: int
+        self,
+        make: Callable[[Shard], tf.data.Dataset],
+        *,
+        global_batch_size: int,
+        rows: int,
+        seed: int = 0,
+        start_step: int = 0,
+        left_out: LeftOut = ALL_IN,
     ) -> Iterable:
-        """The training batches of this process's replicas, as `distribute_batches` has them."""
+        """The batches of this process's replicas, as `distribute_batches` has them."""
 
     def prepare(self) -> tf.Graph:
         """Makes the program; returns the graph of one replica's step, and runs nothing."""
 
     def run(self, batches: Iterator, num_steps: int) -> np.ndarray:
         """float32 [steps, numbers of a report + 1]: the report of each step, and how long it waited for its batch."""
+
+    def evaluation(
+        self, sums: Callable[[Batch], tf.Tensor], batches: Iterable
+    ) -> Callable[[Iterator, int], np.ndarray]:
+        """What gives the sums of so many batches, float32 [batches, n], with the weights that TensorFlow's variables
+        have now.
+
+        Args:
+          sums: float32 [n] over all replicas, of one replica's batch; in replica context.
+          batches: of `distribute`.
+
+        Raises:
+          UsageError: the devices cannot run it.
+        """
 
     def value(self, name: str) -> np.ndarray:
         """The whole value that the devices hold of a variable, by its name in a checkpoint; a copy."""

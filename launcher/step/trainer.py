@@ -209,7 +209,12 @@ class Trainer:
             return self.batches_at_home(data, start)
         rows = rows_of_replica(data, self.config.global_batch_size, self.num_replicas, self.config.microbatches)
         batches = self._engine.distribute(
-            data.train_batches, seed=self.config.seed, start_step=start, left_out=self.left_out, rows=rows
+            data.train_batches,
+            global_batch_size=self.config.global_batch_size,
+            rows=rows,
+            seed=self.config.seed,
+            start_step=start,
+            left_out=self.left_out,
         )
         return exit_barrier.keep(iter(batches))
 

@@ -7,18 +7,19 @@ collectives become those of the pod (`pod_replica`); nothing here knows what a s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from launcher.data import batch_spec
-from launcher.data.pipeline import Shard
+from launcher.data.pipeline import Batch, Shard
 from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.step.state import LIMITS, unique_name
+from launcher.step.state import LIMITS, unique_name, weight_names
 from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random
 from launcher.step_program.pod_replica import PodReplica
 
@@ -120,20 +121,54 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
       CannotLowerError: XLA cannot compile it; names the operation and the line of code.
       UsageError: the model refuses.
     """
+    step, spec = session.trainer.replica_step, batch_spec.of_one_replica(session.plan.data, whole_shard(session.plan))
+    return _lower(
+        session,
+        lambda batch: step(batch).flat(),
+        spec,
+        _variables(session),
+        names=lambda count: step.report_names,
+        for_tpu=for_tpu,
+    )
+
+
+def lower_evaluation(
+    session: Session, sums: Callable[[Batch], tf.Tensor], spec: batch_spec.BatchSpec, *, for_tpu: bool = False
+) -> Lowered:
+    """Lowers what an evaluation does with a batch of `spec`; its report is `sums`, float32 [n], of all replicas.
+
+    Raises as `lower_session`.
+    """
+    named = _with_unsaved(session.model, dict(weight_names(session.model)))
+
+    def names(count: int) -> list[str]:
+        return [f"sums/{number}" for number in range(count)]
+
+    return _lower(session, sums, spec, named, names=names, for_tpu=for_tpu)
+
+
+def _lower(
+    session: Session,
+    on_replica: Callable[[Batch], tf.Tensor],
+    spec: batch_spec.BatchSpec,
+    named: dict[str, tf.Variable],
+    *,
+    names: Callable[[int], Sequence[str]],
+    for_tpu: bool,
+) -> Lowered:
+    """Lowers what gives a report, float32 [n], and may change the named variables; `names` are those of its numbers."""
     jax, trainer = jax_parts.load(), session.trainer
     num_replicas = session.plan.strategy.num_replicas
-    named = _variables(session)
     # In the graph because the step uses them, or because they are read here: every one is an argument.
     variables = list(named.values())
 
     # Specifications can be told from values only where each of them is an argument of its own.
-    spec = dict(sorted(batch_spec.of_one_replica(session.plan.data, whole_shard(session.plan)).items()))
+    spec = dict(sorted(spec.items()))
 
     def step(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         with PodReplica(session.strategy, num_replicas, for_tpu=for_tpu):
-            report = trainer.replica_step(dict(zip(spec, batch, strict=True)))
             # In one tensor, lest a scalar that is known already, such as a constant rate, be no result at all.
-            scalars = tf.unstack(report.flat())
+            scalars = tf.unstack(on_replica(dict(zip(spec, batch, strict=True))))
         return scalars, [variable.read_value() for variable in variables]
 
     function = tf.function(step, jit_compile=True, autograph=False)
@@ -151,9 +186,8 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
     state = trainer.state
     axes = {name: shard.axis for name, variable in state.variables().items() if (shard := state.shard_of(variable))}
     arguments = [dataclasses.replace(argument, axis=axes.get(argument.name)) for argument in arguments]
-    reports = [
-        Argument(name=name, shape=(), dtype="float32", kind="report") for name in trainer.replica_step.report_names
-    ]
+    count = len(traced.structured_outputs[0])
+    reports = [Argument(name=name, shape=(), dtype="float32", kind="report") for name in names(count)]
     results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
     places = {argument.name: place for place, argument in enumerate(arguments) if argument.kind == "variable"}
     updates = {len(reports) + number: places[name] for number, name in enumerate(named)}
@@ -188,8 +222,13 @@ def _variables(session: Session) -> dict[str, tf.Variable]:
     named = dict(session.trainer.state.variables())
     if (limits := session.trainer.counters.limits) is not None:
         named[LIMITS] = limits
+    return _with_unsaved(session.model, named)
+
+
+def _with_unsaved(model: keras.Model, named: dict[str, tf.Variable | keras.Variable]) -> dict[str, tf.Variable]:
+    """With what else the model has, such as the states of seed generators."""
     known = {id(variable) for variable in named.values()}
-    for variable in session.model.variables:
+    for variable in model.variables:
         if id(variable) not in known:
             named[unique_name(f"model/{variable.path}", named)] = variable
     return {name: variable if isinstance(variable, tf.Variable) else variable.value for name, variable in named.items()}

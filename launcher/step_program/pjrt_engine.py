@@ -18,8 +18,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from launcher.data.distributed import batches_of_host
-from launcher.data.order import LeftOut
-from launcher.data.pipeline import Shard
+from launcher.data.order import ALL_IN, LeftOut
+from launcher.data.pipeline import Batch, Shard
 from launcher.errors import UsageError
 from launcher.machine import jax_devices
 from launcher.machine.jax_devices import JaxDevices
@@ -32,6 +32,8 @@ from launcher.step_program.lowering import Argument, Lowered, StepProgram
 
 # Steps that are handed to the devices before the first of them has ended.
 _AHEAD = 2
+# Between two looks at whether devices are ready, where there are several.
+_LOOK_SECONDS = 1e-4
 _REPLICA = "replica"
 
 
@@ -44,7 +46,7 @@ def build(plan: RunPlan, *, compile_cache: str | None, from_chief: bool) -> Sess
     """
     _check(plan, from_chief)
     devices = jax_devices.start(plan.strategy, plan.cluster, compile_cache)
-    engine = PjrtEngine(devices, plan.recipe.global_batch_size)
+    engine = PjrtEngine(devices)
     engine.session = built = session_lib.build(plan, engine)
     return built
 
@@ -71,26 +73,34 @@ class PjrtEngine:
 
     session: Session
 
-    def __init__(self, devices: JaxDevices, global_batch_size: int):
+    def __init__(self, devices: JaxDevices):
         from jax.sharding import Mesh
 
         self.num_replicas, self.holds = len(devices.all), False
-        self._devices, self._global_batch_size = devices, global_batch_size
+        self._devices, self._on_tpu = devices, devices.all[0].platform == "tpu"
         self._mesh = Mesh(np.array(devices.all), (_REPLICA,))
         several = devices.num_processes > 1
         self.workers = Workers(self._over_processes, devices.num_processes, are_several=several)
         self._held: dict[str, Any] = {}
         self._lowered: Lowered | None = None
         self._step: Callable[..., Any] | None = None
+        self._evaluation: tuple[Lowered, Callable[..., Any]] | None = None
         self._arguments: dict[str, Argument] = {}
         self._waiting = ThreadPoolExecutor(1, "steps")
 
     def distribute(
-        self, make: Callable[[Shard], tf.data.Dataset], *, seed: int, start_step: int, left_out: LeftOut, rows: int
+        self,
+        make: Callable[[Shard], tf.data.Dataset],
+        *,
+        global_batch_size: int,
+        rows: int,
+        seed: int = 0,
+        start_step: int = 0,
+        left_out: LeftOut = ALL_IN,
     ) -> Iterable:
         local = len(self._devices.local)
         shard = Shard(
-            global_batch_size=self._global_batch_size,
+            global_batch_size=global_batch_size,
             num_replicas=self.num_replicas,
             first_replica=self._devices.first,
             local_replicas=local,
@@ -98,12 +108,11 @@ class PjrtEngine:
             start_step=start_step,
             rows=rows,
         )
-        return _in_turn(batches_of_host(make, shard, left_out), local)
+        return _InTurn(batches_of_host(make, shard, left_out), local)
 
     def prepare(self) -> tf.Graph:
         if self._lowered is None:
-            on_tpu = self.session.plan.strategy.accelerator == "tpu"
-            self._lowered = lowering.lower_session(self.session, for_tpu=on_tpu)
+            self._lowered = lowering.lower_session(self.session, for_tpu=self._on_tpu)
             self._arguments = {one.name: one for one in self._lowered.program.arguments}
             self._step = _compiled(self._lowered.program, self._devices, self._mesh)
         return self._lowered.graph
@@ -119,17 +128,41 @@ class PjrtEngine:
                 asked = time.monotonic()
                 parts = next(batches)
                 got.append((asked, time.monotonic()))
-                batch = {key: self._of_parts([part[key] for part in parts], 0) for key in parts[0]}
-                self._held, row = self._step(self._held, batch)
+                self._held, row = self._step(self._held, self._batch(parts))
                 rows.append(row)
                 ended.append(self._waiting.submit(_time_when_ready, row))
                 if number >= _AHEAD:
                     ended[number - _AHEAD].result()
-            table = np.stack([np.asarray(row.addressable_shards[0].data) for row in rows])
+            table = _table(rows)
         # A step waits for its batch from when it asks and the one before it has ended.
         before = [asked for asked, _ in got[:1]] + [one.result() for one in ended[:-1]]
         waits = [max(0.0, there - max(asked, end)) for (asked, there), end in zip(got, before, strict=True)]
         return np.concatenate([table, np.array(waits, np.float32)[:, None]], axis=1)
+
+    def evaluation(
+        self, sums: Callable[[Batch], tf.Tensor], batches: Iterable
+    ) -> Callable[[Iterator, int], np.ndarray]:
+        if self._evaluation is None:
+            assert isinstance(batches, _InTurn)
+            spec = batches.dataset.element_spec
+            lowered = lowering.lower_evaluation(self.session, sums, spec, for_tpu=self._on_tpu)
+            self._evaluation = lowered, _compiled(lowered.program, self._devices, self._mesh)
+        lowered, step = self._evaluation
+        values = {name: one.numpy() for name, one in lowered.variables.items()} | lowered.constants
+        held = {name: self._everywhere(value) for name, value in values.items()}
+
+        def run(batches: Iterator, num_batches: int) -> np.ndarray:
+            nonlocal held
+            rows: list[Any] = []
+            with self._devices.peer_failures(" in the middle of an evaluation"):
+                for number in range(num_batches):
+                    held, row = step(held, self._batch(next(batches)))
+                    rows.append(row)
+                    if number >= _AHEAD:
+                        _wait(rows[number - _AHEAD])
+                return _table(rows)
+
+        return run
 
     def value(self, name: str) -> np.ndarray:
         return jax_devices.whole(self._held[name])
@@ -167,8 +200,14 @@ class PjrtEngine:
         """A whole value on every device, or each replica's part of it on its own."""
         axis, first, local = self._arguments[name].axis, self._devices.first, len(self._devices.local)
         if axis is None:
-            return self._global([value] * local, None, value.shape)
+            return self._everywhere(value)
         return self._of_parts(np.split(value, self.num_replicas, axis)[first : first + local], axis)
+
+    def _everywhere(self, value: np.ndarray) -> Any:
+        return self._global([value] * len(self._devices.local), None, value.shape)
+
+    def _batch(self, parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
+        return {key: self._of_parts([part[key] for part in parts], 0) for key in parts[0]}
 
     def _of_parts(self, parts: Sequence[np.ndarray], axis: int) -> Any:
         one = parts[0].shape
@@ -191,15 +230,43 @@ class PjrtEngine:
             return np.sum(multihost_utils.process_allgather(np.asarray(value)), axis=0)
 
 
-def _in_turn(dataset: tf.data.Dataset, local: int) -> Iterator[list[dict[str, np.ndarray]]]:
-    parts = dataset.as_numpy_iterator()
-    while True:
-        yield [next(parts) for _ in range(local)]
+@dataclasses.dataclass(frozen=True)
+class _InTurn:
+    """The batches of one replica after the other, for all `local` ones of this process at once."""
+
+    dataset: tf.data.Dataset
+    local: int
+
+    def __iter__(self) -> Iterator[list[dict[str, np.ndarray]]]:
+        parts = self.dataset.as_numpy_iterator()
+        while True:
+            yield [next(parts) for _ in range(self.local)]
+
+
+def _table(rows: Sequence[Any]) -> np.ndarray:
+    """What each row has on all devices, once it is there."""
+    for row in rows[-_AHEAD:]:
+        _wait(row)
+    return np.stack([np.asarray(row.addressable_shards[0].data) for row in rows])
 
 
 def _time_when_ready(row: Any) -> float:
-    row.block_until_ready()
+    _wait(row)
     return time.monotonic()
+
+
+def _wait(row: Any) -> None:
+    """Until every device of this process has its part, or one has failed: others may wait for that one without end."""
+    parts = [shard.data for shard in row.addressable_shards]
+    while len(parts) > 1:
+        ready = [part.is_ready() for part in parts]
+        for part, is_ready in zip(parts, ready, strict=True):
+            if is_ready:
+                part.block_until_ready()  # raises what has failed
+        parts = [part for part, is_ready in zip(parts, ready, strict=True) if not is_ready]
+        time.sleep(_LOOK_SECONDS)
+    for part in parts:
+        part.block_until_ready()
 
 
 def _spec(axis: int | None) -> Any:

@@ -37,17 +37,19 @@ class TrainingJob:
     Attributes:
       folder: where `record_path` and `refusal_path` are.
       control: whether this is the control; see `launcher.verify.control`.
+      engine: of JAX there is no strategy.
     """
 
     gin_files: tuple[str, ...]
     gin_params: tuple[str, ...]
     seed: int
     deterministic: bool
-    strategy: str
+    strategy: str | None
     replicas: int | None
     steps: int
     folder: str
     control: bool = False
+    engine: str = "tensorflow"
 
     @property
     def path(self) -> Path:

@@ -11,6 +11,7 @@ import gin
 from launcher.config import gin_bindings
 from launcher.config.bound_types import check_least
 from launcher.errors import UsageError
+from launcher.machine.jax_devices import KIND
 
 DEVICES = ("auto", "cpu", "gpu")
 
@@ -82,16 +83,22 @@ class Topology:
     workers: int = 1  # processes, one replica each; 1 for no cluster
     replicas: int = 1  # mirrored, of the one process
     microbatches: int = 1  # parts of each replica's batch
+    engine: str = "tensorflow"
 
     @property
     def name(self) -> str:
         """The name of the topology in the table."""
-        parts = {"workers": self.workers, "mirrored": self.replicas, "microbatches": self.microbatches}
-        return " x ".join(f"{name} {count}" for name, count in parts.items() if count > 1) or "one replica"
+        on_pjrt = self.engine == KIND
+        replicas = KIND if on_pjrt else "mirrored"
+        parts = {"workers": self.workers, replicas: self.replicas, "microbatches": self.microbatches}
+        named = " x ".join(f"{name} {count}" for name, count in parts.items() if count > 1)
+        return named or ("pjrt 1" if on_pjrt else "one replica")
 
     @property
-    def strategy(self) -> str:
-        """The `--strategy` that makes it."""
+    def strategy(self) -> str | None:
+        """The `--strategy` that makes it; None for JAX, which has none."""
+        if self.engine == KIND:
+            return None
         if self.workers > 1:
             return "multi_worker"
         return "mirrored" if self.replicas > 1 else "one_device"
@@ -135,21 +142,22 @@ class VerifySettings:
             if any(count < 2 for count in _counts(getattr(self, name))):
                 raise UsageError(f"verify.{name} = {getattr(self, name)}: each must be 2 or more, or () for none")
 
-    def topologies(self, recipe_microbatches: int) -> tuple[Topology, ...]:
-        """The topologies that are compared with `ONE_REPLICA`.
+    def topologies(self, recipe_microbatches: int, engine: str = "tensorflow") -> tuple[Topology, ...]:
+        """The topologies that are compared with `ONE_REPLICA`; of another engine, also one replica of its own.
 
         Raises:
           UsageError: nothing is left to compare.
         """
         microbatches = set(_counts(self.microbatches)) | {recipe_microbatches} - {1}
         found = (
+            *([ONE_REPLICA] if engine == KIND else []),
             *(Topology(replicas=count) for count in _counts(self.replicas)),
             *(Topology(workers=count) for count in _counts(self.workers)),
             *(Topology(microbatches=count) for count in sorted(microbatches)),
         )
         if not found:
             raise UsageError("verify.replicas, verify.workers and verify.microbatches are all (): nothing to verify")
-        return tuple(dict.fromkeys(found))
+        return tuple(dataclasses.replace(one, engine=engine) for one in dict.fromkeys(found))
 
 
 def _counts(value: int | Sequence[int]) -> tuple[int, ...]:

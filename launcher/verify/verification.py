@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
 from launcher.machine import devices as devices_lib
+from launcher.machine import jax_devices
 from launcher.reporting import report, run_folder, strict_json
 from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions
@@ -47,8 +48,11 @@ class Verification:
     gin_params: Sequence[str]
     seed: int | None
     deterministic: bool
+    engine: str = "tensorflow"
 
     def __post_init__(self) -> None:
+        if self.engine == jax_devices.KIND:
+            jax_devices.check_jax()
         # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
         machine = loading.Machine(
             environ={}, strategy="one_device", seed=self.seed, deterministic=self.deterministic, connect=False
@@ -57,7 +61,7 @@ class Verification:
         self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
-        self.topologies = self.settings.topologies(self.plan.microbatches)
+        self.topologies = self.settings.topologies(self.plan.microbatches, self.engine)
         self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies)
         self._console = make_console(total_steps=self.steps)
 
@@ -72,6 +76,7 @@ class Verification:
             "reduce dtype": self.plan.reduce_dtype.name,
             "steps": f"{self.steps} of {self.plan.total_steps:,}",
             "topologies": ", ".join(topology.name for topology in (ONE_REPLICA, *self.topologies)),
+            "engine": "tensorflow" if self.engine == "tensorflow" else f"{self.engine}; of one replica, tensorflow",
             "devices": self._devices,
             "dropout": _DROPOUT_ON if self.settings.dropout else _DROPOUT_OFF,
         }
@@ -173,7 +178,8 @@ class Verification:
             seed=self.plan.seed,
             deterministic=self.plan.deterministic,
             strategy=topology.strategy,
-            replicas=topology.replicas if topology.replicas > 1 else None,
+            engine=topology.engine,
+            replicas=topology.replicas if topology.replicas > 1 or topology.strategy is None else None,
             steps=self.steps,
             folder=str(folder / ("control" if control else topology.name.replace(" ", "-"))),
             control=control,

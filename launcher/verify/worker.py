@@ -19,7 +19,7 @@ import tensorflow as tf  # noqa: E402
 
 from launcher.config import gin_bindings, gin_used  # noqa: E402
 from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
-from launcher.machine import child_process, cluster, exit_barrier  # noqa: E402
+from launcher.machine import child_process, cluster, exit_barrier, jax_devices  # noqa: E402
 from launcher.run import loading, session  # noqa: E402
 from launcher.run.start import starting_point  # noqa: E402
 from launcher.verify import control  # noqa: E402
@@ -57,8 +57,14 @@ def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, 
         replicas=job.replicas,
         seed=job.seed,
         deterministic=job.deterministic,
+        engine=job.engine,
     ).resolve(job.gin_files, job.gin_params)
-    built = session.build(resolved)
+    if job.engine == jax_devices.KIND:
+        from launcher.step_program import pjrt_engine  # with JAX, which need not be there
+
+        built = pjrt_engine.build(resolved, compile_cache=None, from_chief=False)
+    else:
+        built = session.build(resolved)
     starting_point.begin(built.trainer, resolved.recipe.start)
     if not VerifySettings().dropout:  # the rest of it is the parent's
         control.turn_off_dropout(built.model)
@@ -77,6 +83,7 @@ def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_ch
         "loss_scale": records.loss_scale,
         "finite": records.finite,
     }
+    trainer.bring_home()
     trained = {id(variable) for variable in built.model.trainable_variables}
     state = trainer.state.snapshot() if is_chief or trainer.state.snapshots_together else {}
     return Record(
@@ -88,7 +95,7 @@ def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_ch
 
 
 def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, str], ...]:
-    found: list[dict[str, str]] = [dict(steps) for _ in range(built.plan.strategy.local_replicas)]
+    found: list[dict[str, str]] = [dict(steps) for _ in built.strategy.extended.worker_devices]
     for name, variable in built.trainer.state.variables().items():
         if built.trainer.state.shard_of(variable) is not None:
             continue  # each replica has another part

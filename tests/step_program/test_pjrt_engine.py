@@ -11,6 +11,7 @@ import numpy as np
 import one_bad_row
 import psutil
 import pytest
+import text_run
 from places import PYTHONPATH, SMALL_DIGITS
 from running import is_running
 
@@ -103,6 +104,84 @@ def test_model_and_evaluation_are_those_of_tensorflow(run_launcher, tmp_path):
     for mine, expected in zip(found, wanted, strict=True):
         assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert mine["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
+
+
+MEASURED = """
+import keras
+import numpy as np
+import tensorflow as tf
+import launcher
+
+@keras.saving.register_keras_serializable()
+class Spoken(keras.layers.Layer):
+    def call(self, x, training=False):
+        return x if training or not SPEAKS else x + tf.cast(tf.strings.length(tf.strings.as_string(x)), tf.float32)
+
+def build():
+    layers = [keras.Input((4,)), keras.layers.Dense(8, "gelu", kernel_regularizer=keras.regularizers.L2(0.1))]
+    model = keras.Sequential([*layers, Spoken(name="spoken"), keras.layers.Dense(1, "sigmoid")])
+    model.compile("adam", "binary_crossentropy", metrics=["mae", keras.metrics.AUC()], weighted_metrics=["accuracy"])
+    return model
+
+x = np.random.default_rng(0).normal(size=(45, 4)).astype(np.float32)
+y, weight = (x[:, :1] > 0).astype(np.float32), np.abs(x[:, 0]) + 0.5
+launcher.fit(build, (x, y), validation_data=(x, y, weight), epochs=1, batch_size=12, evaluate_every=2)
+"""
+OF_PROGRAM = ("Checkpoints.save_model = 'none'",)
+
+
+def evaluations(model_dir: Path) -> list[dict[str, float]]:
+    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
+    return [event for line in lines if (event := json.loads(line))["split"] == "eval"]
+
+
+def given_of(which: str, folder: Path) -> list[str]:
+    """The flags of a recipe with an evaluation whose last batch is short."""
+    if which == "program":
+        (folder / "program.py").write_text(f"SPEAKS = False\n{MEASURED}")
+        return flags(folder / "run", 3, *OF_PROGRAM, recipe=str(folder / "program.py"))[:-2]
+    bindings = ("train.steps_per_loop = 1", "Checkpoints.save_model = 'none'")
+    if which == "lm_cpu.gin":
+        small = ("language_model.layers = 1", "train.eval_batch_size = 6", "text_corpus.length = 64")
+        text_run.write_corpus(folder)
+        bindings += (*small, *text_run.corpus_bindings(folder))
+    return flags(folder / "run", 3, "train.epochs = None", *bindings, recipe=which)
+
+
+@pytest.mark.parametrize("which", ["resnet_cpu.gin", "lm_cpu.gin", "program"])
+def test_devices_evaluate_as_tensorflow_does(run_launcher, tmp_path, which):
+    given = given_of(which, tmp_path)
+    done = run_launcher(*given)
+    assert done.returncode == 0, done.stderr
+    (*_, wanted), already = evaluations(tmp_path / "run"), len(evaluations(tmp_path / "run"))
+    for number, (on, module) in enumerate((((), "launcher.main"), (("--workers=2",), "launcher.launch"))):
+        compiled = tmp_path / f"compiled_{number}"
+        env = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        how = {"module": module, "env": env, "fresh": True}
+        done = run_launcher(*given, "--mode=eval", PJRT, f"--replicas={2 - number}", *on, **how)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert list(compiled.glob("jit_step-*")), "JAX has run it"
+    found = evaluations(tmp_path / "run")[already:]
+    assert len(found) == 2
+    for event in found:
+        assert event.keys() == wanted.keys()
+        for name in event.keys() - {"time", "split"}:
+            assert event[name] == pytest.approx(wanted[name], rel=2e-6), name
+
+
+def test_an_evaluation_that_jax_cannot_run_is_tensorflows_and_one_line_says_so(run_launcher, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(f"SPEAKS = True\n{MEASURED}")
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder, on in ((ours, (PJRT, "--replicas=2")), (theirs, ())):
+        done = run_launcher(f"--gin_file={program}", f"--model_dir={folder}", f"--gin_param={OF_PROGRAM[0]}", *on)
+        assert done.returncode == 0, done.stderr
+        (*lines,) = [line for line in done.stdout.splitlines() if "evaluation runs in TensorFlow" in line]
+        assert len(lines) == (1 if on else 0), done.stdout
+        assert all("'spoken' of type Spoken" in line for line in lines)
+    assert len(evaluations(ours)) == len(evaluations(theirs)) == 2
+    for mine, expected in zip(evaluations(ours), evaluations(theirs), strict=True):
+        assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_an_overflow_on_one_device_skips_the_step_on_all(run_launcher, tmp_path):
@@ -198,6 +277,42 @@ def test_workers_end_together_where_one_is_killed_or_asked_to_stop(start_launche
     assert workers[1].wait(60).returncode == (42 if sent == signal.SIGTERM else -sent)
 
 
+LONG_EVALUATION = """
+import keras
+import numpy as np
+import launcher
+
+def build():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+x = np.ones((2_000_000, 4), np.float32)
+launcher.fit(build, (x[:16], x[:16, :1]), validation_data=(x, x[:, :1]), epochs=1, batch_size=4)
+"""
+
+
+@pytest.mark.heavy
+def test_a_worker_that_is_killed_in_an_evaluation_ends_the_others_at_once(start_launcher, free_ports, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LONG_EVALUATION)
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    workers = []
+    for index in range(2):
+        config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+        given = (f"--gin_file={program}", f"--model_dir={tmp_path / 'run'}", PJRT, "--replicas=2")
+        workers.append(start_launcher(*given, env={"TF_CONFIG": json.dumps(config)}))
+    workers[0].wait_until(lambda: "evaluating" in workers[0].stdout, 120)
+    spent = psutil.Process(workers[0].process.pid).cpu_times  # what it compiles first takes less
+    until = spent().user + 4
+    workers[0].wait_until(lambda: spent().user > until, 120)
+    workers[1].send(signal.SIGKILL)
+    left = workers[0].wait(60)
+    assert left.returncode == 75, left.stderr
+    assert "another worker went away in the middle of an evaluation" in left.stderr
+    assert "Traceback" not in left.stderr
+
+
 PROGRAM = """
 import keras
 import numpy as np
@@ -251,7 +366,9 @@ def test_without_jax_it_is_one_message(run_launcher, tmp_path):
     absent = tmp_path / "absent"
     absent.mkdir()
     (absent / "jax.py").write_text("raise ModuleNotFoundError('No module named jax', name='jax')")
-    done = run_launcher(*flags(tmp_path / "run", 3), PJRT, env={"PYTHONPATH": f"{absent}:{PYTHONPATH}"}, fresh=True)
-    assert done.returncode == 64, done.stderr
-    assert "--engine=pjrt needs JAX" in done.stderr
-    assert "Traceback" not in done.stderr
+    for mode in ("train", "verify"):
+        given = (*flags(tmp_path / "run", 3), PJRT, f"--mode={mode}")
+        done = run_launcher(*given, env={"PYTHONPATH": f"{absent}:{PYTHONPATH}"}, fresh=True)
+        assert done.returncode == 64, done.stderr
+        assert "--engine=pjrt needs JAX" in done.stderr
+        assert "Traceback" not in done.stderr

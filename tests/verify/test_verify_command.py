@@ -121,6 +121,22 @@ def test_a_recipe_of_ones_own_is_verified_on_every_topology_with_its_dropout_off
 
 
 @pytest.mark.heavy
+def test_the_engine_of_jax_is_compared_with_that_of_tensorflow(run_launcher, recipe, tmp_path):
+    finished = run_launcher(*recipe, "--engine=pjrt")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    written = json.loads((tmp_path / "runs/points/verify.json").read_text())
+    assert written["within_tolerance"]
+    assert [one["topology"] for one in written["topologies"]] == ["pjrt 1", "pjrt 2", "workers 2", "microbatches 2"]
+    assert {one["engine"] for one in written["topologies"]} == {"pjrt"}
+    assert written["topologies"][2]["deviations"]["replicas"]["value"] == 0
+    # XLA draws other masks than TensorFlow, also for one replica.
+    dropout = ("--gin_param=verify.replicas = ()", "--gin_param=verify.dropout = True")
+    finished = run_launcher(*recipe, *only_mirrored("dropout"), *dropout, "--engine=pjrt")
+    assert finished.returncode == 70, finished.stdout + finished.stderr
+    assert "pjrt 1: loss off by" in finished.stdout
+
+
+@pytest.mark.heavy
 @pytest.mark.nightly  # the next test has the same exit code for another difference
 def test_dropout_that_is_asked_for_is_a_difference(run_launcher, recipe):
     finished = run_launcher(*recipe, *only_mirrored("dropout"), "--gin_param=verify.dropout = True")
