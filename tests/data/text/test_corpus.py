@@ -123,5 +123,5 @@ def test_nothing_is_read_before_the_check(data_dir):
 )
 def test_arguments_that_do_not_fit_are_refused_when_they_are_bound(arguments, words):
     with pytest.raises(UsageError) as caught:
-        made(TextCorpus, **{"name": "python_docs", "vocab_size": 2000, "length": 64, **arguments})
+        made(TextCorpus, **{"name": "lines:none", "vocab_size": 2000, "length": 64, **arguments})
     assert words in str(caught.value)
