@@ -47,6 +47,7 @@ _KERAS = (
     ("keras.optimizers.schedules", "CosineDecay", "every schedule, for these optimizers"),
     ("keras.losses", "Huber", "every loss, for a task of your own that takes one"),
 )
+_ELSEWHERE = ("models", "optimizers", "run")  # rooms whose docstrings say more than a binding needs
 _VARIABLES = {
     "LAUNCHER_TRACEBACK": "`1` adds the whole traceback to the message about an error in your own Python.",
     "LAUNCHER_PORT_BASE": "First port of the workers: 20000 under Slurm, 2222 in Kubernetes pods, unless set.",
@@ -243,13 +244,13 @@ def _title(room: str) -> str:
 
 
 def configurable(name: str, target: Any, shared: Mapping[str, Sequence[str]] = {}) -> Iterator[str]:
-    """A heading, the docstring's text, and what is bound; of models the first paragraph alone."""
+    """A heading, the docstring's text, and what is bound; of some rooms the first paragraph alone."""
     text, _ = documented(target)
     own = {about: names for about, names in arguments(name, target).items() if names[0] not in shared.get(about, ())}
     if not text:
         raise Undescribed(f"{_source(target)}.{name} has no docstring")
     yield f"#### {name}\n"
-    yield f"{text.split(chr(10) * 2)[0] if _room(_source(target)) == 'models' else text}\n"
+    yield f"{text.split(chr(10) * 2)[0] if _room(_source(target)) in _ELSEWHERE else text}\n"
     if own:
         yield items(own.items(), swapped=True)
 
