@@ -88,8 +88,8 @@ def reference() -> str:
         "Beside those of TensorFlow, NCCL, Slurm and Kubernetes:\n",
         items(_variables()),
         "## Other programs\n",
-        "Each describes its options with `--help`; the shell scripts show with `--dry_run` what they would run.\n",
-        items(_programs()),
+        "Each says with `--help` what it is for; the shell scripts show with `--dry_run` what they would run.\n",
+        f"{listed(_programs())}.\n",
         *_bindings(),
     ]
     return "\n".join(parts)
@@ -164,15 +164,9 @@ def _variables() -> Iterator[tuple[str, str]]:
         yield code(name), says
 
 
-def _programs() -> Iterator[tuple[str, str]]:
-    """Scripts, each by the comment of its second line."""
-    yield code("python -m launcher.data.prepare NAME"), "Downloads or converts a data set, into `--data_dir`."
-    for path in sorted((ROOT / "scripts").glob("*")):
-        if path.suffix in (".sh", ".sbatch"):
-            comment = re.search(r"^# (.+)$", path.read_text("utf-8"), re.MULTILINE)
-            if not comment:
-                raise Undescribed(f"{path.name} has no comment that says what it is for")
-            yield code(f"scripts/{path.name}"), sentence(comment[1])
+def _programs() -> Iterator[str]:
+    yield code("python -m launcher.data.prepare NAME")
+    yield from (code(f"scripts/{path.name}") for path in sorted((ROOT / "scripts").glob("*.s[hb]*")))
 
 
 # ------------------------------------------------------------------------------------------------------------- bindings
